@@ -1,0 +1,158 @@
+"""Settings: frozen, validated when they are built; times in milliseconds inside.
+
+Libraries never read the environment; the CLI does and builds these. Kafka's own properties travel
+verbatim in ``ServiceConfig.kafka`` and reach every client (``clients/settings.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from kafkamq.errors import ConfigError
+
+__all__ = [
+    "MAX_REDELIVERY_TIMEOUT_MS",
+    "Backoff",
+    "QueueConfig",
+    "ServiceConfig",
+    "TrackerConfig",
+    "milliseconds",
+]
+
+MAX_REDELIVERY_TIMEOUT_MS = 12 * 3_600_000  # kafka-mq-go's limit, and SQS's
+MAX_QUEUE_ID_BYTES = 1024
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+def milliseconds(value: float | timedelta, *, name: str, minimum: int = 0) -> int:
+    """A duration in seconds (or a timedelta) as whole milliseconds.
+
+    Raises:
+        ConfigError: not a number, not finite, or below ``minimum`` (milliseconds).
+    """
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise ConfigError(f"{name} is {value!r}: give seconds as a number, or a timedelta")
+    if not -1e12 < seconds < 1e12:  # also refuses NaN
+        raise ConfigError(f"{name} is {value!r}: give a finite number of seconds")
+    result = round(seconds * 1000)
+    if result < minimum:
+        raise ConfigError(f"{name} is {value!r}: it must be at least {minimum / 1000:g} s")
+    return result
+
+
+def _require(condition: bool, name: str, value: object, limit: str) -> None:
+    if not condition:
+        raise ConfigError(f"{name} is {value!r}: it must be {limit}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backoff:
+    """Delay before a nacked message comes back: first x 2^(deliveries - 1), capped, with jitter."""
+
+    first: float = 1.0  # s, after the first delivery
+    max: float = 600.0  # s
+    jitter: float = 0.2  # the delay is multiplied by 1 - jitter .. 1 + jitter
+
+    def __post_init__(self) -> None:
+        milliseconds(self.first, name="backoff.first")
+        milliseconds(self.max, name="backoff.max")
+        _require(self.max >= self.first, "backoff.max", self.max, f">= first ({self.first})")
+        _require(0.0 <= self.jitter <= 1.0, "backoff.jitter", self.jitter, "between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig:
+    """One namespace on one cluster: where it is and what its topics are called."""
+
+    bootstrap_servers: str  # bootstrap.servers
+    namespace: str = "kafkamq"
+    message_topic: str = ""  # default NS.messages
+    marker_topic: str = ""  # default NS.markers
+    dead_letter_topic: str = ""  # default NS.dead-letters
+    tracker_topic: str = ""  # default NS.tracker: compacted status
+    ledger_topic: str = ""  # default NS.ledger
+    quarantine_topic: str = ""  # default NS.quarantine: records that no tracker could decode (R21)
+    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)  # verbatim, may hold secrets
+
+    def __post_init__(self) -> None:
+        _require(bool(self.bootstrap_servers), "bootstrap_servers", "", "host:port[,host:port...]")
+        _require(bool(_TOPIC_NAME.fullmatch(self.namespace)), "namespace", self.namespace,
+                 "1-249 of letters, digits, '.', '_' and '-'")
+        for name, suffix in _TOPICS.items():
+            if not getattr(self, name):
+                object.__setattr__(self, name, f"{self.namespace}.{suffix}")
+            value: str = getattr(self, name)
+            _require(bool(_TOPIC_NAME.fullmatch(value)), name, value,
+                     "1-249 of letters, digits, '.', '_' and '-'")
+        names = [getattr(self, name) for name in _TOPICS]
+        _require(len(set(names)) == len(names), "topic names", names, "different from each other")
+
+
+_TOPICS = {
+    "message_topic": "messages",
+    "marker_topic": "markers",
+    "dead_letter_topic": "dead-letters",
+    "tracker_topic": "tracker",
+    "ledger_topic": "ledger",
+    "quarantine_topic": "quarantine",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueConfig:
+    """How one logical queue is worked on; kafka-mq-go's names in the comments."""
+
+    queue_id: str
+    redelivery_timeout_ms: int = 10_000  # redelivery-timeout; SQS: visibility timeout
+    max_deliveries: int = 5
+    max_lease_ms: int = 43_200_000  # from the first START, whatever renews it
+    backoff: Backoff = Backoff()
+    max_in_flight: int = 1000  # messages held and not settled, per consumer
+    receive_buffer: int = 100  # consumer-receive-buffer-capacity: STARTed ahead of receive()
+    next_message_timeout_ms: int = 1000  # consumer-next-message-timeout
+    max_messages_per_commit: int = 1000  # consumer-max-messages-per-commit, foreign ones included
+    max_inline_payload_bytes: int = 65_536  # larger ones are STARTed by reference (R11)
+    on_data_loss: str = "raise"  # or "skip"
+    exactly_once: bool = False
+
+    def __post_init__(self) -> None:
+        encoded = self.queue_id.encode()
+        _require(0 < len(encoded) <= MAX_QUEUE_ID_BYTES, "queue_id", self.queue_id,
+                 f"1-{MAX_QUEUE_ID_BYTES} bytes of UTF-8")
+        _require(b"\0" not in encoded, "queue_id", self.queue_id, "free of NUL characters")
+        _require(0 < self.redelivery_timeout_ms <= MAX_REDELIVERY_TIMEOUT_MS,
+                 "redelivery_timeout", self.redelivery_timeout_ms / 1000, "> 0 s and <= 12 h")
+        _require(self.max_deliveries >= 1, "max_deliveries", self.max_deliveries, ">= 1")
+        _require(self.max_lease_ms >= self.redelivery_timeout_ms, "max_lease",
+                 self.max_lease_ms / 1000, ">= redelivery_timeout")
+        for name in ("max_in_flight", "receive_buffer", "next_message_timeout_ms",
+                     "max_messages_per_commit"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), ">= 1")
+        _require(self.max_inline_payload_bytes >= 0, "max_inline_payload_bytes",
+                 self.max_inline_payload_bytes, ">= 0")
+        _require(self.on_data_loss in ("raise", "skip"), "on_data_loss", self.on_data_loss,
+                 "'raise' or 'skip'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerConfig:
+    """How a redelivery tracker runs, whichever the engine; kafka-mq-go's names in the comments."""
+
+    max_silence_ms: int = 1000  # use-now-if-no-marker-seen: longest silence before a TICK while due
+    max_offsets_per_commit: int = 50_000  # num-offsets-per-commit: actions in one transaction (R16)
+    max_transaction_bytes: int = 16 * 1024 * 1024  # R16
+    position_interval_ms: int = 10_000  # a position without actions is written this often (R22)
+    max_deliveries: int = 5  # for STARTs that do not say (R14)
+    max_lease_ms: int = 43_200_000  # for STARTs that do not say
+    takeover: bool = True  # False: refuse to start while another engine's epoch is the latest
+
+    def __post_init__(self) -> None:
+        for name in ("max_silence_ms", "max_offsets_per_commit", "max_transaction_bytes",
+                     "position_interval_ms", "max_deliveries", "max_lease_ms"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), ">= 1")
+        _require(self.max_offsets_per_commit <= 50_000, "max_offsets_per_commit",
+                 self.max_offsets_per_commit, "<= 50,000 (R16)")

@@ -1,0 +1,1 @@
+"""Pure rules: state machines that know no clock, thread, socket or logger."""

@@ -1,0 +1,128 @@
+"""Values that every layer shares: markers, message ids, outgoing and sent messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+__all__ = [
+    "DeadLetterReason",
+    "Headers",
+    "Marker",
+    "MarkerType",
+    "MessageId",
+    "OutgoingMessage",
+    "Outcome",
+    "ScheduleToken",
+    "SentMessage",
+]
+
+Headers = tuple[tuple[str, "bytes | None"], ...]
+"""Record headers in their order; Kafka allows a name more than once and null values."""
+
+
+class MarkerType(IntEnum):
+    """Kinds of marker record; 0-2 are kafka-mq-go's numbers."""
+
+    START = 0
+    END = 1
+    KEEPALIVE = 2
+    SCHEDULE = 16
+    TICK = 17
+
+
+class Outcome(IntEnum):
+    """What an END says; kafka-mq-go only knows ACK."""
+
+    ACK = 0
+    NACK = 1
+    REJECT = 2
+    REDELIVERED = 3
+    DEAD_LETTERED = 4
+    RELEASE = 5
+
+
+class DeadLetterReason(Enum):
+    """Values of the ``kafkamq-reason`` header of a dead letter."""
+
+    REJECTED = "rejected"
+    MAX_DELIVERIES = "max-deliveries"
+    MAX_LEASE = "max-lease"
+    EXPIRED = "expired"
+    PAYLOAD_LOST = "payload-lost"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageId:
+    """Identity of a message (R13); empty parts match only empty parts.
+
+    For a SCHEDULE: the marker partition and offset of its first record, other parts empty.
+    """
+
+    partition: int
+    offset: int
+    topic_id: bytes = b""  # 16 bytes, or empty: unknown
+    leader_epoch: int = 0  # as on the wire: plus one; 0: unknown
+
+
+@dataclass(slots=True)
+class Marker:
+    """One decoded marker record, fields as in ``protocol/markers.proto``; never mutated.
+
+    ``message_id`` is None where the wire has none (KEEPALIVE of a consumer, SCHEDULE that was
+    not carried, TICK).
+    """
+
+    type: MarkerType
+    message_id: MessageId | None = None
+    redeliver_after_ms: int = 0
+    key: bytes = b""
+    value: bytes | None = b""  # None: a null payload (wire: null_value)
+    delivery_count: int = 1
+    headers: Headers = ()
+    expires_at_ms: int = 0
+    consumer_id: str = ""
+    message_timestamp_ms: int = 0
+    by_reference: bool = False
+    outcome: Outcome = Outcome.ACK
+    reason: str = ""
+    max_deliveries: int = 0
+    max_lease_ms: int = 0
+    carried_forward: bool = False
+    of_schedule: bool = False
+    engine_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleToken:
+    """Names a delayed message until it fires; what ``Producer.cancel`` takes."""
+
+    queue_id: str
+    partition: int  # of the markers topic
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SentMessage:
+    """A confirmed send. ``schedule`` is set for a delayed one, whose place is in the markers topic."""
+
+    queue_id: str
+    id: str
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int  # of the broker
+    schedule: ScheduleToken | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutgoingMessage:
+    """One message for ``Producer.send_many``; the same fields as ``Producer.send``, times in s."""
+
+    payload: bytes | None
+    key: bytes | str | None = None
+    headers: Mapping[str, bytes] | None = None
+    delay: float = 0.0
+    ttl: float | None = None
+    id: str | None = None
