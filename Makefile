@@ -1,0 +1,81 @@
+# Everything runs from .venv, which the first target that needs it builds from the locks in
+# requirements/. Stamp files remember what is done, so that the second run starts at once.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+ARGS ?=
+
+UV_INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
+UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
+	--no-emit-index-url --no-header
+
+.PHONY: help demo test test-faults lint format types imports sizes bench lock clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+demo: $(VENV)/.installed ## a real broker, workers that are killed, and what became of every message
+	@tools/check_machine java
+	@$(BIN)/kafkamq demo $(ARGS)
+
+test: lint ## lint, then all tests but the fault suite
+	@tools/check_machine java
+	$(BIN)/python -m pytest -m "not faults" $(PYTEST_ARGS)
+
+test-faults: $(VENV)/.installed ## faults injected into real brokers; takes minutes
+	@tools/check_machine java
+	$(BIN)/python -m pytest -m faults $(PYTEST_ARGS)
+
+lint: format types imports sizes ## style, types, layers and sizes
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	$(BIN)/mypy
+
+imports: $(VENV)/.installed
+	$(BIN)/lint-imports
+
+sizes: $(VENV)/.installed
+	$(BIN)/python tools/check_sizes.py
+
+bench: $(VENV)/.installed ## measure queues and Spark on this machine
+	@tools/check_machine java
+	$(BIN)/python benchmarks/queue.py $(ARGS)
+	$(BIN)/python benchmarks/spark.py $(ARGS)
+
+lock: $(VENV)/.uv ## resolve the locks in requirements/ anew
+	$(UV_COMPILE) requirements/bootstrap.in --output-file requirements/bootstrap.txt
+	$(UV_COMPILE) pyproject.toml --extra spark --output-file requirements/runtime.txt
+	$(UV_COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt \
+		--constraint requirements/runtime.txt
+
+clean: ## remove .venv, caches and built packages
+	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment, one step per stamp: uv, then the locked packages, then this package itself.
+$(VENV)/.uv: requirements/bootstrap.txt
+	@tools/check_machine python "$(PYTHON)"
+	@echo "Preparing $(VENV) (only once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		--requirement requirements/bootstrap.txt
+	@touch $@
+
+$(VENV)/.locked: requirements/dev.txt $(VENV)/.uv
+	@$(UV_INSTALL) --require-hashes --requirement requirements/dev.txt
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml $(VENV)/.locked
+	@$(UV_INSTALL) --no-deps --editable .
+	@touch $@

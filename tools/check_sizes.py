@@ -1,0 +1,67 @@
+"""Checks the sizes that the code style allows: files, functions and lines.
+
+Prints each place that is too long and exits with 1 when there is one. Generated code is left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 70
+MAX_COLUMNS = 100
+FOLDERS = ("src", "tests", "tools", "benchmarks", "examples")
+GENERATED = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+
+
+def sources(root: Path) -> Iterator[Path]:
+    """Yields the Python files below `root` that people write."""
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*.py")):
+            if not path.name.endswith(GENERATED):
+                yield path
+
+
+def long_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yields (line number, complaint) for each line over the limit."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if len(line) > MAX_COLUMNS:
+            yield number, f"line has {len(line)} columns, {MAX_COLUMNS} at most"
+
+
+def long_functions(text: str) -> Iterator[tuple[int, str]]:
+    """Yields (line number, complaint) for each function over the limit, docstring included."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_FUNCTION_LINES:
+                yield (
+                    node.lineno,
+                    f"function {node.name} has {length} lines, {MAX_FUNCTION_LINES} at most",
+                )
+
+
+def complaints(text: str) -> Iterator[tuple[int, str]]:
+    """Yields everything that is too long in one file."""
+    count = len(text.splitlines())
+    if count > MAX_FILE_LINES:
+        yield count, f"file has {count} lines, {MAX_FILE_LINES} at most"
+    yield from long_functions(text)
+    yield from long_lines(text)
+
+
+def main() -> int:
+    root = Path(__file__).resolve().parent.parent
+    found = 0
+    for path in sources(root):
+        for line, complaint in complaints(path.read_text(encoding="utf-8")):
+            found += 1
+            print(f"{path.relative_to(root)}:{line}: {complaint}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
