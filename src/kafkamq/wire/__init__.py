@@ -1,0 +1,1 @@
+"""Bytes to values and back: pure, and bounded against hostile input."""
