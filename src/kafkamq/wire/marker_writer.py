@@ -15,6 +15,7 @@ from kafkamq.types import Headers, MessageId, Outcome
 
 __all__ = [
     "StartEncoder",
+    "encode_bare_start",
     "encode_end",
     "encode_keepalive",
     "encode_schedule",
@@ -242,6 +243,23 @@ def encode_start(
         message_timestamp_ms=message_timestamp_ms,
         by_reference=by_reference,
     )
+
+
+def encode_bare_start(
+    message_id: MessageId, key: bytes, value: bytes, *, redeliver_after_ms: int
+) -> bytes:
+    """A START with the fields that kafka-mq-go knows, and no others.
+
+    Raises:
+        WireError: a number is outside its range.
+    """
+    parts = (
+        _message_id(message_id),
+        _duration(redeliver_after_ms),
+        _blob(b"\x2a", key),
+        _blob(b"\x32", value),
+    )
+    return _bounded(b"".join(parts))
 
 
 def encode_end(

@@ -1,0 +1,250 @@
+"""Headers of messages, copies and dead letters.
+
+Readers are strict and total: a header of ours that a foreign sender filled with something else
+counts as absent, it never stops anybody. The user's headers keep their order, their duplicates and
+their null values through every copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kafkamq.errors import WireError
+from kafkamq.types import DeadLetterReason, Headers
+
+__all__ = [
+    "DELIVERY_COUNT",
+    "ERROR",
+    "ID",
+    "MAX_ERROR_BYTES",
+    "ORIGIN",
+    "PAYLOAD_AT",
+    "QUEUE_ID",
+    "REASON",
+    "RESERVED",
+    "TTL_MS",
+    "MessageHeaders",
+    "Origin",
+    "copy_headers",
+    "cut_text",
+    "dead_letter_headers",
+    "message_headers",
+    "read_message_headers",
+    "redrive_headers",
+]
+
+ID = "kafkamq-id"
+DELIVERY_COUNT = "kafkamq-delivery-count"
+TTL_MS = "kafkamq-ttl-ms"
+ORIGIN = "kafkamq-origin"
+REASON = "kafkamq-reason"
+ERROR = "kafkamq-error"
+QUEUE_ID = "kafkamq-queue-id"
+PAYLOAD_AT = "kafkamq-payload-at"
+"""Of a dead letter whose payload did not fit: the place of the record that still has it (R11)."""
+
+RESERVED = frozenset({ID, DELIVERY_COUNT, TTL_MS, ORIGIN, REASON, ERROR, QUEUE_ID, PAYLOAD_AT})
+"""Names that senders cannot use; the last of a name counts."""
+
+MAX_ERROR_BYTES = 4096
+"""Error texts are cut at this many bytes of UTF-8 (R11)."""
+
+_MAX_ID_BYTES = 4096
+_MAX_ORIGIN_BYTES = 320  # a topic name has 249 at most
+_MAX_DELIVERY_COUNT = 0x7FFF_FFFF
+_MAX_INT64 = 0x7FFF_FFFF_FFFF_FFFF
+_OF_A_DELIVERY = frozenset({DELIVERY_COUNT, ORIGIN, REASON, ERROR, QUEUE_ID, PAYLOAD_AT})
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the first copy of a message stands, and when the broker got it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+    def encode(self) -> bytes:
+        """As a header value: ``topic/partition/offset/timestamp_ms`` in ASCII."""
+        return f"{self.topic}/{self.partition}/{self.offset}/{self.timestamp_ms}".encode("ascii")
+
+    @classmethod
+    def decode(cls, value: bytes) -> Origin:
+        """The reverse of ``encode``.
+
+        Raises:
+            WireError: the value has another form.
+        """
+        parts = value.split(b"/") if len(value) <= _MAX_ORIGIN_BYTES else []
+        if len(parts) != 4 or not parts[0] or not parts[0].isascii():
+            raise WireError("an origin is topic/partition/offset/timestamp_ms")
+        numbers = [_decimal(part) for part in parts[1:]]
+        if -1 in numbers:
+            raise WireError("an origin with a part that is no number")
+        return cls(parts[0].decode("ascii"), *numbers)
+
+
+@dataclass(slots=True)
+class MessageHeaders:
+    """The headers of a message, ours read and the user's left as they were."""
+
+    id: str = ""  # empty: the sender gave none
+    delivery_count: int = 1
+    ttl_ms: int | None = None
+    origin: Origin | None = None  # None: this record is the first copy
+    user: Headers = ()
+
+
+_NOTHING = MessageHeaders()  # shared: values of messages are never mutated
+
+
+def read_message_headers(
+    headers: Iterable[tuple[str, bytes | None]] | None,
+) -> MessageHeaders:
+    """Reads the headers of a record, given as confluent-kafka gives them; total.
+
+    ``user`` leaves out our own names, also where their value was unreadable.
+    """
+    if not headers:
+        return _NOTHING
+    result = MessageHeaders()
+    user = []
+    for name, value in headers:
+        if name not in RESERVED:
+            user.append((name, value))
+        elif value is not None:
+            _read_own(result, name, value)
+    result.user = tuple(user)
+    return result
+
+
+def _read_own(result: MessageHeaders, name: str, value: bytes) -> None:
+    if name == ID:
+        if len(value) <= _MAX_ID_BYTES:
+            result.id = value.decode("utf-8", "replace")
+    elif name == DELIVERY_COUNT:
+        count = _decimal(value)
+        if 1 <= count <= _MAX_DELIVERY_COUNT:
+            result.delivery_count = count
+    elif name == TTL_MS:
+        ttl_ms = _decimal(value)
+        if ttl_ms >= 0:
+            result.ttl_ms = ttl_ms
+    elif name == ORIGIN:
+        try:
+            result.origin = Origin.decode(value)
+        except WireError:
+            result.origin = None
+
+
+def _decimal(value: bytes) -> int:
+    """An ASCII decimal without sign of at most 2^63 - 1, or -1."""
+    if not value.isdigit() or len(value) > 19:  # bytes.isdigit knows ASCII only
+        return -1
+    number = int(value)
+    return number if number <= _MAX_INT64 else -1
+
+
+def message_headers(
+    user: Iterable[tuple[str, bytes | None]] = (), *, id: str = "", ttl_ms: int | None = None
+) -> Headers:
+    """The headers of a message that is sent for the first time: the user's, then ours."""
+    headers = list(user)
+    if id:
+        headers.append((ID, id.encode()))
+    if ttl_ms is not None:
+        headers.append((TTL_MS, b"%d" % ttl_ms))
+    return tuple(headers)
+
+
+def copy_headers(
+    headers: Iterable[tuple[str, bytes | None]], *, delivery_count: int, origin: Origin | None
+) -> Headers:
+    """The headers of a copy (R14): those of the message, with its new count and its origin.
+
+    Args:
+        headers: All headers of the message that is copied.
+        delivery_count: What the copy's delivery will be.
+        origin: Where the message stands; used when it names no origin itself. None for a SCHEDULE,
+            whose copy is the first one.
+    """
+    kept, known = _without(headers, (DELIVERY_COUNT, ORIGIN))
+    first = known if known is not None else origin
+    if first is not None:
+        kept.append((ORIGIN, first.encode()))
+    if delivery_count > 1:
+        kept.append((DELIVERY_COUNT, b"%d" % delivery_count))
+    return tuple(kept)
+
+
+def dead_letter_headers(
+    headers: Iterable[tuple[str, bytes | None]],
+    *,
+    reason: DeadLetterReason,
+    error: str,
+    delivery_count: int,
+    origin: Origin,
+    queue_id: str | bytes,
+    payload_at: Origin | None = None,
+) -> Headers:
+    """The headers of a dead letter: those of the message, then why and whence it came.
+
+    A message without an id gets its origin's place as one: the same for all of its copies.
+
+    Args:
+        headers: All headers of the message.
+        reason: Why it is dead.
+        error: Text for people, cut at 4 KiB (R11).
+        delivery_count: Deliveries it had.
+        origin: Where the message stands; used when it names no origin itself.
+        queue_id: Its queue.
+        payload_at: Set when the payload is not in the dead letter, but still there (R11).
+    """
+    kept, known = _without(headers, _OF_A_DELIVERY)
+    first = origin if known is None else known
+    if not any(name == ID and value for name, value in kept):
+        kept.append((ID, f"{first.topic}/{first.partition}/{first.offset}".encode()))
+    kept += (
+        (REASON, reason.value.encode()),
+        (ERROR, cut_text(error).encode()),
+        (DELIVERY_COUNT, b"%d" % delivery_count),
+        (ORIGIN, first.encode()),
+        (QUEUE_ID, queue_id.encode() if isinstance(queue_id, str) else queue_id),
+    )
+    if payload_at is not None:
+        kept.append((PAYLOAD_AT, payload_at.encode()))
+    return tuple(kept)
+
+
+def redrive_headers(headers: Iterable[tuple[str, bytes | None]]) -> Headers:
+    """The headers of a dead letter that goes back into its queue.
+
+    It starts anew, with its first delivery and its whole ttl; id and the user's headers stay.
+    """
+    return tuple([header for header in headers if header[0] not in _OF_A_DELIVERY])
+
+
+def _without(
+    headers: Iterable[tuple[str, bytes | None]], names: Iterable[str]
+) -> tuple[list[tuple[str, bytes | None]], Origin | None]:
+    """Headers of other names, and the origin that was among the headers."""
+    kept = []
+    origin = None
+    dropped = frozenset(names)
+    for name, value in headers:
+        if name not in dropped:
+            kept.append((name, value))
+        elif name == ORIGIN and value is not None:
+            try:
+                origin = Origin.decode(value)
+            except WireError:
+                origin = None
+    return kept, origin
+
+
+def cut_text(text: str, max_bytes: int = MAX_ERROR_BYTES) -> str:
+    """``text`` cut at ``max_bytes`` of UTF-8, between characters; lone surrogates become ``?``."""
+    data = text[:max_bytes].encode("utf-8", "replace")
+    return data[:max_bytes].decode("utf-8", "ignore")
