@@ -1,0 +1,204 @@
+"""Entries of a tracker, in chunks of 4096 consecutive offsets of one log (R13, R18).
+
+A chunk is the unit that a state store loads and writes. It holds the open entries as plain
+integers and one bit for each ended message (R12). Payloads never come here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from heapq import heapify
+
+from kafkamq.core.holders import Holder
+from kafkamq.types import MessageId
+
+__all__ = [
+    "ASKED",
+    "CARRY",
+    "CHUNK_OFFSETS",
+    "DUE",
+    "ENDED_MEMORY_MS",
+    "GRACED",
+    "HELD",
+    "NEVER",
+    "STATE",
+    "WAITING",
+    "Chunk",
+    "ChunkKey",
+    "Entry",
+    "chunk_key",
+]
+
+CHUNK_OFFSETS = 4096
+ENDED_MEMORY_MS = 60_000  # R12; longer than the 20 s + 30 s of R5
+NEVER = 1 << 62
+
+# States (two lowest bits of Entry.flags), then marks.
+HELD, WAITING, DUE = 0, 1, 2
+STATE = 3
+GRACED = 4  # had its grace (R3); a KEEPALIVE of its holder since then arms it again
+CARRY = 8  # a SCHEDULE that has to be appended again (R19)
+ASKED = 16  # an action was handed out and is not known to have failed (R15)
+CAUSE_SHIFT = 8  # above: the DueCause of a due entry
+
+ChunkKey = tuple[bool, bytes, int, int, int]
+"""(of_schedule, topic_id, leader_epoch, partition, offset // 4096)."""
+
+_SLOT_MASK = CHUNK_OFFSETS - 1
+_BITMAP_BYTES = CHUNK_OFFSETS // 8
+_HEAD = struct.Struct("<qB")  # ended_ms, has a bitmap
+_ENTRY = struct.Struct("<HHiqqqq")  # slot, flags, holder number, then the four times and offsets
+
+
+def chunk_key(message_id: MessageId, of_schedule: bool) -> ChunkKey:
+    """The chunk that an identity belongs to."""
+    return (
+        of_schedule,
+        message_id.topic_id,
+        message_id.leader_epoch,
+        message_id.partition,
+        message_id.offset // CHUNK_OFFSETS,
+    )
+
+
+class Entry:
+    """What a tracker knows of one message (R18); times are of the log clock."""
+
+    __slots__ = ("begin_ms", "deadline_ms", "flags", "holder", "start_offset", "verdict_offset")
+
+    def __init__(
+        self,
+        deadline_ms: int,
+        start_offset: int,
+        begin_ms: int,
+        flags: int,
+        holder: Holder | None,
+        verdict_offset: int = -1,
+    ) -> None:
+        self.deadline_ms = deadline_ms
+        self.start_offset = start_offset
+        self.begin_ms = begin_ms
+        self.flags = flags
+        self.holder = holder  # while HELD
+        self.verdict_offset = verdict_offset  # of the END with a reason; -1: none
+
+
+class Chunk:
+    """One chunk: entries by slot in the order of their first marker, ended bits, and a summary.
+
+    ``entries`` is None while the chunk lies in a state store; the summary is always there.
+    ``wake_ms`` is a lower bound of the next time at which something in it changes by itself.
+    """
+
+    __slots__ = (
+        "agenda",
+        "asked",
+        "dirty",
+        "ended",
+        "ended_ms",
+        "entries",
+        "key",
+        "min_start_offset",
+        "size",
+        "wake_ms",
+        "wanted",
+    )
+
+    def __init__(self, key: ChunkKey) -> None:
+        self.key = key
+        self.entries: dict[int, Entry] | None = {}
+        self.agenda: list[int] | None = None  # heap of (time << 12 | slot); None: not built
+        self.ended = bytearray()
+        self.ended_ms = -NEVER
+        self.dirty = True  # not in the state store as it is
+        self.wake_ms = NEVER
+        self.wanted = 0  # due, or to be carried, and not asked for
+        self.asked = 0
+        self.size = 0  # open entries; like min_start_offset only kept while not loaded
+        self.min_start_offset = NEVER
+
+    def open_count(self) -> int:
+        """Open entries."""
+        return self.size if self.entries is None else len(self.entries)
+
+    def first_start_offset(self) -> int:
+        """Smallest start offset of an open entry; NEVER when there is none."""
+        if self.entries is None:
+            return self.min_start_offset
+        for entry in self.entries.values():  # in the order of their first markers
+            return entry.start_offset
+        return NEVER
+
+    def build_agenda(self, times: list[int]) -> list[int]:
+        """Order the chunk's times (each ``time << 12 | slot``) for cheap waking."""
+        heapify(times)
+        self.agenda = times
+        return times
+
+    def has_ended(self, slot: int, now_ms: int) -> bool:
+        """The message ended, and is remembered (R12)."""
+        return (
+            bool(self.ended)
+            and now_ms <= self.ended_ms + ENDED_MEMORY_MS
+            and bool(self.ended[slot >> 3] & 1 << (slot & 7))
+        )
+
+    def remember_end(self, slot: int, now_ms: int) -> None:
+        """Set the message's bit; bits older than R12's memory go."""
+        if not self.ended or now_ms > self.ended_ms + ENDED_MEMORY_MS:
+            self.ended = bytearray(_BITMAP_BYTES)
+        self.ended[slot >> 3] |= 1 << (slot & 7)
+        self.ended_ms = now_ms
+
+    def dump(self) -> bytes:
+        """The chunk as bytes for a state store; holders by their numbers, -1 is none."""
+        parts = [_HEAD.pack(self.ended_ms, bool(self.ended)), bytes(self.ended)]
+        for slot, entry in (self.entries or {}).items():
+            number = -1 if entry.holder is None else entry.holder.number
+            parts.append(
+                _ENTRY.pack(
+                    slot,
+                    entry.flags,
+                    number,
+                    entry.deadline_ms,
+                    entry.start_offset,
+                    entry.begin_ms,
+                    entry.verdict_offset,
+                )
+            )
+        return b"".join(parts)
+
+    def load(self, data: bytes, holders: Mapping[int, Holder]) -> dict[int, Entry]:
+        """Read what ``dump`` wrote; references of the holders are not counted again."""
+        ended_ms, has_bitmap = _HEAD.unpack_from(data)
+        start = _HEAD.size
+        if has_bitmap:
+            self.ended = bytearray(data[start : start + _BITMAP_BYTES])
+            start += _BITMAP_BYTES
+        self.ended_ms = ended_ms
+        entries: dict[int, Entry] = {}
+        for (
+            slot,
+            flags,
+            number,
+            deadline_ms,
+            start_offset,
+            begin_ms,
+            verdict_offset,
+        ) in _ENTRY.iter_unpack(memoryview(data)[start:]):
+            holder = None if number < 0 else holders[number]
+            entries[slot] = Entry(
+                deadline_ms, start_offset, begin_ms, flags, holder, verdict_offset
+            )
+        self.entries = entries
+        return entries
+
+    def slot_of(self, message_id: MessageId) -> int:
+        """The slot of an identity that belongs to this chunk."""
+        return message_id.offset & _SLOT_MASK
+
+    def identity(self, slot: int) -> MessageId:
+        """The identity of a slot."""
+        _, topic_id, leader_epoch, partition, number = self.key
+        return MessageId(partition, number * CHUNK_OFFSETS + slot, topic_id, leader_epoch)

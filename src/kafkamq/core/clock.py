@@ -1,0 +1,39 @@
+"""Log time (R1): the only clock that decides anything about a message.
+
+The clock of a marker partition is the sum of the positive differences between the broker
+timestamps of consecutive records. A broker whose clock steps back costs nothing; one that steps
+forward hurts only what is open at that moment; two trackers that started at different offsets
+agree on every difference, though not on the absolute value.
+"""
+
+from __future__ import annotations
+
+__all__ = ["NO_TIMESTAMP", "LogClock"]
+
+NO_TIMESTAMP = -1
+"""Timestamp of a record that is not LogAppendTime; it does not move the clock (R1)."""
+
+
+class LogClock:
+    """One marker partition's clock. ``now_ms`` starts at the first record's timestamp."""
+
+    __slots__ = ("last_ms", "now_ms")
+
+    def __init__(self, now_ms: int = 0, last_ms: int = NO_TIMESTAMP) -> None:
+        self.now_ms = now_ms
+        self.last_ms = last_ms
+
+    def advance(self, timestamp_ms: int) -> int:
+        """Move to the next record; returns the step in ms, 0 when the clock stood."""
+        if timestamp_ms < 0:
+            return 0
+        last_ms = self.last_ms
+        self.last_ms = timestamp_ms
+        if last_ms < 0:
+            self.now_ms = timestamp_ms
+            return 0
+        step = timestamp_ms - last_ms
+        if step <= 0:
+            return 0
+        self.now_ms += step
+        return step

@@ -1,0 +1,105 @@
+"""Delivery policy: what becomes of a due message (R14), and how long a nacked one waits (R8)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kafkamq.config import Backoff
+from kafkamq.types import DeadLetterReason, Marker, MessageId
+
+__all__ = ["Carry", "Copy", "DeadLetter", "DueCause", "Settle", "backoff_delay_ms", "decide"]
+
+
+class DueCause(IntEnum):
+    """Why a message is due."""
+
+    LEASE_ENDED = 0  # no sign of life for the redelivery timeout
+    MAX_LEASE = 1  # held longer than max_lease, whatever renewed it
+    NACKED = 2  # its delay is over
+    RELEASED = 3  # never handed out
+    REJECTED = 4
+    SCHEDULED = 5  # a SCHEDULE whose time has come
+
+
+@dataclass(slots=True)
+class Settle:
+    """Ask the shell to settle one due message: a copy or a dead letter, and the END with it (R15).
+
+    ``verdict_offset`` is the marker offset of the END that carries a reason, -1 when there is none.
+    Times are of the partition's log clock.
+    """
+
+    start_offset: int
+    message_id: MessageId
+    of_schedule: bool
+    cause: DueCause
+    begin_ms: int  # the clock at its first START
+    clock_ms: int  # the clock when it was planned
+    deadline_ms: int  # when it fell due
+    verdict_offset: int
+
+
+@dataclass(slots=True)
+class Carry:
+    """Ask the shell to append a SCHEDULE again with what remains of its delay (R19)."""
+
+    start_offset: int
+    message_id: MessageId
+    remaining_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The message goes to its queue's tail again."""
+
+    delivery_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """The message goes to the dead letters."""
+
+    reason: DeadLetterReason
+    error: str = ""
+
+
+def decide(
+    settle: Settle, start: Marker, *, start_timestamp_ms: int, max_deliveries: int, error: str = ""
+) -> Copy | DeadLetter:
+    """What to do with a due message, judged on its START or SCHEDULE (R14, R18).
+
+    Args:
+        settle: The action of the tracker.
+        start: The marker at ``settle.start_offset``.
+        start_timestamp_ms: That marker's broker timestamp.
+        max_deliveries: For STARTs that name no limit of their own.
+        error: Reason text of the END at ``settle.verdict_offset``; empty when there is none.
+    """
+    expires_at_ms = start.expires_at_ms
+    if expires_at_ms:
+        left_ms = expires_at_ms - start_timestamp_ms  # negative: R10, expired when it was STARTed
+        if left_ms < 0 or (
+            settle.cause is not DueCause.REJECTED and settle.clock_ms > settle.begin_ms + left_ms
+        ):
+            return DeadLetter(DeadLetterReason.EXPIRED, error)
+    if settle.cause is DueCause.REJECTED:
+        return DeadLetter(DeadLetterReason.REJECTED, error)
+    if settle.of_schedule:
+        return Copy(1)
+    delivery_count = max(1, start.delivery_count)
+    if settle.cause is DueCause.RELEASED:
+        return Copy(delivery_count)
+    if delivery_count >= (start.max_deliveries or max_deliveries):
+        if settle.cause is DueCause.MAX_LEASE:
+            return DeadLetter(DeadLetterReason.MAX_LEASE, error)
+        return DeadLetter(DeadLetterReason.MAX_DELIVERIES, error)
+    return Copy(delivery_count + 1)
+
+
+def backoff_delay_ms(backoff: Backoff, delivery_count: int, random_unit: float) -> int:
+    """Delay before delivery ``delivery_count + 1``; ``random_unit`` in [0, 1) draws the jitter."""
+    doublings = min(max(delivery_count, 1) - 1, 60)
+    delay_s = min(backoff.max, backoff.first * 2.0**doublings)
+    spread = 1.0 - backoff.jitter + 2.0 * backoff.jitter * random_unit
+    return round(delay_s * spread * 1000)

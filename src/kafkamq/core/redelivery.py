@@ -1,0 +1,504 @@
+"""The redelivery core: one marker partition's log, folded into what is open and what is due.
+
+Every tracker, in-process or on Spark, and the simulator run this code; shells read records, call
+`apply`, carry out what `plan` returns and hold no rule of their own. The rules are R1-R4 and
+R12-R20 of ``docs/protocol.md``:
+
+- A record first moves the clock, then applies (R2). What the clock has passed is due from there
+  on; a held entry that a gap in the log passed gets a grace, once (R3).
+- ======================  =========  ========  =========  ===========  ======
+  record                  unknown    held      waiting    due          ended
+  ======================  =========  ========  =========  ===========  ======
+  START                   held       renewed   -          -            -
+  KEEPALIVE               -          renewed   -          -            -
+  END ACK                 ended      ended     ended      - (late)     -
+  END NACK                -          waiting   -          - (late)     -
+  END REJECT, RELEASE     -          due       -          - (late)     -
+  END of a tracker        ended      ended     ended      ended        -
+  SCHEDULE                waiting    -         replaced   -            -
+  ======================  =========  ========  =========  ===========  ======
+- ``plan`` names what is due and not asked for. A due entry stays until its END is read; "asked" is
+  cleared by a known abort (`aborted`) or by a start (R15).
+- After a start nothing is planned before the engine has read its own TICK (R17).
+
+Hard state follows from the log alone. Chunks can lie in a state store: see ``core/snapshot.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from kafkamq.core.chunks import (
+    ASKED,
+    CARRY,
+    CAUSE_SHIFT,
+    DUE,
+    ENDED_MEMORY_MS,
+    GRACED,
+    HELD,
+    NEVER,
+    STATE,
+    WAITING,
+    Chunk,
+    ChunkKey,
+    Entry,
+    chunk_key,
+)
+from kafkamq.core.clock import LogClock
+from kafkamq.core.delivery import Carry, DueCause, Settle
+from kafkamq.core.holders import Holders
+from kafkamq.core.table import ChunkTable
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+
+__all__ = ["MAX_PLAN", "RedeliveryTracker", "Wake"]
+
+MAX_PLAN = 50_000  # R16: actions in one transaction
+MAX_GRACE_MS = 3_000  # R3
+_BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """What the TICK rules (R4) need to know of a partition; times are of its log clock.
+
+    ``deadline_ms`` is a lower bound of the next time at which something open falls due or has to
+    be carried, ``warn_ms`` lies a quarter of the shortest timeout before it; None: nothing waits.
+    """
+
+    deadline_ms: int | None
+    warn_ms: int | None
+    has_due: bool
+
+
+class RedeliveryTracker:
+    """Folds one marker partition; not thread-safe, owned by one shell.
+
+    Args:
+        next_offset: Where folding begins: a committed position, or the log's start.
+        partition: The marker partition; a SCHEDULE's identity names it (R13).
+        max_lease_ms: For STARTs that name none.
+        carry_after_ms: Age at which a SCHEDULE is carried (R19): a quarter of the retention.
+        engine: (engine id, epoch) of the owner; nothing is planned before its TICK was read (R17).
+            None: a tracker without an owner (tests, replays), live from the beginning.
+        load_chunk: Fetches a chunk from a state store (``core/snapshot.py``).
+    """
+
+    def __init__(
+        self,
+        next_offset: int = 0,
+        *,
+        partition: int = 0,
+        max_lease_ms: int = 43_200_000,
+        carry_after_ms: int = NEVER,
+        engine: tuple[str, int] | None = None,
+        load_chunk: Callable[[ChunkKey], bytes] | None = None,
+    ) -> None:
+        self.next_offset = next_offset
+        self.partition = partition
+        self.late_verdicts = 0
+        self.malformed = 0
+        self.clock = LogClock()
+        self.table = ChunkTable(load_chunk)
+        self.holders = Holders()
+        self.engine = engine
+        self.is_live = engine is None
+        self._max_lease_ms = max_lease_ms
+        self._carry_after_ms = carry_after_ms
+        self._appliers: dict[MarkerType, Callable[[int, Marker], None]] = {
+            MarkerType.START: self._apply_start,
+            MarkerType.KEEPALIVE: self._apply_keepalive,
+            MarkerType.END: self._apply_end,
+            MarkerType.SCHEDULE: self._apply_schedule,
+            MarkerType.TICK: self._apply_tick,
+        }
+
+    # ---- the fold
+
+    def apply(self, offset: int, timestamp_ms: int, marker: Marker | None) -> None:
+        """Fold one committed record, in offset order; total: no well-formed marker raises.
+
+        Args:
+            offset: Of the record; below ``next_offset`` it was folded already and is ignored.
+            timestamp_ms: LogAppendTime; negative for any other kind of timestamp (R1).
+            marker: None for a record that could not be decoded (R21): it only moves the clock.
+        """
+        if offset < self.next_offset:
+            return
+        step_ms = self.clock.advance(timestamp_ms)  # R1, R2: what is due is due from here on
+        if self.clock.now_ms > self.table.next_wake_ms:
+            self._expire(step_ms)
+        self.next_offset = offset + 1
+        if marker is None:
+            self.malformed += 1
+        else:
+            self._appliers[marker.type](offset, marker)
+
+    def _apply_start(self, offset: int, marker: Marker) -> None:
+        message_id = marker.message_id
+        if message_id is None:
+            return
+        chunk, entries = self.table.obtain(chunk_key(message_id, False))
+        slot = chunk.slot_of(message_id)
+        now_ms = self.clock.now_ms
+        deadline_ms = now_ms + marker.redeliver_after_ms
+        entry = entries.get(slot)
+        if entry is None:
+            if chunk.has_ended(slot, now_ms):  # R12: a zombie's late START
+                return
+            max_lease_ms = marker.max_lease_ms or self._max_lease_ms
+            holder = self.holders.join(
+                marker.consumer_id, marker.redeliver_after_ms, max_lease_ms, deadline_ms
+            )
+            entry = Entry(deadline_ms, offset, now_ms, HELD, holder)
+            entries[slot] = entry
+            chunk.dirty = True
+            self.table.note(chunk, slot, self._changes_at(entry))
+        elif entry.flags & STATE == HELD and entry.holder is not None:
+            # The newer START holds it; count, limits and beginning stay those of the first.
+            self._hold(
+                chunk, slot, entry, marker.consumer_id, marker.redeliver_after_ms, deadline_ms
+            )
+
+    def _hold(
+        self,
+        chunk: Chunk,
+        slot: int,
+        entry: Entry,
+        consumer_id: str,
+        timeout_ms: int,
+        deadline_ms: int,
+    ) -> None:
+        """A sign of life that sets the deadline of one held entry, and its holder."""
+        old = entry.holder
+        assert old is not None, "a held entry has a holder"
+        entry.holder = self.holders.join(consumer_id, timeout_ms, old.max_lease_ms, deadline_ms)
+        self.holders.leave(old)
+        entry.deadline_ms = deadline_ms
+        entry.flags = HELD  # R3: armed again
+        chunk.dirty = True
+        self.table.note(chunk, slot, self._changes_at(entry))
+
+    def _apply_keepalive(self, offset: int, marker: Marker) -> None:
+        now_ms = self.clock.now_ms
+        message_id = marker.message_id
+        if message_id is None:  # R7: all leases of this consumer; an empty id renews nothing
+            if marker.consumer_id:
+                self.holders.renew(marker.consumer_id, now_ms, marker.redeliver_after_ms)
+            return
+        chunk, entries = self.table.find(chunk_key(message_id, False))
+        slot = chunk.slot_of(message_id)
+        entry = entries.get(slot)
+        if entry is None or entry.flags & STATE != HELD or entry.holder is None:
+            return  # it never brings anything to life
+        timeout_ms = entry.holder.timeout_ms
+        self._hold(
+            chunk,
+            slot,
+            entry,
+            marker.consumer_id,
+            timeout_ms,
+            now_ms + (marker.redeliver_after_ms or timeout_ms),
+        )
+
+    def _apply_end(self, offset: int, marker: Marker) -> None:
+        message_id = marker.message_id
+        if message_id is None:
+            return
+        outcome = marker.outcome
+        remembers = outcome is Outcome.ACK or outcome in _BY_TRACKER
+        key = chunk_key(message_id, marker.of_schedule)
+        chunk, entries = self.table.obtain(key) if remembers else self.table.find(key)
+        slot = chunk.slot_of(message_id)
+        entry = entries.get(slot)
+        if entry is not None and entry.flags & STATE == DUE and outcome not in _BY_TRACKER:
+            self.late_verdicts += 1  # R9
+        elif remembers:
+            self._end(chunk, slot)
+        elif entry is not None and entry.flags & STATE == HELD and entry.holder is not None:
+            now_ms = self.clock.now_ms
+            if outcome is Outcome.REJECT:
+                entry.verdict_offset = offset
+                self._fall_due(chunk, entry, DueCause.REJECTED, now_ms)
+            elif outcome is Outcome.NACK:
+                entry.verdict_offset = offset
+                self.holders.leave(entry.holder)
+                entry.holder = None
+                entry.flags = WAITING
+                entry.deadline_ms = now_ms + marker.redeliver_after_ms
+                chunk.dirty = True
+                self.table.note(chunk, slot, entry.deadline_ms)
+            elif entry.holder.consumer_id == marker.consumer_id:  # RELEASE, by its holder only
+                self._fall_due(chunk, entry, DueCause.RELEASED, now_ms)
+
+    def _apply_schedule(self, offset: int, marker: Marker) -> None:
+        message_id = marker.message_id or MessageId(self.partition, offset)
+        chunk, entries = self.table.obtain(chunk_key(message_id, True))
+        slot = chunk.slot_of(message_id)
+        now_ms = self.clock.now_ms
+        old = entries.get(slot)
+        if old is None:
+            if chunk.has_ended(slot, now_ms):
+                return
+        elif old.flags & STATE == WAITING:  # carried (R19): it takes the first one's place
+            self._uncount(chunk, old)
+            del entries[slot]  # so that entries stay in the order of their start offsets
+        else:
+            return
+        entry = Entry(now_ms + marker.redeliver_after_ms, offset, now_ms, WAITING, None)
+        entries[slot] = entry
+        chunk.dirty = True
+        self.table.note(chunk, slot, self._changes_at(entry, of_schedule=True))
+
+    def _apply_tick(self, offset: int, marker: Marker) -> None:
+        if self.is_live or (marker.consumer_id, marker.engine_epoch) != self.engine:
+            return
+        self.is_live = True  # R17: all that a predecessor wrote has been read
+        for chunk in self.table.chunks.values():
+            if chunk.asked:
+                self._ask_again(chunk, self.table.entries(chunk).values())
+
+    # ---- what the clock does
+
+    def _expire(self, step_ms: int) -> None:
+        """Let everything happen that the clock has just passed."""
+        now_ms = self.clock.now_ms
+        for chunk in self.table.passed(now_ms):
+            self._wake(chunk, now_ms, step_ms)
+
+    def _wake(self, chunk: Chunk, now_ms: int, step_ms: int) -> None:
+        entries = self.table.entries(chunk)
+        of_schedule = chunk.key[0]
+        agenda = chunk.agenda
+        if agenda is None or len(agenda) > 4 * len(entries) + 64:
+            agenda = chunk.build_agenda(
+                [
+                    self._changes_at(entry, of_schedule) << 12 | slot
+                    for slot, entry in entries.items()
+                    if not entry.flags & DUE
+                ]
+            )
+        while agenda and agenda[0] >> 12 < now_ms:
+            slot = heappop(agenda) & 0xFFF
+            entry = entries.get(slot)
+            if entry is None or entry.flags & DUE:
+                continue
+            if self._changes_at(entry, of_schedule) < now_ms:  # else it was renewed meanwhile
+                self._pass(chunk, entry, now_ms, step_ms)
+            if not entry.flags & DUE:
+                heappush(agenda, self._changes_at(entry, of_schedule) << 12 | slot)
+        chunk.wake_ms = agenda[0] >> 12 if agenda else NEVER
+
+    def _pass(self, chunk: Chunk, entry: Entry, now_ms: int, step_ms: int) -> None:
+        """The clock has passed the time at which this entry changes."""
+        holder = entry.holder
+        if holder is None:  # waiting
+            if entry.deadline_ms < now_ms:
+                cause = DueCause.SCHEDULED if chunk.key[0] else DueCause.NACKED
+                self._fall_due(chunk, entry, cause, entry.deadline_ms)
+            elif not entry.flags & CARRY:
+                entry.flags |= CARRY  # R19
+                chunk.wanted += 1
+                chunk.dirty = True
+            return
+        deadline_ms = self._changes_at(entry)
+        if now_ms > entry.begin_ms + holder.max_lease_ms:
+            self._fall_due(chunk, entry, DueCause.MAX_LEASE, deadline_ms)
+            return
+        grace_ms = min(holder.timeout_ms // 2, MAX_GRACE_MS)
+        had_grace = entry.flags & GRACED and holder.renewed_ms < entry.deadline_ms - grace_ms
+        if step_ms * 3 > holder.timeout_ms and not had_grace:  # R3
+            entry.deadline_ms = now_ms + grace_ms
+            entry.flags |= GRACED
+            chunk.dirty = True
+        else:
+            self._fall_due(chunk, entry, DueCause.LEASE_ENDED, deadline_ms)
+
+    def _changes_at(self, entry: Entry, of_schedule: bool = False) -> int:
+        """The last moment at which the entry is still what it is; later it is due or carried."""
+        holder = entry.holder
+        deadline_ms = entry.deadline_ms
+        if holder is not None:
+            if holder.renewed_until_ms > deadline_ms:
+                deadline_ms = holder.renewed_until_ms
+            limit_ms = entry.begin_ms + holder.max_lease_ms
+        elif of_schedule and not entry.flags & CARRY:
+            limit_ms = entry.begin_ms + self._carry_after_ms
+        else:
+            return deadline_ms
+        return min(deadline_ms, limit_ms)
+
+    # ---- changes of one entry
+
+    def _fall_due(self, chunk: Chunk, entry: Entry, cause: DueCause, deadline_ms: int) -> None:
+        self._uncount(chunk, entry)
+        if entry.holder is not None:
+            self.holders.leave(entry.holder)
+            entry.holder = None
+        entry.deadline_ms = deadline_ms
+        entry.flags = DUE | cause << CAUSE_SHIFT
+        chunk.wanted += 1
+        chunk.dirty = True
+
+    def _end(self, chunk: Chunk, slot: int) -> None:
+        now_ms = self.clock.now_ms
+        entry = self.table.entries(chunk).pop(slot, None)
+        if entry is not None:
+            self._uncount(chunk, entry)
+            if entry.holder is not None:
+                self.holders.leave(entry.holder)
+        elif chunk.has_ended(slot, now_ms):
+            return
+        chunk.remember_end(slot, now_ms)
+        chunk.dirty = True
+        if chunk.wake_ms == NEVER:
+            self.table.wake_at(chunk, now_ms + ENDED_MEMORY_MS)
+
+    def _uncount(self, chunk: Chunk, entry: Entry) -> None:
+        """The entry's action is not wanted any more (it ended, or another one takes its place)."""
+        if entry.flags & (DUE | CARRY):
+            if entry.flags & ASKED:
+                chunk.asked -= 1
+            else:
+                chunk.wanted -= 1
+
+    # ---- what to do
+
+    def plan(self, limit: int = MAX_PLAN) -> Sequence[Settle | Carry]:
+        """What is due or to be carried and not asked for, in START order; at most ``limit``.
+
+        What it returns counts as asked (soft state, R15). Empty until the engine is live (R17).
+        """
+        actions: list[Settle | Carry] = []
+        if not self.is_live:
+            return actions
+        for chunk in self.table.chunks.values():
+            if not chunk.wanted:
+                continue
+            for slot, entry in self.table.entries(chunk).items():
+                if len(actions) >= limit:
+                    break
+                if entry.flags & (DUE | CARRY) and not entry.flags & ASKED:
+                    actions.append(self._action(chunk, slot, entry))
+                    entry.flags |= ASKED
+                    chunk.wanted -= 1
+                    chunk.asked += 1
+                    chunk.dirty = True
+        actions.sort(key=_start_offset)
+        return actions
+
+    def aborted(self, actions: Iterable[Settle | Carry]) -> None:
+        """The transaction of these actions is known to have aborted: they may be asked again."""
+        for action in actions:
+            of_schedule = isinstance(action, Carry) or action.of_schedule
+            chunk, entries = self.table.find(chunk_key(action.message_id, of_schedule))
+            entry = entries.get(chunk.slot_of(action.message_id))
+            if entry is not None:
+                self._ask_again(chunk, (entry,))
+
+    def _ask_again(self, chunk: Chunk, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            if entry.flags & ASKED:
+                entry.flags &= ~ASKED
+                chunk.asked -= 1
+                chunk.wanted += 1
+                chunk.dirty = True
+
+    def _action(self, chunk: Chunk, slot: int, entry: Entry) -> Settle | Carry:
+        now_ms = self.clock.now_ms
+        if not entry.flags & DUE:
+            remaining_ms = max(0, entry.deadline_ms - now_ms)
+            return Carry(entry.start_offset, chunk.identity(slot), remaining_ms)
+        return Settle(
+            entry.start_offset,
+            chunk.identity(slot),
+            chunk.key[0],
+            DueCause(entry.flags >> CAUSE_SHIFT),
+            entry.begin_ms,
+            now_ms,
+            entry.deadline_ms,
+            entry.verdict_offset,
+        )
+
+    # ---- views
+
+    @property
+    def clock_ms(self) -> int:
+        """The partition's log clock (R1)."""
+        return self.clock.now_ms
+
+    def committable_offset(self) -> int:
+        """Smallest offset still needed after a crash (R20)."""
+        first = min(
+            (chunk.first_start_offset() for chunk in self.table.chunks.values()), default=NEVER
+        )
+        return min(first, self.next_offset)
+
+    def open_count(self) -> int:
+        """Entries: held, waiting and due."""
+        return sum(chunk.open_count() for chunk in self.table.chunks.values())
+
+    def due_count(self) -> int:
+        """Actions wanted or asked for and not settled."""
+        return sum(chunk.wanted + chunk.asked for chunk in self.table.chunks.values())
+
+    def in_progress(self) -> set[MessageId]:
+        """Messages with an entry, whatever its state; SCHEDULEs are not among them."""
+        return self._identities(of_schedule=False)
+
+    def scheduled(self) -> set[MessageId]:
+        """SCHEDULEs with an entry, by the marker partition and offset of their first record."""
+        return self._identities(of_schedule=True)
+
+    def _identities(self, of_schedule: bool) -> set[MessageId]:
+        return {
+            chunk.identity(slot)
+            for chunk in self.table.chunks.values()
+            if chunk.key[0] is of_schedule
+            for slot in self.table.entries(chunk)
+        }
+
+    def next_wake(self) -> Wake:
+        """What the TICK rules need to know (R4)."""
+        deadline_ms = NEVER
+        has_due = False
+        for chunk in self.table.chunks.values():
+            unsettled = chunk.wanted + chunk.asked
+            has_due = has_due or unsettled > 0
+            if chunk.wake_ms < deadline_ms and chunk.open_count():
+                deadline_ms = chunk.wake_ms
+        if deadline_ms == NEVER:
+            return Wake(None, None, has_due)
+        warn_ms = deadline_ms - self.holders.shortest_timeout_ms() // 4
+        return Wake(deadline_ms, warn_ms, has_due)
+
+    def check(self) -> None:
+        """Assert the invariants; for tests and simulations, costs as much as the state is large."""
+        references: dict[int, int] = {}
+        for chunk in self.table.chunks.values():
+            entries = self.table.entries(chunk)
+            actionable = [entry for entry in entries.values() if entry.flags & (DUE | CARRY)]
+            asked = sum(1 for entry in actionable if entry.flags & ASKED)
+            assert chunk.asked == asked, "asked entries are counted"
+            assert chunk.wanted == len(actionable) - asked, "wanted entries are counted"
+            starts = [entry.start_offset for entry in entries.values()]
+            assert starts == sorted(starts), "entries are in the order of their first markers"
+            for slot, entry in entries.items():
+                held = entry.flags & STATE == HELD
+                assert held == (entry.holder is not None), "held entries have a holder"
+                assert entry.start_offset < self.next_offset, "entries come from the log"
+                assert not chunk.has_ended(slot, self.clock.now_ms), "open is not ended"
+                if not entry.flags & DUE:
+                    at_ms = self._changes_at(entry, chunk.key[0])
+                    assert at_ms >= self.clock.now_ms, "what the clock has passed is due"
+                    assert chunk.wake_ms <= at_ms, "a chunk wakes in time"
+                if entry.holder is not None:
+                    references[id(entry.holder)] = references.get(id(entry.holder), 0) + 1
+        used = {id(holder): holder.references for holder in self.holders.used()}
+        assert used == references, "holders count their entries"
+        assert self.committable_offset() <= self.next_offset, "a position is in the past"
+
+
+def _start_offset(action: Settle | Carry) -> int:
+    return action.start_offset

@@ -1,0 +1,99 @@
+"""The chunks of one marker partition, in memory or in a state store, and when they wake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
+
+from kafkamq.core.chunks import ENDED_MEMORY_MS, NEVER, Chunk, ChunkKey, Entry
+from kafkamq.core.holders import Holder
+
+__all__ = ["ChunkTable"]
+
+
+class ChunkTable:
+    """Chunks by key, with a heap of the times at which they wake.
+
+    Args:
+        load_chunk: Fetches a chunk from the state store; only asked for chunks that `adopt` named.
+    """
+
+    __slots__ = ("_load_chunk", "_stored_holders", "_wakes", "chunks", "next_wake_ms", "removed")
+
+    def __init__(self, load_chunk: Callable[[ChunkKey], bytes] | None = None) -> None:
+        self.chunks: dict[ChunkKey, Chunk] = {}
+        self.removed: set[ChunkKey] = set()  # since the last export
+        self.next_wake_ms = NEVER  # a lower bound over all chunks
+        self._wakes: list[tuple[int, ChunkKey]] = []  # heap; stale where the chunk disagrees
+        self._load_chunk = load_chunk
+        self._stored_holders: Mapping[int, Holder] = {}
+
+    def adopt(self, chunks: list[Chunk], stored_holders: Mapping[int, Holder]) -> None:
+        """Begin with chunks that lie in the state store; holders as their numbers name them."""
+        self._stored_holders = stored_holders
+        self.chunks = {chunk.key: chunk for chunk in chunks}
+        self._wakes = [(chunk.wake_ms, chunk.key) for chunk in chunks if chunk.wake_ms < NEVER]
+        heapify(self._wakes)
+        self.next_wake_ms = self._wakes[0][0] if self._wakes else NEVER
+
+    def find(self, key: ChunkKey) -> tuple[Chunk, dict[int, Entry]]:
+        """The chunk and its entries; an empty one that is not kept when there is none."""
+        chunk = self.chunks.get(key)
+        if chunk is None:
+            return Chunk(key), {}
+        entries = chunk.entries
+        return chunk, self.entries(chunk) if entries is None else entries
+
+    def obtain(self, key: ChunkKey) -> tuple[Chunk, dict[int, Entry]]:
+        """The chunk and its entries, made when there is none."""
+        chunk = self.chunks.get(key)
+        if chunk is None:
+            chunk = self.chunks[key] = Chunk(key)
+            self.removed.discard(key)
+        entries = chunk.entries
+        return chunk, self.entries(chunk) if entries is None else entries
+
+    def entries(self, chunk: Chunk) -> dict[int, Entry]:
+        """The chunk's entries, loaded from the state store when they are not here."""
+        entries = chunk.entries
+        if entries is None:
+            assert self._load_chunk is not None, "a chunk lies in a store that nobody gave"
+            entries = chunk.load(self._load_chunk(chunk.key), self._stored_holders)
+        return entries
+
+    def note(self, chunk: Chunk, slot: int, at_ms: int) -> None:
+        """Entry ``slot`` changes by itself after ``at_ms``."""
+        agenda = chunk.agenda
+        if agenda is not None:
+            heappush(agenda, at_ms << 12 | slot)
+        if at_ms < chunk.wake_ms:
+            self.wake_at(chunk, at_ms)
+
+    def wake_at(self, chunk: Chunk, at_ms: int) -> None:
+        """The chunk wakes after ``at_ms``."""
+        chunk.wake_ms = at_ms
+        heappush(self._wakes, (at_ms, chunk.key))
+        if at_ms < self.next_wake_ms:
+            self.next_wake_ms = at_ms
+
+    def passed(self, now_ms: int) -> Iterator[Chunk]:
+        """Chunks whose wake time the clock has passed; the caller sets their next ``wake_ms``.
+
+        Chunks that hold nothing, and have forgotten what ended, are dropped.
+        """
+        wakes = self._wakes
+        while wakes and wakes[0][0] < now_ms:
+            wake_ms, key = heappop(wakes)
+            chunk = self.chunks.get(key)
+            if chunk is None or chunk.wake_ms != wake_ms:
+                continue
+            yield chunk
+            if not chunk.open_count():
+                chunk.wake_ms = chunk.ended_ms + ENDED_MEMORY_MS
+                if now_ms > chunk.wake_ms:
+                    del self.chunks[key]
+                    self.removed.add(key)
+                    continue
+            if chunk.wake_ms < NEVER:
+                heappush(wakes, (chunk.wake_ms, key))
+        self.next_wake_ms = wakes[0][0] if wakes else NEVER

@@ -1,0 +1,74 @@
+"""When to append a TICK to a silent marker partition (R4): pure, one policy per partition.
+
+A TICK carries nothing but the broker's time. It is wanted when the log is silent and its clock
+would have passed, by the engine's estimate, a point that matters: a quarter of a timeout before a
+lease ends (so that the step which passes the lease is a small one and R3 grants no grace to a dead
+worker), and the moment itself; and once in ``max_silence_ms`` while something due is not settled.
+"""
+
+from __future__ import annotations
+
+from kafkamq.core.redelivery import Wake
+
+__all__ = ["TickPolicy"]
+
+
+class TickPolicy:
+    """Decides for one partition; ``monotonic_ms`` is the engine's own clock and only measures
+    how long the log has been silent.
+    """
+
+    __slots__ = ("_due_since_ms", "_max_silence_ms", "_next_offset", "_read_ms", "_tick_offset")
+
+    def __init__(self, monotonic_ms: int, max_silence_ms: int = 1000) -> None:
+        self._max_silence_ms = max_silence_ms
+        self._read_ms = monotonic_ms
+        self._next_offset = -1
+        self._tick_offset: int | None = None  # outstanding; -1 until its offset is known
+        self._due_since_ms = monotonic_ms  # last TICK, or last time that nothing was due
+
+    def on_read(self, monotonic_ms: int, next_offset: int) -> None:
+        """The engine has read the partition up to ``next_offset`` at this moment."""
+        if next_offset > self._next_offset:
+            self._next_offset = next_offset
+            self._read_ms = monotonic_ms
+        self._clear_if_read()
+
+    def on_sent(self, monotonic_ms: int) -> None:
+        """A TICK is on its way."""
+        self._tick_offset = -1
+        self._due_since_ms = monotonic_ms
+
+    def on_delivered(self, offset: int) -> None:
+        """It is in the log."""
+        if self._tick_offset is not None:
+            self._tick_offset = offset
+            self._clear_if_read()
+
+    def on_failed(self) -> None:
+        """It is not in the log and never will be."""
+        self._tick_offset = None
+
+    def wants_tick(self, monotonic_ms: int, clock_ms: int, wake: Wake) -> bool:
+        """Append a TICK now?
+
+        Args:
+            monotonic_ms: The engine's clock.
+            clock_ms: The partition's log clock after all that was read.
+            wake: What the partition waits for.
+        """
+        if not wake.has_due:
+            self._due_since_ms = max(self._due_since_ms, monotonic_ms - self._max_silence_ms)
+        if self._tick_offset is not None:
+            return False
+        if wake.has_due and monotonic_ms - self._due_since_ms >= self._max_silence_ms:
+            return True
+        if wake.deadline_ms is None or wake.warn_ms is None:
+            return False
+        estimate_ms = clock_ms + monotonic_ms - self._read_ms
+        point_ms = wake.warn_ms if clock_ms <= wake.warn_ms else wake.deadline_ms
+        return estimate_ms > point_ms >= clock_ms
+
+    def _clear_if_read(self) -> None:
+        if self._tick_offset is not None and 0 <= self._tick_offset < self._next_offset:
+            self._tick_offset = None
