@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from kafkamq.errors import WireError
 from kafkamq.types import Headers, MessageId, Outcome
+from kafkamq.wire.headers import cut_text
 
 __all__ = [
     "StartEncoder",
@@ -46,6 +47,7 @@ _END_TYPE = b"\x10\x01"
 _KEEPALIVE_TYPE = b"\x10\x02"
 _SCHEDULE_TYPE = b"\x10\x10"
 _TICK_TYPE = b"\x10\x11"
+_FIRST = b"\x80\x01\x01"
 _BY_REFERENCE = b"\xa8\x01\x01"
 _NULL_VALUE = b"\xc8\x01\x01"
 _CARRIED_FORWARD = b"\xe0\x01\x01"
@@ -61,8 +63,14 @@ def varint(value: int) -> bytes:
     """
     if 0 <= value < 16384:
         return _LAST[value]
-    if not 0 <= value <= MAX_INT64:
-        raise WireError(f"cannot encode {value}: it must be between 0 and 2^63 - 1")
+    return _MORE[value & 16383] + _high_digits(value >> 14)
+
+
+@lru_cache(maxsize=4096)
+def _high_digits(value: int) -> bytes:
+    """What follows the first 14 bits: the same for 16,384 neighbours, so it is remembered."""
+    if not 0 <= value <= MAX_INT64 >> 14:
+        raise WireError("cannot encode a number outside 0 to 2^63 - 1")
     digits = []
     while value >= 16384:
         digits.append(_MORE[value & 16383])
@@ -111,38 +119,52 @@ def _consumer(consumer_id: str) -> bytes:
     return _blob(b"\x9a\x01", consumer_id.encode())
 
 
-@lru_cache(maxsize=1024)
-def _origin_fields(topic_id: bytes, leader_epoch: int) -> bytes:
-    """The parts of a message id that a whole topic partition shares."""
+@lru_cache(maxsize=4096)
+def _identity(partition: int, topic_id: bytes, leader_epoch: int) -> tuple[bytes, bytes]:
+    """The fields of a message id around its offset: the same for a whole topic partition."""
+    if not 0 <= partition <= MAX_COUNT or not 0 <= leader_epoch <= MAX_COUNT:
+        raise WireError("cannot encode a partition or leader epoch outside 0 to 2^31 - 1")
     if len(topic_id) not in (0, 16):
         raise WireError(f"cannot encode a topic_id of {len(topic_id)} bytes: it has 16, or none")
-    if not 0 <= leader_epoch <= MAX_COUNT:
-        raise WireError(f"cannot encode leader_epoch {leader_epoch}: 0 to 2^31 - 1")
-    return _blob(b"\x82\x01", topic_id) + _number(b"\x88\x01", leader_epoch)
+    return (
+        _number(b"\x08", partition),
+        _blob(b"\x82\x01", topic_id) + _number(b"\x88\x01", leader_epoch),
+    )
 
 
 def _message_id(message_id: MessageId) -> bytes:
     """Field 3, always written: an id of partition 0, offset 0 is there, but empty."""
-    partition = message_id.partition
-    if not 0 <= partition <= MAX_COUNT:
-        raise WireError(f"cannot encode partition {partition}: 0 to 2^31 - 1")
+    before, after = _identity(message_id.partition, message_id.topic_id, message_id.leader_epoch)
     offset = message_id.offset
-    body = _origin_fields(message_id.topic_id, message_id.leader_epoch)
-    if offset:
-        body = b"\x10" + varint(offset) + body
-    if partition:
-        body = b"\x08" + varint(partition) + body
-    return b"\x1a" + _LAST[len(body)] + body
+    if not offset:
+        return b"\x1a%c%b%b" % (len(before) + len(after), before, after)
+    middle = varint(offset)
+    size = len(before) + len(middle) + len(after) + 1  # below 128 in any case: 6 + 10 + 25
+    return b"\x1a%c%b\x10%b%b" % (size, before, middle, after)
 
 
 def _headers(headers: Headers) -> bytes:
-    parts = []
+    parts: list[bytes] = []
     for name, value in headers:
-        body = _blob(b"\x0a", name.encode())
-        if value is not None:  # an empty value is written, a null one is absent
-            body += b"\x12" + varint(len(value)) + value
-        parts.append(b"\x8a\x01" + varint(len(body)) + body)
+        encoded = name.encode() if name.isascii() else _encoded_name(name)
+        if value is None:  # absent: null; an empty value is written
+            body = b"\x0a%b%b" % (varint(len(encoded)), encoded)
+        else:
+            body = b"\x0a%b%b\x12%b%b" % (
+                varint(len(encoded)),
+                encoded,
+                varint(len(value)),
+                value,
+            )
+        parts += (b"\x8a\x01", varint(len(body)), body)
     return b"".join(parts)
+
+
+def _encoded_name(name: str) -> bytes:
+    try:
+        return name.encode()
+    except UnicodeEncodeError:
+        raise WireError("cannot encode a header whose name is not Unicode text") from None
 
 
 class StartEncoder:
@@ -201,7 +223,7 @@ class StartEncoder:
             parts.append(_NULL_VALUE)
         elif value:
             parts += (b"\x32", varint(len(value)), value)
-        parts.append(_count(b"\x80\x01", delivery_count))
+        parts.append(_FIRST if delivery_count == 1 else _count(b"\x80\x01", delivery_count))
         if headers:
             parts.append(_headers(headers))
         if expires_at_ms:
@@ -271,16 +293,24 @@ def encode_end(
     reason: str = "",
     of_schedule: bool = False,
 ) -> bytes:
-    """An END (R8). ``redeliver_after_ms`` is the delay of a NACK.
+    """An END (R8).
+
+    Args:
+        message_id: Identity of the message, or of the SCHEDULE.
+        outcome: The verdict.
+        consumer_id: Who gives it.
+        redeliver_after_ms: The delay of a NACK; not written otherwise.
+        reason: Text for people, cut at 4 KiB of UTF-8 (R11).
+        of_schedule: ``message_id`` names a SCHEDULE.
 
     Raises:
         WireError: a number is outside its range.
     """
     data = _END_TYPE + _message_id(message_id) + _OUTCOME[outcome] + _consumer(consumer_id)
-    if redeliver_after_ms:
+    if redeliver_after_ms and outcome is Outcome.NACK:
         data += _duration(redeliver_after_ms)
     if reason:
-        data += _blob(b"\xc2\x01", reason.encode())
+        data += _blob(b"\xc2\x01", cut_text(reason).encode())
     return data + _OF_SCHEDULE if of_schedule else data
 
 

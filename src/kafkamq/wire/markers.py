@@ -44,6 +44,8 @@ __all__ = [
 ]
 
 _OUTCOMES = tuple(Outcome)  # dense from 0
+_OUTCOME_COUNT = len(_OUTCOMES)
+_ACK = Outcome.ACK
 _START = MarkerType.START
 _END = MarkerType.END
 _KEEPALIVE = MarkerType.KEEPALIVE
@@ -61,7 +63,7 @@ def decode_marker(
         WireError: the bytes are no marker; ``UnsupportedVersionError`` for a newer version's.
     """
     try:
-        return _decode(data, slim=False)
+        return _decode(data, False)
     except WireError as error:
         raise _placed(error, topic, partition, offset) from None
 
@@ -74,7 +76,7 @@ def decode_slim(
     For trackers, which fold a marker and read the START again when it is due.
     """
     try:
-        return _decode(data, slim=True)
+        return _decode(data, True)
     except WireError as error:
         raise _placed(error, topic, partition, offset) from None
 
@@ -83,7 +85,7 @@ def _placed(error: WireError, topic: str, partition: int, offset: int) -> WireEr
     return type(error)(error.reason, topic=topic, partition=partition, offset=offset)
 
 
-def _decode(data: bytes | None, *, slim: bool) -> Marker:
+def _decode(data: bytes | None, slim: bool) -> Marker:
     if not data:
         raise WireError("the record is empty")
     if len(data) > MAX_MARKER_BYTES:
@@ -92,13 +94,8 @@ def _decode(data: bytes | None, *, slim: bool) -> Marker:
         message = _parse(data)
     except (DecodeError, ValueError):  # ValueError: text that is not UTF-8, in pure Python
         raise WireError("the record is not a marker") from None
-    version = message.version
-    if version:
-        if version > 0:
-            raise UnsupportedVersionError(
-                f"the marker has version {version}, this release reads version 0: upgrade kafkamq"
-            )
-        raise WireError(f"the marker has version {version}")
+    if message.version:
+        raise _other_version(message.version)
     kind: int = message.type
     if kind == 1:
         return _decode_end(message, slim)
@@ -109,52 +106,92 @@ def _decode(data: bytes | None, *, slim: bool) -> Marker:
     if kind == 16:
         return _decode_schedule(message, slim)
     if kind == 17:
-        return Marker(
-            _TICK, consumer_id=_consumer_id(message), engine_epoch=_time(message.engine_epoch)
-        )
+        engine_epoch = message.engine_epoch
+        if engine_epoch > MAX_INT64:
+            raise WireError("an engine epoch over 2^63 - 1")
+        return Marker(_TICK, consumer_id=_consumer_id(message), engine_epoch=engine_epoch)
     raise WireError(f"unknown marker type {kind}")
 
 
+def _other_version(version: int) -> WireError:
+    if version < 0:
+        return WireError(f"the marker has version {version}")
+    return UnsupportedVersionError(
+        f"the marker has version {version}, this release reads version 0: upgrade kafkamq"
+    )
+
+
 def _decode_start(message: pb.Marker, slim: bool) -> Marker:
-    if not message.HasField("message_id"):
-        raise WireError("a START without message_id")
+    redeliver_after_ms = message.redeliver_after_ms
+    max_lease_ms = message.max_lease_ms
+    if redeliver_after_ms > MAX_DURATION_MS or max_lease_ms > MAX_DURATION_MS:
+        raise WireError(f"a START of {redeliver_after_ms} ms, {max_lease_ms} ms at most")
     delivery_count = message.delivery_count
-    if delivery_count > MAX_COUNT or message.max_deliveries > MAX_COUNT:
-        raise WireError("a count of deliveries is over 2^31 - 1")
-    null = message.null_value
+    max_deliveries = message.max_deliveries
+    if delivery_count > MAX_COUNT or max_deliveries > MAX_COUNT:
+        raise WireError("a START with a count of deliveries over 2^31 - 1")
+    expires_at_ms = message.expires_at_ms
+    message_timestamp_ms = message.message_timestamp_ms
+    if expires_at_ms > MAX_INT64 or message_timestamp_ms > MAX_INT64:
+        raise WireError("a START with a time over 2^63 - 1")
+    by_reference = message.by_reference
+    key = value = b""
+    headers: Headers = ()
+    is_null = False
+    if not slim:
+        key = message.key
+        headers = _headers(message)
+        if not by_reference:
+            value = message.value
+            is_null = message.null_value
     return Marker(
         _START,
-        _message_id(message.message_id),
-        _duration(message.redeliver_after_ms),
-        b"" if slim else message.key,
-        None if null else b"" if slim else message.value,
+        _message_id(message),
+        redeliver_after_ms,
+        key,
+        None if is_null else value,
         delivery_count or 1,
-        () if slim else _headers(message),
-        _time(message.expires_at_ms),
+        headers,
+        expires_at_ms,
         _consumer_id(message),
-        _time(message.message_timestamp_ms),
-        message.by_reference,
-        Outcome.ACK,
+        message_timestamp_ms,
+        by_reference,
+        _ACK,
         "",
-        message.max_deliveries,
-        _duration(message.max_lease_ms),
+        max_deliveries,
+        max_lease_ms,
     )
 
 
 def _decode_end(message: pb.Marker, slim: bool) -> Marker:
-    if not message.HasField("message_id"):
-        raise WireError("an END without message_id")
     number: int = message.outcome
-    if not 0 <= number < len(_OUTCOMES):
-        raise WireError(f"an END with unknown outcome {number}")
+    redeliver_after_ms = 0
+    reason = ""
+    if number:
+        if not 0 < number < _OUTCOME_COUNT:
+            raise WireError(f"an END with unknown outcome {number}")
+        if number == 1:
+            redeliver_after_ms = _duration(message)
+        if not slim:
+            reason = message.reason
     return Marker(
         _END,
-        _message_id(message.message_id),
-        _duration(message.redeliver_after_ms),
-        consumer_id=_consumer_id(message),
-        outcome=_OUTCOMES[number],
-        reason="" if slim else message.reason,
-        of_schedule=message.of_schedule,
+        _message_id(message),
+        redeliver_after_ms,
+        b"",
+        b"",
+        1,
+        (),
+        0,
+        _consumer_id(message),
+        0,
+        False,
+        _OUTCOMES[number],
+        reason,
+        0,
+        0,
+        False,
+        message.of_schedule,
     )
 
 
@@ -162,36 +199,40 @@ def _decode_keepalive(message: pb.Marker) -> Marker:
     consumer_id = _consumer_id(message)
     message_id = None
     if message.HasField("message_id"):
-        message_id = _message_id(message.message_id)
+        message_id = _message_id(message)
     elif not consumer_id:
         raise WireError("a KEEPALIVE that names neither a message nor a consumer")
-    return Marker(
-        _KEEPALIVE, message_id, _duration(message.redeliver_after_ms), consumer_id=consumer_id
-    )
+    return Marker(_KEEPALIVE, message_id, _duration(message), consumer_id=consumer_id)
 
 
 def _decode_schedule(message: pb.Marker, slim: bool) -> Marker:
     carried = message.carried_forward
     if carried != message.HasField("message_id"):
         raise WireError("a SCHEDULE names a first one exactly when it was carried forward")
+    expires_at_ms = message.expires_at_ms
+    if expires_at_ms > MAX_INT64:
+        raise WireError("a SCHEDULE with a time over 2^63 - 1")
     return Marker(
         _SCHEDULE,
-        _message_id(message.message_id) if carried else None,
-        _duration(message.redeliver_after_ms),
+        _message_id(message) if carried else None,
+        _duration(message),
         b"" if slim else message.key,
-        None if message.null_value else b"" if slim else message.value,
+        b"" if slim else None if message.null_value else message.value,
         headers=() if slim else _headers(message),
-        expires_at_ms=_time(message.expires_at_ms),
+        expires_at_ms=expires_at_ms,
         consumer_id=_consumer_id(message),
         carried_forward=carried,
     )
 
 
-def _message_id(message: pb.MessageId) -> MessageId:
-    partition = message.partition
-    offset = message.offset
-    topic_id = message.topic_id
-    leader_epoch = message.leader_epoch
+def _message_id(message: pb.Marker) -> MessageId:
+    identity = message.message_id  # a default one when the marker has none
+    partition = identity.partition
+    offset = identity.offset
+    topic_id = identity.topic_id
+    leader_epoch = identity.leader_epoch
+    if not offset and not message.HasField("message_id"):
+        raise WireError("the marker names no message")
     if partition < 0 or offset < 0 or leader_epoch < 0:
         raise WireError("a message_id with a negative number")
     if topic_id and len(topic_id) != 16:
@@ -200,12 +241,10 @@ def _message_id(message: pb.MessageId) -> MessageId:
 
 
 def _headers(message: pb.Marker) -> Headers:
-    return tuple(
-        [
-            (header.key, header.value if header.HasField("value") else None)
-            for header in message.headers
-        ]
-    )
+    headers = message.headers
+    if not headers:
+        return ()
+    return tuple([(h.key, h.value if h.HasField("value") else None) for h in headers])
 
 
 def _consumer_id(message: pb.Marker) -> str:
@@ -215,16 +254,11 @@ def _consumer_id(message: pb.Marker) -> str:
     return consumer_id
 
 
-def _duration(value_ms: int) -> int:
-    if value_ms > MAX_DURATION_MS:
-        raise WireError(f"a duration of {value_ms} ms")
-    return value_ms
-
-
-def _time(value_ms: int) -> int:
-    if value_ms > MAX_INT64:
-        raise WireError("a time or epoch over 2^63 - 1")
-    return value_ms
+def _duration(message: pb.Marker) -> int:
+    redeliver_after_ms = message.redeliver_after_ms
+    if redeliver_after_ms > MAX_DURATION_MS:
+        raise WireError(f"a marker with redeliver_after_ms {redeliver_after_ms}")
+    return redeliver_after_ms
 
 
 def encode_marker(marker: Marker) -> bytes:
