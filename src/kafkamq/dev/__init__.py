@@ -1,0 +1,18 @@
+"""A real Kafka broker for development and tests: its artifacts, its process, its pytest fixture."""
+
+from kafkamq.dev.artifacts import DEFAULT_VERSION, KafkaJars, fetch_kafka
+from kafkamq.dev.broker import LocalKafka
+from kafkamq.dev.environment import cache_dir_from, java_from
+from kafkamq.dev.errors import ArtifactError, JavaError, LocalKafkaError
+
+__all__ = [
+    "LocalKafka",
+    "KafkaJars",
+    "fetch_kafka",
+    "DEFAULT_VERSION",
+    "cache_dir_from",
+    "java_from",
+    "ArtifactError",
+    "JavaError",
+    "LocalKafkaError",
+]

@@ -1,0 +1,24 @@
+"""Prints the list of jars of a Kafka version, to be committed after a look at it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from kafkamq.dev.artifacts import fetch_kafka
+from kafkamq.dev.environment import cache_dir_from, java_from
+from kafkamq.dev.modules import format_list
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m kafkamq.dev VERSION\n")
+        return 2
+    cache, java = cache_dir_from(os.environ), java_from(os.environ)
+    jars = fetch_kafka(arguments[0], cache_dir=cache, java=java)
+    sys.stdout.write(format_list(jars.version, jars.modules))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

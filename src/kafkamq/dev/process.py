@@ -1,0 +1,98 @@
+"""A broker's process, started under a guard that ends it when this process is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kafkamq.dev.errors import LocalKafkaError
+from kafkamq.errors import StateError
+
+__all__ = ["BrokerProcess"]
+
+_GUARD = Path(__file__).with_name("guard.py")
+_KILL_TIMEOUT_S = 30.0
+
+
+class BrokerProcess:
+    """One run of a command, in a session of its own: a Ctrl-C on the terminal does not reach it.
+
+    Not thread-safe, but any thread may start it and end before it.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, log_path: Path, grace_s: float, remove: Path | None
+    ) -> None:
+        """Starts the command.
+
+        Args:
+            command: What to run.
+            log_path: Its output is appended here.
+            grace_s: How long it may take to end after SIGTERM.
+            remove: A folder that goes when this process ends without `stop` or `kill`.
+        """
+        self._grace_s = grace_s
+        guard = [sys.executable, "-I", "-S", str(_GUARD)]
+        arguments = [str(os.getpid()), str(grace_s), str(remove or "")]
+        with log_path.open("ab") as log:
+            self._guard = subprocess.Popen(
+                [*guard, *arguments, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        assert self._guard.stdout is not None
+        with self._guard.stdout as output:
+            answer = output.readline()
+        if not answer.strip().isdigit():
+            self._guard.wait(_KILL_TIMEOUT_S)
+            raise LocalKafkaError(f"the guard of the broker did not start; see {log_path}")
+        self.pid = int(answer)
+
+    @property
+    def is_running(self) -> bool:
+        return self._guard.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """128 + n after signal n; None while it runs."""
+        return self._guard.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to the command.
+
+        Raises:
+            StateError: it has ended.
+        """
+        if not self.is_running:  # the guard reaps its child last: until then the id is its own
+            raise StateError("the broker does not run")
+        os.kill(self.pid, number)
+
+    def stop(self) -> bool:
+        """Ends the command, by SIGKILL if it takes too long; returns whether it ended by itself."""
+        try:
+            self.send(signal.SIGCONT)
+            self.send(signal.SIGTERM)
+            self._guard.wait(self._grace_s)
+        except (StateError, ProcessLookupError):
+            pass  # it ended in between
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return False
+        except BaseException:  # a second Ctrl-C: no broker may stay behind
+            self.kill()
+            raise
+        self._guard.wait(_KILL_TIMEOUT_S)
+        return True
+
+    def kill(self) -> None:
+        """Ends the command as a crash would."""
+        with contextlib.suppress(StateError, ProcessLookupError):  # it ended in between
+            self.send(signal.SIGKILL)
+        self._guard.wait(_KILL_TIMEOUT_S)
