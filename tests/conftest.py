@@ -1,0 +1,23 @@
+"""Fixtures that all tests share; `kafka_broker` comes from kafkamq's own pytest plugin."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+import pytest
+
+from kafkamq.dev import LocalKafka
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest) -> str:
+    """A prefix for topics and groups that no other test uses, and that names the test."""
+    name = re.sub(r"[^A-Za-z0-9-]", "-", request.node.name)[:60]
+    return f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="session")
+def bootstrap(kafka_broker: LocalKafka) -> str:
+    """The address of the session's broker."""
+    return kafka_broker.bootstrap_servers
