@@ -147,15 +147,9 @@ def _headers(headers: Headers) -> bytes:
     parts: list[bytes] = []
     for name, value in headers:
         encoded = name.encode() if name.isascii() else _encoded_name(name)
-        if value is None:  # absent: null; an empty value is written
-            body = b"\x0a%b%b" % (varint(len(encoded)), encoded)
-        else:
-            body = b"\x0a%b%b\x12%b%b" % (
-                varint(len(encoded)),
-                encoded,
-                varint(len(value)),
-                value,
-            )
+        body = b"\x0a%b%b" % (varint(len(encoded)), encoded) if encoded else b""
+        if value is not None:  # null is absent, an empty value is written
+            body += b"\x12%b%b" % (varint(len(value)), value)
         parts += (b"\x8a\x01", varint(len(body)), body)
     return b"".join(parts)
 
@@ -216,7 +210,9 @@ class StartEncoder:
         Raises:
             WireError: a number is outside its range.
         """
-        parts = [_message_id(message_id), self._constant, b"\x2a", varint(len(key)), key]
+        parts = [_message_id(message_id), self._constant]
+        if key:
+            parts += (b"\x2a", varint(len(key)), key)
         if by_reference:
             parts.append(_BY_REFERENCE)
         elif value is None:

@@ -1,0 +1,39 @@
+"""Our partitions against those that a real producer chooses."""
+
+from __future__ import annotations
+
+import uuid
+
+from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kafkamq.dev import LocalKafka
+from kafkamq.wire.partitions import key_partition, marker_key, marker_partition
+
+PARTITIONS = 7
+
+
+def test_librdkafkas_murmur2_random_agrees(kafka_broker: LocalKafka) -> None:
+    servers = {"bootstrap.servers": kafka_broker.bootstrap_servers}
+    topic = f"partitioner-{uuid.uuid4().hex[:8]}"
+    created = AdminClient(servers).create_topics([NewTopic(topic, PARTITIONS, 1)])
+    created[topic].result(30)
+    chosen: dict[bytes, int] = {}
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        assert error is None, error
+        key, partition = message.key(), message.partition()
+        assert isinstance(key, bytes)
+        assert partition is not None
+        chosen[key] = partition
+
+    producer = Producer({**servers, "partitioner": "murmur2_random"})
+    keys = {bytes(range(size)) for size in range(1, 40)}
+    keys |= {b"\xff" * size for size in range(1, 9)}
+    markers = {marker_key(p, chunk * 4096): (p, chunk) for p in range(5) for chunk in range(40)}
+    for key in keys | set(markers):
+        producer.produce(topic, key=key, value=b"", on_delivery=delivered)
+    assert producer.flush(30) == 0
+    assert chosen == {key: key_partition(key, PARTITIONS) for key in keys | set(markers)}
+    for key, (partition, chunk) in markers.items():  # R26
+        assert marker_partition(partition, chunk * 4096, PARTITIONS) == chosen[key]
