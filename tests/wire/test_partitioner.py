@@ -16,8 +16,8 @@ PARTITIONS = 7
 def test_librdkafkas_murmur2_random_agrees(kafka_broker: LocalKafka) -> None:
     servers = {"bootstrap.servers": kafka_broker.bootstrap_servers}
     topic = f"partitioner-{uuid.uuid4().hex[:8]}"
-    created = AdminClient(servers).create_topics([NewTopic(topic, PARTITIONS, 1)])
-    created[topic].result(30)
+    admin = AdminClient(servers)  # its futures fail once it is gone
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
     chosen: dict[bytes, int] = {}
 
     def delivered(error: KafkaError | None, message: Message) -> None:

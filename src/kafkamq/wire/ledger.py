@@ -72,6 +72,8 @@ def decode_position(metadata: str | None) -> Position | None:
     if not isinstance(fields, dict):
         raise WireError("the ledger entry is not a JSON object")
     version = _number(fields.get("v"), "v")
+    if version < _VERSION:
+        raise WireError(f"version {version} never was")
     if version > _VERSION:
         raise UnsupportedVersionError(
             f"the ledger entry has version {version}, this release reads version 1: upgrade kafkamq"

@@ -104,6 +104,8 @@ def decode_status(value: bytes | None) -> TrackerStatus:
     if not isinstance(values, dict):
         raise WireError("a status is not a JSON object")
     version = _number(values.get("version"), "version")
+    if version < _VERSION:
+        raise WireError(f"version {version} never was")
     if version > _VERSION:
         raise UnsupportedVersionError(
             f"a status has version {version}, this release reads {_VERSION}: upgrade kafkamq"
