@@ -1,0 +1,149 @@
+"""Builds the Spark session that the tracker, the views and users' own pipelines run in.
+
+What has to be right before Spark starts is set here: the Python of the workers, state in RocksDB,
+no adaptive plans and no speculation (the sink relies on both being off), a quiet JVM.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafkamq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["REDACTED", "build_session", "check_environment", "session_settings"]
+
+MIN_JAVA = 17
+REDACTED = r"(?i)secret|password|passwd|token|access[.]?key|jaas|oauthbearer|credential|[.]key"
+_INSTALL = "install with: pip install 'kafkamq[spark]'"
+# Distribution -> lowest version, first version that is too new.
+_NEEDED: Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
+    "pyspark": ((4, 2), (4, 3)),
+    "pandas": ((2, 2), (3,)),
+    "pyarrow": ((18,), None),
+    "protobuf": ((6, 30), (8,)),
+}
+_STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+
+def build_session(
+    *,
+    app_name: str = "kafkamq",
+    master: str = "local[2]",
+    driver_memory: str = "1g",
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Starts Spark, or returns the session that this process has, with kafkamq's settings.
+
+    Args:
+        app_name: Name of the application in Spark's own pages and logs.
+        master: Where Spark runs: ``local[N]``, ``spark://host:port``, ``yarn``, ``k8s://...``.
+        driver_memory: Heap of the driver; with a local master of everything but Python.
+        settings: Spark properties that stand above kafkamq's own.
+
+    Raises:
+        ConfigError: Java or a Python package is missing or has an unsupported version.
+    """
+    check_environment()
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # else `python3` of PATH runs the workers
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for name, value in session_settings(master=master, driver_memory=driver_memory).items():
+        builder = builder.config(name, value)
+    for name, value in (settings or {}).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def session_settings(*, master: str, driver_memory: str) -> dict[str, str]:
+    """The Spark properties that kafkamq sets, by name."""
+    settings = {
+        "spark.driver.memory": driver_memory,
+        "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC -Dlog4j2.configurationFile={_LOGGING}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.redaction.regex": REDACTED,
+        "spark.sql.redaction.options.regex": f"{REDACTED}|url",
+        "spark.speculation": "false",  # the sink: one task per marker partition at a time
+        "spark.sql.adaptive.enabled": "false",  # as Spark does for stateful queries anyway
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+        "spark.sql.execution.pyspark.binaryAsBytes": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.stateStore.providerClass": _STATE_STORE,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",  # no timers, no watermark
+        "spark.sql.streaming.metricsEnabled": "false",
+    }
+    if master.startswith("local"):
+        settings |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.executorEnv.PYTHONPATH": _worker_path(),
+            "spark.shuffle.service.enabled": "false",
+        }
+    return settings
+
+
+def _worker_path() -> str:
+    """Where workers on this machine find kafkamq, whether it is installed or runs from a tree."""
+    package_folder = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join([package_folder, *filter(None, sys.path[1:])])
+
+
+def check_environment() -> dict[str, str]:
+    """Checks Python packages and Java; returns their versions by name.
+
+    Raises:
+        ConfigError: something is missing, too old or too new; says what and what to install.
+    """
+    found = {name: _package_version(name, *limits) for name, limits in _NEEDED.items()}
+    found["java"] = _java_version()
+    return found
+
+
+def _package_version(name: str, lowest: tuple[int, ...], below: tuple[int, ...] | None) -> str:
+    wanted = f">={_dotted(lowest)}" + (f",<{_dotted(below)}" if below else "")
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        raise ConfigError(f"{name}{wanted} is missing: {_INSTALL}") from None
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    if numbers < lowest or (below is not None and numbers >= below):
+        raise ConfigError(f"{name} is {version}: it must be {wanted}; {_INSTALL}")
+    return version
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(str(number) for number in numbers)
+
+
+def _java_version() -> str:
+    home = os.environ.get("JAVA_HOME")  # Spark's launcher prefers it too
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None or not Path(java).exists():
+        raise ConfigError(
+            f"Java {MIN_JAVA} or newer is missing (JAVA_HOME is {home or 'not set'}): "
+            "install a Java runtime, or point JAVA_HOME at one"
+        )
+    said = subprocess.run(
+        [java, "-version"], capture_output=True, text=True, check=False, timeout=30
+    ).stderr
+    match = re.search(r'version "(\d+)([^"]*)"', said)
+    if match is None or int(match[1]) < MIN_JAVA:
+        first_line = said.splitlines()[0] if said else "silent"
+        raise ConfigError(f"{java} is {first_line}: it must be Java {MIN_JAVA} or newer")
+    return match[1] + match[2]
