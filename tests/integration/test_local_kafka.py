@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+import kafkamq.dev.broker as module
 from kafkamq.dev import LocalKafka, LocalKafkaError, cache_dir_from, java_from
 from kafkamq.errors import StateError
 
@@ -184,15 +186,12 @@ def test_a_broker_that_dies_after_formatting_says_why(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_leads_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    import kafkamq.dev.broker as module
-
-    taken = own = module.free_port_pair()
+    taken = module.free_port_pair()
     pairs = iter([taken, module.free_port_pair()])
-    monkeypatch.setattr(module, "free_port_pair", lambda: next(pairs))
-    import socket
+    monkeypatch.setattr(module, "free_port_pair", lambda port: next(pairs))
 
     with socket.create_server(("127.0.0.1", taken[0])), LocalKafka(**OPTIONS) as broker:
-        assert broker.bootstrap_servers != f"127.0.0.1:{own[0]}"
+        assert broker.bootstrap_servers != f"127.0.0.1:{taken[0]}"
 
 
 def test_any_thread_may_start_it_and_end() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
-from kafkamq.dev import LocalKafka, cache_dir_from, java_from
+from kafkamq.dev import LocalKafka, LocalKafkaError, cache_dir_from, java_from
 from kafkamq.dev.log import errors_in
 from kafkamq.dev.ports import free_port_pair
 from kafkamq.dev.properties import OWNED, format_properties, server_properties
@@ -71,6 +72,14 @@ def test_the_environment_names_java() -> None:
 def test_ports_differ() -> None:
     first, second = free_port_pair()
     assert first != second
+    assert free_port_pair(first)[0] == first
+
+
+def test_a_port_in_use_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(LocalKafkaError, match=f"port {port} .* is in use"):
+            free_port_pair(port)
 
 
 def test_errors_are_picked_out_of_a_log_without_stack_frames() -> None:

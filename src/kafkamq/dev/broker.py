@@ -52,6 +52,7 @@ class LocalKafka:
         self,
         version: str = DEFAULT_VERSION,
         *,
+        port: int = 0,
         data_dir: Path | str | None = None,
         keep: bool = False,
         properties: Mapping[str, str] | None = None,
@@ -68,6 +69,7 @@ class LocalKafka:
 
         Args:
             version: Of Kafka, as published; fetched into the cache when it is used first.
+            port: Where clients connect; 0: a free one.
             data_dir: Its folder; kept, and opened again when it has data. None: a temporary one.
             keep: Keeps a temporary folder too (`data_dir` says where it is).
             properties: Broker properties over our defaults (`kafkamq.dev.properties`).
@@ -79,6 +81,7 @@ class LocalKafka:
             stop_timeout: Seconds until a clean stop becomes a kill.
         """
         self.version = version
+        self._port = port
         self._given_dir = None if data_dir is None else Path(data_dir).absolute()
         self._keep = keep or data_dir is not None
         self._overrides = dict(properties or {})
@@ -149,7 +152,7 @@ class LocalKafka:
             self._folder.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         for attempt in range(1, MAX_START_ATTEMPTS + 1):
-            ports = self._ports or free_port_pair()
+            ports = self._ports or free_port_pair(self._port)
             try:
                 self._start_once(java, jars, self._folder, ports)
                 break

@@ -18,30 +18,48 @@ _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _USUAL_EPHEMERAL = (32_768, 65_535)
 
 
-def free_port_pair() -> tuple[int, int]:
+def free_port_pair(port: int = 0) -> tuple[int, int]:
     """Two ports that nobody listens on now, outside the system's ephemeral range.
+
+    The first is ``port`` unless that is 0.
 
     A port of that range may be taken by any outgoing connection while a broker restarts, even by
     a client that tries to reach the broker: on the loopback it then connects to itself.
 
     Another process may still take a port first: whoever binds must be ready to ask again.
+
+    Raises:
+        LocalKafkaError: ``port`` is in use, or there are no free ports.
     """
+    if port and not _is_free(port):
+        raise LocalKafkaError(f"port {port} on {HOST} is in use: choose another, or 0 for any")
     low, high = _ephemeral_range()
     with contextlib.ExitStack() as bound:  # all at once, so that they differ
-        ports: list[int] = []
+        ports = [port] if port else []
         for _ in range(_MAX_TRIES):
-            port = random.randint(_FIRST, _LAST)
-            if low <= port <= high:
+            drawn = random.randint(_FIRST, _LAST)
+            if low <= drawn <= high or drawn in ports:
                 continue
             probe = bound.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
             try:
-                probe.bind((HOST, port))
+                probe.bind((HOST, drawn))
             except OSError:
                 continue
-            ports.append(port)
+            ports.append(drawn)
             if len(ports) == 2:
                 return ports[0], ports[1]
     raise LocalKafkaError(f"no two free ports on {HOST} in {_MAX_TRIES} tries")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As the broker binds: connections of its predecessor that still linger do not matter.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
 
 
 def _ephemeral_range() -> tuple[int, int]:
