@@ -8,14 +8,32 @@ transaction as what it speaks of, so it can neither lag nor lead.
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from confluent_kafka import Consumer, TopicPartition
+
+from kafkamq.clients.admin import Admin
+from kafkamq.clients.errors import TransactionAbortedError
+from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.config import ServiceConfig
-from kafkamq.wire.ledger import Position
+from kafkamq.errors import ConfigError, DeadlineExceededError, FencedError, KafkaMQError
+from kafkamq.wire.ledger import Position, decode_position, encode_position
 
-__all__ = ["Claim", "Ledger", "LedgerKey", "claim", "close_ledgers", "ledger", "read_positions"]
+__all__ = [
+    "Claim",
+    "Ledger",
+    "LedgerKey",
+    "claim",
+    "close_ledgers",
+    "latest",
+    "ledger",
+    "read_positions",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +47,8 @@ class LedgerKey:
     @classmethod
     def of_markers(cls, config: ServiceConfig, partition: int) -> LedgerKey:
         """The ledger of a marker partition, the same for every engine: R22."""
-        raise NotImplementedError
+        topic = config.marker_topic
+        return cls(f"kafkamq.{topic}.{partition}", topic, partition)
 
 
 class Ledger:
@@ -43,17 +62,28 @@ class Ledger:
         producer: For what goes into the same transaction as the position.
     """
 
-    def __init__(self, config: ServiceConfig, key: LedgerKey, *, engine: str, epoch: int) -> None:
+    def __init__(
+        self,
+        config: ServiceConfig,
+        key: LedgerKey,
+        *,
+        engine: str,
+        epoch: int,
+        admin: Admin | None = None,
+    ) -> None:
         self.key = key
         self.engine = engine
         self.epoch = epoch
         self.last: Position | None = None
-        self.producer: TransactionalProducer
+        self.producer = TransactionalProducer(config, key.transactional_id)
+        self._config = config
+        self._admin = admin
+        self._group = b""
 
     @property
     def is_open(self) -> bool:
         """Whether transactions can start: opened, and not fenced or broken since."""
-        raise NotImplementedError
+        return self.producer.is_ready
 
     def open(self, *, timeout_s: float = 30.0) -> Position | None:
         """Fence whoever wrote before (``init_transactions``), read the ledger, check the epoch.
@@ -65,15 +95,40 @@ class Ledger:
             FencedError: The ledger holds a larger epoch, or another engine's equal one: stop.
             BrokerError, DeadlineExceededError: Not reached in time; may be repeated.
         """
-        raise NotImplementedError
+        self.fence(timeout_s=timeout_s)
+        last = self.last
+        if last is not None and (
+            last.epoch > self.epoch or (last.epoch == self.epoch and last.engine != self.engine)
+        ):
+            self.producer.close()  # R22: stop without writing
+            raise FencedError(
+                f"{self.key.topic}[{self.key.partition}]: engine {last.engine!r} started later "
+                f"(epoch {last.epoch}, ours is {self.epoch} as {self.engine!r}); stop this one",
+                code="LATER_START",
+                is_fatal=True,
+            )
+        return last
+
+    def fence(self, *, timeout_s: float = 30.0) -> None:
+        """``open`` without the check; for a start that is about to choose its epoch."""
+        self.producer.init(timeout_s=timeout_s)
+        if self._admin is None:
+            self._admin = Admin(self._config, timeout_s=timeout_s)
+        self.last = _read(self._admin, (self.key,)).get(self.key)
 
     def rows_done(self, batch: int) -> int:
         """Rows of ``batch`` that this start of this engine has committed; 0: none."""
-        raise NotImplementedError
+        last = self._own()
+        return last.rows_done if last is not None and last.batch == batch else 0
+
+    def is_past(self, batch: int) -> bool:
+        """Whether this start of this engine has committed rows of a later batch already."""
+        last = self._own()
+        return last is not None and last.batch > batch
 
     def begin(self) -> None:
         """Begin a transaction; produce through ``producer`` afterwards."""
-        raise NotImplementedError
+        self.producer.begin()
 
     def commit(
         self,
@@ -94,43 +149,137 @@ class Ledger:
             source_hash: Of the batch's source, for engines that check it.
             members: Group metadata of consumers (``Consumer.consumer_group_metadata()``); the
                 position is committed for their groups as well, which fences former members.
-            timeout_s: Bound of the whole call.
+            timeout_s: Bound of each of the requests.
 
         Raises:
             TransactionAbortedError: Known to be aborted; the ledger is usable.
-            FencedError: Somebody opened this ledger after us; known to be aborted or committed
-                only after ``open``.
+            FencedError: Somebody opened this ledger after us; after ``open`` (if the epoch still
+                is the latest) ``rows_done`` tells whether it was committed.
             OutcomeUnknownError: Call ``open``; then ``rows_done`` tells.
         """
-        raise NotImplementedError
+        written = Position(
+            position=position,
+            epoch=self.epoch,
+            batch=batch,
+            rows_done=rows_done,
+            source_hash=source_hash,
+            engine=self.engine,
+        )
+        self._write(written, members, timeout_s)
+        return written
+
+    def adopt(self, epoch: int, position: int, *, timeout_s: float = 30.0) -> Position:
+        """Make ``epoch`` this start's, in a transaction of its own; keeps what ``last`` says of
+        this engine's batch.
+        """
+        self.epoch = epoch
+        last = self.last
+        if last is None or last.engine != self.engine:
+            last = Position(position=position, epoch=epoch, engine=self.engine)
+        written = replace(last, epoch=epoch, position=position)
+        self.begin()
+        self._write(written, (), timeout_s)
+        return written
+
+    def _write(self, written: Position, members: Sequence[bytes], timeout_s: float) -> None:
+        topic, partition = self.key.topic, self.key.partition
+        offset = TopicPartition(
+            topic, partition, written.position, metadata=encode_position(written)
+        )
+        try:
+            self.producer.send_offsets([offset], self._metadata(), timeout_s=timeout_s)
+            for member in members:
+                plain = TopicPartition(topic, partition, written.position)
+                self.producer.send_offsets([plain], member, timeout_s=timeout_s)
+        except (FencedError, TransactionAbortedError):
+            raise
+        except KafkaMQError as error:
+            self.producer.abort()
+            raise TransactionAbortedError(f"{error}: aborted", is_retriable=True) from error
+        self.producer.commit(timeout_s=timeout_s)
+        self.last = written
 
     def abort(self, *, timeout_s: float = 10.0) -> None:
         """Abort the open transaction, if any."""
-        raise NotImplementedError
+        self.producer.abort(timeout_s=timeout_s)
 
     def close(self) -> None:
         """Abort what is open and end the producer; idempotent."""
-        raise NotImplementedError
+        self.producer.close()
+
+    def _own(self) -> Position | None:
+        last = self.last
+        if last is None or last.engine != self.engine or last.epoch != self.epoch:
+            return None
+        return last
+
+    def _metadata(self) -> bytes:
+        """Metadata of a group without members: the ledger's group never has any."""
+        if not self._group:
+            settings = consumer_settings(self._config, group_id=self.key.transactional_id)
+            consumer = connect(Consumer, settings)
+            try:
+                self._group = consumer.consumer_group_metadata()
+            finally:
+                consumer.close()
+        return self._group
+
+
+_cache: dict[tuple[object, ...], Ledger] = {}
+_cache_lock = threading.Lock()
 
 
 def ledger(config: ServiceConfig, key: LedgerKey, *, engine: str, epoch: int) -> Ledger:
     """This process's ledger of that key, engine and epoch, made once (not opened); R22.
 
-    One thread at a time may use it. A fork starts with none.
+    One thread at a time may use it. A fork starts with none. An older epoch's is closed.
     """
-    raise NotImplementedError
+    place = (os.getpid(), config.bootstrap_servers, *sorted(config.kafka.items()), key)
+    with _cache_lock:
+        found = _cache.get(place)
+        if found is not None and (found.engine, found.epoch) == (engine, epoch):
+            return found
+        if found is not None:
+            found.close()
+        made = _cache[place] = Ledger(config, key, engine=engine, epoch=epoch)
+        return made
 
 
 def close_ledgers() -> None:
     """Close all that ``ledger`` made in this process."""
-    raise NotImplementedError
+    with _cache_lock:
+        mine = [place for place in _cache if place[0] == os.getpid()]
+        for place in mine:
+            _cache.pop(place).close()
+        _cache.clear()
 
 
 def read_positions(
     config: ServiceConfig, keys: Sequence[LedgerKey], *, timeout_s: float = 30.0
 ) -> dict[LedgerKey, Position]:
-    """What the ledgers hold, without fencing anybody; a key without a commit is absent."""
-    raise NotImplementedError
+    """What the ledgers hold, without fencing anybody; a key without a commit is absent.
+
+    Raises:
+        WireError: Something that is not ours was committed under one of the ids.
+    """
+    with Admin(config, timeout_s=timeout_s) as admin:
+        return _read(admin, keys)
+
+
+def _read(admin: Admin, keys: Sequence[LedgerKey]) -> dict[LedgerKey, Position]:
+    requests = [(key.transactional_id, TopicPartition(key.topic, key.partition)) for key in keys]
+    found = {}
+    for key, committed in zip(keys, admin.committed(requests), strict=True):
+        if committed.offset >= 0:
+            position = decode_position(committed.metadata)
+            if position is not None:
+                found[key] = position
+    return found
+
+
+def latest(positions: Sequence[Position]) -> Position | None:
+    """Of the latest start: the largest epoch."""
+    return max(positions, key=lambda position: position.epoch, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,4 +308,61 @@ def claim(
         ConfigError: ``takeover`` is False and another engine's epoch is the latest.
         FencedError: A later start of some engine was found on the way.
     """
-    raise NotImplementedError
+    keys = [LedgerKey.of_markers(config, partition) for partition in range(partitions)]
+    deadline_s = time.monotonic() + timeout_s
+    found: dict[int, Position] = {}
+    with Admin(config, timeout_s=timeout_s) as admin:
+        starts = {
+            number: first
+            for number, (first, _) in admin.log_bounds(
+                config.marker_topic, range(partitions)
+            ).items()
+        }
+        epoch = 0
+        for key in keys:
+            while True:
+                one = Ledger(config, key, engine=engine, epoch=epoch, admin=admin)
+                try:
+                    if key.partition == 0:
+                        epoch = _next_epoch(one, admin, keys, takeover)
+                        one.epoch = epoch
+                    else:
+                        one.open(timeout_s=timeout_s)
+                    if one.last is not None:
+                        found[key.partition] = one.last
+                    position = starts[key.partition] if one.last is None else one.last.position
+                    one.adopt(epoch, position, timeout_s=timeout_s)
+                    break
+                except (FencedError, TransactionAbortedError) as error:
+                    is_later = isinstance(error, FencedError) and error.code == "LATER_START"
+                    if is_later or time.monotonic() > deadline_s:
+                        raise
+                finally:
+                    one.close()
+                if time.monotonic() > deadline_s:
+                    raise DeadlineExceededError(
+                        f"taking over {key.topic}[{key.partition}] did not end in {timeout_s:g} s"
+                    )
+    return Claim(epoch, found)
+
+
+def _next_epoch(one: Ledger, admin: Admin, keys: Sequence[LedgerKey], takeover: bool) -> int:
+    """Fence id 0 and choose: one more than any ledger holds."""
+    if not takeover:
+        require_own(latest(list(_read(admin, keys).values())), one.engine)
+    one.fence()
+    newest = latest(list(_read(admin, keys).values()))
+    return 1 if newest is None else newest.epoch + 1
+
+
+def require_own(newest: Position | None, engine: str) -> None:
+    """Refuse a start behind another engine's (``takeover`` is False).
+
+    Raises:
+        ConfigError: Another engine's epoch is the latest.
+    """
+    if newest is not None and newest.engine != engine:
+        raise ConfigError(
+            f"takeover is False: engine {newest.engine!r} (epoch {newest.epoch}) started last; "
+            "stop it, and start with takeover, to move the namespace to this engine"
+        )

@@ -1,15 +1,32 @@
-"""One transactional producer: begin, produce, offsets, commit; every wait bounded, outcomes named."""
+"""One transactional producer: begin, produce, offsets, commit; waits bounded, outcomes named."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from kafkamq.clients.errors import (
+    ErrorWatch,
+    OutcomeUnknownError,
+    TransactionAbortedError,
+    broker_error,
+    kafka_error,
+)
+from kafkamq.clients.settings import connect, transactional_settings
 from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, StateError
 from kafkamq.types import Headers
 
-__all__ = ["TransactionalProducer"]
+__all__ = ["Record", "TransactionalProducer"]
+
+Record: TypeAlias = tuple[str, int, "bytes | None", "bytes | None", Headers]
+"""Topic, partition, key, value, headers."""
+
+_SLICE_S = 0.5  # one blocking call; between two of them errors of the connection are looked at
+_CLOSE_S = 5.0
 
 
 class TransactionalProducer:
@@ -17,46 +34,183 @@ class TransactionalProducer:
 
     Every method raises ``FencedError`` when another producer of the same id was initialised later,
     ``TransactionAbortedError`` when the transaction is known not to have happened, and
-    ``OutcomeUnknownError`` when only ``init`` can tell.
+    ``OutcomeUnknownError`` when only ``init`` and a look into the log can tell.
+
+    Attributes:
+        transactional_id: Its id.
+        too_large: Deliveries of the last transaction that the broker refused for their size.
     """
 
     def __init__(self, config: ServiceConfig, transactional_id: str) -> None:
-        raise NotImplementedError
+        self.transactional_id = transactional_id
+        self.too_large = 0
+        self._config = config
+        self._watch = ErrorWatch(config.bootstrap_servers)
+        self._producer: Producer | None = None
+        self._is_ready = False  # initialised, and neither fenced nor broken since
+        self._in_transaction = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether ``begin`` may be called without ``init``."""
+        return self._is_ready
 
     def init(self, *, timeout_s: float = 30.0) -> None:
-        """Fence earlier producers of the id; makes a new client when this one is unusable."""
-        raise NotImplementedError
+        """Fence earlier producers of the id; what they had under way is settled when it returns.
+
+        Makes a new client where this one is unusable: a fenced one can never be used again.
+
+        Raises:
+            BrokerError, DeadlineExceededError: Not reached; may be repeated.
+        """
+        self._discard()
+        self._watch = ErrorWatch(self._config.bootstrap_servers)
+        settings = transactional_settings(self._config, transactional_id=self.transactional_id)
+        producer = connect(Producer, settings, self._watch)
+        self._producer = producer
+        self._bounded(
+            f"initialising transactions of {self.transactional_id}",
+            producer.init_transactions,
+            timeout_s,
+        )
+        self._is_ready = True
 
     def begin(self) -> None:
         """Begin a transaction."""
-        raise NotImplementedError
+        producer = self._ready()
+        self.too_large = 0
+        try:
+            producer.begin_transaction()
+        except KafkaException as error:
+            raise self._failed(error, "beginning a transaction") from error
+        self._in_transaction = True
 
-    def produce(
-        self,
-        topic: str,
-        *,
-        value: bytes | None,
-        key: bytes | None = None,
-        partition: int = -1,
-        headers: Headers = (),
-    ) -> None:
+    def produce(self, record: Record, *, timeout_s: float = 30.0) -> None:
         """Queue one record of the open transaction; waits (bounded) while the queue is full."""
-        raise NotImplementedError
+        topic, partition, key, value, headers = record
+        producer = self._ready()
+        deadline_s = 0.0
+        while True:
+            try:
+                producer.produce(
+                    topic,
+                    value,
+                    key,
+                    partition,
+                    on_delivery=self._on_delivery,
+                    headers=list(headers) if headers else None,
+                )
+                return
+            except BufferError:  # noqa: PERF203 - full queues are rare
+                now_s = time.monotonic()
+                deadline_s = deadline_s or now_s + timeout_s
+                if now_s > deadline_s:
+                    raise self._watch.deadline("producing in a transaction", timeout_s) from None
+                producer.poll(0.1)
+                self._watch.check("producing in a transaction")
+            except KafkaException as error:
+                if kafka_error(error).code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                    self.too_large += 1  # refused here, before it reached the broker
+                raise self._failed(error, f"producing to {topic}[{partition}]") from error
+
+    def flush(self, *, timeout_s: float = 10.0) -> None:
+        """Wait until the queued records are confirmed or refused; ``commit`` does so by itself."""
+        self._ready().flush(timeout_s)
 
     def send_offsets(
         self, positions: Sequence[TopicPartition], group_metadata: bytes, *, timeout_s: float = 10.0
     ) -> None:
         """Commit offsets for a group in the open transaction."""
-        raise NotImplementedError
+        producer = self._ready()
+        offsets = list(positions)
+        self._bounded(
+            f"sending offsets of {self.transactional_id}",
+            lambda slice_s: producer.send_offsets_to_transaction(offsets, group_metadata, slice_s),
+            timeout_s,
+        )
 
     def commit(self, *, timeout_s: float = 30.0) -> None:
         """Commit the open transaction; all its records are in the logs when this returns."""
-        raise NotImplementedError
+        producer = self._ready()
+        doing = f"committing a transaction of {self.transactional_id}"
+        try:
+            self._bounded(doing, producer.commit_transaction, timeout_s)
+        except (TransactionAbortedError, FencedError):
+            raise
+        except (BrokerError, DeadlineExceededError) as error:
+            self._is_ready = False
+            raise OutcomeUnknownError(
+                f"{error}: whether it was committed is not known", is_retriable=True
+            ) from error
+        self._in_transaction = False
 
     def abort(self, *, timeout_s: float = 10.0) -> None:
-        """Abort the open transaction, if any."""
-        raise NotImplementedError
+        """Abort the open transaction, if any; one that cannot be aborted ends at ``init``."""
+        producer = self._producer
+        if producer is None or not self._in_transaction:
+            return
+        self._in_transaction = False
+        try:
+            self._bounded(
+                f"aborting a transaction of {self.transactional_id}",
+                producer.abort_transaction,
+                timeout_s,
+            )
+        except (BrokerError, DeadlineExceededError):
+            self._is_ready = False  # init aborts it; the broker's timeout does it otherwise
 
     def close(self) -> None:
         """End the client; an open transaction is aborted (bounded). Idempotent."""
-        raise NotImplementedError
+        self.abort(timeout_s=_CLOSE_S)
+        self._discard()
+
+    def _ready(self) -> Producer:
+        if self._producer is None or not self._is_ready:
+            raise StateError(f"the producer of {self.transactional_id} needs init() first")
+        return self._producer
+
+    def _discard(self) -> None:
+        producer, self._producer = self._producer, None
+        self._is_ready = self._in_transaction = False
+        if producer is not None:
+            producer.purge()  # nothing of it may be sent any more; deleting it would wait for it
+            producer.poll(0)
+
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self.too_large += 1
+
+    def _bounded(self, doing: str, call: Callable[[float], object], timeout_s: float) -> None:
+        """Run one of librdkafka's resumable calls in slices, up to the bound."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            try:
+                call(max(0.01, min(_SLICE_S, left_s)))
+                self._watch.forget()
+                return
+            except KafkaException as error:
+                inner = kafka_error(error)
+                resumable = inner.retriable() and not inner.txn_requires_abort()
+                if not resumable or inner.fatal():
+                    raise self._failed(error, doing) from error
+                if left_s <= 0:
+                    self._is_ready = False
+                    raise self._watch.deadline(doing, timeout_s) from error
+                if inner.code() != KafkaError._TIMED_OUT:
+                    time.sleep(0.05)
+            if self._producer is not None:
+                self._producer.poll(0)
+            self._watch.check(doing)
+
+    def _failed(self, error: KafkaException, doing: str) -> Exception:
+        """Classify; leaves this producer either ready for ``begin`` or in need of ``init``."""
+        inner = kafka_error(error)
+        ours = broker_error(error, f"{doing} at {self._config.bootstrap_servers}")
+        if inner.txn_requires_abort() and not inner.fatal():
+            self.abort()
+            code = ours.code if isinstance(ours, BrokerError) else inner.name()
+            return TransactionAbortedError(f"{ours}: aborted", code=code, is_retriable=True)
+        if inner.fatal() or isinstance(ours, FencedError):
+            self._is_ready = self._in_transaction = False
+        return ours

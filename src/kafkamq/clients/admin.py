@@ -1,0 +1,272 @@
+"""Questions to the cluster: topics, partitions, ids, groups, configurations; every wait bounded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TypeVar
+
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__ lacks them
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
+
+from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
+from kafkamq.clients.settings import admin_settings, connect
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError
+
+__all__ = ["Admin", "ClusterInfo", "TopicInfo"]
+
+T = TypeVar("T")
+_SLICE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """What a topic is; ``settings`` are the effective ones, Kafka's names."""
+
+    name: str
+    topic_id: bytes  # 16 bytes; empty: the broker does not tell (before 2.8)
+    partitions: int
+    replication_factor: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInfo:
+    """What ``doctor`` shows of a cluster."""
+
+    cluster_id: str
+    brokers: Mapping[int, str]  # host:port by broker id
+    controller_id: int
+    settings: Mapping[str, str] = field(default_factory=dict)  # of one broker
+
+
+class Admin:
+    """One admin client of a namespace; context manager; thread-safe.
+
+    Every method raises ``BrokerError`` at once for wrong credentials, and
+    ``DeadlineExceededError``, naming the servers, when no broker answers within ``timeout_s``.
+    """
+
+    def __init__(self, config: ServiceConfig, *, timeout_s: float = 30.0) -> None:
+        self.config = config
+        self._timeout_s = timeout_s
+        self._watch = ErrorWatch(config.bootstrap_servers)
+        self._client = connect(AdminClient, admin_settings(config), self._watch)
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is held open; here for symmetry."""
+
+    @property
+    def client(self) -> AdminClient:
+        """The client underneath, for requests that have no method here; see ``wait``."""
+        return self._client
+
+    def wait(self, future: Future[T], doing: str) -> T:
+        """The result of one of the client's futures, within the bound.
+
+        Raises:
+            BrokerError, DeadlineExceededError: As described at the class.
+        """
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            self._client.poll(0)  # serves the error callback
+            self._watch.check(doing)
+            try:
+                result = future.result(timeout=_SLICE_S)
+            except FutureTimeoutError:
+                if time.monotonic() > deadline_s:
+                    raise self._watch.deadline(doing, self._timeout_s) from None
+                continue
+            except KafkaException as error:
+                self._client.poll(0)
+                self._watch.check(doing)
+                if kafka_error(error).code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
+                    raise self._watch.deadline(doing, self._timeout_s) from error
+                raise broker_error(
+                    error, f"{doing} at {self.config.bootstrap_servers}"
+                ) from error
+            self._watch.forget()
+            return result
+
+    def _again(self, call: Callable[[], T]) -> T:
+        """Repeat a question while the cluster says that it may be repeated, within the bound."""
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return call()
+            except BrokerError as error:
+                if not error.is_retriable or time.monotonic() > deadline_s:
+                    raise
+            time.sleep(0.1)  # a new topic's leader, or a coordinator that loads
+
+    def cluster(self) -> ClusterInfo:
+        """Brokers and identity of the cluster, and the settings of one broker."""
+        doing = "describing the cluster"
+        found = self.wait(self._client.describe_cluster(request_timeout=self._timeout_s), doing)
+        brokers = {node.id: f"{node.host}:{node.port}" for node in found.nodes}
+        controller = found.controller.id if found.controller is not None else -1
+        settings: dict[str, str] = {}
+        for broker in list(brokers)[:1]:
+            settings = self._configs(ResourceType.BROKER, [str(broker)], doing)[str(broker)]
+        return ClusterInfo(found.cluster_id, brokers, controller, settings)
+
+    def topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
+        """What these topics are; those that do not exist are absent."""
+        return self._again(lambda: self._topics(names))
+
+    def _topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
+        doing = f"describing topics {', '.join(names)}"
+        futures = self._client.describe_topics(
+            TopicCollection(list(names)), request_timeout=self._timeout_s
+        )
+        found = {}
+        for name, future in futures.items():
+            try:
+                found[name] = self.wait(future, doing)
+            except BrokerError as error:  # noqa: PERF203 - a handful of topics
+                if error.code != "UNKNOWN_TOPIC_OR_PART":
+                    raise
+        settings = self._configs(ResourceType.TOPIC, list(found), doing) if found else {}
+        return {
+            name: TopicInfo(
+                name,
+                _uuid_bytes(topic.topic_id),
+                len(topic.partitions),
+                min((len(part.replicas) for part in topic.partitions), default=0),
+                settings[name],
+            )
+            for name, topic in found.items()
+        }
+
+    def require_topic(self, name: str) -> TopicInfo:
+        """What one topic is.
+
+        Raises:
+            BrokerError: It does not exist; says how to create it.
+        """
+        found = self.topics([name]).get(name)
+        if found is None:
+            raise broker_error(
+                KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART),
+                f"looking for topic {name} at {self.config.bootstrap_servers}",
+            )
+        return found
+
+    def group_assignments(self, group: str) -> list[frozenset[str]]:
+        """The topics that each member of a group reads now; empty without such a group."""
+        return self._again(lambda: self._group_assignments(group))
+
+    def _group_assignments(self, group: str) -> list[frozenset[str]]:
+        doing = f"describing group {group}"
+        future = self._client.describe_consumer_groups(
+            [group], request_timeout=self._timeout_s
+        )[group]
+        try:
+            members = self.wait(future, doing).members
+        except BrokerError as error:
+            if error.code == "GROUP_ID_NOT_FOUND":
+                return []
+            raise
+        return [
+            frozenset(partition.topic for partition in member.assignment.topic_partitions)
+            for member in members
+        ]
+
+    def committed(self, requests: Sequence[tuple[str, TopicPartition]]) -> list[TopicPartition]:
+        """Stable committed offsets: one per (group, partition) asked for, in that order.
+
+        An offset below 0: nothing committed. Waits for transactions that are being committed.
+        """
+        return self._again(lambda: self._committed(requests))
+
+    def _committed(self, requests: Sequence[tuple[str, TopicPartition]]) -> list[TopicPartition]:
+        doing = "reading committed offsets"
+        pending = []
+        for group, partition in requests:
+            asked = ConsumerGroupTopicPartitions(group, [partition])
+            future = self._client.list_consumer_group_offsets(
+                [asked], require_stable=True, request_timeout=self._timeout_s
+            )[group]
+            pending.append((group, future))
+        results = []
+        for group, future in pending:
+            partitions = self.wait(future, f"{doing} of {group}").topic_partitions or []
+            for partition in partitions:
+                if partition.error is not None:
+                    raise broker_error(partition.error, f"{doing} of {group}")
+                results.append(partition)
+        return results
+
+    def log_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """First offset and end (of what is committed) of each partition."""
+        return self._again(lambda: self._log_bounds(topic, partitions))
+
+    def _log_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
+        doing = f"reading the bounds of {topic}"
+        wanted = [TopicPartition(topic, partition) for partition in partitions]
+        ends = []
+        for spec in (
+            OffsetSpec.earliest(),  # type: ignore[no-untyped-call]  # of confluent_kafka
+            OffsetSpec.latest(),  # type: ignore[no-untyped-call]
+        ):
+            futures = self._client.list_offsets(
+                dict.fromkeys(wanted, spec),
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=self._timeout_s,
+            )
+            found = {part.partition: self.wait(future, doing) for part, future in futures.items()}
+            ends.append({number: result.offset for number, result in found.items()})
+        return {number: (first, ends[1][number]) for number, first in ends[0].items()}
+
+    def _configs(
+        self, kind: ResourceType, names: Sequence[str], doing: str
+    ) -> dict[str, dict[str, str]]:
+        resources = [ConfigResource(kind, name) for name in names]
+        found: dict[str, dict[str, str]] = {}
+        # Broker configurations are asked one by one: each goes to its own broker.
+        for resource, future in self._client.describe_configs(
+            resources, request_timeout=self._timeout_s
+        ).items():
+            entries = self.wait(future, doing)
+            found[resource.name] = {
+                name: entry.value for name, entry in entries.items() if entry.value is not None
+            }
+        return found
+
+
+def _uuid_bytes(topic_id: object) -> bytes:
+    """The 16 bytes of confluent_kafka's Uuid, which offers them as two signed numbers."""
+    most = getattr(topic_id, "get_most_significant_bits", None)
+    least = getattr(topic_id, "get_least_significant_bits", None)
+    if most is None or least is None:
+        return b""
+    data: bytes = most().to_bytes(8, "big", signed=True) + least().to_bytes(8, "big", signed=True)
+    return b"" if data == bytes(16) else data
