@@ -58,6 +58,7 @@ def test_what_is_missing_is_fetched_once(stand_in: Path, tmp_path: Path) -> None
     assert stand_in.read_text().split() == ["one", "two", "three"]
 
     (tmp_path / "kafka-9.9.9" / "two-1.0.jar").unlink()
+    (tmp_path / ".fetch-9.9.9-left").mkdir()  # by a process that was killed
     fetch_kafka("9.9.9", cache_dir=tmp_path)
     assert stand_in.read_text().split() == ["one", "two", "three", "two"]
     assert not list(tmp_path.glob(".fetch-*"))

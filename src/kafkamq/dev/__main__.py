@@ -8,6 +8,7 @@ import sys
 from kafkamq.dev.artifacts import fetch_kafka
 from kafkamq.dev.environment import cache_dir_from, java_from
 from kafkamq.dev.modules import format_list
+from kafkamq.errors import KafkaMQError
 
 
 def main(arguments: list[str]) -> int:
@@ -15,7 +16,11 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("usage: python -m kafkamq.dev VERSION\n")
         return 2
     cache, java = cache_dir_from(os.environ), java_from(os.environ)
-    jars = fetch_kafka(arguments[0], cache_dir=cache, java=java)
+    try:
+        jars = fetch_kafka(arguments[0], cache_dir=cache, java=java)
+    except KafkaMQError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
     sys.stdout.write(format_list(jars.version, jars.modules))
     return 0
 

@@ -14,6 +14,7 @@ import fcntl
 import logging
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -91,7 +92,7 @@ def fetch_kafka(
     if modules is None or verify(folder, modules):
         folder.mkdir(parents=True, exist_ok=True)
         tell = on_progress or _silent
-        with _turn(cache / f"kafka-{version}.lock"), _work_folder(cache) as work:
+        with _turn(cache / f"kafka-{version}.lock"), _work_folder(cache, version) as work:
             ivy = Ivy(java=java_command(java), jar=find_ivy_jar(), settings=ivy_settings)
             modules = listed or _own_list(folder)  # another process may have had its turn
             if modules is None:
@@ -138,7 +139,7 @@ def _resolve(
     apis = [key[2] for key, _ in fetched(work) if key[:2] == _SLF4J_API]
     if not apis:
         raise ArtifactError(f"Kafka {version} came without slf4j-api; this version is unknown")
-    with _work_folder(work) as second:
+    with _work_folder(work, version) as second:
         ivy.fetch([(*_SLF4J_BINDING, apis[0])], second, on_fetched=lambda count: None)
         found = fetched(work) + fetched(second)
         modules = tuple(Module(*key, sha256=sha256_of(jar)) for key, jar in found)
@@ -161,7 +162,10 @@ def _turn(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _work_folder(parent: Path) -> Iterator[Path]:
+def _work_folder(parent: Path, version: str) -> Iterator[Path]:
     """A folder beside the cached jars, so that a jar moves into place in one step."""
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=parent) as name:
+    prefix = f".fetch-{version}-"
+    for left in parent.glob(f"{prefix}*"):  # by a process that was killed: it is our turn now
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
         yield Path(name)
