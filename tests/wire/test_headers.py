@@ -210,8 +210,21 @@ def test_dead_letters_hold_all_that_the_api_promises(headers: Headers, error: st
     for name in ("reason", "error", "delivery-count", "origin", "queue-id"):
         assert names.count(f"kafkamq-{name}") == 1
     assert "kafkamq-id" in names
+    assert dict(dead)["kafkamq-error"] == cut_text(error).encode()
     assert read_message_headers(dead).user == read_message_headers(headers).user
     assert read_message_headers(dead).origin is not None
+
+
+def test_the_error_of_a_dead_letter_is_cut() -> None:  # R11
+    dead = dead_letter_headers(
+        (),
+        reason=DeadLetterReason.REJECTED,
+        error="é" * 5000,
+        delivery_count=1,
+        origin=HERE,
+        queue_id="q",
+    )
+    assert dict(dead)["kafkamq-error"] == ("é" * 2048).encode()
 
 
 def test_a_redriven_message_starts_anew() -> None:

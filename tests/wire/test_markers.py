@@ -134,9 +134,14 @@ def test_golden_bytes(text: str, marker: Marker) -> None:
     assert decode_marker(encode_marker(marker)) == marker
 
 
-def test_an_end_reads_the_delay_of_a_nack_only() -> None:
+@pytest.mark.parametrize("outcome", Outcome)
+def test_only_a_nack_has_a_delay(outcome: Outcome) -> None:  # R8
+    delay_ms = 9 if outcome is Outcome.NACK else 0
     message = pb.Marker(type=pb.END, message_id=pb.MessageId(offset=1), redeliver_after_ms=9)
-    assert decode_marker(message.SerializeToString()).redeliver_after_ms == 0
+    message.outcome = int(outcome)  # type: ignore[assignment]  # stubs know enum values only
+    assert decode_marker(message.SerializeToString()).redeliver_after_ms == delay_ms
+    marker = Marker(MarkerType.END, MessageId(0, 1), 9, outcome=outcome)
+    assert pb.Marker.FromString(encode_marker(marker)).redeliver_after_ms == delay_ms
 
 
 def test_null_empty_and_referenced_payloads_differ() -> None:
