@@ -1,0 +1,80 @@
+"""The program: its commands, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from kafkamq.cli import dead_letters, doctor, local, output, queues, stat, tracker
+from kafkamq.errors import ConfigError, KafkaMQError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="kafkamq",
+    help="Message queues on Kafka, with the pipeline behind them on Spark.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"kafkamq {version('kafkamq')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def start(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Log what happens; show tracebacks (KAFKAMQ_DEBUG).")
+    ] = False,
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", help="Say the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Options before the command's name."""
+    del show_version
+    if debug:
+        os.environ["KAFKAMQ_DEBUG"] = "1"
+    logging.basicConfig(
+        level=logging.DEBUG if _debug() else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+
+
+def _debug() -> bool:
+    return os.environ.get("KAFKAMQ_DEBUG", "") not in ("", "0")
+
+
+for _module in (local, queues, tracker, stat, dead_letters, doctor):
+    _module.register(app)
+
+
+def main() -> None:
+    """Runs the program; an expected error becomes a line that says what to do, and an exit code."""
+    try:
+        app()
+    except KafkaMQError as error:
+        if _debug():
+            raise
+        output.errors().print(f"[red]kafkamq:[/red] {escape(str(error))}", soft_wrap=True)
+        sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output has left, for example `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)

@@ -1,0 +1,177 @@
+"""``dev`` and ``demo``: a real broker on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kafkamq.cli import output
+from kafkamq.cli.options import Json
+from kafkamq.cli.payloads import Line, read_lines
+from kafkamq.cli.settings import parse_properties
+from kafkamq.dev.artifacts import DEFAULT_VERSION
+from kafkamq.dev.broker import LocalKafka
+from kafkamq.dev.demo import DemoOptions, Kind, Planned, from_input, run_demo, synthetic
+from kafkamq.dev.demo.plan import check_input
+from kafkamq.dev.environment import cache_dir_from, java_from
+from kafkamq.errors import ConfigError
+
+__all__ = ["register"]
+
+DEMO_FIELDS = ("queue", "demo")
+
+
+class Engine(Enum):
+    """Which tracker runs."""
+
+    SPARK = "spark"
+    LOCAL = "local"
+
+
+def dev(
+    kafka_version: Annotated[
+        str, typer.Option("--kafka-version", help="Of Kafka, as published.")
+    ] = DEFAULT_VERSION,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 0,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Keep the data there, and open it again.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder.")] = False,
+    broker_property: Annotated[
+        list[str] | None,
+        typer.Option("--property", "-p", metavar="NAME=VALUE", help="Of the broker; repeatable."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a local Kafka broker until Ctrl-C; the first run fetches it."""
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    with _fetching() as on_progress:
+        broker = LocalKafka(
+            kafka_version,
+            port=port,
+            data_dir=data_dir,
+            keep=keep,
+            properties=parse_properties(broker_property or ()),
+            cache_dir=cache_dir_from(os.environ),
+            java=java_from(os.environ),
+            on_progress=on_progress,
+        ).start()
+    try:
+        _say_where(broker, as_json=as_json)
+        while not stopping.wait(0.5):
+            if not broker.is_running:
+                raise ConfigError(f"the broker has ended by itself; see {broker.log_path}")
+    finally:
+        broker.stop()
+
+
+@contextmanager
+def _fetching(*, quiet: bool = False) -> Iterator[Any]:
+    """A progress bar for the download of Kafka, which only a first run needs."""
+    told = 0
+    with output.progress("Fetching Kafka", None, quiet=quiet) as advance:
+
+        def on_progress(done: int, total: int) -> None:
+            nonlocal told
+            del total
+            advance(done - told)
+            told = done
+
+        yield on_progress
+
+
+def _say_where(broker: LocalKafka, *, as_json: bool) -> None:
+    where = {
+        "bootstrap_servers": broker.bootstrap_servers,
+        "kafka_version": broker.version,
+        "pid": broker.pid,
+        "data_dir": str(broker.data_dir),
+        "log": str(broker.log_path),
+    }
+    if as_json:
+        output.print_json(where)
+        return
+    output.print_table("Kafka is up", ("what", "value"), list(where.items()))
+    output.note(
+        "In another terminal:\n"
+        f"  export KAFKAMQ_BOOTSTRAP_SERVERS={broker.bootstrap_servers}\n"
+        "  kafkamq create && kafkamq tracker --engine local\n"
+        "Ctrl-C ends it."
+    )
+
+
+def demo(
+    messages: Annotated[int, typer.Option("--messages", min=1, help="How many.")] = 10_000,
+    file: Annotated[
+        Path | None,
+        typer.Option("--input", metavar="FILE.jsonl", help="Your own messages, as for send."),
+    ] = None,
+    engine: Annotated[Engine, typer.Option(help="Which tracker redelivers.")] = Engine.SPARK,
+    seed: Annotated[int, typer.Option(help="Draws what is poison, slow and delayed.")] = 1,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the topics and logs.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Watch it work: a real broker, three workers, one killed; then a verdict from the logs.
+
+    Exit code 0 says that nothing was lost, that every poison message is in the dead letters, and
+    that nothing that was acknowledged in time came again.
+    """
+    planned = synthetic(messages, seed) if file is None else _from_file(file, seed)
+    options = DemoOptions(
+        engine=engine.value,
+        keep=keep,
+        cache_dir=cache_dir_from(os.environ),
+        java=java_from(os.environ),
+    )
+    verdict = run_demo(planned, options)
+    if as_json:
+        output.print_json(verdict.as_json())
+    if not verdict.is_ok:
+        raise typer.Exit(1)
+
+
+def _from_file(file: Path, seed: int) -> list[Planned]:
+    """The user's messages, with the demo's own fields ``queue`` and ``demo``."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            read = list(read_lines(lines, source=str(file), extra_fields=DEMO_FIELDS))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--input {file}: cannot read it ({error})") from None
+    check_input([(line.number, line.message) for line in read], source=str(file))
+    return from_input(
+        [(_queue(line, file), _kind(line, file), line.message) for line in read], seed
+    )
+
+
+def _queue(line: Line, file: Path) -> str | None:
+    queue_id = line.extra.get("queue")
+    if queue_id is not None and not isinstance(queue_id, str):
+        raise ConfigError(f"{file}, line {line.number}: queue must be a text")
+    return queue_id
+
+
+def _kind(line: Line, file: Path) -> Kind | None:
+    name = line.extra.get("demo")
+    if name is None:
+        return None
+    try:
+        return Kind(name)
+    except ValueError:
+        known = ", ".join(kind.value for kind in Kind)
+        raise ConfigError(f"{file}, line {line.number}: demo must be one of {known}") from None
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    app.command()(dev)
+    app.command()(demo)

@@ -1,0 +1,99 @@
+"""Options that several commands share, and what they make of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kafkamq.cli.settings import load_settings, service_config
+from kafkamq.config import ServiceConfig
+
+__all__ = ["Json", "connected"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+Bootstrap = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-servers",
+        "-b",
+        metavar="HOST:PORT[,...]",
+        help="Kafka's brokers (KAFKAMQ_BOOTSTRAP_SERVERS).",
+    ),
+]
+Namespace = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace",
+        "-n",
+        help="Prefix of the topics (KAFKAMQ_NAMESPACE; default: kafkamq).",
+    ),
+]
+Property = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--property",
+        "-p",
+        metavar="NAME=VALUE",
+        help="One of Kafka's own properties; may be repeated. No secrets here.",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Settings and Kafka properties, secrets too: TOML or *.properties.",
+    ),
+]
+_CONNECTION = {
+    "bootstrap_servers": Bootstrap,
+    "namespace": Namespace,
+    "kafka_property": Property,
+    "config_file": ConfigFile,
+}
+
+
+def connected(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the connection options; it gets them as its first argument, ``config``."""
+
+    @wraps(command)
+    def wrapper(**arguments: Any) -> None:
+        given = {name: arguments.pop(name) for name in _CONNECTION}
+        command(_service(**given), **arguments)
+
+    parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in _CONNECTION.items()
+    ]
+    keyword_only = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
+    signature = inspect.Signature([*keyword_only, *added], return_annotation=None)
+    wrapper.__signature__ = signature  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {
+        item.name: item.annotation for item in signature.parameters.values()
+    }
+    del wrapper.__wrapped__  # type: ignore[attr-defined]  # Typer would read the inner signature
+    return wrapper
+
+
+def _service(
+    *,
+    bootstrap_servers: str | None,
+    namespace: str | None,
+    kafka_property: list[str] | None,
+    config_file: Path | None,
+) -> ServiceConfig:
+    return service_config(
+        load_settings(
+            bootstrap_servers=bootstrap_servers,
+            namespace=namespace,
+            properties=kafka_property or (),
+            config=config_file,
+        )
+    )

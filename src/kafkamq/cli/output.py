@@ -1,0 +1,148 @@
+"""How the commands print: data on stdout, everything about it on stderr.
+
+With ``--json`` a command prints one object, or one object per line for a list or a stream. Progress
+bars show on a terminal only.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+__all__ = [
+    "Advance",
+    "bytes_fields",
+    "errors",
+    "headers_object",
+    "note",
+    "print_json",
+    "print_table",
+    "progress",
+    "text_of",
+]
+
+MAX_CELL_CHARACTERS = 60
+
+
+class Advance(Protocol):
+    """Moves a progress bar on."""
+
+    def __call__(self, amount: int = 1) -> None:
+        """Counts ``amount`` more as done."""
+
+
+def output() -> Console:
+    """The console for data; built at each use, because tests and pipes replace stdout."""
+    return Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def errors() -> Console:
+    """The console for everything that is not data."""
+    return Console(file=sys.stderr, highlight=False)
+
+
+def note(text: str) -> None:
+    """Says something about what happens, on stderr."""
+    errors().print(escape(text))
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Prints one object on one line, and makes sure that a pipe has it."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
+    sys.stdout.flush()
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Prints a table; numbers stand right, None is a dash."""
+    table = Table(title=escape(title) if title else None, title_justify="left", pad_edge=False)
+    for index, name in enumerate(columns):
+        numeric = any(isinstance(row[index], int | float) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    output().print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return escape(str(value))
+
+
+def text_of(data: bytes | None) -> str:
+    """A payload, key or header value for a table's cell: text if it is text, else its size."""
+    if data is None:
+        return "null"
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return f"<{len(data)} bytes>"
+    if not text.isprintable():
+        text = repr(text)[1:-1]
+    if len(text) > MAX_CELL_CHARACTERS:
+        return text[: MAX_CELL_CHARACTERS - 1] + "…"
+    return text
+
+
+def bytes_fields(name: str, data: bytes | None) -> dict[str, str | None]:
+    """Bytes for JSON: ``{name: text}``, or ``{name_base64: ...}`` when they are no UTF-8."""
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def headers_object(headers: Mapping[str, bytes | None]) -> dict[str, Any]:
+    """Headers for JSON: texts, or ``{"base64": ...}`` for what is no UTF-8."""
+    result: dict[str, Any] = {}
+    for name, value in headers.items():
+        fields = bytes_fields("base64", value)
+        result[name] = fields["base64"] if "base64" in fields else {"base64": fields["base64_base64"]}
+    return result
+
+
+@contextmanager
+def progress(title: str, total: int | None, *, quiet: bool = False) -> Iterator[Advance]:
+    """A progress bar on stderr while the block runs; nothing when stderr is no terminal."""
+    console = errors()
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task(escape(title), total=total)
+
+        def advance(amount: int = 1) -> None:
+            bar.advance(task, amount)
+
+        yield advance

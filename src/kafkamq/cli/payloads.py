@@ -1,0 +1,148 @@
+"""Messages as JSON lines: what ``send --file`` reads and ``receive --json`` prints."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kafkamq.errors import ConfigError
+from kafkamq.types import OutgoingMessage
+
+__all__ = ["MESSAGE_FIELDS", "Line", "parse_header", "read_lines"]
+
+MESSAGE_FIELDS = (
+    "payload", "payload_base64", "json", "key", "key_base64", "headers", "delay", "ttl", "id",
+)  # fmt: skip
+MAX_LINE_BYTES = 64 * 1024 * 1024
+# Printed by `receive --json` beside the fields above; read again without complaint.
+_IGNORED_FIELDS = frozenset(
+    ("queue_id", "delivery_count", "timestamp_ms", "partition", "offset", "verdict", "topic")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One message of a file."""
+
+    number: int
+    message: OutgoingMessage
+    extra: Mapping[str, Any]
+
+
+def read_lines(
+    lines: Iterable[str], *, source: str, extra_fields: Sequence[str] = ()
+) -> Iterator[Line]:
+    """Yields the message of each line that is not empty.
+
+    Raises:
+        ConfigError: a line is no object, has an unknown field, or a field of the wrong type;
+            names the line.
+    """
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            where = f"{source}, line {number}"
+            fields = _object(line, where)
+            extra = {name: fields.pop(name) for name in extra_fields if name in fields}
+            _refuse_unknown(fields, (*MESSAGE_FIELDS, *extra_fields), where)
+            yield Line(number, _message(fields, where), extra)
+
+
+def parse_header(text: str) -> tuple[str, bytes]:
+    """``name=value`` of ``--header``.
+
+    Raises:
+        ConfigError: no ``=`` or no name.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"--header {text!r}: write it as name=value")
+    return name, value.encode()
+
+
+def _object(line: str, where: str) -> dict[str, Any]:
+    if len(line) > MAX_LINE_BYTES:
+        raise ConfigError(f"{where}: it is longer than {MAX_LINE_BYTES:,} characters")
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f'{where}: write an object, for example {{"payload": "hello"}}')
+    return value
+
+
+def _refuse_unknown(fields: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    unknown = sorted(fields.keys() - set(known) - _IGNORED_FIELDS)
+    if unknown:
+        raise ConfigError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(known)}")
+
+
+def _message(fields: Mapping[str, Any], where: str) -> OutgoingMessage:
+    given = [name for name in ("payload", "payload_base64", "json") if name in fields]
+    if len(given) != 1:
+        raise ConfigError(f"{where}: give one of payload, payload_base64 and json")
+    if given == ["json"]:
+        payload: bytes | None = json.dumps(
+            fields["json"], ensure_ascii=False, separators=(",", ":")
+        ).encode()
+    else:
+        payload = _bytes(fields, "payload", where)
+    ttl = fields.get("ttl")
+    identity = fields.get("id")
+    if identity is not None and not isinstance(identity, str):
+        raise ConfigError(f"{where}: id must be a text")
+    return OutgoingMessage(
+        payload=payload,
+        key=_bytes(fields, "key", where),
+        headers=_headers(fields.get("headers") or {}, where),
+        delay=_seconds(fields.get("delay", 0.0), "delay", where),
+        ttl=None if ttl is None else _seconds(ttl, "ttl", where),
+        id=identity,
+    )
+
+
+def _bytes(fields: Mapping[str, Any], name: str, where: str) -> bytes | None:
+    encoded = fields.get(f"{name}_base64")
+    value = fields.get(name) if encoded is None else encoded
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ConfigError(f"{where}: {name} must be a text; for a JSON value use the field json")
+    if encoded is None:
+        return _utf8(value, name, where)
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise ConfigError(f"{where}: {name}_base64 is no base64") from None
+
+
+def _utf8(value: str, name: str, where: str) -> bytes:
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{where}: {name} holds half a surrogate pair; use {name}_base64") from None
+
+
+def _headers(value: object, where: str) -> dict[str, bytes]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: headers must be an object of texts")
+    result = {}
+    for name, item in value.items():
+        if isinstance(item, dict) and item.keys() == {"base64"}:
+            item = {"value_base64": item["base64"]}
+        else:
+            item = {"value": item}
+        data = _bytes(item, "value", f"{where}, header {name!r}")
+        if data is not None:
+            result[name] = data
+    return result
+
+
+def _seconds(value: object, name: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{where}: {name} must be a number of seconds")
+    return float(value)

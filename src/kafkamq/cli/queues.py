@@ -1,0 +1,283 @@
+"""``create``, ``send`` and ``receive``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+
+from kafkamq.cli import output
+from kafkamq.cli.options import Json, connected
+from kafkamq.cli.payloads import parse_header, read_lines
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError, KafkaMQError
+from kafkamq.kafka import Message, Producer, Service
+from kafkamq.types import OutgoingMessage
+
+__all__ = ["register", "service"]
+
+SEND_BATCH = 1000
+SEND_TIMEOUT_S = 60.0
+RECEIVE_BATCH = 100
+QueueId = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's id.")]
+
+
+def service(config: ServiceConfig) -> Service:
+    """The library's entry for a namespace."""
+    topics = {
+        name: getattr(config, name)
+        for name in (
+            "message_topic",
+            "marker_topic",
+            "dead_letter_topic",
+            "tracker_topic",
+            "ledger_topic",
+            "quarantine_topic",
+        )
+    }
+    return Service(config.bootstrap_servers, config.namespace, kafka=config.kafka, **topics)
+
+
+@connected
+def create(
+    config: ServiceConfig,
+    partitions: Annotated[int, typer.Option(min=1, help="Of the messages topic.")] = 8,
+    marker_partitions: Annotated[int, typer.Option(min=1, help="Of the markers topic.")] = 8,
+    replication_factor: Annotated[int, typer.Option(help="-1: the broker's default.")] = -1,
+    as_json: Json = False,
+) -> None:
+    """Create the topics of a namespace; what is there already stays as it is."""
+    with service(config) as connection:
+        connection.create_topics(
+            partitions=partitions,
+            marker_partitions=marker_partitions,
+            replication_factor=replication_factor,
+        )
+    topics = {
+        "messages": config.message_topic,
+        "markers": config.marker_topic,
+        "dead_letters": config.dead_letter_topic,
+        "tracker": config.tracker_topic,
+        "ledger": config.ledger_topic,
+        "quarantine": config.quarantine_topic,
+    }
+    if as_json:
+        output.print_json({"namespace": config.namespace, "topics": topics})
+    else:
+        output.print_table("Topics", ("what", "topic"), list(topics.items()))
+        output.note("Next: kafkamq send QUEUE 'hello', and kafkamq tracker in another terminal.")
+
+
+@connected
+def send(
+    config: ServiceConfig,
+    queue_id: QueueId,
+    payloads: Annotated[
+        list[str] | None, typer.Argument(metavar="[PAYLOAD]...", help="One message each.")
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option("--file", "-f", metavar="FILE.jsonl|-", help="JSON lines; -: from stdin."),
+    ] = None,
+    delay: Annotated[float, typer.Option(help="Seconds until the queue has it.")] = 0.0,
+    ttl: Annotated[float | None, typer.Option(help="Seconds until it is a dead letter.")] = None,
+    key: Annotated[str | None, typer.Option(help="Messages of one key share a partition.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")
+    ] = None,
+    identity: Annotated[
+        str | None, typer.Option("--id", help="A label of your own; one payload only.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Send messages: arguments, or JSON lines from a file or stdin.
+
+    A line is an object with payload (text), json (any value) or payload_base64, and optionally key,
+    headers, delay, ttl and id.
+    """
+    if bool(payloads) == (file is not None):
+        raise ConfigError("give either payloads or --file FILE.jsonl (- for stdin), not both")
+    if file is not None:
+        if delay or ttl is not None or key is not None or header or identity is not None:
+            raise ConfigError("with --file, delay, ttl, key, headers and id stand in the lines")
+        source = "stdin" if file == "-" else file
+        with _lines(file) as lines:
+            messages = (line.message for line in read_lines(lines, source=source))
+            _send_all(config, queue_id, messages, as_json=as_json)
+        return
+    assert payloads
+    if identity is not None and len(payloads) > 1:
+        raise ConfigError(f"--id names one message, and {len(payloads)} payloads are given")
+    headers = dict(parse_header(text) for text in header or ())
+    given = [
+        OutgoingMessage(
+            payload=payload.encode(), key=key, headers=headers, delay=delay, ttl=ttl, id=identity
+        )
+        for payload in payloads
+    ]
+    _send_all(config, queue_id, iter(given), as_json=as_json)
+
+
+@contextmanager
+def _lines(file: str) -> Iterator[TextIO]:
+    if file == "-":
+        yield sys.stdin
+        return
+    try:
+        opened = Path(file).open(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--file {file}: cannot read it ({error.strerror})") from None
+    with opened:
+        yield opened
+
+
+def _send_all(
+    config: ServiceConfig,
+    queue_id: str,
+    messages: Iterator[OutgoingMessage],
+    *,
+    as_json: bool,
+) -> None:
+    """Sends in batches and waits for each; after an error it says how many Kafka has."""
+    sent = 0
+    with service(config) as connection:
+        producer = connection.queue(queue_id).producer()
+        try:
+            with output.progress(f"Sending to {queue_id}", None) as advance:
+                while batch := list(islice(messages, SEND_BATCH)):
+                    _send_batch(producer, batch, as_json=as_json)
+                    sent += len(batch)
+                    advance(len(batch))
+        except KafkaMQError:
+            output.note(f"{sent:,} messages were sent before the error; they are in the queue.")
+            raise
+    if not as_json:
+        output.note(f"Sent {sent:,} messages to {queue_id}.")
+
+
+def _send_batch(producer: Producer, messages: list[OutgoingMessage], *, as_json: bool) -> None:
+    deliveries = producer.send_many(messages)
+    producer.flush(SEND_TIMEOUT_S)
+    for delivery in deliveries:
+        sent = delivery.result(SEND_TIMEOUT_S)
+        if as_json:
+            output.print_json(
+                {
+                    "id": sent.id,
+                    "queue_id": sent.queue_id,
+                    "topic": sent.topic,
+                    "partition": sent.partition,
+                    "offset": sent.offset,
+                    "timestamp_ms": sent.timestamp_ms,
+                    "delayed": sent.schedule is not None,
+                }
+            )
+
+
+class Verdict(Enum):
+    """What ``receive`` does with what it printed."""
+
+    ACK = "ack"
+    NACK = "nack"
+    REJECT = "reject"
+
+
+@connected
+def receive(
+    config: ServiceConfig,
+    queue_id: QueueId,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many.")] = 1,
+    ack: Annotated[bool, typer.Option("--ack", help="Done (the default).")] = False,
+    nack: Annotated[bool, typer.Option("--nack", help="Give back, after --delay.")] = False,
+    reject: Annotated[bool, typer.Option("--reject", help="To the dead letters.")] = False,
+    delay: Annotated[
+        float | None, typer.Option(help="With --nack: seconds; default: the queue's back-off.")
+    ] = None,
+    reason: Annotated[str, typer.Option(help="With --nack or --reject.")] = "",
+    timeout: Annotated[float, typer.Option(help="Stop after so many seconds without one.")] = 10.0,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
+    redelivery_timeout: Annotated[
+        float, typer.Option(help="Seconds until it comes back when this process dies.")
+    ] = 10.0,
+    max_deliveries: Annotated[int, typer.Option(min=1, help="Then it is a dead letter.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Receive messages, print them, and give a verdict on each when it is printed: ack, unless told
+    otherwise."""
+    chosen = [verdict for verdict, given in zip(Verdict, (ack, nack, reject), strict=True) if given]
+    if len(chosen) > 1:
+        raise ConfigError("give one of --ack, --nack and --reject")
+    verdict = chosen[0] if chosen else Verdict.ACK
+    if verdict is Verdict.REJECT and not reason:
+        raise ConfigError("--reject needs --reason TEXT: it stands in the dead letter")
+    received = 0
+    with service(config) as connection:
+        queue = connection.queue(
+            queue_id, redelivery_timeout=redelivery_timeout, max_deliveries=max_deliveries
+        )
+        with queue.consumer() as consumer:
+            silent_since = time.monotonic()
+            try:
+                while follow or received < count:
+                    wanted = RECEIVE_BATCH if follow else min(count - received, RECEIVE_BATCH)
+                    messages = consumer.receive_many(wanted, 0.5)
+                    for message in messages:
+                        _show(message, verdict, as_json=as_json)
+                        _settle(message, verdict, delay=delay, reason=reason)
+                    received += len(messages)
+                    now = time.monotonic()
+                    if messages:
+                        silent_since = now
+                    elif not follow and now - silent_since > timeout:
+                        break
+            except KeyboardInterrupt:
+                output.note("Stopping: what was printed is settled, the rest goes back.")
+            consumer.flush()
+    if not received and not as_json:
+        output.note(f"No message in {queue_id} within {timeout:g} s.")
+
+
+def _settle(message: Message, verdict: Verdict, *, delay: float | None, reason: str) -> None:
+    if verdict is Verdict.ACK:
+        message.ack()
+    elif verdict is Verdict.NACK:
+        message.nack(delay=delay, reason=reason)
+    else:
+        message.reject(reason)
+
+
+def _show(message: Message, verdict: Verdict, *, as_json: bool) -> None:
+    if not as_json:
+        again = f"  (delivery {message.delivery_count})" if message.delivery_count > 1 else ""
+        sys.stdout.write(f"{output.text_of(message.payload)}{again}\n")
+        sys.stdout.flush()
+        return
+    key = message.key.encode() if isinstance(message.key, str) else message.key
+    output.print_json(
+        {
+            "id": message.id,
+            **output.bytes_fields("payload", message.payload),
+            **output.bytes_fields("key", key),
+            "headers": output.headers_object(message.headers),
+            "queue_id": message.queue_id,
+            "delivery_count": message.delivery_count,
+            "timestamp_ms": message.timestamp_ms,
+            "partition": message.message_id.partition,
+            "offset": message.message_id.offset,
+            "verdict": verdict.value,
+        }
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    app.command()(create)
+    app.command()(send)
+    app.command()(receive)

@@ -1,0 +1,236 @@
+"""Where the commands take their settings from: options, environment, file, in this order.
+
+Only the commands read the environment. ``KAFKAMQ_BOOTSTRAP_SERVERS`` and its like name the fields
+of ``CliSettings``; ``KAFKAMQ_KAFKA__SASL_PASSWORD`` is Kafka's property ``sasl.password``: what
+follows the two underscores, in lower case and with dots. A file is TOML, or Java properties when
+its name ends in ``.properties``. Secrets come from the environment or a file, never from an option:
+every user of a machine can read the arguments of its processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from kafkamq.clients.settings import is_secret
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError
+
+__all__ = ["CliSettings", "load_settings", "parse_properties", "service_config"]
+
+_TOPICS = ("message", "marker", "dead_letter", "tracker", "ledger", "quarantine")
+
+
+class CliSettings(BaseSettings):
+    """What the commands need to reach one namespace."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="KAFKAMQ_", env_nested_delimiter="__", extra="forbid", env_parse_none_str="none"
+    )
+
+    bootstrap_servers: str = ""
+    namespace: str = "kafkamq"
+    message_topic: str = ""
+    marker_topic: str = ""
+    dead_letter_topic: str = ""
+    tracker_topic: str = ""
+    ledger_topic: str = ""
+    quarantine_topic: str = ""
+    kafka: dict[str, str] = Field(default_factory=dict, repr=False)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Reads the environment only; ``load_settings`` lays the file below and options above."""
+        del settings_cls, init_settings, dotenv_settings, file_secret_settings
+        return (env_settings,)
+
+
+def parse_properties(values: Sequence[str]) -> dict[str, str]:
+    """The ``--property name=value`` options as a mapping.
+
+    Raises:
+        ConfigError: no ``=``, an empty name, or a secret.
+    """
+    result = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise ConfigError(f"--property {name!r}: write it as name=value")
+        if is_secret(name):
+            variable = "KAFKAMQ_KAFKA__" + name.upper().replace(".", "_")
+            raise ConfigError(
+                f"--property {name}: a secret does not belong on the command line, where every "
+                f"user of the machine can read it; set {variable}, or name a file with --config"
+            )
+        result[name] = value.strip()
+    return result
+
+
+def load_settings(
+    *,
+    bootstrap_servers: str | None = None,
+    namespace: str | None = None,
+    properties: Sequence[str] = (),
+    config: Path | None = None,
+) -> CliSettings:
+    """Merges options over the environment over a file.
+
+    Raises:
+        ConfigError: the file cannot be read, or a setting is unknown or malformed.
+    """
+    merged: dict[str, Any] = read_file(config) if config is not None else {}
+    environment = _environment()
+    kafka = {
+        **merged.get("kafka", {}),
+        **environment.pop("kafka", {}),
+        **parse_properties(properties),
+    }
+    options = {"bootstrap_servers": bootstrap_servers, "namespace": namespace}
+    merged |= environment
+    merged |= {name: value for name, value in options.items() if value is not None}
+    servers = kafka.pop("bootstrap.servers", "")
+    merged["bootstrap_servers"] = merged.get("bootstrap_servers") or servers
+    merged["kafka"] = kafka
+    return CliSettings.model_construct(**_checked(merged, where=str(config or "settings")))
+
+
+def service_config(settings: CliSettings) -> ServiceConfig:
+    """The library's settings from the commands' settings.
+
+    Raises:
+        ConfigError: no broker is named, or a name is not allowed.
+    """
+    if not settings.bootstrap_servers:
+        raise ConfigError(
+            "no broker is named: pass --bootstrap-servers HOST:PORT, set "
+            "KAFKAMQ_BOOTSTRAP_SERVERS, or start one here with 'kafkamq dev'"
+        )
+    topics = {f"{topic}_topic": getattr(settings, f"{topic}_topic") for topic in _TOPICS}
+    return ServiceConfig(
+        bootstrap_servers=settings.bootstrap_servers,
+        namespace=settings.namespace,
+        kafka=settings.kafka,
+        **topics,
+    )
+
+
+def _environment() -> dict[str, Any]:
+    """The fields that the environment sets, Kafka's properties with their dots."""
+    try:
+        read = CliSettings()
+    except ValidationError as error:
+        raise ConfigError(f"environment KAFKAMQ_*: {_complaints(error)}") from None
+    values = {name: getattr(read, name) for name in read.model_fields_set}
+    if "kafka" in values:
+        values["kafka"] = {
+            name.lower().replace("_", "."): value for name, value in values["kafka"].items()
+        }
+    return values
+
+
+def _checked(values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """Validates merged values; messages name fields, never values: one may be a secret."""
+    fields = CliSettings.model_fields
+    for name, value in values.items():
+        if name not in fields:
+            raise ConfigError(f"{where}: unknown setting {name!r}; known are {', '.join(fields)}")
+        if name != "kafka" and not isinstance(value, str):
+            raise ConfigError(f"{where}: {name} must be a text")
+    kafka = values["kafka"]
+    for name, value in kafka.items():
+        if not isinstance(value, str):
+            raise ConfigError(f"{where}: kafka.{name} must be a text, a number, true or false")
+    defaults = {name: field.get_default(call_default_factory=True)
+                for name, field in fields.items()}
+    return {**defaults, **values}
+
+
+def _complaints(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
+    )
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Settings from a TOML file, or from Java properties (``*.properties``).
+
+    Raises:
+        ConfigError: it cannot be read or parsed.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: cannot read it ({error})") from None
+    if path.suffix == ".properties":
+        return _from_properties(text, path)
+    return _from_toml(text, path)
+
+
+def _from_properties(text: str, path: Path) -> dict[str, Any]:
+    """``kafkamq.namespace=...`` and its like are ours, everything else is Kafka's."""
+    ours: dict[str, Any] = {}
+    kafka: dict[str, str] = {}
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.strip()
+        if not line or line[0] in "#!":
+            continue
+        name, equals, value = line.partition("=")
+        if not equals:
+            raise ConfigError(f"--config {path}, line {number}: write it as name=value")
+        name, value = name.strip(), value.strip()
+        if name.startswith("kafkamq."):
+            ours[name.removeprefix("kafkamq.").replace(".", "_").replace("-", "_")] = value
+        else:
+            kafka[name] = value
+    return {**ours, "kafka": kafka}
+
+
+def _from_toml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        try:
+            import tomli as tomllib  # type: ignore[no-redef,import-not-found,unused-ignore]
+        except ModuleNotFoundError:
+            raise ConfigError(
+                f"--config {path}: reading TOML needs Python 3.11 or the package tomli; "
+                "a .properties file works without"
+            ) from None
+    try:
+        values: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--config {path}: {error}") from None
+    kafka = values.get("kafka", {})
+    if not isinstance(kafka, dict):
+        raise ConfigError(f"--config {path}: kafka must be a table of Kafka's properties")
+    values["kafka"] = {name: _property_text(value) for name, value in _flatten(kafka).items()}
+    return values
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``sasl.password`` may be written with or without quotes, where TOML makes tables of it."""
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _property_text(value: object) -> object:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value

@@ -1,0 +1,19 @@
+"""``kafkamq demo``: real traffic, a killed worker, and a verdict out of Kafka's logs.
+
+``run.run_demo`` runs it. Its processes import this package too, so nothing heavy is imported here.
+"""
+
+from kafkamq.dev.demo.options import DemoOptions
+from kafkamq.dev.demo.plan import Kind, Planned, check_input, from_input, synthetic
+from kafkamq.dev.demo.result import QueueResult, Verdict
+
+__all__ = [
+    "DemoOptions",
+    "Kind",
+    "Planned",
+    "QueueResult",
+    "Verdict",
+    "check_input",
+    "from_input",
+    "synthetic",
+]

@@ -1,0 +1,169 @@
+"""Processes of the demo: told what to do by lines on their stdin, and gone when that is closed.
+
+The demo may end in any way, even by SIGKILL: the system then closes the pipe, and each child ends
+itself. Ctrl-C on the terminal reaches the demo alone, because its children have their own session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from kafkamq.errors import DeadlineExceededError, KafkaMQError
+
+__all__ = ["Child", "ChildError", "Orders", "tell"]
+
+END_TIMEOUT_S = 10.0
+
+
+class ChildError(KafkaMQError):
+    """A process of the demo ended, or reported an error; its log says why."""
+
+
+class Child:
+    """One child process; the thread that made it controls it."""
+
+    def __init__(self, module: str, orders: Mapping[str, Any], *, name: str, log: Path) -> None:
+        """Starts ``python -m module`` with ``orders`` as its first line; its stderr is ``log``."""
+        self.name = name
+        self.log = log
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+        self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name=f"demo-{name}", daemon=True)
+        self._reader.start()
+        self.order(orders)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def order(self, orders: Mapping[str, Any]) -> None:
+        """Writes one line to its stdin.
+
+        Raises:
+            ChildError: it has ended.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(orders).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._ended() from None
+
+    def wait_for(self, event: str, *, timeout_s: float) -> dict[str, Any]:
+        """Waits until it says ``{"event": event, ...}``; what it says before that is dropped.
+
+        Raises:
+            ChildError: it ended, or said an error.
+            DeadlineExceededError: it said nothing of the kind in time.
+        """
+        while True:
+            try:
+                said = self._said.get(timeout=timeout_s)
+            except queue.Empty:
+                raise DeadlineExceededError(
+                    f"{self.name} did not say {event!r} within {timeout_s:g} s; its log is {self.log}"
+                ) from None
+            if said is None:
+                raise self._ended()
+            if said.get("event") == "error":
+                raise ChildError(f"{self.name}: {said.get('text')}; its log is {self.log}")
+            if said.get("event") == event:
+                return said
+
+    def check(self) -> None:
+        """Raises ChildError when it has ended."""
+        if not self.is_running:
+            raise self._ended()
+
+    def kill(self) -> None:
+        """Ends it as a crash would: SIGKILL, to this process alone."""
+        self._process.kill()
+        self._process.wait(END_TIMEOUT_S)
+
+    def end(self) -> None:
+        """Closes its stdin and waits; kills it when that takes too long."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        try:
+            self._process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._kill_session()
+        except BaseException:  # a second Ctrl-C: nothing may stay behind
+            self._kill_session()
+            raise
+        self._reader.join(1.0)
+        if self._process.stdout is not None and not self._reader.is_alive():
+            self._process.stdout.close()
+
+    def _kill_session(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(END_TIMEOUT_S)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with contextlib.suppress(ValueError, OSError):
+            for line in self._process.stdout:
+                with contextlib.suppress(ValueError):
+                    self._said.put(json.loads(line))
+        self._said.put(None)
+
+    def _ended(self) -> ChildError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        return ChildError(
+            f"{self.name} ended with code {self._process.returncode}; its log, {self.log}, "
+            f"ends with:\n{_tail(self.log)}"
+        )
+
+
+def _tail(path: Path, lines: int = 12) -> str:
+    with contextlib.suppress(OSError):
+        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+    return ""
+
+
+def tell(event: str, **fields: Any) -> None:
+    """A child's word to the demo."""
+    sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
+    sys.stdout.flush()
+
+
+class Orders:
+    """The child's side: lines of stdin as they come; its end ends this process at once."""
+
+    def __init__(self, stdin: IO[str] | None = None) -> None:
+        self._stdin = stdin or sys.stdin
+        self.first: dict[str, Any] = json.loads(self._stdin.readline() or "{}")
+        self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {}
+
+    def follow(self, handler: Callable[[dict[str, Any]], None]) -> None:
+        """Calls ``handler`` with each later line, from a thread of its own."""
+        threading.Thread(target=self._follow, args=(handler,), name="orders", daemon=True).start()
+
+    def _follow(self, handler: Callable[[dict[str, Any]], None]) -> None:
+        for line in self._stdin:
+            handler(json.loads(line))
+        os._exit(3)  # the demo is gone; what we hold comes back by itself

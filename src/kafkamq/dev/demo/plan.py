@@ -1,0 +1,133 @@
+"""What the demo sends: which messages are poison, which are slow, which are delayed. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from kafkamq.errors import ConfigError
+from kafkamq.types import OutgoingMessage
+
+__all__ = [
+    "KIND_HEADER",
+    "QUEUES",
+    "Kind",
+    "Planned",
+    "check_input",
+    "from_input",
+    "kind_of",
+    "synthetic",
+]
+
+QUEUES = ("orders", "mails", "reports")
+KIND_HEADER = "demo-kind"
+POISON_SHARE = 0.01
+SLOW_SHARE = 0.01
+DELAYED_SHARE = 0.02
+DELAY_RANGE_S = (2.0, 6.0)
+
+
+class Kind(Enum):
+    """How the demo's handler treats a message; travels in the header ``demo-kind``."""
+
+    NORMAL = "normal"
+    POISON = "poison"  # its handler raises each time
+    SLOW = "slow"  # its handler takes longer than the redelivery timeout
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One message to send, and to which queue."""
+
+    queue_id: str
+    kind: Kind
+    message: OutgoingMessage
+
+
+def kind_of(value: bytes | None) -> Kind:
+    """The kind that a header names; whatever it does not know is normal."""
+    for kind in Kind:
+        if value == kind.value.encode():
+            return kind
+    return Kind.NORMAL
+
+
+def synthetic(count: int, seed: int) -> list[Planned]:
+    """``count`` messages of the demo's own, the same for the same seed."""
+    return list(
+        _prepared(
+            [
+                (
+                    None,
+                    None,
+                    OutgoingMessage(payload=b'{"number":%d}' % number, id=f"m-{number:06d}"),
+                )
+                for number in range(count)
+            ],
+            seed,
+            may_delay=True,
+        )
+    )
+
+
+def from_input(
+    messages: Sequence[tuple[str | None, Kind | None, OutgoingMessage]], seed: int
+) -> list[Planned]:
+    """The user's messages; what names no queue or kind is dealt out, delays stay as they are."""
+    return list(_prepared(messages, seed, may_delay=False))
+
+
+def check_input(messages: Sequence[tuple[int, OutgoingMessage]], *, source: str) -> None:
+    """Refuses what the verdict could not tell apart.
+
+    Raises:
+        ConfigError: there is nothing, or an id occurs twice; names both lines.
+    """
+    if not messages:
+        raise ConfigError(f"{source}: it holds no message")
+    seen: dict[str, int] = {}
+    for line, message in messages:
+        if message.id is None:
+            continue
+        if message.id in seen:
+            raise ConfigError(
+                f"{source}, line {line}: the id {message.id!r} was used in line {seen[message.id]}; "
+                "the demo follows messages by their ids, so give each its own or none"
+            )
+        seen[message.id] = line
+
+
+def _prepared(
+    messages: Sequence[tuple[str | None, Kind | None, OutgoingMessage]],
+    seed: int,
+    *,
+    may_delay: bool,
+) -> Iterator[Planned]:
+    kinds, delays = _drawn(len(messages), seed, may_delay=may_delay)
+    for number, (queue_id, own_kind, message) in enumerate(messages):
+        kind = own_kind or kinds.get(number, Kind.NORMAL)
+        headers = {**(message.headers or {}), KIND_HEADER: kind.value.encode()}
+        yield Planned(
+            queue_id or QUEUES[number % len(QUEUES)],
+            kind,
+            replace(message, headers=headers, delay=delays.get(number, message.delay)),
+        )
+
+
+def _drawn(count: int, seed: int, *, may_delay: bool) -> tuple[dict[int, Kind], dict[int, float]]:
+    """Which of ``count`` messages are special: at least one of each sort, if there are enough."""
+    chance = random.Random(seed)
+    poison, slow, delayed = (
+        max(1, round(count * share)) for share in (POISON_SHARE, SLOW_SHARE, DELAYED_SHARE)
+    )
+    picked = chance.sample(range(count), min(count, poison + slow + delayed))
+    kinds = dict.fromkeys(picked[:poison], Kind.POISON)
+    kinds |= dict.fromkeys(picked[poison : poison + slow], Kind.SLOW)
+    delays = {}
+    if may_delay:
+        delays = {
+            number: round(chance.uniform(*DELAY_RANGE_S), 3) for number in picked[poison + slow :]
+        }
+    return kinds, delays

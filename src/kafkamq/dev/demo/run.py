@@ -1,0 +1,236 @@
+"""The demo itself: starts everything, kills a worker half-way, waits, and asks for the verdict.
+
+Order of things: the broker and the Spark process start side by side; then the topics, the tracker,
+the workers, the messages. When half of the messages are settled, a worker that holds some is killed
+with SIGKILL and not replaced: its messages come back to the two that are left, and its partitions
+go to them when the broker has missed its heartbeats for six seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kafkamq.config import ServiceConfig
+from kafkamq.dev.broker import LocalKafka
+from kafkamq.dev.demo.children import Child
+from kafkamq.dev.demo.follow import Follower, Snapshot
+from kafkamq.dev.demo.options import DemoOptions
+from kafkamq.dev.demo.plan import Planned
+from kafkamq.dev.demo.result import Verdict
+from kafkamq.dev.demo.sender import Sender
+from kafkamq.dev.demo.show import Show
+from kafkamq.errors import DeadlineExceededError
+from kafkamq.kafka import Service
+
+__all__ = ["run_demo"]
+
+ENGINE_TIMEOUT_S = 120.0
+VERDICT_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 30.0
+POLL_S = 0.2
+
+
+def run_demo(planned: Sequence[Planned], options: DemoOptions, show: Show) -> Verdict:
+    """Runs the demo; everything that it starts ends with it, also on Ctrl-C.
+
+    Raises:
+        KafkaMQError: a part did not start or ended by itself; the folder with the logs is kept.
+    """
+    began = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="kafkamq-demo-"))
+    keep = options.keep
+    try:
+        with ExitStack() as stack:
+            verdict = _Demo(planned, options, show, folder, stack).run()
+        keep = keep or not verdict.is_ok
+    except KeyboardInterrupt:
+        show.say("Stopped; everything that the demo had started is gone.")
+        raise
+    except BaseException:
+        keep = True
+        raise
+    finally:
+        if keep:
+            show.say(f"Topics, logs and the workers' histories are in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    verdict = replace(verdict, seconds=time.monotonic() - began)
+    show.verdict(verdict)
+    return verdict
+
+
+class _Demo:
+    """One run; ``stack`` ends what was started, in reverse order."""
+
+    def __init__(
+        self,
+        planned: Sequence[Planned],
+        options: DemoOptions,
+        show: Show,
+        folder: Path,
+        stack: ExitStack,
+    ) -> None:
+        self.planned = planned
+        self.options = options
+        self.show = show
+        self.folder = folder
+        self.stack = stack
+        self.queues = sorted({item.queue_id for item in planned})
+        self.workers: list[Child] = []
+        self.others: list[Child] = []
+
+    def run(self) -> Verdict:
+        show = self.show
+        with show.step("Starting Kafka, and Spark beside it"):
+            spark = self._child("kafkamq.dev.demo.engine", {"folder": str(self.folder)}, "spark")
+            broker = self._broker()
+        config = ServiceConfig(
+            bootstrap_servers=broker.bootstrap_servers,
+            namespace=self.options.namespace,
+            kafka=self.options.kafka,
+        )
+        with show.step(f"Starting the tracker ({self.options.engine}) and the workers"):
+            self._create_topics(config)
+            spark.order(self._tracker_orders(config))
+            self._start_workers(config)
+            spark.wait_for("tracking", timeout_s=ENGINE_TIMEOUT_S)
+        follower = Follower(config, planned=len(self.planned))
+        self.stack.callback(follower.stop)
+        follower.start()
+        sender = Sender(config, self.planned, per_s=self.options.send_per_s)
+        self.stack.callback(sender.stop)
+        sender.start()
+        with show.live(len(self.planned)):
+            self._watch(follower, sender, until=self._is_half_way)
+            self._kill_one()
+            is_settled = self._watch(
+                follower, sender, until=lambda seen: sender.is_done and seen.is_settled
+            )
+        with show.step("Stopping workers and tracker; asking Spark SQL what the logs say"):
+            self._stop_workers()
+            spark.order({"do": "verdict", "histories": str(self.folder / "history-*.jsonl")})
+            said = spark.wait_for("verdict", timeout_s=VERDICT_TIMEOUT_S)
+        return Verdict.from_rows(
+            said["rows"], sent_confirmed=sender.confirmed, is_settled=is_settled
+        )
+
+    def _broker(self) -> LocalKafka:
+        options = self.options
+        broker = LocalKafka(
+            data_dir=self.folder / "kafka",
+            cache_dir=options.cache_dir,
+            java=options.java,
+            on_progress=self.show.fetching,
+        )
+        return self.stack.enter_context(broker)
+
+    def _child(self, module: str, orders: dict[str, Any], name: str) -> Child:
+        child = Child(module, orders, name=name, log=self.folder / f"{name}.log")
+        self.stack.callback(child.end)
+        self.others.append(child)
+        return child
+
+    def _create_topics(self, config: ServiceConfig) -> None:
+        with Service(
+            config.bootstrap_servers, config.namespace, kafka=config.kafka
+        ) as service:
+            service.create_topics(
+                partitions=self.options.partitions,
+                marker_partitions=self.options.marker_partitions,
+                replication_factor=1,
+            )
+
+    def _tracker_orders(self, config: ServiceConfig) -> dict[str, Any]:
+        return {
+            "do": "track",
+            "engine": self.options.engine,
+            "bootstrap_servers": config.bootstrap_servers,
+            "namespace": config.namespace,
+            "marker_partitions": self.options.marker_partitions,
+            "max_deliveries": self.options.max_deliveries,
+        }
+
+    def _start_workers(self, config: ServiceConfig) -> None:
+        options = self.options
+        for number in range(1, options.workers + 1):
+            orders = {
+                "bootstrap_servers": config.bootstrap_servers,
+                "namespace": config.namespace,
+                "kafka": dict(config.kafka),
+                "queues": self.queues,
+                "redelivery_timeout": options.redelivery_timeout,
+                "max_deliveries": options.max_deliveries,
+                "backoff": dict(options.backoff),
+                "slow_s": options.slow_s,
+                "history": str(self.folder / f"history-{number}.jsonl"),
+            }
+            worker = self._child("kafkamq.dev.demo.worker", orders, f"worker-{number}")
+            self.others.remove(worker)
+            self.workers.append(worker)
+        for worker in self.workers:
+            worker.wait_for("ready", timeout_s=ENGINE_TIMEOUT_S)
+
+    def _watch(self, follower: Follower, sender: Sender, *, until: Any) -> bool:
+        """Shows what happens until a condition holds; False when the time is over."""
+        deadline = time.monotonic() + self.options.drain_timeout
+        while True:
+            seen = follower.snapshot()
+            self.show.progress(seen, workers=len(self.workers))
+            if until(seen):
+                return True
+            if time.monotonic() > deadline:
+                return False
+            sender.check()
+            for child in (*self.workers, *self.others):
+                child.check()
+            time.sleep(POLL_S)
+
+    def _is_half_way(self, seen: Snapshot) -> bool:
+        return seen.acked + seen.dead >= self.options.kill_at * len(self.planned)
+
+    def _kill_one(self) -> None:
+        """Kills the first worker in a moment at which its history shows messages in its hands."""
+        victim = self.workers[0]
+        history = self.folder / "history-1.jsonl"
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while not (held := _in_hand(history)):
+            if time.monotonic() > deadline:
+                raise DeadlineExceededError(
+                    f"{victim.name} held no message for {STOP_TIMEOUT_S:g} s, so nothing was to kill"
+                )
+            time.sleep(0.02)
+        victim.kill()
+        del self.workers[0]
+        self.show.killed(victim.name, pid=victim.pid, held=held)
+
+    def _stop_workers(self) -> None:
+        for worker in self.workers:
+            worker.order({"do": "stop"})
+        for worker in self.workers:
+            worker.wait_for("stopped", timeout_s=STOP_TIMEOUT_S)
+
+
+def _in_hand(history: Path) -> int:
+    """How many messages a worker has received and not finished, by its history."""
+    if not history.exists():
+        return 0
+    open_ids: set[tuple[str, int]] = set()
+    with history.open(encoding="utf-8") as lines:
+        for text in lines:
+            if not text.endswith("\n"):
+                break  # being written
+            line = json.loads(text)
+            attempt = (line["id"], line["delivery"])
+            if line["event"] == "received":
+                open_ids.add(attempt)
+            else:
+                open_ids.discard(attempt)
+    return len(open_ids)
