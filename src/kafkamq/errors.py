@@ -92,4 +92,4 @@ class FencedError(BrokerError):
 
 
 class DataLossError(BrokerError):
-    """A committed position lies outside the log: records were deleted before they were read (R23)."""
+    """A committed position lies outside the log: records were deleted unread (R23)."""

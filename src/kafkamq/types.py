@@ -105,7 +105,7 @@ class ScheduleToken:
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """A confirmed send. ``schedule`` is set for a delayed one, whose place is in the markers topic."""
+    """A confirmed send; with ``schedule`` the place is in the markers topic."""
 
     queue_id: str
     id: str

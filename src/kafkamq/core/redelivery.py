@@ -49,6 +49,7 @@ from kafkamq.core.chunks import (
 from kafkamq.core.clock import LogClock
 from kafkamq.core.delivery import Carry, DueCause, Settle
 from kafkamq.core.holders import Holders
+from kafkamq.core.invariants import check_tracker
 from kafkamq.core.table import ChunkTable
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
@@ -154,7 +155,7 @@ class RedeliveryTracker:
             entry = Entry(deadline_ms, offset, now_ms, HELD, holder)
             entries[slot] = entry
             chunk.dirty = True
-            self.table.note(chunk, slot, self._changes_at(entry))
+            self.table.note(chunk, slot, self.changes_at(entry))
         elif entry.flags & STATE == HELD and entry.holder is not None:
             # The newer START holds it; count, limits and beginning stay those of the first.
             self._hold(
@@ -178,7 +179,7 @@ class RedeliveryTracker:
         entry.deadline_ms = deadline_ms
         entry.flags = HELD  # R3: armed again
         chunk.dirty = True
-        self.table.note(chunk, slot, self._changes_at(entry))
+        self.table.note(chunk, slot, self.changes_at(entry))
 
     def _apply_keepalive(self, offset: int, marker: Marker) -> None:
         now_ms = self.clock.now_ms
@@ -249,7 +250,7 @@ class RedeliveryTracker:
         entry = Entry(now_ms + marker.redeliver_after_ms, offset, now_ms, WAITING, None)
         entries[slot] = entry
         chunk.dirty = True
-        self.table.note(chunk, slot, self._changes_at(entry, of_schedule=True))
+        self.table.note(chunk, slot, self.changes_at(entry, of_schedule=True))
 
     def _apply_tick(self, offset: int, marker: Marker) -> None:
         if self.is_live or (marker.consumer_id, marker.engine_epoch) != self.engine:
@@ -274,7 +275,7 @@ class RedeliveryTracker:
         if agenda is None or len(agenda) > 4 * len(entries) + 64:
             agenda = chunk.build_agenda(
                 [
-                    self._changes_at(entry, of_schedule) << 12 | slot
+                    self.changes_at(entry, of_schedule) << 12 | slot
                     for slot, entry in entries.items()
                     if not entry.flags & DUE
                 ]
@@ -284,10 +285,10 @@ class RedeliveryTracker:
             entry = entries.get(slot)
             if entry is None or entry.flags & DUE:
                 continue
-            if self._changes_at(entry, of_schedule) < now_ms:  # else it was renewed meanwhile
+            if self.changes_at(entry, of_schedule) < now_ms:  # else it was renewed meanwhile
                 self._pass(chunk, entry, now_ms, step_ms)
             if not entry.flags & DUE:
-                heappush(agenda, self._changes_at(entry, of_schedule) << 12 | slot)
+                heappush(agenda, self.changes_at(entry, of_schedule) << 12 | slot)
         chunk.wake_ms = agenda[0] >> 12 if agenda else NEVER
 
     def _pass(self, chunk: Chunk, entry: Entry, now_ms: int, step_ms: int) -> None:
@@ -302,7 +303,7 @@ class RedeliveryTracker:
                 chunk.wanted += 1
                 chunk.dirty = True
             return
-        deadline_ms = self._changes_at(entry)
+        deadline_ms = self.changes_at(entry)
         if now_ms > entry.begin_ms + holder.max_lease_ms:
             self._fall_due(chunk, entry, DueCause.MAX_LEASE, deadline_ms)
             return
@@ -315,7 +316,7 @@ class RedeliveryTracker:
         else:
             self._fall_due(chunk, entry, DueCause.LEASE_ENDED, deadline_ms)
 
-    def _changes_at(self, entry: Entry, of_schedule: bool = False) -> int:
+    def changes_at(self, entry: Entry, of_schedule: bool = False) -> int:
         """The last moment at which the entry is still what it is; later it is due or carried."""
         holder = entry.holder
         deadline_ms = entry.deadline_ms
@@ -474,30 +475,8 @@ class RedeliveryTracker:
         return Wake(deadline_ms, warn_ms, has_due)
 
     def check(self) -> None:
-        """Assert the invariants; for tests and simulations, costs as much as the state is large."""
-        references: dict[int, int] = {}
-        for chunk in self.table.chunks.values():
-            entries = self.table.entries(chunk)
-            actionable = [entry for entry in entries.values() if entry.flags & (DUE | CARRY)]
-            asked = sum(1 for entry in actionable if entry.flags & ASKED)
-            assert chunk.asked == asked, "asked entries are counted"
-            assert chunk.wanted == len(actionable) - asked, "wanted entries are counted"
-            starts = [entry.start_offset for entry in entries.values()]
-            assert starts == sorted(starts), "entries are in the order of their first markers"
-            for slot, entry in entries.items():
-                held = entry.flags & STATE == HELD
-                assert held == (entry.holder is not None), "held entries have a holder"
-                assert entry.start_offset < self.next_offset, "entries come from the log"
-                assert not chunk.has_ended(slot, self.clock.now_ms), "open is not ended"
-                if not entry.flags & DUE:
-                    at_ms = self._changes_at(entry, chunk.key[0])
-                    assert at_ms >= self.clock.now_ms, "what the clock has passed is due"
-                    assert chunk.wake_ms <= at_ms, "a chunk wakes in time"
-                if entry.holder is not None:
-                    references[id(entry.holder)] = references.get(id(entry.holder), 0) + 1
-        used = {id(holder): holder.references for holder in self.holders.used()}
-        assert used == references, "holders count their entries"
-        assert self.committable_offset() <= self.next_offset, "a position is in the past"
+        """Assert the invariants (``core/invariants.py``); costs as much as the state is large."""
+        check_tracker(self)
 
 
 def _start_offset(action: Settle | Carry) -> int:

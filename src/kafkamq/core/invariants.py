@@ -1,0 +1,46 @@
+"""What must hold in a tracker after every record; for tests and simulations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kafkamq.core.chunks import ASKED, CARRY, DUE, HELD, STATE, Chunk
+
+if TYPE_CHECKING:
+    from kafkamq.core.redelivery import RedeliveryTracker
+
+__all__ = ["check_tracker"]
+
+
+def check_tracker(tracker: RedeliveryTracker) -> None:
+    """Assert the invariants; loads every chunk."""
+    references: dict[int, int] = {}
+    for chunk in tracker.table.chunks.values():
+        _check_chunk(tracker, chunk)
+        for entry in tracker.table.entries(chunk).values():
+            if entry.holder is not None:
+                number = entry.holder.number
+                references[number] = references.get(number, 0) + 1
+    used = {holder.number: holder.references for holder in tracker.holders.used()}
+    assert used == references, "holders count their entries"
+    assert tracker.committable_offset() <= tracker.next_offset, "a position is in the past"
+
+
+def _check_chunk(tracker: RedeliveryTracker, chunk: Chunk) -> None:
+    now_ms = tracker.clock_ms
+    entries = tracker.table.entries(chunk)
+    actionable = [entry for entry in entries.values() if entry.flags & (DUE | CARRY)]
+    asked = sum(1 for entry in actionable if entry.flags & ASKED)
+    assert chunk.asked == asked, "asked entries are counted"
+    assert chunk.wanted == len(actionable) - asked, "wanted entries are counted"
+    starts = [entry.start_offset for entry in entries.values()]
+    assert starts == sorted(starts), "entries are in the order of their first markers"
+    for slot, entry in entries.items():
+        held = entry.flags & STATE == HELD
+        assert held == (entry.holder is not None), "held entries have a holder"
+        assert entry.start_offset < tracker.next_offset, "entries come from the log"
+        assert not chunk.has_ended(slot, now_ms), "open is not ended"
+        if not entry.flags & DUE:
+            at_ms = tracker.changes_at(entry, chunk.key[0])
+            assert at_ms >= now_ms, "what the clock has passed is due"
+            assert chunk.wake_ms <= at_ms, "a chunk wakes in time"
