@@ -14,8 +14,16 @@ NO_TIMESTAMP = -1
 """Timestamp of a record that is not LogAppendTime; it does not move the clock (R1)."""
 
 
+_STARTED = -2
+"""``last_ms`` when records were read and none of them had a time."""
+
+
 class LogClock:
-    """One marker partition's clock. ``now_ms`` starts at the first record's timestamp."""
+    """One marker partition's clock. ``now_ms`` starts at the first record's timestamp.
+
+    When that record has none, it starts at 0 and stays there until two times can be compared: the
+    first timestamp is no difference, and must not pass what began before it.
+    """
 
     __slots__ = ("last_ms", "now_ms")
 
@@ -25,12 +33,15 @@ class LogClock:
 
     def advance(self, timestamp_ms: int) -> int:
         """Move to the next record; returns the step in ms, 0 when the clock stood."""
-        if timestamp_ms < 0:
-            return 0
         last_ms = self.last_ms
+        if timestamp_ms < 0:
+            if last_ms < 0:
+                self.last_ms = _STARTED
+            return 0
         self.last_ms = timestamp_ms
         if last_ms < 0:
-            self.now_ms = timestamp_ms
+            if last_ms != _STARTED:
+                self.now_ms = timestamp_ms
             return 0
         step = timestamp_ms - last_ms
         if step <= 0:

@@ -390,12 +390,19 @@ class RedeliveryTracker:
         return actions
 
     def aborted(self, actions: Iterable[Settle | Carry]) -> None:
-        """The transaction of these actions is known to have aborted: they may be asked again."""
+        """The transaction of these actions is known to have aborted: they may be asked again.
+
+        An entry that wants something else by now (a SCHEDULE that fell due while it was to be
+        carried, a later START of the same message) was asked for by another transaction.
+        """
         for action in actions:
+            is_carry = isinstance(action, Carry)
             of_schedule = isinstance(action, Carry) or action.of_schedule
             chunk, entries = self.table.find(chunk_key(action.message_id, of_schedule))
             entry = entries.get(chunk.slot_of(action.message_id))
-            if entry is not None:
+            if entry is None or entry.start_offset != action.start_offset:
+                continue
+            if is_carry != bool(entry.flags & DUE):
                 self._ask_again(chunk, (entry,))
 
     def _ask_again(self, chunk: Chunk, entries: Iterable[Entry]) -> None:

@@ -1,0 +1,165 @@
+"""R7 on the tracker's side: one KEEPALIVE of a consumer renews exactly what that consumer holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafkamq.types import Outcome
+from tests.unit.core_fold import START_MS, Fold, T, message
+
+
+def test_r07_one_record_renews_every_lease_of_the_consumer() -> None:
+    fold = Fold()
+    for offset in (1, 2, 5000, 9000):
+        fold.start(START_MS, offset, by="a")
+    fold.start(START_MS, 3, by="b")
+    fold.keepalive(START_MS + 1000, by="a")
+    assert [fold.lease_end(offset) for offset in (1, 2, 5000, 9000)] == [START_MS + 1000 + T] * 4
+    assert fold.lease_end(3) == START_MS + T
+
+
+def test_r07_without_a_timeout_each_message_gets_its_own() -> None:
+    fold = Fold()
+    fold.start(START_MS, 1, timeout=3000)
+    fold.start(START_MS, 2, timeout=9000)
+    fold.keepalive(START_MS + 1000)
+    assert fold.lease_end(1) == START_MS + 4000
+    assert fold.lease_end(2) == START_MS + 10_000
+
+
+def test_r07_it_never_shortens() -> None:
+    fold = Fold()
+    fold.start(START_MS, 1, timeout=9000)
+    fold.keepalive(START_MS + 1000, timeout=10)
+    assert fold.lease_end(1) == START_MS + 9000
+
+
+def test_r07_an_earlier_longer_renewal_outlives_a_later_shorter_one() -> None:
+    fold = Fold()
+    fold.start(START_MS, 1)
+    fold.keepalive(START_MS + 100, timeout=60_000)
+    fold.keepalive(START_MS + 200, timeout=10)
+    assert fold.lease_end(1) == START_MS + 100 + 60_000
+
+
+def test_r07_a_start_after_the_keepalive_gets_nothing_of_it() -> None:
+    fold = Fold()
+    fold.start(START_MS, 1)
+    fold.keepalive(START_MS, timeout=60_000)
+    fold.start(START_MS + 10, 2)
+    assert fold.lease_end(1) == START_MS + 60_000
+    assert fold.lease_end(2) == START_MS + 10 + T
+
+
+def test_r07_a_second_start_sets_even_where_it_shortens() -> None:
+    fold = Fold()
+    fold.start(START_MS, 1)
+    fold.keepalive(START_MS, timeout=60_000)
+    fold.start(START_MS + 10, 1)
+    assert fold.lease_end(1) == START_MS + 10 + T
+
+
+def test_r07_keepalive_by_id_sets_even_where_it_shortens_and_nothing_follows() -> None:
+    fold = Fold()
+    fold.start(START_MS, 1)
+    fold.start(START_MS, 2)
+    fold.keepalive(START_MS, timeout=60_000)
+    fold.keepalive(START_MS + 10, 1, timeout=500)
+    assert fold.lease_end(1) == START_MS + 510
+    assert fold.lease_end(2) == START_MS + 60_000
+
+
+def test_r07_a_shortened_lease_is_renewed_with_the_others_again() -> None:
+    fold = Fold()
+    fold.start(START_MS, 1)
+    fold.keepalive(START_MS, timeout=60_000)
+    fold.keepalive(START_MS + 10, 1, timeout=500)
+    fold.keepalive(START_MS + 20, timeout=700)
+    assert fold.lease_end(1) == START_MS + 720
+
+
+@pytest.mark.parametrize("change", ["start", "keepalive"])
+def test_r07_renewals_follow_the_message_to_its_newer_holder(change: str) -> None:
+    fold = Fold()
+    fold.start(START_MS, 1, by="a")
+    if change == "start":
+        fold.start(START_MS + 100, 1, by="b")
+    else:
+        fold.keepalive(START_MS + 100, 1, by="b")
+    fold.keepalive(START_MS + 200, by="a", timeout=60_000)
+    assert fold.lease_end(1) == START_MS + 100 + T
+    fold.keepalive(START_MS + 300, by="b", timeout=5000)
+    assert fold.lease_end(1) == START_MS + 5300
+
+
+def test_r07_back_to_the_first_holder() -> None:
+    fold = Fold()
+    fold.start(START_MS, 1, by="a")
+    fold.start(START_MS, 1, by="b")
+    fold.keepalive(START_MS, by="a", timeout=60_000)
+    fold.keepalive(START_MS + 1, 1, by="a")
+    assert fold.lease_end(1) == START_MS + 1 + T
+
+
+def test_r07_an_empty_consumer_renews_nothing() -> None:
+    fold = Fold()
+    fold.start(START_MS, 1, by="")  # kafka-mq-go's
+    fold.keepalive(START_MS + 100, by="", timeout=60_000)
+    assert fold.lease_end(1) == START_MS + T
+    fold.keepalive(START_MS + 100, 1, by="")
+    assert fold.lease_end(1) == START_MS + 100 + T
+
+
+def test_r07_a_keepalive_for_an_ended_or_unknown_message_creates_nothing() -> None:
+    fold = Fold()
+    fold.keepalive(START_MS, 7)
+    fold.start(START_MS, 1)
+    fold.ack(START_MS, 1)
+    fold.keepalive(START_MS, 1)
+    fold.keepalive(START_MS)
+    assert fold.tracker.in_progress() == set()
+    assert fold.tracker.committable_offset() == fold.offset
+
+
+def test_r14_nothing_renews_beyond_max_lease() -> None:
+    fold = Fold()
+    fold.start(START_MS, 1, max_lease=10_000)
+    for at_ms in range(START_MS + 500, START_MS + 10_001, 500):
+        fold.keepalive(at_ms, timeout=60_000)
+    fold.keepalive(START_MS + 10_000, 1, timeout=60_000)
+    assert fold.state(1) == "held"
+    fold.keepalive(START_MS + 10_001)
+    assert fold.state(1) == "due"
+    assert fold.settle(1).deadline_ms == START_MS + 10_000
+
+
+def test_r14_max_lease_of_the_tracker_for_starts_that_name_none() -> None:
+    fold = Fold(max_lease_ms=5000)
+    fold.start(START_MS, 1, timeout=60_000)
+    fold.start(START_MS, 2, timeout=60_000, max_lease=7000)
+    assert fold.lease_end(1) == START_MS + 5000
+    assert fold.lease_end(2) == START_MS + 7000
+
+
+def test_r07_thousands_of_holders_come_and_go() -> None:
+    """Holders without entries are swept; those with entries keep their renewals."""
+    fold = Fold()
+    fold.start(START_MS, 0, by="stays")
+    fold.keepalive(START_MS, by="stays", timeout=50_000)
+    for number in range(1, 1000):
+        fold.start(START_MS, number, by=f"c{number}")
+        fold.ack(START_MS, number, by=f"c{number}")
+    assert fold.lease_end(0) == START_MS + 50_000
+    assert len(fold.tracker.holders.used()) == 1
+    fold.keepalive(START_MS + 10, by="stays", timeout=60_000)
+    assert fold.lease_end(0) == START_MS + 60_010
+
+
+def test_r08_release_is_believed_of_the_holder_only() -> None:
+    fold = Fold()
+    fold.start(START_MS, 1, by="a")
+    fold.start(START_MS, 1, by="b")
+    fold.end(START_MS, Outcome.RELEASE, 1, by="a")
+    assert fold.state(1) == "held"
+    fold.end(START_MS, Outcome.RELEASE, message(1), by="b")
+    assert fold.state(1) == "due"

@@ -1,0 +1,179 @@
+"""R12 and R13: what ended stays ended for a while, and which markers are of the same message."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafkamq.core.chunks import CHUNK_OFFSETS
+from kafkamq.types import MessageId, Outcome
+from tests.unit.core_fold import START_MS, Fold, T
+
+ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+MEMORY_MS = 60_000
+
+
+@pytest.mark.parametrize("outcome", ENDING)
+@pytest.mark.parametrize("before", ["unknown", "held", "waiting", "due"])
+def test_r12_a_zombies_late_start_is_not_tracked(outcome: Outcome, before: str) -> None:
+    if (outcome, before) == (Outcome.ACK, "due"):
+        pytest.skip("a late ACK ends nothing")
+    fold = Fold()
+    fold.tick(START_MS)
+    if before != "unknown":
+        fold.start(START_MS)
+    if before == "waiting":
+        fold.nack(START_MS, delay=1000)
+    if before == "due":
+        fold.end(START_MS, Outcome.REJECT)
+    fold.end(START_MS, outcome)
+    fold.start(START_MS + 59_000, by="zombie")
+    assert fold.tracker.in_progress() == set()
+    assert fold.plan() == []
+
+
+@pytest.mark.parametrize(("late_ms", "remembered"), [(0, True), (1, False)])
+def test_r12_for_sixty_seconds_of_log_time(late_ms: int, remembered: bool) -> None:
+    fold = Fold()
+    fold.start(START_MS)
+    fold.ack(START_MS)
+    fold.start(START_MS + MEMORY_MS + late_ms)
+    assert fold.state() == ("ended" if remembered else "held")
+
+
+def test_r12_counted_from_the_last_end_of_the_chunk() -> None:
+    fold = Fold()
+    fold.start(START_MS, 1)
+    fold.ack(START_MS, 1)
+    fold.start(START_MS + 50_000, 2)
+    fold.ack(START_MS + 50_000, 2)
+    fold.tick(START_MS + 50_000 + MEMORY_MS)
+    assert fold.state(1) == "ended"
+    assert fold.state(2) == "ended"
+    fold.tick(START_MS + 50_001 + MEMORY_MS)
+    assert fold.state(1) == "unknown"
+    assert fold.state(2) == "unknown"
+
+
+def test_r12_other_chunks_do_not_prolong_it() -> None:
+    fold = Fold()
+    fold.ack(START_MS, 1)
+    fold.ack(START_MS + 50_000, 1 + CHUNK_OFFSETS)
+    fold.tick(START_MS + MEMORY_MS + 1)
+    assert fold.state(1) == "unknown"
+    assert fold.state(1 + CHUNK_OFFSETS) == "ended"
+
+
+def test_r12_a_repeated_end_changes_nothing() -> None:
+    fold = Fold()
+    fold.ack(START_MS)
+    fold.ack(START_MS + 50_000)
+    fold.tick(START_MS + MEMORY_MS + 1)
+    assert fold.state() == "unknown"
+
+
+def test_r12_what_was_forgotten_does_not_come_back_with_the_next_end() -> None:
+    fold = Fold()
+    fold.start(START_MS, 3, timeout=200_000)  # keeps the chunk
+    fold.ack(START_MS, 1)
+    fold.tick(START_MS + MEMORY_MS + 1)
+    fold.ack(START_MS + MEMORY_MS + 1, 2)
+    assert fold.state(1) == "unknown"
+    assert fold.state(2) == "ended"
+
+
+@pytest.mark.parametrize("first", [0, 1, 7, 8, 4095])
+def test_r12_one_bit_each(first: int) -> None:
+    fold = Fold()
+    fold.ack(START_MS, first)
+    assert fold.state(first) == "ended"
+    for other in (0, 1, 6, 7, 8, 9, 4094, 4095):
+        if other != first:
+            assert fold.state(other) == "unknown"
+
+
+def test_r12_memory_of_a_quiet_chunk_is_dropped() -> None:
+    fold = Fold()
+    for chunk in range(20):
+        fold.ack(START_MS, chunk * CHUNK_OFFSETS)
+    assert len(fold.tracker.table.chunks) == 20
+    fold.tick(START_MS + MEMORY_MS + 1)
+    assert fold.tracker.table.chunks == {}
+
+
+def test_r12_a_schedule_that_ended_is_remembered_too() -> None:
+    fold = Fold()
+    first = fold.schedule(START_MS, 5000)
+    fold.end(START_MS, Outcome.ACK, first, of_schedule=True)  # cancelled
+    fold.schedule(START_MS + 10, 4000, first=first)  # a carry that was under way
+    assert fold.tracker.scheduled() == set()
+    fold.crawl(START_MS + 10, START_MS + 6000)
+    assert fold.plan() == []
+
+
+def test_r12_a_late_cancel_stops_nothing() -> None:
+    fold = Fold()
+    first = fold.schedule(START_MS, 100)
+    fold.tick(START_MS + 101)
+    fold.end(START_MS + 101, Outcome.ACK, first, of_schedule=True)
+    assert fold.settle(first, of_schedule=True)
+    assert fold.tracker.late_verdicts == 1
+
+
+# ---- R13
+
+TOPIC = bytes(range(16))
+OTHERS = [
+    MessageId(1, 5, TOPIC, 3),  # partition
+    MessageId(0, 6, TOPIC, 3),
+    MessageId(0, 5, bytes(16), 3),
+    MessageId(0, 5, TOPIC, 4),
+    MessageId(0, 5, b"", 3),
+    MessageId(0, 5, TOPIC, 0),
+    MessageId(0, 5),
+    MessageId(0, 5 + CHUNK_OFFSETS, TOPIC, 3),
+]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=str)
+def test_r13_another_topic_epoch_partition_or_offset_is_another_message(other: MessageId) -> None:
+    one = MessageId(0, 5, TOPIC, 3)
+    fold = Fold()
+    fold.start(START_MS, one)
+    fold.start(START_MS, other)
+    assert fold.tracker.in_progress() == {one, other}
+    fold.keepalive(START_MS, other, timeout=60_000)
+    assert fold.lease_end(one) == START_MS + T
+    fold.ack(START_MS, other)
+    assert fold.tracker.in_progress() == {one}
+    fold.ack(START_MS, one)
+    assert fold.tracker.in_progress() == set()
+    assert fold.state(MessageId(0, 5, TOPIC, 9)) == "unknown"
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=str)
+def test_r13_the_memory_of_ends_goes_by_the_whole_identity(other: MessageId) -> None:
+    fold = Fold()
+    fold.ack(START_MS, other)
+    fold.start(START_MS, MessageId(0, 5, TOPIC, 3))
+    assert fold.tracker.in_progress() == {MessageId(0, 5, TOPIC, 3)}
+
+
+def test_r13_a_schedule_is_named_by_its_marker_partition_and_offset() -> None:
+    fold = Fold(next_offset=70, partition=5)
+    offset = fold.schedule(START_MS, 1000)
+    assert fold.tracker.scheduled() == {MessageId(5, offset)} == {MessageId(5, 70)}
+    carried = fold.schedule(START_MS + 10, 900, first=offset)
+    assert fold.tracker.scheduled() == {MessageId(5, 70)}
+    again = fold.schedule(START_MS + 20, 800, first=offset)  # names the first one, always
+    assert fold.tracker.scheduled() == {MessageId(5, 70)}
+    fold.tick(START_MS + 821)
+    assert fold.settle(MessageId(5, 70), of_schedule=True).start_offset == again > carried
+
+
+def test_r13_a_schedule_and_a_message_of_equal_numbers_are_two() -> None:
+    fold = Fold()
+    offset = fold.schedule(START_MS, 1000)
+    fold.start(START_MS, MessageId(0, offset))
+    fold.end(START_MS, Outcome.ACK, MessageId(0, offset), of_schedule=True)
+    assert fold.tracker.scheduled() == set()
+    assert fold.tracker.in_progress() == {MessageId(0, offset)}

@@ -1,0 +1,249 @@
+"""R15-R17 and R20: what is planned, what counts as asked, when a tracker is live, its position."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafkamq.core.chunks import CHUNK_OFFSETS
+from kafkamq.core.delivery import Carry, Settle
+from kafkamq.core.redelivery import MAX_PLAN, RedeliveryTracker
+from kafkamq.types import Marker, MarkerType, Outcome
+from tests.unit.core_fold import START_MS, Fold, T, message
+
+ENGINE = ("engine-1", 7)
+
+
+def two_due(**options: object) -> Fold:
+    fold = Fold(**options)
+    fold.start(START_MS, 1)
+    fold.start(START_MS, 2)
+    fold.start(START_MS, 3, timeout=60_000)
+    fold.crawl(START_MS, START_MS + T + 1)
+    return fold
+
+
+def test_r15_what_was_asked_for_is_not_asked_for_again() -> None:
+    fold = two_due()
+    assert {action.message_id.offset for action in fold.tracker.plan()} == {1, 2}
+    assert list(fold.tracker.plan()) == []
+    fold.crawl(START_MS + T + 1, START_MS + 30_000)  # never by time
+    assert list(fold.tracker.plan()) == []
+
+
+def test_r15_a_due_entry_stays_until_its_end_is_read() -> None:
+    fold = two_due()
+    fold.tracker.plan()
+    assert message(1) in fold.tracker.in_progress()
+    assert fold.tracker.committable_offset() == 0
+    fold.redelivered(START_MS + T + 2, 1)
+    assert message(1) not in fold.tracker.in_progress()
+    assert fold.tracker.committable_offset() == 1
+
+
+@pytest.mark.parametrize("outcome", [Outcome.ACK, Outcome.NACK, Outcome.REJECT, Outcome.RELEASE])
+def test_r15_no_verdict_of_a_worker_clears_a_due_entry(outcome: Outcome) -> None:
+    fold = two_due()
+    fold.end(START_MS + T + 2, outcome, 1)
+    assert fold.due() == {1, 2}
+    fold.tracker.plan()
+    fold.end(START_MS + T + 3, outcome, 1)
+    assert fold.due() == set()
+    assert message(1) in fold.tracker.in_progress()
+
+
+def test_r15_a_known_abort_asks_again_for_those_alone() -> None:
+    fold = two_due()
+    first, second = fold.tracker.plan()
+    fold.tracker.aborted([first])
+    assert [action.message_id for action in fold.tracker.plan()] == [first.message_id]
+    fold.tracker.aborted([second])
+    fold.redelivered(START_MS + T + 2, 2)
+    assert list(fold.tracker.plan()) == []
+
+
+def test_r15_an_abort_of_what_ended_meanwhile_changes_nothing() -> None:
+    fold = two_due()
+    actions = fold.tracker.plan()
+    fold.redelivered(START_MS + T + 2, 1)
+    fold.redelivered(START_MS + T + 2, 2)
+    fold.tracker.aborted(actions)
+    fold.tracker.check()
+    assert fold.plan() == []
+
+
+def test_r15_the_abort_of_a_carry_does_not_ask_again_for_the_settlement() -> None:
+    """The carry's transaction aborts after its SCHEDULE fell due and was planned as due."""
+    fold = Fold(carry_after_ms=100)
+    fold.schedule(START_MS, 1000)
+    fold.tick(START_MS + 101)
+    (carry,) = fold.tracker.plan()
+    assert isinstance(carry, Carry)
+    fold.tick(START_MS + 1001)
+    (settle,) = fold.tracker.plan()
+    assert isinstance(settle, Settle)
+    fold.tracker.aborted([carry])
+    assert list(fold.tracker.plan()) == [], "the settlement is still under way"
+    fold.tracker.aborted([settle])
+    assert list(fold.tracker.plan()) == [settle]
+
+
+def test_r15_the_abort_of_an_older_delivery_does_not_touch_the_newer_one() -> None:
+    fold = Fold()
+    fold.start(START_MS)
+    fold.crawl(START_MS, START_MS + T + 1)
+    (old,) = fold.tracker.plan()
+    fold.redelivered(START_MS + T + 1)
+    at_ms = START_MS + T + 61_002
+    fold.start(at_ms)  # forgotten by now (R12)
+    fold.crawl(at_ms, at_ms + T + 1)
+    (new,) = fold.tracker.plan()
+    fold.tracker.aborted([old])
+    assert list(fold.tracker.plan()) == []
+    fold.tracker.aborted([new])
+    assert list(fold.tracker.plan()) == [new]
+
+
+def test_r15_a_carry_is_asked_for_once_too() -> None:
+    fold = Fold(carry_after_ms=1000)
+    first = fold.schedule(START_MS, 60_000)
+    fold.tick(START_MS + 1001)
+    assert list(fold.tracker.plan()) == [Carry(first, message(first), 60_000 - 1001)]
+    assert list(fold.tracker.plan()) == []
+
+
+# ---- R16
+
+
+def test_r16_a_plan_has_its_limit_and_the_rest_comes_next() -> None:
+    fold = Fold()
+    for number in range(30):
+        fold.start(START_MS, (number % 3) * CHUNK_OFFSETS + number)
+    fold.crawl(START_MS, START_MS + T + 1)
+    offsets: list[int] = []
+    for size in (12, 12, 6, 0):
+        actions = fold.tracker.plan(limit=12)
+        assert len(actions) == size
+        planned = [action.start_offset for action in actions]
+        assert planned == sorted(planned)
+        offsets += planned
+    assert sorted(offsets) == list(range(30))
+    fold.tracker.check()
+
+
+def test_r16_fifty_thousand_at_most() -> None:
+    assert MAX_PLAN == 50_000
+    tracker = RedeliveryTracker()
+    for number in range(MAX_PLAN + 5):
+        tracker.apply(number, START_MS, _start(number))
+    for step in range(1, 8):
+        tracker.apply(MAX_PLAN + 4 + step, START_MS + step * 500, None)
+    assert len(tracker.plan()) == MAX_PLAN
+    assert len(tracker.plan()) == 5
+
+
+def _start(number: int) -> Marker:
+    return Marker(MarkerType.START, message(number), T)
+
+
+# ---- R17
+
+
+def test_r17_nothing_is_planned_before_the_engine_read_its_own_tick() -> None:
+    fold = two_due(engine=ENGINE)
+    assert not fold.tracker.is_live
+    assert list(fold.tracker.plan()) == []
+    fold.tick(START_MS + T + 2, engine="engine-1", epoch=6)  # its own, of an earlier start
+    fold.tick(START_MS + T + 2, engine="engine-2", epoch=7)
+    assert list(fold.tracker.plan()) == []
+    fold.tick(START_MS + T + 2, engine="engine-1", epoch=7)
+    assert fold.tracker.is_live
+    assert len(fold.tracker.plan()) == 2
+
+
+def test_r17_nothing_is_carried_either() -> None:
+    fold = Fold(engine=ENGINE, carry_after_ms=1000)
+    fold.schedule(START_MS, 60_000)
+    fold.tick(START_MS + 1001)
+    assert list(fold.tracker.plan()) == []
+    fold.tick(START_MS + 1002, engine="engine-1", epoch=7)
+    assert len(fold.tracker.plan()) == 1
+
+
+def test_r17_what_a_predecessor_settled_is_not_fired_again() -> None:
+    fold = two_due(engine=ENGINE)
+    fold.redelivered(START_MS + T + 1, 1)  # by the predecessor, before our init
+    fold.tick(START_MS + T + 2, engine="engine-1", epoch=7)
+    assert [action.message_id for action in fold.tracker.plan()] == [message(2)]
+
+
+def test_r17_later_ticks_ask_for_nothing_again() -> None:
+    fold = two_due(engine=ENGINE)
+    fold.tick(START_MS + T + 2, engine="engine-1", epoch=7)
+    fold.tracker.plan()
+    fold.tick(START_MS + T + 3, engine="engine-1", epoch=7)
+    assert list(fold.tracker.plan()) == []
+
+
+def test_r17_a_tracker_without_an_engine_is_live() -> None:
+    assert RedeliveryTracker().is_live
+
+
+# ---- R20
+
+
+def test_r20_position_is_the_smallest_start_of_an_open_entry() -> None:
+    fold = Fold(next_offset=100)
+    assert fold.tracker.committable_offset() == 100
+    fold.tick(START_MS)
+    assert fold.tracker.committable_offset() == 101
+    first = fold.start(START_MS, 1)
+    second = fold.start(START_MS, CHUNK_OFFSETS)
+    third = fold.schedule(START_MS, 60_000)
+    fold.start(START_MS, 1)  # a second START moves nothing
+    assert fold.tracker.committable_offset() == first
+    fold.ack(START_MS, 1)
+    assert fold.tracker.committable_offset() == second
+    fold.nack(START_MS, CHUNK_OFFSETS, delay=1000)  # waiting is open
+    assert fold.tracker.committable_offset() == second
+    fold.tick(START_MS + 1001)  # due is open
+    assert fold.tracker.committable_offset() == second
+    fold.redelivered(START_MS + 1001, CHUNK_OFFSETS)
+    assert fold.tracker.committable_offset() == third
+    fold.end(START_MS + 1001, Outcome.ACK, third, of_schedule=True)
+    assert fold.tracker.committable_offset() == fold.offset
+
+
+def test_r20_a_carried_schedule_lets_the_position_go_on() -> None:
+    fold = Fold()
+    first = fold.schedule(START_MS, 60_000)
+    other = fold.start(START_MS, 1)
+    assert fold.tracker.committable_offset() == first
+    fold.schedule(START_MS, 50_000, first=first)
+    assert fold.tracker.committable_offset() == other
+
+
+def test_r20_a_restart_from_there_rebuilds_every_open_entry() -> None:
+    fold = Fold()
+    fold.start(START_MS, 1)
+    fold.ack(START_MS, 1)
+    fold.start(START_MS + 100, 2)
+    fold.keepalive(START_MS + 200)
+    fold.start(START_MS + 300, 3)
+    fold.nack(START_MS + 400, 3, delay=9000)
+    fold.schedule(START_MS + 500, 9000)
+    resume = fold.tracker.committable_offset()
+    again = Fold(next_offset=resume)
+    for offset, at_ms, marker in fold.records[resume:]:
+        assert again.record(at_ms, marker) == offset
+    assert again.tracker.in_progress() == fold.tracker.in_progress()
+    assert again.tracker.scheduled() == fold.tracker.scheduled()
+    for of in (2, 3):
+        left = fold.lease_end(of) - fold.tracker.clock_ms
+        assert again.lease_end(of) - again.tracker.clock_ms == left
+
+
+def test_r20_records_below_the_position_were_folded_already() -> None:
+    tracker = RedeliveryTracker(10)
+    tracker.apply(9, START_MS, _start(1))
+    assert tracker.in_progress() == set()
+    assert tracker.next_offset == 10
