@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -169,14 +169,9 @@ class Ledger:
         return written
 
     def adopt(self, epoch: int, position: int, *, timeout_s: float = 30.0) -> Position:
-        """Make ``epoch`` this start's, in a transaction of its own; keeps what ``last`` says of
-        this engine's batch.
-        """
+        """Make ``epoch`` this start's, in a transaction of its own; its batches begin anew."""
         self.epoch = epoch
-        last = self.last
-        if last is None or last.engine != self.engine:
-            last = Position(position=position, epoch=epoch, engine=self.engine)
-        written = replace(last, epoch=epoch, position=position)
+        written = Position(position=position, epoch=epoch, engine=self.engine)
         self.begin()
         self._write(written, (), timeout_s)
         return written
@@ -301,8 +296,8 @@ def claim(
     """Make this start of ``engine`` the latest on every marker partition, id 0 first (R22).
 
     For an engine that owns all partitions at once (Spark's driver). All that predecessors wrote is
-    committed or aborted when it returns: append the TICKs after it (R17). Positions are kept as
-    they were found; batch and rows done only where the same engine wrote them.
+    committed or aborted when it returns: append the TICKs after it (R17). Positions stay as they
+    were found; batches of this start begin anew, because its plans differ from an earlier one's.
 
     Raises:
         ConfigError: ``takeover`` is False and another engine's epoch is the latest.

@@ -7,14 +7,37 @@ payloads never enter a tracker's state; then each part of the plan (at most 50,0
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from kafkamq.clients.errors import OutcomeUnknownError, TransactionAbortedError
 from kafkamq.clients.ledger import Ledger
+from kafkamq.clients.rewriting import Part, Rewriter
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.core.redelivery import Carry, Settle
+from kafkamq.core.delivery import Carry, Settle
+from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError
 
 __all__ = ["SettleReport", "SettlementError", "Settler"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_ATTEMPTS = 8
+_FIRST_PAUSE_S = 0.05
+_MAX_PAUSE_S = 2.0
+_HOPELESS = frozenset(
+    {
+        "UNKNOWN_MEMBER_ID",  # the partition went to another member of the group
+        "ILLEGAL_GENERATION",
+        "TOPIC_AUTHORIZATION_FAILED",
+        "GROUP_AUTHORIZATION_FAILED",
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+        "CLUSTER_AUTHORIZATION_FAILED",
+        "_AUTHENTICATION",
+        "_SSL",
+    }
+)
 
 
 @dataclass(slots=True)
@@ -29,25 +52,27 @@ class SettleReport:
     transactions: int = 0
 
 
-class SettlementError(Exception):
+class SettlementError(BrokerError):
     """Some of the actions are known not to be done: ``tracker.aborted(error.actions)`` (R15).
 
     Attributes:
         actions: Those whose transaction is known to have aborted or never began.
-        __cause__: The BrokerError.
     """
 
-    actions: tuple[Settle | Carry, ...]
+    def __init__(self, text: str, actions: Sequence[Settle | Carry]) -> None:
+        super().__init__(text, code="ABORTED", is_retriable=True)
+        self.actions = tuple(actions)
 
 
 class Settler:
     """Settles actions of any marker partition of one namespace; one owner thread.
 
-    Holds a read_committed reader of the markers and messages topics, kept between calls.
+    Holds read_committed readers of the markers and messages topics, kept between calls.
     """
 
     def __init__(self, config: ServiceConfig, tracker: TrackerConfig) -> None:
-        raise NotImplementedError
+        self._tracker = tracker
+        self._rewriter = Rewriter(config, tracker)
 
     def settle(
         self,
@@ -79,11 +104,143 @@ class Settler:
         Raises:
             FencedError: A later start owns the partition: stop.
             SettlementError: Some actions are known not to be done; they may be asked for again.
-            OutcomeUnknownError: Only with ``reopen=False``.
-            DeadlineExceededError: The time is over; known to be undone behind ``rows_done``.
+            OutcomeUnknownError: With ``reopen=False``, or when the ledger could not be opened again
+                in time: repeat the same batch, or open the ledger and look.
         """
-        raise NotImplementedError
+        run = _Run(
+            ledger,
+            sorted(actions, key=_row_order),
+            position,
+            batch,
+            source_hash,
+            tuple(members),
+            time.monotonic() + timeout_s,
+        )
+        pause_s = _FIRST_PAUSE_S
+        attempt = 0
+        while True:
+            cause = self._attempt(run, reopen=reopen)
+            if cause is None:
+                return run.report
+            attempt += 1
+            if attempt == _MAX_ATTEMPTS or cause.code in _HOPELESS or run.left_s() <= pause_s:
+                raise self._not_done(run, cause)
+            _log.info(
+                "settling again",
+                extra={"partition": ledger.key.partition, "attempt": attempt, "cause": str(cause)},
+            )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+    def _attempt(self, run: _Run, *, reopen: bool) -> BrokerError | None:
+        """Go on behind what is done; returns what is in the way, None when all is done."""
+        try:
+            if not run.ledger.is_open:
+                run.ledger.open(timeout_s=run.left_s())
+            run.unknown = None  # the ledger is read: now it is known
+            self._perform(run)
+        except TransactionAbortedError as error:
+            return error
+        except (FencedError, OutcomeUnknownError) as error:
+            if not reopen or error.code == "LATER_START":
+                raise
+            run.unknown = error
+            return error
+        except (BrokerError, DeadlineExceededError) as error:
+            run.ledger.abort()  # what was not committed explicitly did not happen
+            if isinstance(error, BrokerError):
+                return error
+            return BrokerError(str(error), code="DEADLINE", is_retriable=True)
+        return None
 
     def close(self) -> None:
-        """Close the reader; idempotent."""
-        raise NotImplementedError
+        """Close the readers; idempotent."""
+        self._rewriter.close()
+
+    def _perform(self, run: _Run) -> None:
+        """Everything that the ledger does not hold yet."""
+        ledger = run.ledger
+        if ledger.is_past(run.batch):
+            run.report.skipped = len(run.rows)
+            return
+        done = ledger.rows_done(run.batch)
+        if not run.report.transactions:
+            run.report.skipped = done
+        if not run.rows:
+            ledger.begin()
+            self._commit(run, 0)
+            return
+        while done < len(run.rows):
+            part = self._rewriter.part(
+                ledger.key.partition, run.rows, done, timeout_s=run.left_s()
+            )
+            if self._write(run, part):
+                done = part.end
+
+    def _write(self, run: _Run, part: Part) -> bool:
+        """One part, in one transaction (R15); False: something in it is too large (R11)."""
+        ledger = run.ledger
+        producer = ledger.producer
+        ledger.begin()
+        try:
+            for record in part.records:
+                producer.produce(record)
+            self._commit(run, part.end)
+        except TransactionAbortedError:
+            if not producer.too_large or time.monotonic() > run.deadline_s:
+                raise
+            self._rewriter.refused(ledger.key.partition, run.rows, part)
+            return False
+        report = run.report
+        report.copies += part.copies
+        report.dead_letters += part.dead_letters
+        report.carried += part.carried
+        report.payload_lost += part.payload_lost
+        return True
+
+    def _commit(self, run: _Run, rows_done: int) -> None:
+        run.ledger.commit(
+            run.position,
+            batch=run.batch,
+            rows_done=rows_done,
+            source_hash=run.source_hash,
+            members=run.members,
+            timeout_s=run.left_s(),
+        )
+        run.report.transactions += 1
+
+    def _not_done(self, run: _Run, cause: BrokerError) -> BrokerError:
+        """Say what is known: with an unknown outcome nobody may ask again yet."""
+        if run.unknown is not None:
+            return run.unknown
+        done = run.ledger.rows_done(run.batch)
+        where = f"{run.ledger.key.topic}[{run.ledger.key.partition}]"
+        error = SettlementError(
+            f"{where}: {len(run.rows) - done} actions of batch {run.batch} are not done: {cause}",
+            run.rows[done:],
+        )
+        error.__cause__ = cause
+        return error
+
+
+@dataclass(slots=True)
+class _Run:
+    """One ``settle``."""
+
+    ledger: Ledger
+    rows: list[Settle | Carry]
+    position: int
+    batch: int
+    source_hash: str
+    members: tuple[bytes, ...]
+    deadline_s: float  # monotonic
+    report: SettleReport = field(default_factory=SettleReport)
+    unknown: BrokerError | None = None  # the last commit whose outcome is not known
+
+    def left_s(self) -> float:
+        """What is left of the bound; a little at least, so that a last attempt can end."""
+        return max(0.5, self.deadline_s - time.monotonic())
+
+
+def _row_order(action: Settle | Carry) -> int:
+    return action.start_offset

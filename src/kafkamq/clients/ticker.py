@@ -6,19 +6,43 @@ while a transaction is under way elsewhere, and a status may be lost.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from kafkamq.clients.admin import Admin
+from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.settings import connect, consumer_settings, producer_settings
 from kafkamq.config import ServiceConfig
-from kafkamq.wire.status import TrackerStatus
+from kafkamq.errors import StateError, WireError
+from kafkamq.wire.markers import encode_tick
+from kafkamq.wire.status import (
+    TrackerStatus,
+    decode_status,
+    decode_status_key,
+    encode_status,
+    status_key,
+)
 
 __all__ = ["StatusReader", "Ticker"]
+
+_TICK_TIMEOUT_MS = 5_000
+_BATCH = 1000
 
 
 class Ticker:
     """Appends TICKs and status records; thread-safe but for ``close``."""
 
     def __init__(self, config: ServiceConfig) -> None:
-        raise NotImplementedError
+        self._config = config
+        self._watch = ErrorWatch(config.bootstrap_servers)
+        # A TICK that waits longer than this says nothing any more, and the next one may follow.
+        settings = producer_settings(config)
+        for name in ("message.timeout.ms", "delivery.timeout.ms"):
+            settings.pop(name, None)
+        settings["message.timeout.ms"] = _TICK_TIMEOUT_MS
+        self._producer: Producer | None = connect(Producer, settings, self._watch)
 
     def tick(
         self,
@@ -37,7 +61,22 @@ class Ticker:
             on_done: Called from ``poll`` with (partition, offset); offset -1: it failed. A TICK
                 fails after 5 s, so that the next one may be appended (R4).
         """
-        raise NotImplementedError
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if on_done is not None:
+                offset = message.offset()
+                on_done(partition, -1 if error is not None or offset is None else offset)
+
+        try:
+            self._open().produce(
+                self._config.marker_topic,
+                encode_tick(engine, epoch),
+                partition=partition,
+                on_delivery=delivered,
+            )
+        except (BufferError, KafkaException):
+            if on_done is not None:
+                on_done(partition, -1)
 
     def tick_all(
         self, partitions: Sequence[int], *, engine: str, epoch: int, timeout_s: float = 30.0
@@ -47,44 +86,153 @@ class Ticker:
         Raises:
             BrokerError, DeadlineExceededError: Not all were written.
         """
-        raise NotImplementedError
+        deadline_s = time.monotonic() + timeout_s
+        offsets: dict[int, int] = {}
+        missing = list(partitions)
+        while missing:
+            for partition in missing:
+                self.tick(partition, engine=engine, epoch=epoch, on_done=offsets.__setitem__)
+            while len(offsets) < len(partitions) and time.monotonic() < deadline_s:
+                self.poll(0.1)
+            missing = [number for number in partitions if offsets.get(number, -1) < 0]
+            if missing and time.monotonic() >= deadline_s:
+                raise self._watch.deadline(
+                    f"appending a TICK to {self._config.marker_topic} partitions {missing}",
+                    timeout_s,
+                )
+            for partition in missing:
+                offsets.pop(partition, None)
+        return offsets
 
     def publish(self, status: TrackerStatus) -> None:
-        """Write a status record, without waiting."""
-        raise NotImplementedError
+        """Write a status record, without waiting; one that cannot be queued is left out."""
+        try:
+            self._open().produce(
+                self._config.tracker_topic,
+                encode_status(status),
+                status_key(status.topic, status.partition),
+            )
+        except BufferError:
+            return  # the next one says more
+        except KafkaException as error:
+            raise broker_error(error, f"writing to {self._config.tracker_topic}") from error
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Serve delivery reports; raises what broke the client for good (credentials, fatal)."""
-        raise NotImplementedError
+        """Serve delivery reports.
+
+        Raises:
+            BrokerError: What broke the client for good: credentials, a fatal error.
+        """
+        self._open().poll(timeout_s)
+        self._watch.check(f"writing to {self._config.marker_topic}")
 
     def close(self, *, timeout_s: float = 5.0) -> None:
         """Flush (bounded) and end; idempotent."""
-        raise NotImplementedError
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.flush(timeout_s)
+            producer.purge()
+
+    def _open(self) -> Producer:
+        if self._producer is None:
+            raise StateError("this Ticker is closed")
+        return self._producer
 
 
 class StatusReader:
-    """The latest status per (topic, partition) of a namespace; one owner thread."""
+    """The latest status per (topic, partition) of a namespace; one owner thread.
 
-    def __init__(self, config: ServiceConfig) -> None:
-        raise NotImplementedError
+    Attributes:
+        malformed: Records that were passed because they are no status.
+    """
+
+    def __init__(self, config: ServiceConfig, *, timeout_s: float = 30.0) -> None:
+        self.malformed = 0
+        self._config = config
+        self._latest: dict[tuple[str, int], TrackerStatus] = {}
+        self._watch = ErrorWatch(config.bootstrap_servers)
+        with Admin(config, timeout_s=timeout_s) as admin:
+            self._partitions = admin.require_topic(config.tracker_topic).partitions
+            bounds = admin.log_bounds(config.tracker_topic, range(self._partitions))
+        self._ends = [bounds[number][1] for number in range(self._partitions)]
+        self._positions = [bounds[number][0] for number in range(self._partitions)]
+        settings = consumer_settings(
+            config, group_id="kafkamq.reader", **{"enable.partition.eof": True}
+        )
+        self._consumer: Consumer | None = connect(Consumer, settings, self._watch)
+        self._consumer.assign(
+            [
+                TopicPartition(config.tracker_topic, number, position)
+                for number, position in enumerate(self._positions)
+            ]
+        )
 
     @property
     def latest(self) -> dict[tuple[str, int], TrackerStatus]:
         """What was read so far."""
-        raise NotImplementedError
+        return self._latest
 
     def read_to_end(self, *, timeout_s: float = 10.0) -> dict[tuple[str, int], TrackerStatus]:
-        """Read up to what was there at the call, and return ``latest``.
+        """Read up to what was there when this reader was made, and return ``latest``.
 
         Raises:
             DeadlineExceededError: The broker did not answer in time.
         """
-        raise NotImplementedError
+        doing = f"reading {self._config.tracker_topic}"
+        deadline_s = time.monotonic() + timeout_s
+        while any(map(int.__lt__, self._positions, self._ends)):
+            self.poll(0.2)
+            if time.monotonic() > deadline_s:
+                raise self._watch.deadline(doing, timeout_s)
+        return self._latest
 
     def poll(self, timeout_s: float = 0.1) -> list[TrackerStatus]:
-        """New statuses since the last call, oldest first; malformed ones are skipped, counted."""
-        raise NotImplementedError
+        """New statuses since the last call, oldest first; malformed ones are passed, counted.
+
+        Raises:
+            BrokerError: Reading is not possible any more.
+        """
+        doing = f"reading {self._config.tracker_topic}"
+        if self._consumer is None:
+            raise StateError("this StatusReader is closed")
+        updates = []
+        for message in self._consumer.consume(_BATCH, timeout_s):
+            self._advance(message, doing)
+            if message.error() is None:
+                status = self._fold(message)
+                if status is not None:
+                    updates.append(status)
+        self._watch.check(doing)
+        return updates
+
+    def _advance(self, message: Message, doing: str) -> None:
+        error, partition, offset = message.error(), message.partition(), message.offset()
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            if error.code() == KafkaError._AUTO_OFFSET_RESET or error.fatal():
+                raise broker_error(error, doing)
+            return
+        if partition is not None and offset is not None:
+            behind = offset if error is not None else offset + 1
+            self._positions[partition] = max(self._positions[partition], behind)
+
+    def _fold(self, message: Message) -> TrackerStatus | None:
+        try:
+            key = decode_status_key(message.key())
+            value = message.value()
+            if value is None:  # a tombstone
+                self._latest.pop(key, None)
+                return None
+            status = decode_status(value)
+        except WireError:
+            self.malformed += 1
+            return None
+        self._latest[key] = status
+        return status
 
     def close(self) -> None:
         """End the reader; idempotent."""
-        raise NotImplementedError
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()
+
+

@@ -1,0 +1,158 @@
+"""Reads again what a plan names: STARTs by their offsets, reasons, payloads by reference (R18)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import Message
+
+from kafkamq.clients.admin import Admin, TopicInfo
+from kafkamq.clients.reader import RecordReader
+from kafkamq.config import ServiceConfig
+from kafkamq.core.delivery import Carry, Settle
+from kafkamq.errors import BrokerError, DeadlineExceededError, WireError
+from kafkamq.types import Marker, MessageId
+from kafkamq.wire.markers import decode_marker
+
+__all__ = ["Found", "Rereader"]
+
+_WINDOW = 5000  # rows whose reasons are held at once
+_REFRESH_S = 60.0  # partitions may be added, and limits changed, at any time
+
+
+@dataclass(slots=True)
+class Found:
+    """A row of a plan and what the logs hold of it."""
+
+    row: Settle | Carry
+    start: Marker | None  # the START or SCHEDULE; None: gone, or unreadable
+    timestamp_ms: int  # of the START
+    error: str  # reason of the verdict; empty without one
+    value: bytes | None  # the payload
+    is_lost: bool  # the payload is gone: it was by reference, and the message was deleted
+
+
+class Rereader:
+    """Reads of one namespace's markers and messages; one owner thread."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._markers = RecordReader(config, config.marker_topic)
+        self._messages = RecordReader(config, config.message_topic)
+        self._admin: Admin | None = None
+        self._topics: dict[str, TopicInfo] = {}
+        self._topics_until_s = 0.0  # monotonic
+
+    def close(self) -> None:
+        """Close the readers; idempotent."""
+        self._markers.close()
+        self._messages.close()
+
+    def topic(self, name: str, *, timeout_s: float = 30.0) -> TopicInfo:
+        """What the messages or dead-letter topic is; at most a minute old.
+
+        Raises:
+            BrokerError: It does not exist.
+        """
+        now_s = time.monotonic()
+        if now_s >= self._topics_until_s:
+            if self._admin is None:
+                self._admin = Admin(self._config, timeout_s=timeout_s)
+            names = (self._config.message_topic, self._config.dead_letter_topic)
+            try:
+                self._topics = {name: self._admin.require_topic(name) for name in names}
+            except (BrokerError, DeadlineExceededError):
+                if not self._topics:  # what was known a minute ago will do in an outage
+                    raise
+            self._topics_until_s = now_s + _REFRESH_S
+        return self._topics[name]
+
+    def rows(
+        self, partition: int, rows: Sequence[Settle | Carry], *, deadline_s: float
+    ) -> Iterator[Found]:
+        """Each of ``rows`` (ascending by START offset) of one marker partition, in that order.
+
+        Args:
+            partition: Of the markers topic.
+            rows: A plan, or a part of it.
+            deadline_s: Monotonic time by which all must be read.
+
+        Raises:
+            BrokerError, DeadlineExceededError: The logs could not be read in time.
+        """
+        for begin in range(0, len(rows), _WINDOW):
+            yield from self._window(partition, rows[begin : begin + _WINDOW], deadline_s)
+
+    def _window(
+        self, partition: int, rows: Sequence[Settle | Carry], deadline_s: float
+    ) -> Iterator[Found]:
+        reasons = self._reasons(partition, rows, deadline_s)
+        offsets = list(dict.fromkeys(row.start_offset for row in rows))
+        messages = self._markers.stream(partition, offsets, timeout_s=_left_s(deadline_s))
+        offset, message = -1, None
+        for row in rows:
+            if row.start_offset != offset:
+                offset, message = next(messages)
+            start = _decoded(message)
+            found = Found(row, start, -1, "", None, False)
+            if start is not None and message is not None:
+                found.timestamp_ms = message.timestamp()[1]
+                found.value = start.value
+                if isinstance(row, Settle):
+                    found.error = reasons.get(row.verdict_offset, "")
+                if start.by_reference:
+                    payload = self._payload(row.message_id, start, deadline_s)
+                    found.is_lost = payload is None
+                    found.value = None if payload is None else payload.value()
+            yield found
+
+    def _reasons(
+        self, partition: int, rows: Sequence[Settle | Carry], deadline_s: float
+    ) -> dict[int, str]:
+        """Reason texts of the verdicts, by the offset of their END."""
+        offsets = sorted(
+            {row.verdict_offset for row in rows if isinstance(row, Settle)} - {-1}
+        )
+        reasons = {}
+        for offset, message in self._markers.stream(
+            partition, offsets, timeout_s=_left_s(deadline_s)
+        ):
+            end = _decoded(message)
+            if end is not None and end.reason:
+                reasons[offset] = end.reason
+        return reasons
+
+    def _payload(self, message_id: MessageId, start: Marker, deadline_s: float) -> Message | None:
+        """The message of a START by reference, if it still is the same one (R13, R18)."""
+        topic = self.topic(self._config.message_topic)
+        if message_id.partition >= topic.partitions:
+            return None
+        if message_id.topic_id and topic.topic_id and message_id.topic_id != topic.topic_id:
+            return None
+        message = self._messages.read(
+            message_id.partition, message_id.offset, timeout_s=_left_s(deadline_s)
+        )
+        if message is None:
+            return None
+        epoch = message.leader_epoch()
+        is_known = message_id.leader_epoch > 0 and epoch is not None and epoch >= 0
+        if is_known and epoch != message_id.leader_epoch - 1:
+            return None
+        if start.message_timestamp_ms and message.timestamp()[1] != start.message_timestamp_ms:
+            return None
+        return message
+
+
+def _decoded(message: Message | None) -> Marker | None:
+    if message is None:
+        return None
+    try:
+        return decode_marker(message.value())
+    except WireError:
+        return None
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(0.5, deadline_s - time.monotonic())
