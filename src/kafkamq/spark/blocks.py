@@ -2,32 +2,49 @@
 
 The source decodes markers where it reads them and packs what a tracker folds into columns of
 integers; Spark shuffles a few cells instead of every marker, and payloads never leave the reader
-(R18). A cell belongs to one marker partition and holds its markers in offset order.
-
-Cells live for one batch, between processes of the same release; they are no storage format.
+(R18). A cell belongs to one marker partition and holds its markers in offset order. Actions travel
+the same way from the tracker to the sink.
 """
 
 from __future__ import annotations
 
-import json
-import struct
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from kafkamq.core.delivery import Carry, DueCause, Settle
+from kafkamq.spark.packing import pack, unpack
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
-__all__ = ["FoldRow", "decode_block", "encode_block"]
+__all__ = ["Block", "FoldRow", "decode_actions", "encode_actions", "encode_block"]
 
 FoldRow = tuple[int, int, "Marker | None"]
 """(offset, LogAppendTime in ms or -1, marker or None for an undecodable record)."""
 
-_HEAD = struct.Struct("<II")  # rows, bytes of the tables
 _UNDECODABLE = -1
-_COLUMNS = 11
 _OF_SCHEDULE = 256
-_OUTCOMES = tuple(Outcome)
+_OUTCOMES = tuple(Outcome)  # dense from 0
+_KINDS = {int(kind): kind for kind in MarkerType}
 _NO_MARKER = Marker(MarkerType.TICK)  # fills the columns of a record that could not be decoded
 _NO_ID = MessageId(-1, 0)
+_CARRY = -1  # in the column of causes
+
+
+class _Logs:
+    """Numbers for (topic id, leader epoch); a cell has few of them."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[bytes, int], int] = {}
+
+    def number(self, message_id: MessageId) -> int:
+        return self._numbers.setdefault(
+            (message_id.topic_id, message_id.leader_epoch), len(self._numbers)
+        )
+
+    def table(self) -> list[list[str | int]]:
+        return [[topic_id.hex(), epoch] for topic_id, epoch in self._numbers]
+
+    @staticmethod
+    def read(table: Iterable[tuple[str, int]]) -> list[tuple[bytes, int]]:
+        return [(bytes.fromhex(topic_id), epoch) for topic_id, epoch in table]
 
 
 def encode_block(rows: Sequence[FoldRow]) -> bytes:
@@ -35,68 +52,120 @@ def encode_block(rows: Sequence[FoldRow]) -> bytes:
     markers = [_NO_MARKER if row[2] is None else row[2] for row in rows]
     ids = [_NO_ID if marker.message_id is None else marker.message_id for marker in markers]
     consumers: dict[str, int] = {}
-    logs: dict[tuple[bytes, int], int] = {}
+    logs = _Logs()
     columns: list[list[int]] = [
         [row[0] for row in rows],
         [row[1] for row in rows],
         [_UNDECODABLE if row[2] is None else int(row[2].type) for row in rows],
         [message_id.partition for message_id in ids],
         [message_id.offset for message_id in ids],
-        [logs.setdefault((one.topic_id, one.leader_epoch), len(logs)) for one in ids],
+        [logs.number(message_id) for message_id in ids],
         [marker.redeliver_after_ms for marker in markers],
         [marker.max_lease_ms for marker in markers],
         [consumers.setdefault(marker.consumer_id, len(consumers)) for marker in markers],
         [marker.outcome + _OF_SCHEDULE * marker.of_schedule for marker in markers],
         [marker.engine_epoch for marker in markers],
     ]
-    tables = json.dumps(
-        [list(consumers), [[topic_id.hex(), epoch] for topic_id, epoch in logs]]
-    ).encode()
-    parts = [_HEAD.pack(len(rows), len(tables)), tables]
-    parts += [array("q", column).tobytes() for column in columns]
-    return b"".join(parts)
+    return pack(columns, [list(consumers), logs.table()])
 
 
-def decode_block(data: bytes) -> Iterator[FoldRow]:
-    """Unpack what ``encode_block`` packed, in the same order."""
-    count, table_bytes = _HEAD.unpack_from(data)
-    start = _HEAD.size + table_bytes
-    consumers, log_rows = json.loads(data[_HEAD.size : start])
-    logs = [(bytes.fromhex(topic_id), int(epoch)) for topic_id, epoch in log_rows]
-    columns = []
-    for _ in range(_COLUMNS):
-        column = array("q")
-        column.frombytes(data[start : start + 8 * count])
-        columns.append(column.tolist())
-        start += 8 * count
-    kinds = {int(kind): kind for kind in MarkerType}
-    for (
-        offset,
-        timestamp_ms,
-        kind,
-        partition,
-        message_offset,
-        log,
-        redeliver_after_ms,
-        max_lease_ms,
-        consumer,
-        outcome,
-        engine_epoch,
-    ) in zip(*columns, strict=True):
-        if kind == _UNDECODABLE:
-            yield offset, timestamp_ms, None
-            continue
-        yield (
+class Block:
+    """What ``encode_block`` packed."""
+
+    def __init__(self, data: bytes) -> None:
+        self._columns, (self._consumers, logs) = unpack(data)
+        self._logs = _Logs.read(logs)
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def count(self, outcome: Outcome) -> int:
+        """ENDs with this outcome, of messages and of SCHEDULEs."""
+        outcomes = self._columns[9]
+        return outcomes.count(outcome) + outcomes.count(outcome + _OF_SCHEDULE)
+
+    def undecodable(self) -> list[int]:
+        """Offsets of the records that are no markers (R21)."""
+        kinds = self._columns[2]
+        if _UNDECODABLE not in kinds:
+            return []
+        pairs = zip(self._columns[0], kinds, strict=True)
+        return [offset for offset, kind in pairs if kind == _UNDECODABLE]
+
+    def __iter__(self) -> Iterator[FoldRow]:
+        """The rows, in their order."""
+        logs, consumers = self._logs, self._consumers
+        for (
             offset,
             timestamp_ms,
-            Marker(
-                kinds[kind],
-                None if partition < 0 else MessageId(partition, message_offset, *logs[log]),
-                redeliver_after_ms,
-                consumer_id=consumers[consumer],
-                outcome=_OUTCOMES[outcome & 0xFF],
-                max_lease_ms=max_lease_ms,
-                of_schedule=outcome >= _OF_SCHEDULE,
-                engine_epoch=engine_epoch,
+            kind,
+            partition,
+            message_offset,
+            log,
+            redeliver_after_ms,
+            max_lease_ms,
+            consumer,
+            outcome,
+            engine_epoch,
+        ) in zip(*self._columns, strict=True):
+            if kind == _UNDECODABLE:
+                yield offset, timestamp_ms, None
+                continue
+            yield (
+                offset,
+                timestamp_ms,
+                Marker(
+                    _KINDS[kind],
+                    None if partition < 0 else MessageId(partition, message_offset, *logs[log]),
+                    redeliver_after_ms,
+                    consumer_id=consumers[consumer],
+                    outcome=_OUTCOMES[outcome & 0xFF],
+                    max_lease_ms=max_lease_ms,
+                    of_schedule=outcome >= _OF_SCHEDULE,
+                    engine_epoch=engine_epoch,
+                ),
+            )
+
+
+def encode_actions(actions: Sequence[Settle | Carry]) -> bytes:
+    """Pack what a tracker planned; in the same order again from ``decode_actions``."""
+    logs = _Logs()
+    rows = [
+        (
+            action.start_offset,
+            action.message_id.partition,
+            action.message_id.offset,
+            logs.number(action.message_id),
+            *(
+                (_CARRY, 1, action.remaining_ms, 0, 0, 0)
+                if isinstance(action, Carry)
+                else (
+                    action.cause,
+                    int(action.of_schedule),
+                    action.begin_ms,
+                    action.clock_ms,
+                    action.deadline_ms,
+                    action.verdict_offset,
+                )
             ),
         )
+        for action in actions
+    ]
+    columns = list(zip(*rows, strict=True)) if rows else [()]
+    return pack(columns, logs.table())
+
+
+def decode_actions(data: bytes) -> list[Settle | Carry]:
+    """What ``encode_actions`` was given."""
+    columns, table = unpack(data)
+    if not columns[0]:
+        return []
+    logs = _Logs.read(table)
+    actions: list[Settle | Carry] = []
+    for start, partition, offset, log, cause, of_schedule, *numbers in zip(*columns, strict=True):
+        message_id = MessageId(partition, offset, *logs[log])
+        if cause == _CARRY:
+            actions.append(Carry(start, message_id, numbers[0]))
+        else:
+            actions.append(Settle(start, message_id, bool(of_schedule), DueCause(cause), *numbers))
+    return actions

@@ -21,7 +21,7 @@ from kafkamq.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["REDACTED", "build_session", "check_environment", "session_settings"]
+__all__ = ["REDACTED", "build_session", "check_environment", "session_settings", "stream_settings"]
 
 MIN_JAVA = 17
 REDACTED = r"(?i)secret|password|passwd|token|access[.]?key|jaas|oauthbearer|credential|[.]key"
@@ -78,15 +78,11 @@ def session_settings(*, master: str, driver_memory: str) -> dict[str, str]:
         "spark.redaction.regex": REDACTED,
         "spark.sql.redaction.options.regex": f"{REDACTED}|url",
         "spark.speculation": "false",  # the sink: one task per marker partition at a time
-        "spark.sql.adaptive.enabled": "false",  # as Spark does for stateful queries anyway
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
         "spark.sql.execution.pyspark.binaryAsBytes": "true",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.streaming.stateStore.providerClass": _STATE_STORE,
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",  # no timers, no watermark
-        "spark.sql.streaming.metricsEnabled": "false",
+        **stream_settings(),
     }
     if master.startswith("local"):
         settings |= {
@@ -95,6 +91,23 @@ def session_settings(*, master: str, driver_memory: str) -> dict[str, str]:
             "spark.executorEnv.PYTHONPATH": _worker_path(),
             "spark.shuffle.service.enabled": "false",
         }
+    return settings
+
+
+def stream_settings(tasks: int | None = None) -> dict[str, str]:
+    """Properties of streaming queries; they can be set on a running session too.
+
+    Args:
+        tasks: Shuffle partitions; fixed for the life of a stateful query's checkpoint.
+    """
+    settings = {
+        "spark.sql.adaptive.enabled": "false",  # as Spark does for stateful queries anyway
+        "spark.sql.streaming.stateStore.providerClass": _STATE_STORE,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",  # no timers, no watermark
+    }
+    if tasks is not None:
+        settings["spark.sql.shuffle.partitions"] = str(tasks)
     return settings
 
 

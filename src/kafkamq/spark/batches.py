@@ -1,0 +1,31 @@
+"""What a task knows of the streaming batch that it belongs to.
+
+Spark hands the number to a writer's ``commit`` on the driver, but not to ``write`` in the workers;
+there it is a property of the task. The name is internal to Spark: a test pins it.
+"""
+
+from __future__ import annotations
+
+from pyspark import TaskContext
+
+from kafkamq.errors import StateError
+
+__all__ = ["BATCH_ID", "current_batch"]
+
+BATCH_ID = "streaming.sql.batchId"
+
+
+def current_batch() -> int:
+    """The number of the batch that this task works for.
+
+    Raises:
+        StateError: Not in a task of a streaming query.
+    """
+    context = TaskContext.get()
+    text = None if context is None else context.getLocalProperty(BATCH_ID)
+    if text is None:
+        raise StateError(
+            f"Spark does not tell the batch (task property {BATCH_ID}): exactly-once writing needs "
+            "a streaming query on PySpark 4.2"
+        )
+    return int(text)

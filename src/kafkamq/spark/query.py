@@ -1,0 +1,108 @@
+"""The tracker's streaming query: source, fold and sink put together.
+
+    markers topic -> blocks of decoded markers -> one fold per marker partition -> transactions
+
+Blocks are grouped by marker partition, which partition p of n tasks folds in task p mod n
+(``grouping.py``); the sink runs in the same task behind the fold.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import kafkamq.clients.errors as client_errors
+import kafkamq.errors as errors
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.errors import KafkaMQError
+from kafkamq.spark.checkpoint import CheckpointNote
+from kafkamq.spark.processor import FOLDED_COLUMNS, FoldProcessor, FoldSettings
+from kafkamq.spark.session import stream_settings
+from kafkamq.spark.settling import SettleSettings, register_settling
+from kafkamq.spark.source import register_source
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["QueryFailedError", "QueryPlan", "query_failure", "start_query"]
+
+_OURS = re.compile(r"kafkamq\.(?:clients\.)?\w+\.(\w+): ([^\n]*)")
+
+
+class QueryFailedError(KafkaMQError):
+    """A query ended for a reason of Spark's: a worker died, a disk is full. Start it again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryPlan:
+    """What a start of the tracker decided."""
+
+    config: ServiceConfig
+    tracker: TrackerConfig
+    note: CheckpointNote
+    epoch: int
+    checkpoint: str
+    carry_after_ms: int
+    trigger_ms: int
+    max_markers: int  # per batch: back-pressure when the log is far ahead
+
+
+def start_query(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
+    """Start it; the clients' properties travel inside pickled classes, not as options."""
+    note = plan.note
+    config = replace(plan.config, kafka=dict(plan.config.kafka))
+    for name, value in stream_settings(note.tasks).items():
+        spark.conf.set(name, value)
+    source = register_source(spark, config, name=f"kafkamq_source_{note.engine[-8:]}")
+    sink = register_settling(
+        spark,
+        SettleSettings(config=config, tracker=plan.tracker, engine=note.engine, epoch=plan.epoch),
+        name=f"kafkamq_sink_{note.engine[-8:]}",
+    )
+    starting = {str(number): at for number, at in note.starting.items()}
+    blocks = (
+        spark.readStream.format(source)
+        .option("topic", config.marker_topic)
+        .option("mode", "blocks")
+        .option("tasks", note.tasks)
+        .option("maxRowsPerTrigger", plan.max_markers)
+        .option("startingOffsets", json.dumps({config.marker_topic: starting}))
+        .load()
+    )
+    fold = FoldProcessor(
+        FoldSettings(
+            engine=note.engine,
+            epoch=plan.epoch,
+            max_lease_ms=plan.tracker.max_lease_ms,
+            carry_after_ms=plan.carry_after_ms,
+            max_actions=plan.tracker.max_offsets_per_commit,
+            starting=note.starting,
+        )
+    )
+    folded = blocks.groupBy("group_key").transformWithStateInPandas(
+        fold, FOLDED_COLUMNS, outputMode="Append", timeMode="None"
+    )
+    return (
+        folded.writeStream.format(sink)
+        .queryName(f"kafkamq tracker of {config.marker_topic}")
+        .outputMode("append")
+        .option("checkpointLocation", plan.checkpoint)
+        .trigger(processingTime=f"{plan.trigger_ms} milliseconds")
+        .start()
+    )
+
+
+def query_failure(error: BaseException) -> KafkaMQError:
+    """Our error for the one that a query ended with; Spark carries it as text.
+
+    Any other failure becomes a ``QueryFailedError`` with Spark's own words.
+    """
+    for name, text in reversed(_OURS.findall(str(error))):
+        kind = getattr(errors, name, None) or getattr(client_errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, KafkaMQError):
+            return kind(text)
+    first_line = str(error).strip().partition("\n")[0]
+    return QueryFailedError(f"the Spark query ended: {first_line}")

@@ -1,0 +1,168 @@
+"""The tracker's sink: performs what the fold asked for, once per batch and marker partition.
+
+A task writes whole rows of ``FOLDED_COLUMNS``: copies, dead letters, ENDs and position of a marker
+partition are one transaction (or several with a count of rows done, R16), whose ledger tells which
+batch it was (R15, R22). So a batch that Spark repeats is not written twice, whoever repeats it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from kafkamq.clients.ledger import Ledger, LedgerKey, ledger
+from kafkamq.clients.settlement import Settler
+from kafkamq.clients.ticker import Ticker
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.errors import StateError
+from kafkamq.spark.batches import current_batch
+from kafkamq.spark.blocks import decode_actions
+from kafkamq.wire.status import decode_status
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+__all__ = ["SettleSettings", "register_settling"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettleSettings:
+    """What the driver tells the workers when a query starts; travels inside the pickled class."""
+
+    config: ServiceConfig
+    tracker: TrackerConfig
+    engine: str
+    epoch: int
+
+
+def register_settling(spark: SparkSession, settings: SettleSettings, *, name: str) -> str:
+    """Make the sink known to a session as ``format(name)``; returns the name."""
+    given, format_name = settings, name
+
+    class RegisteredSettling(_Settling):
+        settings = given
+
+        @classmethod
+        def name(cls) -> str:
+            return format_name
+
+    spark.dataSource.register(RegisteredSettling)
+    return name
+
+
+class _Settling(DataSource):
+    settings: ClassVar[SettleSettings]
+
+    def streamWriter(  # noqa: N802 - Spark's
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """For ``df.writeStream``."""
+        return _SettlingWriter(self.settings)
+
+
+@dataclass
+class _Settled(WriterCommitMessage):
+    """What a task did."""
+
+    actions: int
+
+
+class _SettlingWriter(DataSourceStreamArrowWriter):
+    def __init__(self, settings: SettleSettings) -> None:
+        self._settings = settings
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a worker: settle the rows of this task."""
+        batch = current_batch()
+        worker = _worker(self._settings)
+        done = 0
+        for rows in iterator:
+            for row in rows.to_pylist():
+                done += worker.settle(row, batch)
+        return _Settled(done)
+
+
+class _Worker:
+    """What a worker process keeps between batches: readers, producers, times of positions."""
+
+    def __init__(self, settings: SettleSettings) -> None:
+        self.settings = settings
+        self._settler = Settler(settings.config, settings.tracker)
+        self._ticker = Ticker(settings.config)
+        self._written_s: dict[int, float] = {}  # monotonic; when a position was written
+
+    def settle(self, row: MutableMapping[str, object], batch: int) -> int:
+        """Settle one row of the fold; returns the number of its actions."""
+        partition, position = _int(row["partition"]), _int(row["position"])
+        actions = decode_actions(_bytes(row["actions"]))
+        source = str(row["range_end"])
+        if actions or self._is_position_due(partition):
+            own = self._ledger(partition, batch, source)
+            self._settler.settle(own, actions, position=position, batch=batch, source_hash=source)
+            self._written_s[partition] = time.monotonic()
+        status = replace(decode_status(_bytes(row["status"])), batch=batch)
+        self._ticker.publish(status)
+        self._ticker.poll()
+        return len(actions)
+
+    def _is_position_due(self, partition: int) -> bool:
+        interval_s = self.settings.tracker.position_interval_ms / 1000
+        now_s = time.monotonic()
+        return now_s - self._written_s.setdefault(partition, now_s) >= interval_s
+
+    def _ledger(self, partition: int, batch: int, source: str) -> Ledger:
+        """The partition's ledger, open and checked against this batch."""
+        settings = self.settings
+        key = LedgerKey.of_markers(settings.config, partition)
+        own = ledger(settings.config, key, engine=settings.engine, epoch=settings.epoch)
+        if not own.is_open:
+            own.open()
+        last = own.last
+        if last is None or last.engine != settings.engine:
+            return own
+        is_other = last.batch == batch and last.source_hash not in ("", source)
+        if last.batch > batch or is_other:
+            raise StateError(
+                f"checkpoint older than its ledger: {key.topic}[{partition}] is settled up to "
+                f"batch {last.batch} (source {last.source_hash}), the query is at batch {batch} "
+                f"(source {source}); restore the newest checkpoint, or start with an empty one"
+            )
+        return own
+
+
+_workers: dict[tuple[int, str, int], _Worker] = {}
+
+
+def _worker(settings: SettleSettings) -> _Worker:
+    """This process's worker for an engine's start; one of an earlier start is dropped."""
+    key = (os.getpid(), settings.engine, settings.epoch)
+    found = _workers.get(key)
+    if found is None:
+        _workers.clear()
+        found = _workers[key] = _Worker(settings)
+    return found
+
+
+def _int(value: object) -> int:
+    assert isinstance(value, int), "a column of integers"
+    return value
+
+
+def _bytes(value: object) -> bytes:
+    assert isinstance(value, bytes), "a column of bytes"
+    return value

@@ -1,0 +1,101 @@
+"""Time for silent partitions: reads what the workers publish, appends TICKs where R4 wants one.
+
+Spark runs a batch only when there are records. What waits for a time to pass would wait for ever
+on a silent log, so the driver appends TICKs: one per partition at a start (R17), later by the
+policy of ``core/ticks.py`` from the status that each batch publishes (R24).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+
+from kafkamq.clients.ticker import StatusReader, Ticker
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.core.redelivery import Wake
+from kafkamq.core.ticks import TickPolicy
+from kafkamq.wire.status import TrackerStatus
+
+__all__ = ["TickKeeper"]
+
+_log = logging.getLogger(__name__)
+_MAX_LAG_MS = 3_000
+
+
+class TickKeeper:
+    """TICKs of one start of the engine; one owner thread but for ``latest``."""
+
+    def __init__(
+        self, config: ServiceConfig, tracker: TrackerConfig, *, engine: str, epoch: int
+    ) -> None:
+        self._topic = config.marker_topic
+        self._max_silence_ms = tracker.max_silence_ms
+        self._engine = engine
+        self._epoch = epoch
+        self._ticker = Ticker(config)
+        self._reader = StatusReader(config)
+        self._policies: dict[int, TickPolicy] = {}
+        self.latest: dict[int, TrackerStatus] = {}
+        self.lag_ms = 0  # from the reading of a record to the news of it: about one batch
+
+    def begin(self, partitions: Iterable[int], *, timeout_s: float = 30.0) -> None:
+        """The TICKs of a start; call it when the partitions are claimed (R17).
+
+        Raises:
+            BrokerError, DeadlineExceededError: Not all were written.
+        """
+        numbers = list(partitions)
+        offsets = self._ticker.tick_all(
+            numbers, engine=self._engine, epoch=self._epoch, timeout_s=timeout_s
+        )
+        now_ms = _monotonic_ms()
+        for number in numbers:
+            policy = self._policies[number] = TickPolicy(now_ms, self._max_silence_ms)
+            policy.on_sent(now_ms)
+            policy.on_delivered(offsets[number])
+
+    def step(self, timeout_s: float) -> None:
+        """Take in what was published within ``timeout_s``, and append what is wanted."""
+        for status in self._reader.poll(timeout_s):
+            if (status.topic, status.engine, status.epoch) == (
+                self._topic,
+                self._engine,
+                self._epoch,
+            ):
+                self._take(status)
+        self._ticker.poll()
+        now_ms = _monotonic_ms()
+        for number, status in self.latest.items():
+            policy = self._policies[number]
+            wake = Wake(status.deadline_ms, status.warn_ms, status.due > 0)
+            if policy.wants_tick(now_ms, status.clock_ms, wake):
+                policy.on_sent(now_ms)
+                self._ticker.tick(
+                    number, engine=self._engine, epoch=self._epoch, on_done=self._on_done
+                )
+
+    def _take(self, status: TrackerStatus) -> None:
+        policy = self._policies.get(status.partition)
+        if policy is None:
+            return  # its TICK of the start comes first
+        self.latest[status.partition] = status
+        # The records were read a batch ago. An estimate that runs ahead costs a TICK, nothing more.
+        policy.on_read(_monotonic_ms() - min(self.lag_ms, _MAX_LAG_MS), status.position)
+
+    def _on_done(self, partition: int, offset: int) -> None:
+        policy = self._policies[partition]
+        if offset < 0:
+            _log.warning("a TICK was not written", extra={"partition": partition})
+            policy.on_failed()
+        else:
+            policy.on_delivered(offset)
+
+    def close(self) -> None:
+        """End the clients; idempotent."""
+        self._reader.close()
+        self._ticker.close()
+
+
+def _monotonic_ms() -> int:
+    return round(time.monotonic() * 1000)

@@ -1,0 +1,401 @@
+"""The redelivery tracker on Spark: starts the query, claims the partitions, keeps it alive.
+
+One engine serves a namespace at a time: the later start wins (R22), and nothing is fired in a
+partition before the TICK of this start was read there (R17). The driver also appends the TICKs
+that silent partitions need (R4). What is folded and what is settled is in ``query.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from kafkamq.clients.admin import Admin
+from kafkamq.clients.ledger import Claim, Ledger, LedgerKey, claim
+from kafkamq.clients.topics import require_topics
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.core.chunks import NEVER
+from kafkamq.errors import (
+    ConfigError,
+    DataLossError,
+    FencedError,
+    KafkaMQError,
+    StateError,
+    WireError,
+)
+from kafkamq.spark.checkpoint import CheckpointNote, last_batch, read_note, write_note
+from kafkamq.spark.query import QueryPlan, query_failure, start_query
+from kafkamq.spark.reading import LogReader, log_reader
+from kafkamq.spark.session import build_session
+from kafkamq.spark.ticking import TickKeeper
+from kafkamq.wire.status import TrackerStatus
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["SparkTracker", "run_spark_tracker"]
+
+_log = logging.getLogger(__name__)
+
+_STEP_S = 0.1
+_TOPOLOGY_S = 10.0  # how often added marker partitions are looked for
+_MAX_FAILURES = 20  # in a row, without a batch in between
+_MAX_PAUSE_S = 30.0
+_MAX_TASKS_PER_CORE = 2
+# What no restart mends, or where a restart would do harm.
+_FINAL = (FencedError, ConfigError, DataLossError, WireError)
+
+
+class SparkTracker:
+    """The tracker of one namespace as a Spark job; context manager.
+
+    Args:
+        config: The namespace, and Kafka's properties for every client, in the workers too.
+        tracker: How it tracks; the same settings as for the in-process tracker.
+        checkpoint: Folder for Spark's state, on any file system that all workers reach. Losing it
+            loses no message: the next start folds again from the positions in the ledger.
+        master: Where Spark runs, when there is no session yet.
+        trigger_s: Shortest time between two batches; a batch runs only when there are markers.
+        max_markers_per_batch: Back-pressure after an outage.
+        spark: A session to run in; None: one of its own.
+        settings: Spark properties for its own session.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        tracker: TrackerConfig | None = None,
+        *,
+        checkpoint: str,
+        master: str = "local[2]",
+        trigger_s: float = 1.0,
+        max_markers_per_batch: int = 200_000,
+        spark: SparkSession | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        if not checkpoint:
+            raise ConfigError("checkpoint is empty: name a folder for Spark's state")
+        if not 0.0 <= trigger_s <= 60.0:
+            raise ConfigError(f"trigger_s is {trigger_s!r}: it must be from 0 to 60 s")
+        if max_markers_per_batch < 1:
+            raise ConfigError(f"max_markers_per_batch is {max_markers_per_batch}: it must be >= 1")
+        self.config = config
+        self.tracker = tracker or TrackerConfig()
+        self._checkpoint = checkpoint
+        self._master = master
+        self._trigger_ms = round(trigger_s * 1000)
+        self._max_markers = max_markers_per_batch
+        self._given_session = spark
+        self._settings = settings
+        self._spark: SparkSession | None = None
+        self._run: _Run | None = None
+        self._partitions = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._mind, name="kafkamq-tracker", daemon=True)
+        self._error: BaseException | None = None
+
+    def start(self) -> SparkTracker:
+        """Check, claim and start; returns when the query runs.
+
+        Raises:
+            ConfigError: Topics, checkpoint or environment cannot work (R23).
+            StateError: The checkpoint is older than its ledger; FencedError: a later start exists.
+            BrokerError, DeadlineExceededError: The brokers do not answer.
+        """
+        for finding in require_topics(self.config, max_lease_ms=self.tracker.max_lease_ms):
+            _log.warning("topics", extra={"finding": str(finding)})
+        spark = self._given_session
+        if spark is None:
+            spark = build_session(
+                app_name=f"kafkamq tracker {self.config.namespace}",
+                master=self._master,
+                settings=self._settings,
+            )
+        self._spark = spark.newSession()
+        self._launch(takeover=self.tracker.takeover)
+        self._thread.start()
+        return self
+
+    def _launch(self, *, takeover: bool) -> None:
+        """One start of the engine: claim, TICKs, query."""
+        assert self._spark is not None, "start() made the session"
+        plan = self._plan(self._spark, takeover=takeover)
+        keeper = TickKeeper(self.config, self.tracker, engine=plan.note.engine, epoch=plan.epoch)
+        try:
+            keeper.begin(range(self._partitions))
+            query = start_query(self._spark, plan)
+        except BaseException:
+            keeper.close()
+            raise
+        self._run = _Run(plan, keeper, query)
+        _log.info(
+            "tracker started",
+            extra={
+                "topic": self.config.marker_topic,
+                "engine": plan.note.engine,
+                "epoch": plan.epoch,
+                "partitions": self._partitions,
+                "tasks": plan.note.tasks,
+            },
+        )
+
+    def _plan(self, spark: SparkSession, *, takeover: bool) -> QueryPlan:
+        config, topic = self.config, self.config.marker_topic
+        with Admin(config) as admin:
+            info = admin.require_topic(topic)
+        self._partitions = info.partitions
+        note = read_note(spark, self._checkpoint, topic=topic)
+        is_new = note is None
+        if note is None:
+            cores = spark.sparkContext.defaultParallelism
+            tasks = min(info.partitions, _MAX_TASKS_PER_CORE * cores)
+            note = CheckpointNote(topic=topic, tasks=tasks, starting={})
+        claimed = claim(config, engine=note.engine, partitions=info.partitions, takeover=takeover)
+        if is_new:
+            starting = self._first_offsets(claimed)
+            note = CheckpointNote(
+                topic=topic, tasks=note.tasks, starting=starting, engine=note.engine
+            )
+            write_note(spark, self._checkpoint, note)
+        else:
+            _require_newest(note, claimed, last_batch(spark, self._checkpoint))
+        retention_ms = int(info.settings.get("retention.ms", "-1"))
+        return QueryPlan(
+            config=config,
+            tracker=self.tracker,
+            note=note,
+            epoch=claimed.epoch,
+            checkpoint=self._checkpoint,
+            carry_after_ms=NEVER if retention_ms < 0 else retention_ms // 4,
+            trigger_ms=self._trigger_ms,
+            max_markers=self._max_markers,
+        )
+
+    def _first_offsets(self, claimed: Claim) -> dict[int, int]:
+        """Where folding begins without state: the ledger's positions, else the logs' starts."""
+        starts = log_reader(self.config).log_starts(
+            self.config.marker_topic, range(self._partitions)
+        )
+        found = {number: position.position for number, position in claimed.positions.items()}
+        if found:
+            _log.warning(
+                "checkpoint %s holds no state: folding again from the positions in the ledger, "
+                "which rebuilds every open message (nothing is lost; a message that ended within "
+                "the last minute before the old tracker stopped may be delivered once more)",
+                self._checkpoint,
+                extra={"positions": found},
+            )
+        return {**starts, **found}
+
+    # ---- while it runs
+
+    def _mind(self) -> None:
+        """The thread beside the query: TICKs, added partitions, restarts."""
+        failures = 0
+        try:
+            while not self._stopping.is_set():
+                run = self._run
+                error = self._step(run) if run is not None else None
+                if run is not None and error is None:
+                    failures = 0 if run.has_progressed else failures
+                    continue
+                if error is not None:
+                    failures += 1
+                    self._end_run()
+                    if isinstance(error, (*_FINAL, StateError)) or failures > _MAX_FAILURES:
+                        raise error
+                    _log.warning(
+                        "the query failed and is started again",
+                        extra={"cause": str(error), "failures": failures},
+                    )
+                self._stopping.wait(min(_MAX_PAUSE_S, 0.5 * 2.0 ** (failures - 1)))
+                if not self._stopping.is_set():
+                    failures += self._relaunch()
+        except BaseException as error:  # noqa: BLE001 - handed to wait() and stop()
+            self._error = error
+            _log.error("the tracker stopped", extra={"cause": str(error)})
+        finally:
+            self._end_run()
+
+    def _step(self, run: _Run) -> KafkaMQError | None:
+        """A tenth of a second of minding; returns why the run is over."""
+        try:
+            if not run.query.isActive:
+                failed = run.query.exception()
+                if failed is None:
+                    return StateError("the Spark query was stopped from outside")
+                return query_failure(failed)
+            run.note_progress()
+            run.keeper.step(_STEP_S)
+            if run.is_topology_due():
+                self._add_partitions(run)
+        except KafkaMQError as error:
+            return error
+        return None
+
+    def _relaunch(self) -> int:
+        """Start again unless another engine did meanwhile; returns failures to count."""
+        try:
+            self._launch(takeover=False)
+        except ConfigError as error:  # claim(takeover=False): another engine's epoch is the latest
+            raise FencedError(f"another engine took over: {error}") from error
+        except (*_FINAL, StateError):
+            raise
+        except KafkaMQError as error:
+            _log.warning("not started yet", extra={"cause": str(error)})
+            return 1
+        return 0
+
+    def _add_partitions(self, run: _Run) -> None:
+        """Claim marker partitions that were added; the source finds them by itself (R26)."""
+        count = run.reader.partition_count(self.config.marker_topic)
+        for number in range(self._partitions, count):
+            key = LedgerKey.of_markers(self.config, number)
+            own = Ledger(self.config, key, engine=run.plan.note.engine, epoch=run.plan.epoch)
+            try:
+                own.open()
+                own.adopt(run.plan.epoch, 0 if own.last is None else own.last.position)
+            finally:
+                own.close()
+            run.keeper.begin([number])
+            self._partitions = number + 1
+            _log.info("marker partition added", extra={"partition": number})
+
+    def _end_run(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.end()
+
+    # ---- for its owner
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has neither failed nor been stopped."""
+        return self._thread.is_alive()
+
+    def statuses(self) -> dict[int, TrackerStatus]:
+        """What this start has published last, by marker partition (R24)."""
+        run = self._run
+        return {} if run is None else dict(run.keeper.latest)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it ends; True when it has.
+
+        Raises:
+            KafkaMQError: Why it ended, when nobody stopped it.
+        """
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def stop(self) -> None:
+        """End the query and the session that it made; what a batch had under way is repeated by
+        the next start. Idempotent.
+        """
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(60.0)
+        self._end_run()
+        spark, self._spark = self._spark, None
+        if spark is not None and self._given_session is None:
+            spark.stop()
+            _log.info("tracker stopped", extra={"topic": self.config.marker_topic})
+
+    def __enter__(self) -> SparkTracker:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class _Run:
+    """One start of the engine, while it runs; used by the minding thread."""
+
+    def __init__(self, plan: QueryPlan, keeper: TickKeeper, query: StreamingQuery) -> None:
+        self.plan = plan
+        self.keeper = keeper
+        self.query = query
+        self.reader = LogReader(plan.config)
+        self.has_progressed = False
+        self._batch = -1
+        self._looked_s = time.monotonic()
+        self._counted_s = time.monotonic()
+
+    def note_progress(self) -> None:
+        """Once a second: what the last batch did."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < 1.0:
+            return
+        self._looked_s = now_s
+        progress: Mapping[str, Any] | None = self.query.lastProgress
+        if progress is None or progress["batchId"] == self._batch:
+            return
+        self._batch = progress["batchId"]
+        self.has_progressed = True
+        took_ms = progress["durationMs"].get("triggerExecution", 0)
+        if progress["numInputRows"]:
+            self.keeper.lag_ms = took_ms
+        _log.debug("batch", extra={"batch": self._batch, "took_ms": took_ms})
+
+    def is_topology_due(self) -> bool:
+        """Every ten seconds."""
+        now_s = time.monotonic()
+        if now_s - self._counted_s < _TOPOLOGY_S:
+            return False
+        self._counted_s = now_s
+        return True
+
+    def end(self) -> None:
+        """Stop what runs; total."""
+        try:
+            self.query.stop()
+        except Exception:  # noqa: BLE001 - py4j raises anything when the JVM is gone
+            _log.info("the query could not be stopped, the JVM may be gone")
+        self.keeper.close()
+        self.reader.close()
+
+
+def _require_newest(note: CheckpointNote, claimed: Claim, newest_batch: int) -> None:
+    """Refuse a checkpoint that was restored from an older copy: its batches would be skipped."""
+    for number, position in claimed.positions.items():
+        if position.engine == note.engine and position.batch > newest_batch:
+            raise StateError(
+                f"checkpoint older than its ledger: {note.topic}[{number}] is settled up to batch "
+                f"{position.batch}, the checkpoint ends at batch {newest_batch}; restore the "
+                "newest one, or start with an empty folder (nothing is lost)"
+            )
+
+
+def run_spark_tracker(
+    config: ServiceConfig,
+    tracker: TrackerConfig | None = None,
+    *,
+    checkpoint: str,
+    master: str = "local[2]",
+    trigger_s: float = 1.0,
+    stop: threading.Event | None = None,
+) -> None:
+    """Run a tracker until ``stop`` is set; for the command line.
+
+    Raises:
+        KafkaMQError: Why it could not start, or ended.
+    """
+    stop = stop or threading.Event()
+    with SparkTracker(
+        config, tracker, checkpoint=checkpoint, master=master, trigger_s=trigger_s
+    ) as running:
+        while not stop.is_set() and not running.wait(0.2):
+            pass
