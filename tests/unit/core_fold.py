@@ -65,9 +65,7 @@ class Fold:
         self, at_ms: int, of: int | MessageId | None = None, *, by: str = "a", timeout: int = 0
     ) -> int:
         message_id = None if of is None else _id(of)
-        return self.record(
-            at_ms, Marker(MarkerType.KEEPALIVE, message_id, timeout, consumer_id=by)
-        )
+        return self.record(at_ms, Marker(MarkerType.KEEPALIVE, message_id, timeout, consumer_id=by))
 
     def end(
         self,
@@ -117,9 +115,7 @@ class Fold:
         return self.end(at_ms, Outcome.REDELIVERED, of, by="engine")
 
     def tick(self, at_ms: int, *, engine: str = "other", epoch: int = 0) -> int:
-        return self.record(
-            at_ms, Marker(MarkerType.TICK, consumer_id=engine, engine_epoch=epoch)
-        )
+        return self.record(at_ms, Marker(MarkerType.TICK, consumer_id=engine, engine_epoch=epoch))
 
     # ---- questions, answered on a copy
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.core_fold import START_MS, Fold, T, message
 
 from kafkamq.types import Outcome
-from tests.unit.core_fold import START_MS, Fold, T, message
 
 
 def test_r07_one_record_renews_every_lease_of_the_consumer() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.core_fold import START_MS, Fold, T
 
 from kafkamq.core.chunks import CHUNK_OFFSETS
 from kafkamq.types import MessageId, Outcome
-from tests.unit.core_fold import START_MS, Fold, T
 
 ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 MEMORY_MS = 60_000

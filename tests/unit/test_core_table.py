@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.core_fold import START_MS, Fold, T
 
 from kafkamq.core.delivery import DueCause
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
-from tests.unit.core_fold import START_MS, Fold, T
 
 STATES = ("unknown", "held", "waiting", "due", "ended")
 NOW_MS = START_MS + 700

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.core_fold import START_MS, Fold, T
 
 from kafkamq.core.clock import NO_TIMESTAMP, LogClock
 from kafkamq.types import Outcome
-from tests.unit.core_fold import START_MS, Fold, T
 
 
 def test_r01_clock_is_the_sum_of_positive_differences() -> None:

@@ -1,0 +1,182 @@
+"""R4: when a silent log gets a TICK, and when it does not."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from tests.unit.core_fold import START_MS, Fold, T
+
+from kafkamq.core.delivery import DueCause
+from kafkamq.core.redelivery import Wake
+from kafkamq.core.ticks import TickPolicy
+from kafkamq.types import Outcome
+
+QUIET = Wake(None, None, False)
+
+
+def lease(deadline_ms: int, timeout_ms: int = T, *, has_due: bool = False) -> Wake:
+    return Wake(deadline_ms, deadline_ms - timeout_ms // 4, has_due)
+
+
+def policy(monotonic_ms: int = 0, max_silence_ms: int = 1000) -> TickPolicy:
+    result = TickPolicy(monotonic_ms, max_silence_ms)
+    result.on_read(monotonic_ms, 10)
+    return result
+
+
+def test_r04_nothing_open_no_tick() -> None:
+    ticks = policy()
+    assert not any(ticks.wants_tick(at_ms, 5000, QUIET) for at_ms in range(0, 10**7, 10_000))
+
+
+def test_r04_a_quarter_before_the_deadline_and_behind_it() -> None:
+    ticks = policy()
+    wake = lease(5000 + T)
+    warn_ms = T - T // 4
+    assert not ticks.wants_tick(warn_ms, 5000, wake)
+    assert ticks.wants_tick(warn_ms + 1, 5000, wake)
+    # The TICK was read: the log has crossed that point, the deadline comes next.
+    ticks.on_read(warn_ms + 1, 11)
+    clock_ms = 5000 + warn_ms + 1
+    assert not ticks.wants_tick(T, clock_ms, wake)
+    assert ticks.wants_tick(T + 1, clock_ms, wake)
+
+
+def test_r04_newer_records_put_it_off() -> None:
+    ticks = policy()
+    wake = lease(5000 + T)
+    ticks.on_read(T, 11)  # read just now: the estimate begins again
+    assert not ticks.wants_tick(T + 1, 5000 + 100, wake)
+    ticks.on_read(2 * T, 11)  # nothing newer
+    assert ticks.wants_tick(2 * T, 5000 + 100, wake)
+
+
+def test_r04_one_at_a_time_until_it_was_read() -> None:
+    ticks = policy()
+    wake = lease(5000 + T, has_due=True)
+    assert ticks.wants_tick(60_000, 5000, wake)
+    ticks.on_sent(60_000)
+    assert not ticks.wants_tick(90_000, 5000, wake)
+    ticks.on_delivered(10)
+    assert not ticks.wants_tick(90_000, 5000, wake)
+    ticks.on_read(90_000, 10)  # up to it, but not it
+    assert not ticks.wants_tick(90_000, 5000, wake)
+    ticks.on_read(90_000, 11)
+    assert ticks.wants_tick(190_000, 5000, wake)
+
+
+def test_r04_one_that_failed_is_written_again() -> None:
+    ticks = policy()
+    ticks.on_sent(60_000)
+    ticks.on_failed()
+    assert ticks.wants_tick(60_001, 5000, lease(5000 + T))
+
+
+def test_r04_read_before_its_delivery_report() -> None:
+    ticks = policy()
+    ticks.on_sent(60_000)
+    ticks.on_read(60_001, 11)
+    assert not ticks.wants_tick(99_000, 5000, lease(5000 + T))
+    ticks.on_delivered(10)
+    assert ticks.wants_tick(99_000, 5000, lease(5000 + T))
+
+
+def test_r04_a_report_that_nobody_waits_for_changes_nothing() -> None:
+    ticks = policy()
+    ticks.on_delivered(99)
+    assert ticks.wants_tick(60_000, 5000, lease(5000 + T))
+
+
+@pytest.mark.parametrize("max_silence_ms", [1000, 250])
+def test_r04_once_a_second_while_something_due_is_not_settled(max_silence_ms: int) -> None:
+    ticks = policy(max_silence_ms=max_silence_ms)
+    due = Wake(None, None, True)
+    sent = []
+    offset = 10
+    for at_ms in range(0, 10_000, 50):
+        if ticks.wants_tick(at_ms, 5000, due):
+            sent.append(at_ms)
+            ticks.on_sent(at_ms)
+            ticks.on_delivered(offset)
+            offset += 1
+            ticks.on_read(at_ms, offset)
+    gaps = [later - earlier for earlier, later in pairwise(sent)]
+    assert len(sent) >= 9
+    assert set(gaps) == {max_silence_ms}
+
+
+def test_r04_also_while_other_records_come() -> None:
+    ticks = policy()
+    due = Wake(None, None, True)
+    ticks.on_sent(0)
+    ticks.on_delivered(10)
+    for at_ms in range(0, 1000, 100):
+        ticks.on_read(at_ms, 11 + at_ms)
+        assert not ticks.wants_tick(at_ms, 5000, due)
+    assert ticks.wants_tick(1000, 5000, due)
+
+
+# ---- the tracker's side
+
+
+def test_r04_what_a_partition_waits_for() -> None:
+    fold = Fold()
+    assert fold.tracker.next_wake() == QUIET
+    fold.start(START_MS, 1, timeout=8000)
+    fold.start(START_MS, 2, timeout=4000)
+    assert fold.tracker.next_wake() == Wake(START_MS + 4000, START_MS + 3000, False)
+    fold.ack(START_MS, 1)
+    fold.ack(START_MS, 2)
+    assert fold.tracker.next_wake() == QUIET
+
+
+def test_r04_waiting_and_scheduled_ones_too() -> None:
+    fold = Fold()
+    fold.start(START_MS)
+    fold.nack(START_MS, delay=1500)
+    fold.schedule(START_MS, 900)
+    wake = fold.tracker.next_wake()
+    assert wake.deadline_ms == START_MS + 900
+    fold.tick(START_MS + 901)
+    assert fold.tracker.next_wake().has_due
+    assert fold.tracker.next_wake().deadline_ms == START_MS + 1500
+
+
+def test_r04_carries_too() -> None:
+    fold = Fold(carry_after_ms=700)
+    fold.schedule(START_MS, 90_000)
+    assert fold.tracker.next_wake().deadline_ms == START_MS + 700
+
+
+def test_r04_asked_for_is_not_settled() -> None:
+    fold = Fold()
+    fold.start(START_MS)
+    fold.end(START_MS, Outcome.RELEASE)
+    assert fold.tracker.next_wake().has_due
+    fold.tracker.plan()
+    assert fold.tracker.next_wake().has_due
+    fold.redelivered(START_MS)
+    assert fold.tracker.next_wake() == QUIET
+
+
+@pytest.mark.parametrize("timeouts", [(3000,), (60_000,), (60_000, 1000), (700, 5000, 30_000)])
+def test_r03_r04_on_a_silent_log_a_dead_worker_gets_no_grace(timeouts: tuple[int, ...]) -> None:
+    """The TICK before the deadline makes the step that passes it a small one."""
+    fold = Fold()
+    for number, timeout in enumerate(timeouts):
+        fold.start(START_MS, number, timeout=timeout)
+    ticks = policy()
+    ends: dict[int, int] = {}
+    for at_ms in range(0, 70_000, 10):
+        if ticks.wants_tick(at_ms, fold.tracker.clock_ms, fold.tracker.next_wake()):
+            ticks.on_sent(at_ms)
+            ticks.on_delivered(fold.tick(START_MS + at_ms))
+        ticks.on_read(at_ms, fold.offset)
+        for action in fold.tracker.plan():
+            assert action.cause is DueCause.LEASE_ENDED  # type: ignore[union-attr]
+            ends[action.message_id.offset] = at_ms
+            fold.redelivered(START_MS + at_ms, action.message_id)
+    assert {number: timeouts[number] for number in ends} == dict(enumerate(timeouts))
+    assert all(at_ms - timeouts[number] <= 20 for number, at_ms in ends.items())
+    assert fold.offset <= 2 * len(timeouts) + 2 * 6 * len(timeouts)
