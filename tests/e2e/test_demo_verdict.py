@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from tests.e2e.verdict_log import FakeLog, good_log, register
+
 from kafkamq.dev.demo.result import Verdict
 from kafkamq.dev.demo.verdict import verdict_rows
-from tests.e2e.verdict_log import FakeLog, good_log, register
 
 pytestmark = pytest.mark.spark
 
@@ -31,8 +32,9 @@ def _wrong_reason(log: FakeLog) -> None:
 
 def _drop_copy(log: FakeLog) -> None:
     """`held` was ended as redelivered, but its copy is not there."""
-    log.messages = [row for row in log.messages
-                    if row["id"] != "held" or row["delivery_count"] == 1]
+    log.messages = [
+        row for row in log.messages if row["id"] != "held" or row["delivery_count"] == 1
+    ]
 
 
 def _drop_fired(log: FakeLog) -> None:
@@ -57,11 +59,11 @@ def _early_redelivery(log: FakeLog) -> None:
 
 def _no_reason_to_redeliver(log: FakeLog) -> None:
     """`slow` was kept alive, and copied 100 ms after a sign of life."""
-    log.markers = [row for row in log.markers
-                   if not (row.get("outcome") == "ACK" and row.get("offset") == 1)]
+    log.markers = [
+        row for row in log.markers if not (row.get("outcome") == "ACK" and row.get("offset") == 1)
+    ]
     log.message("slow", 5500, kind="slow", count=2, origin=1)
     log.end(1, "REDELIVERED", 5500)
-
 
 
 def _done_twice(log: FakeLog) -> None:
@@ -122,8 +124,11 @@ def verdict_on(edit: Callable[[FakeLog], None], rows: Rows) -> Verdict:
     own = f"{EDITS.index(edit)}/"
     mine = [row for row in rows if row["queue"].startswith(own)]
     assert mine
-    total = {name: sum(row[name] for row in mine) for name in mine[0]
-             if name != "queue" and not name.startswith("late")}
+    total = {
+        name: sum(row[name] for row in mine)
+        for name in mine[0]
+        if name != "queue" and not name.startswith("late")
+    }
     return Verdict.from_rows([{**total, "queue": ""}, *mine])
 
 

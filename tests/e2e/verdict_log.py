@@ -29,48 +29,96 @@ class FakeLog:
     dead_letters: list[dict[str, Any]] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
 
-    def message(self, identity: str, at_ms: int, *, queue: str = "orders", kind: str = "normal",
-                count: int = 1, origin: int | None = None) -> int:
+    def message(
+        self,
+        identity: str,
+        at_ms: int,
+        *,
+        queue: str = "orders",
+        kind: str = "normal",
+        count: int = 1,
+        origin: int | None = None,
+    ) -> int:
         """Appends a copy and returns its offset."""
         offset = len(self.messages)
-        self.messages.append({
-            "queue_id": queue, "id": identity, "delivery_count": count, "partition": self.number,
-            "offset": offset, "timestamp": at_ms, "value": b"{}",
-            "headers": [("demo-kind", kind.encode())],
-            "origin_topic": "demo.messages", "origin_partition": self.number,
-            "origin_offset": offset if origin is None else origin, "origin_timestamp": at_ms,
-        })
+        self.messages.append(
+            {
+                "queue_id": queue,
+                "id": identity,
+                "delivery_count": count,
+                "partition": self.number,
+                "offset": offset,
+                "timestamp": at_ms,
+                "value": b"{}",
+                "headers": [("demo-kind", kind.encode())],
+                "origin_topic": "demo.messages",
+                "origin_partition": self.number,
+                "origin_offset": offset if origin is None else origin,
+                "origin_timestamp": at_ms,
+            }
+        )
         return offset
 
     def marker(self, type_: str, at_ms: int, **fields: Any) -> int:
         """Appends a marker and returns its offset."""
         offset = len(self.markers)
-        self.markers.append({
-            "marker_partition": self.number, "marker_offset": offset, "timestamp": at_ms, "type": type_,
-            "of_schedule": False, "carried_forward": False, "consumer_id": "w1",
-            "redeliver_after_ms": 0, **fields,
-        })
+        self.markers.append(
+            {
+                "marker_partition": self.number,
+                "marker_offset": offset,
+                "timestamp": at_ms,
+                "type": type_,
+                "of_schedule": False,
+                "carried_forward": False,
+                "consumer_id": "w1",
+                "redeliver_after_ms": 0,
+                **fields,
+            }
+        )
         return offset
 
     def start(self, place: int, at_ms: int, **fields: Any) -> int:
-        return self.marker("START", at_ms, partition=self.number, offset=place, redeliver_after_ms=T_MS,
-                           **fields)
+        return self.marker(
+            "START", at_ms, partition=self.number, offset=place, redeliver_after_ms=T_MS, **fields
+        )
 
     def end(self, place: int, outcome: str, at_ms: int, **fields: Any) -> int:
-        return self.marker("END", at_ms, partition=self.number, offset=place, outcome=outcome,
-                           **fields)
+        return self.marker(
+            "END", at_ms, partition=self.number, offset=place, outcome=outcome, **fields
+        )
 
-    def dead(self, identity: str, at_ms: int, *, queue: str = "orders",
-             reason: str = "max-deliveries", error: str = "PoisonError: no") -> None:
-        self.dead_letters.append({
-            "queue_id": queue, "id": identity, "reason": reason, "error": error,
-            "delivery_count": 3, "partition": self.number, "offset": len(self.dead_letters),
-            "timestamp": at_ms,
-        })
+    def dead(
+        self,
+        identity: str,
+        at_ms: int,
+        *,
+        queue: str = "orders",
+        reason: str = "max-deliveries",
+        error: str = "PoisonError: no",
+    ) -> None:
+        self.dead_letters.append(
+            {
+                "queue_id": queue,
+                "id": identity,
+                "reason": reason,
+                "error": error,
+                "delivery_count": 3,
+                "partition": self.number,
+                "offset": len(self.dead_letters),
+                "timestamp": at_ms,
+            }
+        )
 
     def done(self, identity: str, delivery: int = 1) -> None:
-        self.history.append({"event": "done", "queue": "orders", "id": identity,
-                             "delivery": delivery, "at_ms": BASE_MS})
+        self.history.append(
+            {
+                "event": "done",
+                "queue": "orders",
+                "id": identity,
+                "delivery": delivery,
+                "at_ms": BASE_MS,
+            }
+        )
 
 
 def register(logs: Sequence[FakeLog], spark: SparkSession) -> None:

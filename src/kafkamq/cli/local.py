@@ -19,8 +19,8 @@ from kafkamq.cli.payloads import Line, read_lines
 from kafkamq.cli.settings import parse_properties
 from kafkamq.dev.artifacts import DEFAULT_VERSION
 from kafkamq.dev.broker import LocalKafka
-from kafkamq.dev.demo import DemoOptions, Kind, Planned, from_input, run_demo, synthetic
-from kafkamq.dev.demo.plan import check_input
+from kafkamq.dev.demo import DemoOptions, Kind, Planned, check_input, from_input, synthetic
+from kafkamq.dev.demo.show import Show
 from kafkamq.dev.environment import cache_dir_from, java_from
 from kafkamq.errors import ConfigError
 
@@ -126,6 +126,8 @@ def demo(
     Exit code 0 says that nothing was lost, that every poison message is in the dead letters, and
     that nothing that was acknowledged in time came again.
     """
+    from kafkamq.dev.demo.run import run_demo
+
     planned = synthetic(messages, seed) if file is None else _from_file(file, seed)
     options = DemoOptions(
         engine=engine.value,
@@ -133,7 +135,7 @@ def demo(
         cache_dir=cache_dir_from(os.environ),
         java=java_from(os.environ),
     )
-    verdict = run_demo(planned, options)
+    verdict = run_demo(planned, options, Show(output.errors() if as_json else output.output()))
     if as_json:
         output.print_json(verdict.as_json())
     if not verdict.is_ok:

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from kafkamq.cli.settings import load_settings, service_config
+from kafkamq.cli.settings import CliSettings, load_settings, service_config
 from kafkamq.config import ServiceConfig
 
-__all__ = ["Json", "connected"]
+__all__ = ["Json", "connected", "connected_if_named"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -61,11 +61,24 @@ _CONNECTION = {
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the connection options; it gets them as its first argument, ``config``."""
+    return _with_options(command, service_config)
 
+
+def connected_if_named(command: Callable[..., None]) -> Callable[..., None]:
+    """As ``connected``; ``config`` is None when no broker is named anywhere."""
+    return _with_options(
+        command,
+        lambda settings: service_config(settings) if settings.bootstrap_servers else None,
+    )
+
+
+def _with_options(
+    command: Callable[..., None], make: Callable[[CliSettings], ServiceConfig | None]
+) -> Callable[..., None]:
     @wraps(command)
     def wrapper(**arguments: Any) -> None:
         given = {name: arguments.pop(name) for name in _CONNECTION}
-        command(_service(**given), **arguments)
+        command(make(_settings(**given)), **arguments)
 
     parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     added = [
@@ -74,26 +87,22 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     ]
     keyword_only = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
     signature = inspect.Signature([*keyword_only, *added], return_annotation=None)
-    wrapper.__signature__ = signature  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {
-        item.name: item.annotation for item in signature.parameters.values()
-    }
-    del wrapper.__wrapped__  # type: ignore[attr-defined]  # Typer would read the inner signature
+    wrapper.__signature__ = signature  # type: ignore[attr-defined]  # functions may have one
+    wrapper.__annotations__ = {item.name: item.annotation for item in signature.parameters.values()}
+    del wrapper.__wrapped__  # Typer would read the inner signature
     return wrapper
 
 
-def _service(
+def _settings(
     *,
     bootstrap_servers: str | None,
     namespace: str | None,
     kafka_property: list[str] | None,
     config_file: Path | None,
-) -> ServiceConfig:
-    return service_config(
-        load_settings(
-            bootstrap_servers=bootstrap_servers,
-            namespace=namespace,
-            properties=kafka_property or (),
-            config=config_file,
-        )
+) -> CliSettings:
+    return load_settings(
+        bootstrap_servers=bootstrap_servers,
+        namespace=namespace,
+        properties=kafka_property or (),
+        config=config_file,
     )

@@ -31,6 +31,7 @@ __all__ = [
     "errors",
     "headers_object",
     "note",
+    "output",
     "print_json",
     "print_table",
     "progress",
@@ -121,7 +122,9 @@ def headers_object(headers: Mapping[str, bytes | None]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in headers.items():
         fields = bytes_fields("base64", value)
-        result[name] = fields["base64"] if "base64" in fields else {"base64": fields["base64_base64"]}
+        result[name] = (
+            fields["base64"] if "base64" in fields else {"base64": fields["base64_base64"]}
+        )
     return result
 
 

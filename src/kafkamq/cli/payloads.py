@@ -124,7 +124,9 @@ def _utf8(value: str, name: str, where: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{where}: {name} holds half a surrogate pair; use {name}_base64") from None
+        raise ConfigError(
+            f"{where}: {name} holds half a surrogate pair; use {name}_base64"
+        ) from None
 
 
 def _headers(value: object, where: str) -> dict[str, bytes]:

@@ -131,11 +131,10 @@ def _lines(file: str) -> Iterator[TextIO]:
         yield sys.stdin
         return
     try:
-        opened = Path(file).open(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--file {file}: cannot read it ({error.strerror})") from None
-    with opened:
-        yield opened
+        with Path(file).open(encoding="utf-8") as opened:
+            yield opened
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--file {file}: cannot read it ({error})") from None
 
 
 def _send_all(
@@ -209,8 +208,7 @@ def receive(
     max_deliveries: Annotated[int, typer.Option(min=1, help="Then it is a dead letter.")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Receive messages, print them, and give a verdict on each when it is printed: ack, unless told
-    otherwise."""
+    """Receive messages, print them, and then give a verdict on each: ack, unless told otherwise."""
     chosen = [verdict for verdict, given in zip(Verdict, (ack, nack, reject), strict=True) if given]
     if len(chosen) > 1:
         raise ConfigError("give one of --ack, --nack and --reject")

@@ -152,8 +152,9 @@ def _checked(values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     for name, value in kafka.items():
         if not isinstance(value, str):
             raise ConfigError(f"{where}: kafka.{name} must be a text, a number, true or false")
-    defaults = {name: field.get_default(call_default_factory=True)
-                for name, field in fields.items()}
+    defaults = {
+        name: field.get_default(call_default_factory=True) for name, field in fields.items()
+    }
     return {**defaults, **values}
 
 

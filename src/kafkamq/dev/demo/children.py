@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -82,7 +83,8 @@ class Child:
                 said = self._said.get(timeout=timeout_s)
             except queue.Empty:
                 raise DeadlineExceededError(
-                    f"{self.name} did not say {event!r} within {timeout_s:g} s; its log is {self.log}"
+                    f"{self.name} did not say {event!r} within {timeout_s:g} s; "
+                    f"its log is {self.log}"
                 ) from None
             if said is None:
                 raise self._ended()
@@ -113,9 +115,19 @@ class Child:
         except BaseException:  # a second Ctrl-C: nothing may stay behind
             self._kill_session()
             raise
+        self._end_session()
         self._reader.join(1.0)
         if self._process.stdout is not None and not self._reader.is_alive():
             self._process.stdout.close()
+
+    def _end_session(self) -> None:
+        """Ends what it had started itself, Spark's JVM for example, which may take a moment."""
+        deadline = time.monotonic() + END_TIMEOUT_S
+        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() < deadline:
+                os.killpg(self._process.pid, signal.SIGTERM)
+                time.sleep(0.05)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _kill_session(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.demo.tally import Tally
 from kafkamq.errors import WireError
-from kafkamq.types import Outcome
+from kafkamq.types import Headers, Outcome
 from kafkamq.wire.headers import read_message_headers
 from kafkamq.wire.keys import split_key
 from kafkamq.wire.markers import decode_slim
@@ -103,22 +104,22 @@ class Follower:
             for record in records:
                 if record.error() is not None:
                     continue  # librdkafka retries; a real outage shows as a demo that never settles
-                place = (record.partition(), record.offset())
+                place = (record.partition() or 0, record.offset() or 0)
                 if record.topic() == markers:
                     self._marker(place, record)
                     continue
                 queue_id = split_key(record.key())[0].decode("utf-8", "replace")
                 if record.topic() == messages:
-                    headers = read_message_headers(record.headers())
-                    self._tally.message(place, queue_id, is_first=headers.origin is None)
+                    pairs: Headers = tuple(record.headers() or ())  # type: ignore[arg-type]  # pairs
+                    is_first = read_message_headers(pairs).origin is None
+                    self._tally.message(place, queue_id, is_first=is_first)
                 else:
                     self._tally.dead_letter(queue_id)
 
     def _marker(self, place: tuple[int, int], record: Message) -> None:
-        try:
+        # What is no marker goes to the quarantine; the verdict counts what is really open.
+        with contextlib.suppress(WireError):
             self._tally.marker(place, decode_slim(record.value()))
-        except WireError:
-            pass  # the tracker quarantines it; the verdict counts what is really open
 
 
 def _from_the_start(consumer: Consumer, topics: Iterable[str]) -> list[TopicPartition]:

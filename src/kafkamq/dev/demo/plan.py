@@ -93,8 +93,9 @@ def check_input(messages: Sequence[tuple[int, OutgoingMessage]], *, source: str)
             continue
         if message.id in seen:
             raise ConfigError(
-                f"{source}, line {line}: the id {message.id!r} was used in line {seen[message.id]}; "
-                "the demo follows messages by their ids, so give each its own or none"
+                f"{source}, line {line}: the id {message.id!r} was used in line "
+                f"{seen[message.id]}; the demo follows messages by their ids, so give each its "
+                "own or none"
             )
         seen[message.id] = line
 

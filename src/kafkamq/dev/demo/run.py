@@ -139,9 +139,7 @@ class _Demo:
         return child
 
     def _create_topics(self, config: ServiceConfig) -> None:
-        with Service(
-            config.bootstrap_servers, config.namespace, kafka=config.kafka
-        ) as service:
+        with Service(config.bootstrap_servers, config.namespace, kafka=config.kafka) as service:
             service.create_topics(
                 partitions=self.options.partitions,
                 marker_partitions=self.options.marker_partitions,
@@ -204,7 +202,7 @@ class _Demo:
         while not (held := _in_hand(history)):
             if time.monotonic() > deadline:
                 raise DeadlineExceededError(
-                    f"{victim.name} held no message for {STOP_TIMEOUT_S:g} s, so nothing was to kill"
+                    f"{victim.name} held no message for {STOP_TIMEOUT_S:g} s; it was not killed"
                 )
             time.sleep(0.02)
         victim.kill()

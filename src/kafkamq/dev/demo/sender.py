@@ -46,9 +46,7 @@ class Sender:
     def _run(self) -> None:
         config = self._config
         try:
-            with Service(
-                config.bootstrap_servers, config.namespace, kafka=config.kafka
-            ) as service:
+            with Service(config.bootstrap_servers, config.namespace, kafka=config.kafka) as service:
                 queues = {item.queue_id for item in self._planned}
                 self._send({queue: service.queue(queue).producer() for queue in queues})
         except BaseException as error:  # noqa: BLE001  raised where the demo looks next

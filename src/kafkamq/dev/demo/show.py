@@ -83,8 +83,7 @@ class Show:
     def killed(self, name: str, *, pid: int, held: int) -> None:
         """The moment that the demo is about."""
         self.say(
-            f"SIGKILL to {name} (pid {pid}) with {held:,} messages in its hands; "
-            "nobody replaces it"
+            f"SIGKILL to {name} (pid {pid}) with {held:,} messages in its hands; nobody replaces it"
         )
 
     def _picture(self, seen: Snapshot, workers: int) -> Group:
@@ -114,8 +113,10 @@ class Show:
         if verdict.is_ok:
             self._console.print(
                 Text("ok", "bold green")
-                + Text(": nothing lost, all poison in the dead letters, nothing redelivered that "
-                       f"was acknowledged in time ({verdict.seconds:.0f} s)"),
+                + Text(
+                    ": nothing lost, all poison in the dead letters, nothing redelivered that "
+                    f"was acknowledged in time ({verdict.seconds:.0f} s)"
+                ),
                 soft_wrap=True,
             )
         for failure in verdict.failures:

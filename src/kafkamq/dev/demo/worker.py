@@ -25,6 +25,7 @@ from kafkamq.kafka import Consumer, Message, Queue, Service
 
 __all__ = ["History", "PoisonError", "main", "work"]
 
+_log = logging.getLogger(__name__)
 BATCH = 50
 POLL_S = 0.2
 
@@ -51,9 +52,7 @@ class History:
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
 
-def work(
-    consumer: Consumer, history: History, *, slow_s: float, stopping: threading.Event
-) -> None:
+def work(consumer: Consumer, history: History, *, slow_s: float, stopping: threading.Event) -> None:
     """Receives, handles and settles until told to stop; what is under way is finished first."""
     under_way: deque[tuple[float, Message]] = deque()
     while under_way or not stopping.is_set():
@@ -100,8 +99,8 @@ def _run_queue(
             work(consumer, history, slow_s=orders["slow_s"], stopping=stopping)
     except LeaseLostError:
         pass  # flush names what on_lease_lost has written down
-    except BaseException as error:
-        logging.exception("the worker of queue %s failed", queue.queue_id)
+    except BaseException as error:  # noqa: BLE001  ends the process
+        _log.exception("the worker of queue %s failed", queue.queue_id)
         tell("error", text=f"{type(error).__name__}: {error}")
         os._exit(1)  # the whole process: the demo must not go on with two thirds of a worker
 
@@ -114,9 +113,7 @@ def main() -> None:
     stopping = threading.Event()
     orders.follow(lambda _: stopping.set())
     history = History(Path(first["history"]))
-    with Service(
-        first["bootstrap_servers"], first["namespace"], kafka=first["kafka"]
-    ) as service:
+    with Service(first["bootstrap_servers"], first["namespace"], kafka=first["kafka"]) as service:
         threads = []
         for queue_id in first["queues"]:
             queue = service.queue(

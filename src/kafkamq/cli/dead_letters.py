@@ -1,0 +1,210 @@
+"""``dlq ls``, ``dlq peek`` and ``dlq redrive``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from kafkamq.cli import output
+from kafkamq.cli.options import Json, connected
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError
+from kafkamq.kafka.dead_letters import DeadLetter, Selection, read_dead_letters, redrive
+from kafkamq.types import DeadLetterReason
+
+__all__ = ["register"]
+
+QueueOption = Annotated[str, typer.Option("--queue", "-q", help="Of this queue only.")]
+ReasonOption = Annotated[
+    str,
+    typer.Option(
+        help=f"With this reason only: {', '.join(reason.value for reason in DeadLetterReason)}."
+    ),
+]
+IdOption = Annotated[
+    list[str] | None, typer.Option("--id", help="Of this message only; may be repeated.")
+]
+
+
+def _selection(queue_id: str, reason: str, ids: list[str] | None) -> Selection:
+    known = [item.value for item in DeadLetterReason]
+    if reason and reason not in known:
+        raise ConfigError(f"--reason is {reason!r}: it must be one of {', '.join(known)}")
+    return Selection(queue_id=queue_id, reason=reason, ids=frozenset(ids or ()))
+
+
+@dataclass(slots=True)
+class _Group:
+    """Dead letters of one queue with one reason."""
+
+    open: int = 0
+    redriven: int = 0
+    oldest_ms: int = 0
+    newest_ms: int = 0
+
+    def add(self, letter: DeadLetter) -> None:
+        if letter.is_redriven:
+            self.redriven += 1
+        else:
+            self.open += 1
+        self.oldest_ms = min(self.oldest_ms or letter.timestamp_ms, letter.timestamp_ms)
+        self.newest_ms = max(self.newest_ms, letter.timestamp_ms)
+
+
+@connected
+def ls(
+    config: ServiceConfig,
+    queue_id: QueueOption = "",
+    reason: ReasonOption = "",
+    identity: IdOption = None,
+    as_json: Json = False,
+) -> None:
+    """Count dead letters, per queue and reason."""
+    selection = _selection(queue_id, reason, identity)
+    groups: defaultdict[tuple[str, str], _Group] = defaultdict(_Group)
+    with output.progress("Reading dead letters", None) as advance:
+        for letter in read_dead_letters(config):
+            advance()
+            if letter in selection:
+                groups[letter.queue_id, letter.reason].add(letter)
+    if as_json:
+        for (queue, why), group in sorted(groups.items()):
+            output.print_json({"queue_id": queue, "reason": why, **asdict(group)})
+        return
+    output.print_table(
+        "Dead letters",
+        ("queue", "reason", "open", "redriven", "oldest", "newest"),
+        [
+            (queue, why, group.open, group.redriven, _time(group.oldest_ms), _time(group.newest_ms))
+            for (queue, why), group in sorted(groups.items())
+        ],
+    )
+
+
+@connected
+def peek(
+    config: ServiceConfig,
+    queue_id: QueueOption = "",
+    reason: ReasonOption = "",
+    identity: IdOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 10,
+    include_redriven: Annotated[
+        bool, typer.Option("--all", help="Also those that were redriven.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Look at dead letters; nothing changes."""
+    selection = _selection(queue_id, reason, identity)
+    chosen = (
+        letter
+        for letter in read_dead_letters(config)
+        if letter in selection and (include_redriven or not letter.is_redriven)
+    )
+    letters = list(islice(chosen, limit))
+    if as_json:
+        for letter in letters:
+            output.print_json(_as_json(letter))
+        return
+    output.print_table(
+        "",
+        ("queue", "id", "reason", "deliveries", "when", "error", "payload"),
+        [
+            (
+                letter.queue_id,
+                letter.id,
+                letter.reason + (" (redriven)" if letter.is_redriven else ""),
+                letter.delivery_count,
+                _time(letter.timestamp_ms),
+                output.text_of(letter.error.encode()),
+                output.text_of(letter.payload),
+            )
+            for letter in letters
+        ],
+    )
+
+
+def _as_json(letter: DeadLetter) -> dict[str, object]:
+    return {
+        "id": letter.id,
+        "queue_id": letter.queue_id,
+        **output.bytes_fields("payload", letter.payload),
+        **output.bytes_fields("key", letter.user_key),
+        "headers": output.headers_object(dict(letter.headers)),
+        "reason": letter.reason,
+        "error": letter.error,
+        "delivery_count": letter.delivery_count,
+        "timestamp_ms": letter.timestamp_ms,
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "origin": None if letter.origin is None else letter.origin.encode().decode(),
+        "redriven_from": letter.redriven_from or None,
+        "is_redriven": letter.is_redriven,
+    }
+
+
+@connected
+def redrive_command(
+    config: ServiceConfig,
+    queue_id: QueueOption = "",
+    reason: ReasonOption = "",
+    identity: IdOption = None,
+    everything: Annotated[
+        bool, typer.Option("--everything", help="Needed when nothing chooses.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Send dead letters back into their queues, each once however often this is run.
+
+    A message keeps its id, key, payload and headers, and starts with its first delivery. The dead
+    letter stays, marked as redriven.
+    """
+    if not (queue_id or reason or identity or everything or dry_run):
+        raise ConfigError("choose with --queue, --reason or --id, or say --everything")
+    done = 0
+    with output.progress("Redriving", limit) as advance:
+
+        def on_progress(count: int) -> None:
+            nonlocal done
+            advance(count - done)
+            done = count
+
+        report = redrive(
+            config,
+            _selection(queue_id, reason, identity),
+            limit=limit,
+            dry_run=dry_run,
+            on_progress=on_progress,
+        )
+    if as_json:
+        output.print_json({**asdict(report), "dry_run": dry_run})
+        return
+    verb = "would be redriven" if dry_run else "redriven"
+    output.note(
+        f"{report.selected if dry_run else report.redriven:,} {verb}, "
+        f"{report.already_redriven:,} were before."
+    )
+    if report.payload_lost:
+        output.note(f"{report.payload_lost:,} cannot be: their payload is gone.")
+
+
+def _time(timestamp_ms: int) -> str:
+    moment = datetime.fromtimestamp(timestamp_ms / 1000, tz=timezone.utc)
+    return moment.strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    group = typer.Typer(
+        help="Dead letters: count them, look at them, send them back.", no_args_is_help=True
+    )
+    group.command("ls")(ls)
+    group.command("peek")(peek)
+    group.command("redrive")(redrive_command)
+    app.add_typer(group, name="dlq")

@@ -1,0 +1,124 @@
+"""``doctor``: is this machine fit, is the cluster, are the topics; and what to do if not."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from kafkamq.cli import output
+from kafkamq.cli.options import Json, connected_if_named
+from kafkamq.clients.admin import Admin
+from kafkamq.clients.topics import check_topics
+from kafkamq.config import ServiceConfig
+from kafkamq.dev.environment import java_from
+from kafkamq.dev.java import java_command
+from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError
+
+__all__ = ["register"]
+
+PACKAGES = ("kafkamq", "confluent-kafka", "protobuf", "pyspark", "pandas", "pyarrow")
+TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report; ``level`` is ok, warn or refuse."""
+
+    level: str
+    what: str
+    text: str
+
+
+@connected_if_named
+def doctor(
+    config: ServiceConfig | None,
+    max_lease: Annotated[
+        float, typer.Option(min=0.001, help="The longest lease of your queues, in seconds.")
+    ] = 43_200.0,
+    as_json: Json = False,
+) -> None:
+    """Check this machine, the brokers and the topics; exit code 1 when something cannot work.
+
+    Without a broker's address only this machine is checked.
+    """
+    checks = [*_machine()]
+    if config is not None:
+        checks += _cluster(config, max_lease_ms=round(max_lease * 1000))
+    refused = any(check.level == "refuse" for check in checks)
+    if as_json:
+        output.print_json({"ok": not refused, "checks": [asdict(check) for check in checks]})
+    else:
+        output.print_table(
+            "", ("", "what", "found"), [(check.level, check.what, check.text) for check in checks]
+        )
+        if config is None:
+            output.note("Name a broker with --bootstrap-servers to have it and the topics checked.")
+    if refused:
+        raise typer.Exit(1)
+
+
+def _machine() -> Iterator[Check]:
+    yield Check("ok", "python", platform.python_version())
+    for package in PACKAGES:
+        yield _package(package)
+    yield from _tried("java", lambda: java_command(java_from(os.environ)))
+    yield from _tried("spark", _spark)
+
+
+def _package(package: str) -> Check:
+    try:
+        return Check("ok", package, metadata.version(package))
+    except metadata.PackageNotFoundError:
+        level = "warn" if package in ("pyspark", "pandas", "pyarrow") else "refuse"
+        return Check(level, package, "missing; install with: pip install 'kafkamq[spark]'")
+
+
+def _spark() -> str:
+    from kafkamq.spark.session import check_environment
+
+    check_environment()
+    return "versions fit together"
+
+
+def _tried(what: str, check: Callable[[], str]) -> Iterator[Check]:
+    """Java and Spark: queues work without them, so their lack is a warning."""
+    try:
+        yield Check("ok", what, check())
+    except (KafkaMQError, ImportError) as error:
+        yield Check("warn", what, str(error))
+
+
+def _cluster(config: ServiceConfig, *, max_lease_ms: int) -> Iterator[Check]:
+    try:
+        with Admin(config, timeout_s=TIMEOUT_S) as admin:
+            cluster = admin.cluster()
+        brokers = ", ".join(cluster.brokers.values())
+        yield Check("ok", "brokers", f"{len(cluster.brokers)} ({brokers})")
+        version = _kafka_version(cluster.settings)
+        yield Check("ok", "kafka", version)
+        findings = check_topics(config, max_lease_ms=max_lease_ms, timeout_s=TIMEOUT_S)
+    except (BrokerError, ConfigError, DeadlineExceededError) as error:
+        yield Check("refuse", "cluster", str(error))
+        return
+    for finding in findings:
+        yield Check(finding.level, finding.topic or "cluster", finding.text)
+    if not findings:
+        yield Check("ok", "topics", f"those of namespace {config.namespace} are as they should be")
+
+
+def _kafka_version(settings: object) -> str:
+    """Brokers tell features, not their version; the protocol version setting is gone in Kafka 4."""
+    if isinstance(settings, dict) and (version := settings.get("inter.broker.protocol.version")):
+        return str(version)
+    return "4.0 or newer"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(doctor)

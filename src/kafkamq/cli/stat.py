@@ -1,0 +1,96 @@
+"""``stat``: backlog per queue, and what the tracker says of each marker partition."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from kafkamq.cli import output
+from kafkamq.cli.options import Json, connected
+from kafkamq.config import ServiceConfig
+from kafkamq.kafka.overview import MAX_SCANNED, MarkerPartition, overview
+
+__all__ = ["register"]
+
+
+@connected
+def stat(
+    config: ServiceConfig,
+    max_scanned: Annotated[
+        int,
+        typer.Option(min=0, help="Count a queue's own messages when at most so many are to read."),
+    ] = MAX_SCANNED,
+    as_json: Json = False,
+) -> None:
+    """Show backlogs, and what the tracker does."""
+    found = overview(config, max_scanned=max_scanned)
+    if as_json:
+        output.print_json(
+            {
+                "namespace": config.namespace,
+                "messages": found.messages,
+                "dead_letters": found.dead_letters,
+                "queues": [asdict(queue) for queue in found.queues],
+                "markers": [_as_json(partition) for partition in found.markers],
+            }
+        )
+        return
+    output.print_table(
+        f"Queues of {config.namespace} ({found.dead_letters:,} dead letters in all)",
+        ("queue", "waiting", "workers", "behind, all queues"),
+        [(queue.queue_id, queue.waiting, queue.members, queue.behind) for queue in found.queues],
+    )
+    output.print_table(
+        f"Tracker of {config.marker_topic}",
+        (
+            "partition",
+            "open",
+            "due",
+            "lag",
+            "position",
+            "clock",
+            "late verdicts",
+            "redelivered",
+            "dead letters",
+            "engine",
+            "epoch",
+        ),
+        [_row(partition) for partition in found.markers],
+    )
+    if all(partition.status is None for partition in found.markers):
+        output.note("No tracker has run here yet: kafkamq tracker --engine local")
+
+
+def _row(partition: MarkerPartition) -> tuple[Any, ...]:
+    status = partition.status
+    if status is None:
+        return (partition.partition, *[None] * 10)
+    return (
+        partition.partition,
+        status.entries,
+        status.due,
+        partition.lag,
+        status.position,
+        f"{status.clock_ms / 1000:.1f} s",
+        status.late_verdicts,
+        status.redelivered,
+        status.dead_lettered,
+        status.engine,
+        status.epoch,
+    )
+
+
+def _as_json(partition: MarkerPartition) -> dict[str, Any]:
+    return {
+        "partition": partition.partition,
+        "end": partition.end,
+        "lag": partition.lag,
+        "status": None if partition.status is None else asdict(partition.status),
+    }
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(stat)

@@ -1,0 +1,79 @@
+"""``tracker``: redelivers what workers left, on Spark or in this process."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from kafkamq.cli import output
+from kafkamq.cli.options import connected
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.errors import ConfigError
+
+__all__ = ["register"]
+
+
+class Engine(Enum):
+    """Which tracker runs."""
+
+    SPARK = "spark"
+    LOCAL = "local"
+
+
+@connected
+def tracker(
+    config: ServiceConfig,
+    engine: Annotated[
+        Engine, typer.Option(help="spark: for clusters; local: this process, for small ones.")
+    ] = Engine.SPARK,
+    master: Annotated[
+        str, typer.Option(help="Of Spark: local[2], spark://host:port, yarn, k8s://...")
+    ] = "local[2]",
+    checkpoint: Annotated[
+        str, typer.Option(help="Folder for Spark's state, for example file:///var/lib/kafkamq.")
+    ] = "",
+    trigger: Annotated[
+        float, typer.Option(min=0.0, max=60.0, help="Seconds between Spark's batches.")
+    ] = 1.0,
+    no_takeover: Annotated[
+        bool, typer.Option("--no-takeover", help="Refuse while another tracker is the latest.")
+    ] = False,
+    max_deliveries: Annotated[
+        int, typer.Option(min=1, help="For messages whose worker does not say.")
+    ] = 5,
+) -> None:
+    """Run the redelivery tracker until Ctrl-C.
+
+    One serves a namespace at a time: a later start takes over, and the earlier one stops. More
+    processes with --engine local share the work.
+    """
+    settings = TrackerConfig(takeover=not no_takeover, max_deliveries=max_deliveries)
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    output.note(f"Tracking {config.marker_topic} ({engine.value}); Ctrl-C ends it.")
+    if engine is Engine.LOCAL:
+        from kafkamq.kafka.tracker import LocalTracker
+
+        with LocalTracker(config, settings) as running:
+            while not stopping.is_set() and not running.wait(0.2):
+                pass
+        return
+    if not checkpoint:
+        raise ConfigError(
+            "--checkpoint is missing: name a folder for Spark's state that all its workers reach"
+        )
+    from kafkamq.spark.tracker import run_spark_tracker
+
+    run_spark_tracker(
+        config, settings, checkpoint=checkpoint, master=master, trigger_s=trigger, stop=stopping
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(tracker)

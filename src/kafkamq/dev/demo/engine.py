@@ -1,0 +1,148 @@
+"""The demo's Spark process: the redelivery tracker, then the verdict's SQL, in one JVM.
+
+With ``--engine local`` the tracker is the in-process one, and Spark only judges.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.dev.demo.children import Orders, tell
+from kafkamq.dev.demo.verdict import HISTORY_SCHEMA, verdict_rows
+from kafkamq.errors import DeadlineExceededError
+from kafkamq.wire.status import TrackerStatus
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["main"]
+
+_log = logging.getLogger(__name__)
+LIVE_TIMEOUT_S = 90.0
+POLL_S = 0.1
+
+
+class _Tracker(Protocol):
+    """What both trackers have in common."""
+
+    def statuses(self) -> dict[int, TrackerStatus]: ...
+
+    def wait(self, timeout_s: float | None = None) -> bool: ...
+
+    def stop(self) -> None: ...
+
+
+def main() -> None:
+    """Obeys until the demo is gone."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    orders = Orders()
+    inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    orders.follow(inbox.put)
+    try:
+        _Engine(Path(orders.first["folder"])).run(inbox)
+    except BaseException as error:
+        _log.exception("the demo's Spark process failed")
+        tell("error", text=f"{type(error).__name__}: {error}")
+        raise
+
+
+class _Engine:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._spark: SparkSession | None = None
+        self._failed: BaseException | None = None
+        self._starting = threading.Thread(target=self._start_spark, name="spark-start")
+        self._starting.start()
+        self._tracker: _Tracker | None = None
+        self._config: ServiceConfig | None = None
+
+    def run(self, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
+        while True:
+            order = inbox.get()
+            if order["do"] == "track":
+                self._track(order)
+                tell("tracking")
+            elif order["do"] == "verdict":
+                tell("verdict", rows=self._judge(order["histories"]))
+
+    def _start_spark(self) -> None:
+        from kafkamq.spark.session import build_session
+
+        try:
+            self._spark = build_session(
+                app_name="kafkamq demo", settings={"spark.sql.shuffle.partitions": "2"}
+            )
+        except BaseException as error:  # noqa: BLE001  raised where Spark is needed
+            self._failed = error
+
+    def _session(self) -> SparkSession:
+        self._starting.join()
+        if self._failed is not None:
+            raise self._failed
+        assert self._spark is not None
+        return self._spark
+
+    def _track(self, order: dict[str, Any]) -> None:
+        config = self._config = ServiceConfig(
+            bootstrap_servers=order["bootstrap_servers"], namespace=order["namespace"]
+        )
+        settings = TrackerConfig(max_deliveries=order["max_deliveries"])
+        if order["engine"] == "spark":
+            from kafkamq.spark.tracker import SparkTracker
+
+            checkpoint = (self._folder / "checkpoint").as_uri()
+            tracker: _Tracker = SparkTracker(
+                config, settings, checkpoint=checkpoint, spark=self._session()
+            ).start()
+        else:
+            from kafkamq.kafka.tracker import LocalTracker
+
+            tracker = LocalTracker(config, settings).start()
+        self._tracker = tracker
+        _wait_until_live(tracker, order["marker_partitions"])
+
+    def _judge(self, histories: str) -> list[dict[str, Any]]:
+        assert self._config is not None, "it tracked before"
+        assert self._tracker is not None, "it tracked before"
+        self._tracker.stop()
+        spark = self._session()
+        _register_views(spark, self._config)
+        spark.read.schema(HISTORY_SCHEMA).json(histories).createOrReplaceTempView("history")
+        return verdict_rows(spark)
+
+
+def _wait_until_live(tracker: _Tracker, partitions: int) -> None:
+    """Until each partition has read the TICK of its start: before that it only reads (R17)."""
+    deadline = time.monotonic() + LIVE_TIMEOUT_S
+    while sum(status.is_live for status in tracker.statuses().values()) < partitions:
+        if time.monotonic() > deadline:
+            raise DeadlineExceededError(
+                f"the tracker was not live in {partitions} partitions after {LIVE_TIMEOUT_S:g} s"
+            )
+        if tracker.wait(POLL_S):
+            raise DeadlineExceededError("the tracker ended before it was live")
+
+
+def _register_views(spark: SparkSession, config: ServiceConfig) -> None:
+    from kafkamq.spark.source import register_source
+
+    name = register_source(spark, config)
+    for view, topic in (
+        ("messages", config.message_topic),
+        ("markers", config.marker_topic),
+        ("dead_letters", config.dead_letter_topic),
+    ):
+        frame = spark.read.format(name).option("topic", topic).option("mode", view).load()
+        frame.createOrReplaceTempView(view)
+
+
+if __name__ == "__main__":
+    main()

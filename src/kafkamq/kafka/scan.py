@@ -1,0 +1,72 @@
+"""Reads a topic once, up to its end: for looks at dead letters, ledgers and waiting messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
+
+from kafkamq.clients.admin import Admin
+from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.settings import connect, consumer_settings
+from kafkamq.config import ServiceConfig
+
+__all__ = ["scan"]
+
+STALL_S = 30.0  # without a record or an end of the log: give up
+_BATCH = 1000
+
+
+def scan(
+    config: ServiceConfig, topic: str, starts: Mapping[int, int] | None = None
+) -> Iterator[Message]:
+    """The committed records of a topic up to the end of each partition, each in log order.
+
+    Args:
+        config: The cluster.
+        topic: What to read.
+        starts: First offset by partition; partitions that are missing are not read. None: all,
+            from their beginning.
+
+    Raises:
+        BrokerError: The topic does not exist, a start is outside the log, or the broker refuses.
+        DeadlineExceededError: No broker answers.
+    """
+    if starts is None:
+        with Admin(config) as admin:
+            count = admin.require_topic(topic).partitions
+        starts = dict.fromkeys(range(count), OFFSET_BEGINNING)
+    open_partitions = set(starts)
+    watch = ErrorWatch(config.bootstrap_servers)
+    settings = consumer_settings(config, group_id="kafkamq.reader", enable_partition_eof=True)
+    consumer = connect(Consumer, settings, watch)
+    doing = f"reading {topic}"
+    try:
+        consumer.assign(
+            [TopicPartition(topic, partition, offset) for partition, offset in starts.items()]
+        )
+        last_news_s = time.monotonic()
+        while open_partitions:
+            records = consumer.consume(_BATCH, 0.2)
+            watch.check(doing)
+            if records:
+                last_news_s = time.monotonic()
+            elif time.monotonic() - last_news_s > STALL_S:
+                raise watch.deadline(doing, STALL_S)
+            yield from _records(records, open_partitions, doing)
+    finally:
+        consumer.close()
+
+
+def _records(
+    records: Iterable[Message], open_partitions: set[int], doing: str
+) -> Iterator[Message]:
+    for record in records:
+        error = record.error()
+        if error is None:
+            yield record
+        elif error.code() == KafkaError._PARTITION_EOF:
+            open_partitions.discard(record.partition() or 0)
+        elif not error.retriable() and error.code() != KafkaError._TRANSPORT:
+            raise broker_error(error, doing)
