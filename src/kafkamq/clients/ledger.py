@@ -32,7 +32,9 @@ __all__ = [
     "close_ledgers",
     "latest",
     "ledger",
+    "read_ledgers",
     "read_positions",
+    "require_own",
 ]
 
 
@@ -114,7 +116,7 @@ class Ledger:
         self.producer.init(timeout_s=timeout_s)
         if self._admin is None:
             self._admin = Admin(self._config, timeout_s=timeout_s)
-        self.last = _read(self._admin, (self.key,)).get(self.key)
+        self.last = read_ledgers(self._admin, (self.key,)).get(self.key)
 
     def rows_done(self, batch: int) -> int:
         """Rows of ``batch`` that this start of this engine has committed; 0: none."""
@@ -258,10 +260,11 @@ def read_positions(
         WireError: Something that is not ours was committed under one of the ids.
     """
     with Admin(config, timeout_s=timeout_s) as admin:
-        return _read(admin, keys)
+        return read_ledgers(admin, keys)
 
 
-def _read(admin: Admin, keys: Sequence[LedgerKey]) -> dict[LedgerKey, Position]:
+def read_ledgers(admin: Admin, keys: Sequence[LedgerKey]) -> dict[LedgerKey, Position]:
+    """``read_positions`` with a client that is there already."""
     requests = [(key.transactional_id, TopicPartition(key.topic, key.partition)) for key in keys]
     found = {}
     for key, committed in zip(keys, admin.committed(requests), strict=True):
@@ -344,9 +347,9 @@ def claim(
 def _next_epoch(one: Ledger, admin: Admin, keys: Sequence[LedgerKey], takeover: bool) -> int:
     """Fence id 0 and choose: one more than any ledger holds."""
     if not takeover:
-        require_own(latest(list(_read(admin, keys).values())), one.engine)
+        require_own(latest(list(read_ledgers(admin, keys).values())), one.engine)
     one.fence()
-    newest = latest(list(_read(admin, keys).values()))
+    newest = latest(list(read_ledgers(admin, keys).values()))
     return 1 if newest is None else newest.epoch + 1
 
 

@@ -69,7 +69,9 @@ class RecordReader:
         try:
             self._go(consumer, partition, offsets[0])
             while scan.remains:
-                batch = consumer.consume(_BATCH, 0.5)
+                # `consume` alone would wait for a full batch.
+                first = consumer.poll(0.5)
+                batch = [] if first is None else [first, *consumer.consume(_BATCH, 0)]
                 for message in batch:
                     if message.error() is None:
                         yield from scan.take(message)

@@ -136,6 +136,8 @@ class Settler:
         """Go on behind what is done; returns what is in the way, None when all is done."""
         try:
             if not run.ledger.is_open:
+                if not reopen:
+                    raise OutcomeUnknownError("the ledger must be opened again", code="NOT_OPEN")
                 run.ledger.open(timeout_s=run.left_s())
             run.unknown = None  # the ledger is read: now it is known
             self._perform(run)

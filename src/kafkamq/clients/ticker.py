@@ -196,7 +196,9 @@ class StatusReader:
         if self._consumer is None:
             raise StateError("this StatusReader is closed")
         updates = []
-        for message in self._consumer.consume(_BATCH, timeout_s):
+        first = self._consumer.poll(timeout_s)  # `consume` alone would wait for a full batch
+        rest = self._consumer.consume(_BATCH, 0) if first is not None else []
+        for message in (*(() if first is None else (first,)), *rest):
             self._advance(message, doing)
             if message.error() is None:
                 status = self._fold(message)

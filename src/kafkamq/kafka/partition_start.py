@@ -1,0 +1,148 @@
+"""How a local tracker becomes the owner of a marker partition (R17, R22, R23)."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+
+from kafkamq.clients.admin import Admin
+from kafkamq.clients.errors import TransactionAbortedError
+from kafkamq.clients.ledger import Ledger, LedgerKey, latest, read_ledgers, require_own
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.errors import DataLossError, FencedError
+from kafkamq.kafka.tracked_partition import ENGINE, Started
+from kafkamq.wire.ledger import Position
+
+__all__ = ["PartitionStarter"]
+
+_log = logging.getLogger(__name__)
+
+_END_GRACE_S = 5.0  # a new leader may know less for a moment than the old one served
+
+
+class PartitionStarter:
+    """Opens the ledgers of partitions for one process; thread-safe.
+
+    Replicas are one engine, so they must agree on its epoch without talking to each other: the
+    owner of partition 0 chooses it, when the latest epoch is another engine's, and writes it there
+    first; the others wait until they read it (R22).
+    """
+
+    def __init__(self, config: ServiceConfig, tracker: TrackerConfig, *, partitions: int) -> None:
+        self._config = config
+        self._takeover = tracker.takeover
+        self._admin = Admin(config)
+        self._keys = [LedgerKey.of_markers(config, number) for number in range(partitions)]
+        self._lock = threading.Lock()
+        self._epoch = 0  # of this process; 0: it has not started any partition yet
+
+    def start(self, number: int, old: Ledger | None) -> Started | None:
+        """Own a partition; None: not yet, ask again soon.
+
+        Args:
+            number: Of the partition.
+            old: What this process held of it before; is closed.
+
+        Raises:
+            FencedError: Another engine started after this one: stop.
+            ConfigError: Another engine is the latest, and ``takeover`` is False.
+            DataLossError: The position lies outside the log.
+            BrokerError, DeadlineExceededError: Not reached.
+        """
+        if old is not None:
+            old.close()
+        epoch = self._choose(number)
+        if not epoch:
+            return None
+        ledger = Ledger(
+            self._config, self._keys[number], engine=ENGINE, epoch=epoch, admin=self._admin
+        )
+        try:
+            ledger.fence()
+            last = ledger.last
+            if number == 0 and _is_foreign(latest(self._positions()), epoch):
+                ledger.close()  # somebody was quicker: choose again
+                return None
+            if _is_foreign(last, epoch):
+                ledger.close()
+                return None
+            position = self._checked_position(number, last)
+            if last is None or last.engine != ENGINE or last.epoch != epoch:
+                ledger.adopt(epoch, position)
+        except (FencedError, TransactionAbortedError):
+            ledger.close()
+            return None
+        except BaseException:
+            ledger.close()
+            raise
+        with self._lock:
+            self._epoch = max(self._epoch, epoch)
+        _log.info(
+            "tracking a partition",
+            extra={"partition": number, "epoch": epoch, "position": position},
+        )
+        return Started(ledger, position, f"{ENGINE}-{secrets.token_hex(8)}")
+
+    def _choose(self, number: int) -> int:
+        """The epoch to start with; 0: wait for the owner of partition 0."""
+        newest = latest(self._positions())
+        with self._lock:
+            own = self._epoch
+        if newest is not None and newest.engine == ENGINE:
+            return newest.epoch
+        if own:
+            if newest is None or newest.epoch < own:
+                return own  # the ledgers were lost meanwhile; nobody else has started
+            raise FencedError(
+                f"engine {newest.engine!r} (epoch {newest.epoch}) took over "
+                f"{self._config.marker_topic} from this one (epoch {own}); stop it first, then "
+                "start this one again",
+                code="LATER_START",
+                is_fatal=True,
+            )
+        if not self._takeover:
+            require_own(newest, ENGINE)
+        if number != 0:
+            return 0
+        return 1 if newest is None else newest.epoch + 1
+
+    def _positions(self) -> list[Position]:
+        return list(read_ledgers(self._admin, self._keys).values())
+
+    def _checked_position(self, number: int, last: Position | None) -> int:
+        """Where to read from; never jumps (R23)."""
+        topic = self._config.marker_topic
+        deadline_s = time.monotonic() + _END_GRACE_S
+        first, end = self._admin.log_bounds(topic, [number])[number]
+        if last is None:
+            return first
+        while last.position > end and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+            first, end = self._admin.log_bounds(topic, [number])[number]
+        reset = (
+            f"to go on without them, delete the group {self._keys[number].transactional_id} "
+            "while no tracker runs"
+        )
+        if last.position < first:
+            raise DataLossError(
+                f"{topic}[{number}]: the tracker's position is {last.position}, but the log starts "
+                f"at {first}: up to {first - last.position} records were deleted before they were "
+                f"read, and messages may be lost; {reset}",
+                code="OFFSET_OUT_OF_RANGE",
+            )
+        if last.position > end:
+            raise DataLossError(
+                f"{topic}[{number}]: the tracker's position is {last.position}, but the log ends "
+                f"at {end}: the topic was truncated or made anew; {reset}",
+                code="OFFSET_OUT_OF_RANGE",
+            )
+        return last.position
+
+
+def _is_foreign(last: Position | None, epoch: int) -> bool:
+    """Whether a ledger holds a later start than ours, or another engine's of the same epoch."""
+    if last is None:
+        return False
+    return last.epoch > epoch or (last.epoch == epoch and last.engine != ENGINE)

@@ -1,0 +1,430 @@
+"""The in-process redelivery tracker (engine "local"): reads markers, settles what is due.
+
+Replicas share the partitions of the markers topic through an ordinary consumer group and are one
+engine (R22). The loop's thread reads, folds and plans; starts and settlements of partitions run in
+a few worker threads, so that a transaction of one partition holds up nobody else. The rules are in
+``core/redelivery.py`` and ``core/ticks.py``; an ``if`` about them does not belong here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from queue import SimpleQueue
+
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
+
+from kafkamq.clients.admin import Admin
+from kafkamq.clients.errors import OutcomeUnknownError
+from kafkamq.clients.quarantine import Quarantine
+from kafkamq.clients.settlement import SettlementError, Settler, SettleReport
+from kafkamq.clients.ticker import Ticker
+from kafkamq.clients.topics import require_topics
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.core.chunks import NEVER
+from kafkamq.core.delivery import Carry, Settle
+from kafkamq.errors import (
+    BrokerError,
+    DeadlineExceededError,
+    FencedError,
+    KafkaMQError,
+    StateError,
+    UnsupportedVersionError,
+    WireError,
+)
+from kafkamq.kafka.marker_reader import MarkerReader
+from kafkamq.kafka.partition_start import PartitionStarter
+from kafkamq.kafka.tracked_partition import Phase, Started, TrackedPartition, monotonic_ms
+from kafkamq.kafka.workers import Workers
+from kafkamq.types import Marker
+from kafkamq.wire.headers import Origin
+from kafkamq.wire.markers import decode_slim
+from kafkamq.wire.status import TrackerStatus
+
+__all__ = ["LocalTracker"]
+
+_log = logging.getLogger(__name__)
+
+_THREADS = 4
+_POLL_S = 0.05
+_STATUS_S = 1.0
+_SETTLE_S = 20.0
+_PATIENCE_S = 30.0  # after which a partition that cannot start is named in the log
+_CLOSE_S = 15.0
+
+
+class LocalTracker:
+    """One replica of the in-process tracker of a namespace; one owner thread.
+
+    Args:
+        config: Names the cluster and the topics.
+        tracker: How it runs.
+
+    Raises:
+        ConfigError: The topics cannot be used (R23, R25); says why and what to do.
+        BrokerError, DeadlineExceededError: The cluster cannot be asked.
+    """
+
+    def __init__(self, config: ServiceConfig, tracker: TrackerConfig | None = None) -> None:
+        self._config = config
+        self._tracker = tracker if tracker is not None else TrackerConfig()
+        self.warnings = require_topics(config, max_lease_ms=self._tracker.max_lease_ms)
+        with Admin(config) as admin:
+            topic = admin.require_topic(config.marker_topic)
+        retention_ms = int(topic.settings.get("retention.ms", "-1"))
+        self._carry_after_ms = retention_ms // 4 if retention_ms >= 0 else NEVER  # R19
+        self._partitions: dict[int, TrackedPartition] = {}
+        self._starter = PartitionStarter(config, self._tracker, partitions=topic.partitions)
+        self._ticker = Ticker(config)
+        self._quarantine = Quarantine(config)
+        self._workers = Workers(_THREADS, name="kafkamq-tracker")
+        self._settlers: SimpleQueue[Settler] = SimpleQueue()
+        for _ in range(_THREADS):
+            self._settlers.put(Settler(config, self._tracker))
+        self._next_status_s = 0.0  # monotonic
+        self._is_closed = False
+        self._reader = MarkerReader(
+            config, on_assigned=self._assigned, on_revoked=self._revoked
+        )
+
+    # ---- running
+
+    def run(self, stop: threading.Event | None = None) -> None:
+        """Track until ``stop`` is set, then close.
+
+        Raises:
+            FencedError: Another engine took over.
+            DataLossError: A position lies outside the log.
+            UnsupportedVersionError: A marker of a newer version (R21).
+            BrokerError: What waiting does not mend: credentials, permissions.
+        """
+        stop = stop if stop is not None else threading.Event()
+        try:
+            while not stop.is_set():
+                self.run_once()
+        except BaseException:
+            self._end(timeout_s=2.0)
+            raise
+        self.close()
+
+    def run_once(self, timeout_s: float = _POLL_S) -> int:
+        """One turn: read, fold, plan, and hand out what is to be done; returns records read."""
+        if self._is_closed:
+            raise StateError("this tracker is closed")
+        self._workers.deliver()
+        messages = self._reader.poll(timeout_s)
+        if messages:
+            self._fold(messages)
+        for part in list(self._partitions.values()):
+            self._act(part)
+        self._ticker.poll()
+        now_s = time.monotonic()
+        if now_s >= self._next_status_s:
+            self._next_status_s = now_s + _STATUS_S
+            for part in self._partitions.values():
+                status = part.status()
+                if status is not None:
+                    self._ticker.publish(status)
+        return len(messages)
+
+    @contextmanager
+    def in_thread(self) -> Iterator[LocalTracker]:
+        """Run in a thread of its own; leaving the block stops it and raises what stopped it."""
+        stop = threading.Event()
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                self.run(stop)
+            except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
+                failures.append(error)
+
+        thread = threading.Thread(target=run, name="kafkamq-tracker", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            stop.set()
+            thread.join(2 * _CLOSE_S + _SETTLE_S)
+        if failures:
+            raise failures[0]
+        if thread.is_alive():
+            raise DeadlineExceededError("the tracker's thread did not end; it is abandoned")
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has partitions, and has read its own TICK in each of them (R17)."""
+        parts = list(self._partitions.values())
+        return bool(parts) and all(
+            part.phase is Phase.READING and part.core.is_live for part in parts
+        )
+
+    @property
+    def assigned(self) -> frozenset[int]:
+        """Numbers of the markers partitions that are this replica's now."""
+        return frozenset(self._partitions)
+
+    def statuses(self) -> list[TrackerStatus]:
+        """The last status of each partition; any thread may ask."""
+        statuses = [part.last_status for part in list(self._partitions.values())]
+        return [status for status in statuses if status is not None]
+
+    def close(self, timeout_s: float = _CLOSE_S) -> None:
+        """Let settlements end, write the positions, leave the group; idempotent.
+
+        Raises:
+            BrokerError: What ended a settlement meanwhile.
+        """
+        if self._is_closed:
+            return
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            while self._workers.running and time.monotonic() < deadline_s:
+                self._workers.deliver(0.1)
+            for part in list(self._partitions.values()):
+                if part.is_behind() and part.core.is_live and not part.is_busy:
+                    self._settle(part, ())
+            while self._workers.running and time.monotonic() < deadline_s:
+                self._workers.deliver(0.1)
+        finally:
+            self._end(timeout_s=2.0)
+
+    def _end(self, *, timeout_s: float) -> None:
+        """End the clients; what is under way is aborted or finished by the next owner."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._workers.close()
+        self._reader.close()
+        for part in self._partitions.values():
+            if part.ledger is not None and not part.is_busy:
+                part.ledger.close()
+        while not self._settlers.empty():
+            self._settlers.get().close()
+        self._ticker.close(timeout_s=timeout_s)
+        self._quarantine.close()
+
+    # ---- the group
+
+    def _assigned(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._partitions[number] = TrackedPartition(
+                self._config.marker_topic, number, self._tracker, self._carry_after_ms
+            )
+        _log.info("partitions assigned", extra={"partitions": numbers})
+
+    def _revoked(self, numbers: list[int]) -> None:
+        for number in numbers:
+            part = self._partitions.pop(number, None)
+            # A settlement under way may still commit: it is as valid as if it had been quicker.
+            # Afterwards the next owner's init fences it, and the group's generation does.
+            if part is not None and part.ledger is not None and not part.is_busy:
+                part.ledger.close()
+        _log.info("partitions revoked", extra={"partitions": numbers})
+
+    def _is_ours(self, part: TrackedPartition) -> bool:
+        return self._partitions.get(part.number) is part
+
+    # ---- reading
+
+    def _fold(self, messages: Sequence[Message]) -> None:
+        """Give every record to the core of its partition."""
+        parts = self._partitions
+        topic = self._config.marker_topic
+        current = -1
+        part: TrackedPartition | None = None
+        touched = set()
+        bad = False
+        for message in messages:
+            number = message.partition()
+            if number != current and number is not None:
+                current = number
+                part = parts.get(number)
+                touched.add(number)
+            if part is None or part.phase is not Phase.READING:
+                continue
+            offset = message.offset()
+            if message.error() is not None or offset is None:
+                part.reached_end(self._reader.check(message))
+                continue
+            kind, timestamp_ms = message.timestamp()
+            marker: Marker | None
+            try:
+                marker = decode_slim(message.value())
+            except UnsupportedVersionError as error:
+                raise _placed(error, topic, current, offset) from None
+            except WireError as error:
+                marker = None
+                bad = True
+                self._set_aside(message, current, offset, error)
+            if kind != TIMESTAMP_LOG_APPEND_TIME:
+                timestamp_ms = -1
+            part.core.apply(offset, timestamp_ms, marker)
+        if bad:
+            self._quarantine.flush()  # before any position behind it is written
+        for number in touched:
+            part = parts.get(number)
+            if part is not None and part.phase is Phase.READING:
+                part.was_read()
+
+    def _set_aside(self, message: Message, number: int, offset: int, error: WireError) -> None:
+        """R21: counted by the core, copied with its place, passed."""
+        origin = Origin(
+            self._config.marker_topic, number, offset, max(0, message.timestamp()[1])
+        )
+        _log.warning(
+            "a record that is no marker was set aside",
+            extra={"topic": origin.topic, "partition": number, "offset": offset,
+                   "reason": error.reason},
+        )
+        self._quarantine.put(
+            origin, key=message.key(), value=message.value(), error=error.reason
+        )
+
+    # ---- acting
+
+    def _act(self, part: TrackedPartition) -> None:
+        """Whatever a partition needs now."""
+        if part.phase is Phase.WAITING:
+            if part.may_try() and not part.is_busy:
+                self._start(part)
+            return
+        now_ms = monotonic_ms()
+        if part.wants_tick(now_ms) and part.ledger is not None:
+            part.tick_sent(now_ms)
+            self._ticker.tick(
+                part.number,
+                engine=part.token,
+                epoch=part.ledger.epoch,
+                on_done=partial(self._tick_done, part),
+            )
+        actions = part.plan()
+        if actions or part.wants_position():
+            self._settle(part, actions)
+
+    def _tick_done(self, part: TrackedPartition, _number: int, offset: int) -> None:
+        if self._is_ours(part) and part.phase is Phase.READING:
+            part.tick_done(offset)
+
+    def _start(self, part: TrackedPartition) -> None:
+        """Open the ledger in a worker (R22)."""
+        part.phase = Phase.STARTING
+        part.is_busy = True
+        old, part.ledger = part.ledger, None
+        self._workers.submit(
+            partial(self._starter.start, part.number, old),
+            partial(self._started, part),
+            partial(self._start_failed, part),
+        )
+
+    def _started(self, part: TrackedPartition, started: Started | None) -> None:
+        part.is_busy = False
+        if not self._is_ours(part):
+            if started is not None:
+                started.ledger.close()
+        elif started is None:
+            self._try_later(part, "the owner of partition 0 has not started yet")
+        else:
+            part.start(started)
+            self._reader.begin(part.number, started.position)
+
+    def _start_failed(self, part: TrackedPartition, error: KafkaMQError) -> None:
+        part.is_busy = False
+        if not self._is_ours(part):
+            return
+        if not _is_passing(error):
+            raise error
+        self._try_later(part, str(error))
+
+    def _try_later(self, part: TrackedPartition, why: str) -> None:
+        part.phase = Phase.WAITING
+        part.failed()
+        waited_s = time.monotonic() - part.waits_since_s
+        level = logging.WARNING if waited_s > _PATIENCE_S else logging.DEBUG
+        _log.log(level, "a partition cannot start yet",
+                 extra={"partition": part.number, "waited_s": round(waited_s), "why": why})
+
+    def _settle(self, part: TrackedPartition, actions: Sequence[Settle | Carry]) -> None:
+        """Perform a plan in a worker; without actions, write the position (R15, R22)."""
+        ledger = part.ledger
+        assert ledger is not None, "a partition that is read has a ledger"
+        part.is_busy = True
+        position, batch = part.position(), part.batch
+        members = (self._reader.membership(),)
+
+        def job() -> SettleReport:
+            settler = self._settlers.get()
+            try:
+                return settler.settle(
+                    ledger,
+                    actions,
+                    position=position,
+                    batch=batch,
+                    members=members,
+                    reopen=False,
+                    timeout_s=_SETTLE_S,
+                )
+            finally:
+                self._settlers.put(settler)
+
+        self._workers.submit(
+            job,
+            partial(self._settled, part, position),
+            partial(self._settle_failed, part),
+        )
+
+    def _settled(self, part: TrackedPartition, position: int, report: SettleReport) -> None:
+        part.is_busy = False
+        if self._is_ours(part):
+            part.settled(position, report)
+        elif part.ledger is not None:
+            part.ledger.close()
+
+    def _settle_failed(self, part: TrackedPartition, error: KafkaMQError) -> None:
+        part.is_busy = False
+        if not self._is_ours(part):
+            if part.ledger is not None:
+                part.ledger.close()
+            return
+        _log.warning("a settlement failed", extra={"partition": part.number, "why": str(error)})
+        if isinstance(error, SettlementError):
+            cause = error.__cause__
+            if isinstance(cause, BrokerError) and cause.code in _FINAL:
+                raise cause
+            part.core.aborted(error.actions)  # known not to be done: ask again
+            part.batch += 1
+            part.failed()
+        elif isinstance(error, FencedError | OutcomeUnknownError):
+            # Another replica has it now, or only the ledger can tell: start again (R15, R17).
+            self._reader.end(part.number)
+            part.wait()
+            part.failed()
+        else:
+            raise error
+
+
+_FINAL = frozenset(
+    {
+        "TOPIC_AUTHORIZATION_FAILED",
+        "GROUP_AUTHORIZATION_FAILED",
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+        "CLUSTER_AUTHORIZATION_FAILED",
+        "_AUTHENTICATION",
+        "_SSL",
+    }
+)
+
+
+def _is_passing(error: KafkaMQError) -> bool:
+    """Whether waiting may mend it."""
+    if isinstance(error, DeadlineExceededError):
+        return True
+    return isinstance(error, BrokerError) and error.is_retriable
+
+
+def _placed(error: UnsupportedVersionError, topic: str, number: int, offset: int) -> Exception:
+    return UnsupportedVersionError(error.reason, topic=topic, partition=number, offset=offset)

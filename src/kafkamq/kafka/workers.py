@@ -1,0 +1,70 @@
+"""A few threads for what waits for the broker; results come back into the owner's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from kafkamq.errors import KafkaMQError
+
+__all__ = ["Workers"]
+
+T = TypeVar("T")
+
+
+class Workers:
+    """Runs jobs; ``deliver`` calls their continuations in the owner's thread.
+
+    A job may raise a KafkaMQError, which goes to its ``on_error``; anything else is a bug and is
+    raised by ``deliver``.
+    """
+
+    def __init__(self, threads: int, *, name: str) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._finished: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.running = 0
+
+    def submit(
+        self,
+        job: Callable[[], T],
+        on_done: Callable[[T], None],
+        on_error: Callable[[KafkaMQError], None],
+    ) -> None:
+        """Run ``job`` in a worker; then one of the others in the owner's thread."""
+        self.running += 1
+
+        def run() -> None:
+            try:
+                result = job()
+            except KafkaMQError as error:
+                caught = error  # the name of an except clause ends with it
+                self._finished.put(lambda: on_error(caught))
+            except BaseException as error:  # noqa: BLE001 - raised again in the owner's thread
+                bug = error
+
+                def fail() -> None:
+                    raise bug
+
+                self._finished.put(fail)
+            else:
+                self._finished.put(lambda: on_done(result))
+
+        self._pool.submit(run)
+
+    def deliver(self, timeout_s: float = 0.0) -> None:
+        """Run what has finished; waits up to ``timeout_s`` for the first."""
+        wait = timeout_s > 0 and self.running > 0
+        while True:
+            try:
+                continuation = self._finished.get(wait, timeout_s if wait else None)
+            except Empty:
+                return
+            wait = False
+            self.running -= 1
+            continuation()
+
+    def close(self) -> None:
+        """Take no more jobs; those that run end by their own bounds."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
