@@ -1,0 +1,171 @@
+"""What a worker has polled and not STARTed, and which offsets it may commit (R5); pure.
+
+Messages of other queues share the topic, so a partition's committable offset is the first message
+of our own queue that has no START, or else everything polled: foreign ones are committed along.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+__all__ = ["MAX_AGE_MS", "Intake", "Polled"]
+
+MAX_AGE_MS = 20_000
+"""No START for what was polled longer ago than this (R5)."""
+
+Record = TypeVar("Record")
+
+
+@dataclass(slots=True)
+class Polled(Generic[Record]):
+    """A message of our own queue, polled and not STARTed."""
+
+    record: Record
+    partition: int
+    offset: int
+    polled_ms: int
+
+
+class Intake(Generic[Record]):
+    """The polled messages of one consumer, over all its partitions."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Polled[Record]] = deque()
+        self._waiting: dict[int, deque[int]] = {}  # partition -> own offsets without START
+        self._next: dict[int, int] = {}  # partition -> next offset to poll
+        self._committed: dict[int, int] = {}  # also: where the first poll began
+        self._taken: dict[int, int] = {}  # partition -> first offset whose START is under way
+        self._uncommitted = 0  # records polled since the last commit, foreign ones too
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def uncommitted_count(self) -> int:
+        """Records, foreign ones included, that were polled since the last commit."""
+        return self._uncommitted
+
+    def partitions(self) -> tuple[int, ...]:
+        """Those that something is known of."""
+        return tuple(self._next)
+
+    def next_offset(self, partition: int, default: int) -> int:
+        """The next offset to poll."""
+        return self._next.get(partition, default)
+
+    # Facts.
+
+    def polled(
+        self,
+        own: Sequence[Polled[Record]],
+        *,
+        first_offsets: dict[int, int],
+        next_offsets: dict[int, int],
+        count: int,
+    ) -> None:
+        """A batch was polled.
+
+        Args:
+            own: Messages of our queue, in the order of the batch.
+            first_offsets: Smallest offset of the batch per partition.
+            next_offsets: Largest offset + 1 of the batch per partition.
+            count: Records of the batch, foreign ones included.
+        """
+        for partition, offset in first_offsets.items():
+            self._committed.setdefault(partition, offset)
+        self._next.update(next_offsets)
+        self._uncommitted += count
+        for message in own:
+            waiting = self._waiting.get(message.partition)
+            if waiting is None:
+                waiting = self._waiting[message.partition] = deque()
+            waiting.append(message.offset)
+        self._queue.extend(own)
+
+    def placed(self, partition: int, offset: int) -> None:
+        """The consumer was told to read the partition from here, and this is committed."""
+        self._drop(partition)
+        self._committed[partition] = self._next[partition] = offset
+
+    def skipped_to(self, partition: int, offset: int) -> None:
+        """Reading goes on further ahead, because records are gone; what was polled stays."""
+        self._committed.setdefault(partition, offset)
+        self._next[partition] = offset
+
+    def revoked(self, partitions: Iterable[int]) -> None:
+        """Partitions are gone: what was polled from them is another owner's."""
+        for partition in partitions:
+            self._drop(partition)
+            self._next.pop(partition, None)
+            self._committed.pop(partition, None)
+
+    def committed(self, offsets: dict[int, int]) -> None:
+        """These offsets are committed."""
+        for partition, offset in offsets.items():
+            if partition in self._committed:
+                self._committed[partition] = offset
+        self._uncommitted = 0
+
+    # Decisions.
+
+    def head(self) -> Polled[Record] | None:
+        """The next message to START, None when nothing is there."""
+        return self._queue[0] if self._queue else None
+
+    def take(self) -> Polled[Record]:
+        """Remove the head; its START is about to be written."""
+        message = self._queue.popleft()
+        self._waiting[message.partition].popleft()
+        self._taken.setdefault(message.partition, message.offset)
+        return message
+
+    def started(self) -> None:
+        """The STARTs of everything taken are in the log: it may be committed (R5)."""
+        self._taken.clear()
+
+    def is_stale(self, monotonic_ms: int) -> bool:
+        """Whether the head was polled too long ago to be STARTed (R5): fetch again."""
+        return bool(self._queue) and monotonic_ms - self._queue[0].polled_ms > MAX_AGE_MS
+
+    def committable(self) -> dict[int, int]:
+        """Offsets to commit per partition; without those that are committed already."""
+        result = {}
+        for partition, next_offset in self._next.items():
+            waiting = self._waiting.get(partition)
+            offset = self._taken.get(partition, waiting[0] if waiting else next_offset)
+            if offset != self._committed.get(partition):
+                result[partition] = offset
+        return result
+
+    def rewind(self, partitions: Iterable[int] | None = None) -> dict[int, int]:
+        """Forget what was polled and not committed; returns where to seek to.
+
+        Args:
+            partitions: Those concerned; None: all.
+        """
+        chosen = list(self._next) if partitions is None else list(partitions)
+        result = {}
+        for partition in chosen:
+            if partition in self._committed:
+                self._drop(partition)
+                self._next[partition] = result[partition] = self._committed[partition]
+        return result
+
+    def _drop(self, partition: int) -> None:
+        self._taken.pop(partition, None)
+        if self._waiting.pop(partition, None):
+            self._queue = deque(m for m in self._queue if m.partition != partition)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        offsets: dict[int, list[int]] = {}
+        for message in self._queue:
+            offsets.setdefault(message.partition, []).append(message.offset)
+        waiting = {p: list(w) for p, w in self._waiting.items() if w}
+        assert waiting == offsets
+        for partition, own in offsets.items():
+            assert own == sorted(set(own))
+            assert own[-1] < self._next[partition]

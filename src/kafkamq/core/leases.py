@@ -1,0 +1,335 @@
+"""What a worker holds and until when: leases, their renewals and their ends (R5, R7-R10); pure.
+
+Two clocks, never mixed and never compared. Names with ``log`` are broker timestamps and serve R9
+alone; all others are the process's monotonic clock and say what the worker may do. By that clock a
+lease ends T after its START, or after its last KEEPALIVE, was *delivered*; what has ended once does
+not come back.
+
+A lease is STARTING while its START is under way, STARTED until the offsets are committed, and then
+HELD until its message is SETTLED by a verdict or LOST. The caller of ``Leases`` serialises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from kafkamq.types import MessageId
+
+__all__ = [
+    "MAX_REMEMBERED_STARTS",
+    "NEW_PARTITION_MS",
+    "Lease",
+    "LeaseState",
+    "Leases",
+    "Renewal",
+    "Settlement",
+]
+
+NEW_PARTITION_MS = 60_000
+"""How long after getting a partition its messages are renewed one by one (R7)."""
+
+MAX_REMEMBERED_STARTS = 100_000
+"""First STARTs of failed batches that are remembered; the oldest are dropped."""
+
+
+class LeaseState(Enum):
+    """Where a lease is in its life."""
+
+    STARTING = 0
+    STARTED = 1
+    HELD = 2
+    SETTLED = 3
+    LOST = 4  # ended by the worker's clock, or forgotten before it was handed out
+
+
+class Settlement(Enum):
+    """Whether a verdict may be written."""
+
+    WRITE = 0
+    SETTLED_BEFORE = 1
+    LOST = 2
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A worker's hold on one message; changed by ``Leases`` alone."""
+
+    message_id: MessageId
+    marker_partition: int  # of its START; KEEPALIVE and END go there too (R7)
+    holder_id: str  # whom trackers take for its holder; a RELEASE must name it (R8)
+    state: LeaseState = LeaseState.STARTING
+    begin_ms: int = -1  # its first START was delivered
+    deadline_ms: int = -1
+    log_begin_ms: int = -1
+    log_deadline_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstStart:
+    """A START of a batch that failed afterwards; the message will be polled again."""
+
+    begin_ms: int
+    deadline_ms: int
+    log_begin_ms: int
+    log_deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """Ask the shell for one KEEPALIVE; ``Leases.renewed`` takes its delivery report."""
+
+    marker_partition: int
+    consumer_id: str
+    message_id: MessageId | None  # None: every lease of the consumer in that partition
+    redeliver_after_ms: int
+    leases: tuple[Lease, ...]
+
+
+class Leases:
+    """All leases of one consumer."""
+
+    def __init__(self, consumer_id: str, *, redelivery_timeout_ms: int, max_lease_ms: int) -> None:
+        self._consumer_id = consumer_id
+        self._timeout_ms = redelivery_timeout_ms
+        self._max_lease_ms = max_lease_ms
+        self._open: set[Lease] = set()  # STARTING, STARTED, HELD
+        self._first_starts: dict[MessageId, _FirstStart] = {}
+        self._new_partitions: dict[int, int] = {}  # message partition -> renew by id until
+        self._id_is_spent = False
+
+    # Views.
+
+    @property
+    def consumer_id(self) -> str:
+        """Whom new STARTs name."""
+        return self._consumer_id
+
+    @property
+    def id_is_spent(self) -> bool:
+        """Something that was started under ``consumer_id`` must not be renewed: change it (R7)."""
+        return self._id_is_spent
+
+    @property
+    def open_count(self) -> int:
+        """Messages that this worker holds, or is about to."""
+        return len(self._open)
+
+    def open(self) -> tuple[Lease, ...]:
+        """The open leases, in no order."""
+        return tuple(self._open)
+
+    def next_deadline_ms(self) -> int | None:
+        """The earliest end of a held lease, None when nothing is held."""
+        return min(
+            (lease.deadline_ms for lease in self._open if lease.state is LeaseState.HELD),
+            default=None,
+        )
+
+    # Facts about the consumer.
+
+    def change_id(self, consumer_id: str) -> None:
+        """Go on under a fresh id; what is held is renewed by message_id from here on (R7)."""
+        self._consumer_id = consumer_id
+        self._id_is_spent = False
+
+    def gained_partition(self, partition: int, monotonic_ms: int) -> None:
+        """A partition of the messages topic was assigned (R7's 60 s)."""
+        self._new_partitions[partition] = monotonic_ms + NEW_PARTITION_MS
+
+    # From START to hand-out (R5).
+
+    def is_lapsed(self, message_id: MessageId, monotonic_ms: int) -> bool:
+        """A message polled again whose first START is in the log and whose lease is over.
+
+        Its START answers for it, so it needs no other one and must not be handed out.
+        """
+        if not self._first_starts:
+            return False
+        first = self._first_starts.get(message_id)
+        return first is not None and monotonic_ms >= first.deadline_ms
+
+    def start(self, message_id: MessageId, marker_partition: int) -> Lease:
+        """Its START is about to be written, under ``consumer_id``."""
+        lease = Lease(message_id, marker_partition, self._consumer_id)
+        self._open.add(lease)
+        return lease
+
+    def started(self, lease: Lease, monotonic_ms: int, log_ms: int) -> None:
+        """Its START was delivered. A second START of the message moves nothing but log time."""
+        is_late = lease.state is LeaseState.LOST  # its batch failed before this was known
+        first = self._first_starts.get(lease.message_id) if self._first_starts else None
+        if is_late and first is not None:
+            return
+        lease.state = LeaseState.STARTED
+        if first is None:
+            lease.begin_ms = monotonic_ms
+            lease.deadline_ms = monotonic_ms + self._timeout_ms
+            lease.log_begin_ms = log_ms
+            lease.log_deadline_ms = log_ms + self._timeout_ms
+            if is_late:
+                self._remember(lease)
+                lease.state = LeaseState.LOST
+            return
+        lease.begin_ms = first.begin_ms
+        lease.deadline_ms = first.deadline_ms
+        lease.log_begin_ms = first.log_begin_ms
+        lease.log_deadline_ms = first.log_deadline_ms
+        self._renew_in_log(lease, log_ms, self._timeout_ms)
+
+    def committed(self, batch: Iterable[Lease], monotonic_ms: int) -> None:
+        """The offsets behind these STARTs are committed: they are HELD, or LOST if too late."""
+        for lease in batch:
+            if self._first_starts:
+                self._first_starts.pop(lease.message_id, None)
+            lease.state = LeaseState.HELD
+            if monotonic_ms >= lease.deadline_ms:
+                self._lose(lease)
+
+    def failed(self, batch: Iterable[Lease]) -> None:
+        """These STARTs failed, or their commit did, or their partition is gone (R5)."""
+        for lease in batch:
+            if lease.state is LeaseState.STARTED:
+                self._remember(lease)
+            self._lose(lease)
+        self._id_is_spent = True
+
+    def may_hand_out(self, lease: Lease, monotonic_ms: int) -> bool:
+        """Whether it is still held; otherwise it is LOST and a tracker brings it back (R5)."""
+        if lease.state is LeaseState.HELD and monotonic_ms < lease.deadline_ms:
+            return True
+        if lease.state is LeaseState.HELD:
+            self._lose(lease)
+        return False
+
+    def _remember(self, lease: Lease) -> None:
+        self._first_starts[lease.message_id] = _FirstStart(
+            lease.begin_ms, lease.deadline_ms, lease.log_begin_ms, lease.log_deadline_ms
+        )
+        while len(self._first_starts) > MAX_REMEMBERED_STARTS:
+            del self._first_starts[next(iter(self._first_starts))]
+
+    def _lose(self, lease: Lease) -> None:
+        lease.state = LeaseState.LOST
+        self._open.discard(lease)
+        self._id_is_spent = True  # a KEEPALIVE of the consumer would keep it alive
+
+    # Renewal (R7).
+
+    def plan_renewals(self, monotonic_ms: int) -> list[Renewal]:
+        """The KEEPALIVEs to write now; the shell asks every T/3."""
+        self._drop_old_partitions(monotonic_ms)
+        together: dict[int, list[Lease]] = {}
+        single: list[Renewal] = []
+        for lease in self._open:
+            if lease.state is LeaseState.STARTING:
+                continue
+            if self._needs_id(lease):
+                if lease.state is LeaseState.HELD:
+                    single.append(self._renewal(lease, lease.deadline_ms - monotonic_ms))
+            else:
+                together.setdefault(lease.marker_partition, []).append(lease)
+        shared = [
+            Renewal(partition, self._consumer_id, None, self._timeout_ms, tuple(leases))
+            for partition, leases in together.items()
+        ]
+        return shared + single
+
+    def extend(self, lease: Lease, extension_ms: int, monotonic_ms: int) -> Renewal | None:
+        """A KEEPALIVE of one message for at least ``extension_ms``, up to its max_lease.
+
+        None when the lease is not held any more.
+        """
+        if not self.may_hand_out(lease, monotonic_ms):
+            return None
+        return self._renewal(
+            lease, min(extension_ms, lease.begin_ms + self._max_lease_ms - monotonic_ms)
+        )
+
+    def renewed(self, renewal: Renewal, monotonic_ms: int, log_ms: int) -> None:
+        """A KEEPALIVE was delivered; it does not revive what has ended."""
+        after_ms = renewal.redeliver_after_ms
+        for lease in renewal.leases:
+            if lease.state is LeaseState.LOST:
+                continue
+            self._renew_in_log(lease, log_ms, after_ms)  # also of a settled one: R9
+            if lease.state is LeaseState.SETTLED or monotonic_ms >= lease.deadline_ms:
+                continue
+            last_ms = lease.begin_ms + self._max_lease_ms
+            lease.deadline_ms = max(lease.deadline_ms, min(monotonic_ms + after_ms, last_ms))
+            if renewal.message_id is not None:
+                lease.holder_id = renewal.consumer_id
+
+    def expire(self, monotonic_ms: int) -> list[Lease]:
+        """Held leases that have ended by now; each is told once."""
+        ended = [
+            lease
+            for lease in self._open
+            if lease.state is LeaseState.HELD and monotonic_ms >= lease.deadline_ms
+        ]
+        for lease in ended:
+            self._lose(lease)
+        return ended
+
+    def _needs_id(self, lease: Lease) -> bool:
+        if lease.holder_id != self._consumer_id:  # after a failure
+            return True
+        return lease.message_id.partition in self._new_partitions
+
+    def _drop_old_partitions(self, monotonic_ms: int) -> None:
+        for partition in [p for p, end in self._new_partitions.items() if monotonic_ms >= end]:
+            del self._new_partitions[partition]
+
+    def _renewal(self, lease: Lease, at_least_ms: int) -> Renewal:
+        # The tracker sets clock + this, so an extension must not be cut by the next renewal.
+        after_ms = max(self._timeout_ms, at_least_ms)
+        return Renewal(
+            lease.marker_partition, self._consumer_id, lease.message_id, after_ms, (lease,)
+        )
+
+    def _renew_in_log(self, lease: Lease, log_ms: int, after_ms: int) -> None:
+        if log_ms <= lease.log_deadline_ms:
+            last_ms = lease.log_begin_ms + self._max_lease_ms
+            lease.log_deadline_ms = max(lease.log_deadline_ms, min(log_ms + after_ms, last_ms))
+
+    # Verdicts (R8, R9).
+
+    def settle(self, lease: Lease, monotonic_ms: int) -> Settlement:
+        """A verdict on a message that was handed out."""
+        if lease.state is LeaseState.SETTLED:
+            return Settlement.SETTLED_BEFORE
+        if not self.may_hand_out(lease, monotonic_ms):
+            return Settlement.LOST
+        lease.state = LeaseState.SETTLED
+        self._open.discard(lease)
+        return Settlement.WRITE
+
+    def unsettle(self, lease: Lease) -> None:
+        """The END of a verdict could not even be queued: the message is held as before."""
+        lease.state = LeaseState.HELD
+        self._open.add(lease)
+
+    def ended(self, lease: Lease, log_ms: int) -> bool:
+        """Its END is in the log; whether it came before the lease's end (R2, R9)."""
+        if lease.log_begin_ms < 0 or log_ms < 0:  # not LogAppendTime: nothing is known
+            return True
+        if log_ms <= lease.log_deadline_ms:
+            return True
+        lease.state = LeaseState.LOST
+        return False
+
+    def end_failed(self, lease: Lease, monotonic_ms: int) -> bool:
+        """An END was not delivered; True: the lease still stands, write it again."""
+        self._id_is_spent = True  # or the settled message would be kept alive
+        if monotonic_ms < lease.deadline_ms:
+            return True
+        lease.state = LeaseState.LOST
+        return False
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        for lease in self._open:
+            assert lease.state not in (LeaseState.SETTLED, LeaseState.LOST)
+            if lease.state is not LeaseState.STARTING:
+                assert 0 <= lease.deadline_ms <= lease.begin_ms + self._max_lease_ms

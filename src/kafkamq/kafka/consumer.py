@@ -1,0 +1,319 @@
+"""Hands out a queue's messages, one worker of any number."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+
+from kafkamq.config import QueueConfig
+from kafkamq.core.handout import ReceiveAhead
+from kafkamq.core.intake import Intake
+from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, StateError
+from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.gate import process_gate
+from kafkamq.kafka.heart import Heart
+from kafkamq.kafka.message import Message
+from kafkamq.kafka.namespace import Namespace
+from kafkamq.kafka.reader import MessageReader
+from kafkamq.kafka.starts import Batch, Starter
+from kafkamq.kafka.verdicts import Verdicts
+from kafkamq.kafka.worker import Worker
+
+__all__ = ["Consumer"]
+
+IDLE_MS = 1000  # without a receive for so long, the heart looks after the group membership
+_SLICE_S = 0.25
+_GATE_S = 0.02  # how often R6 is asked again
+_log = logging.getLogger(__name__)
+
+
+class Consumer:
+    """Receives the messages of one queue; iterable; a context manager.
+
+    One thread owns it and receives; verdicts may come from any thread. A thread of its own renews
+    the leases of what it holds. Made before a fork it refuses to work in the child (StateError):
+    the child makes a Service of its own.
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        queue: QueueConfig,
+        on_lease_lost: Callable[[Message], None] | None = None,
+    ) -> None:
+        """Made by ``Queue.consumer``."""
+        self._queue = queue
+        self._worker = Worker(namespace, queue)
+        self._intake: Intake[Message] = Intake()
+        self._verdicts = verdicts = Verdicts(self._worker, on_lease_lost)
+        self._starter = Starter(self._worker, self._intake, self._verdicts)
+        self._ahead = ReceiveAhead(first=queue.receive_buffer, maximum=queue.max_in_flight)
+        self._owner = threading.RLock()
+        self._closing = threading.Event()
+        self._batch: Batch | None = None
+        self._ready: deque[Message] = deque()  # STARTed and committed, not handed out
+        self._ready_count = 0
+        self._ready_ms = 0
+        self._received_ms = monotonic_ms()
+        self._reader = MessageReader(
+            namespace.config, queue, self._intake, self, lambda record: Message(verdicts, record)
+        )
+        process_gate.join(self._worker.leases)
+        self._heart = Heart(self._worker, self._verdicts, self._tend)
+        self._heart.start()
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Consumer of {self._queue.queue_id!r}>"
+
+    @property
+    def queue_id(self) -> str:
+        """The queue that it receives from."""
+        return self._queue.queue_id
+
+    @property
+    def in_flight(self) -> int:
+        """Messages held: STARTed ahead, or handed out and without verdict."""
+        return self._worker.leases.open_count
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` has run."""
+        return self._worker.is_closed
+
+    # Receiving.
+
+    def receive(self, timeout: float = 1.0) -> Message | None:
+        """The next message, or None when none came in time.
+
+        Some are STARTed ahead (the queue's ``receive_buffer``, more when they are used up fast);
+        ``close`` gives those back.
+
+        Args:
+            timeout: Seconds to wait. A commit under way is waited for, up to 20 s more.
+
+        Raises:
+            StateError: Closed, or in a forked child.
+            BrokerError: Kafka refused or failed; nothing is lost, receive again if it says
+                ``is_retriable``.
+            DataLossError: Messages were deleted before they were read.
+        """
+        messages = self._receive(1, self._ahead.size, timeout)
+        return messages[0] if messages else None
+
+    def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
+        """Up to ``n`` messages as soon as there are any; none when none came in time.
+
+        Nothing is STARTed ahead. The errors are those of ``receive``.
+        """
+        if n < 1:
+            raise ConfigError(f"n is {n}: it must be >= 1")
+        return self._receive(n, n, timeout)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages until the consumer is closed; passing failures are waited out."""
+        timeout_s = self._queue.next_message_timeout_ms / 1000
+        while not self._closing.is_set():
+            try:
+                message = self.receive(timeout_s)
+            except BrokerError as error:
+                if not error.is_retriable:
+                    raise
+                _log.warning("receiving failed and goes on", extra={"said": str(error)})
+                self._closing.wait(_SLICE_S)
+                continue
+            except StateError:
+                if self._closing.is_set():  # closed by another thread meanwhile
+                    return
+                raise
+            if message is not None:
+                yield message
+
+    def _receive(self, n: int, start: int, timeout: float) -> list[Message]:
+        deadline_s = time.monotonic() + timeout
+        with self._owned():
+            while True:
+                messages = self._hand_out(n)
+                if messages:
+                    return messages
+                left_s = deadline_s - time.monotonic()
+                self._step(start, max(0.0, left_s))
+                if left_s <= 0 or self._closing.is_set():
+                    return self._hand_out(n)
+
+    @contextmanager
+    def _owned(self) -> Iterator[None]:
+        self._worker.check()
+        with self._owner:
+            self._worker.check()
+            try:
+                yield
+            finally:
+                self._received_ms = monotonic_ms()
+
+    def _hand_out(self, n: int) -> list[Message]:
+        """R5's last step: not what has ended meanwhile."""
+        ready = self._ready
+        if not ready:
+            return []
+        worker, now_ms = self._worker, monotonic_ms()
+        messages: list[Message] = []
+        with worker.lock:
+            may_hand_out = worker.leases.may_hand_out
+            while ready and len(messages) < n:
+                message = ready.popleft()
+                if may_hand_out(message._lease, now_ms):
+                    messages.append(message)
+            worker.renew_id()
+        if not ready:
+            self._ahead.drained(self._ready_count, now_ms - self._ready_ms)
+        self._verdicts.handed_out(messages)
+        return messages
+
+    def _step(self, wanted: int, timeout_s: float) -> None:
+        """One step from polling to messages that are ready (R5); waits at most ``timeout_s``."""
+        if self._batch is not None:
+            self._finish(self._batch, timeout_s)
+            return
+        room = self._queue.max_in_flight - self._worker.leases.open_count
+        if room <= 0:  # back-pressure: verdicts make room
+            self._closing.wait(min(timeout_s, _GATE_S))
+            return
+        if not len(self._intake):
+            self._reader.poll(wanted, timeout_s)
+        elif self._intake.is_stale(monotonic_ms()):  # R5's 20 s: fetch again
+            self._reader.seek_back()
+        if not len(self._intake):
+            return
+        try:
+            self._batch = self._starter.begin(min(wanted, room))
+        except KafkaMQError:
+            self._reader.seek_back()
+            raise
+        if self._batch is None:  # R6: others first
+            self._closing.wait(min(timeout_s, _GATE_S))
+
+    def _finish(self, batch: Batch, timeout_s: float) -> None:
+        try:
+            if not self._starter.wait(batch, timeout_s):
+                return
+            if not self._reader.commit():
+                _log.info("the group moved on before a commit", extra={"queue": self.queue_id})
+                self._give_up(batch)
+                return
+        except KafkaMQError:
+            self._give_up(batch)
+            raise
+        self._batch = None
+        self._ready.extend(self._starter.finish(batch))
+        self._ready_count, self._ready_ms = len(self._ready), monotonic_ms()
+
+    def _give_up(self, batch: Batch) -> None:
+        """R5: seek back to the committed offset; the next receive works."""
+        self._batch = None
+        self._starter.abandon(batch)
+        self._reader.seek_back(batch.partitions())
+
+    # Membership, told by the reader.
+
+    def gained(self, partitions: Sequence[int]) -> None:
+        """Partitions were assigned (R7's 60 s begin)."""
+        now_ms = monotonic_ms()
+        with self._worker.lock:
+            for partition in partitions:
+                self._worker.leases.gained_partition(partition, now_ms)
+        _log.info(
+            "partitions were assigned",
+            extra={"queue": self.queue_id, "partitions": list(partitions)},
+        )
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        """Partitions went to others; leases of what is held stay."""
+        if self._batch is not None:
+            self._starter.drop(self._batch, partitions)
+        _log.info(
+            "partitions were revoked",
+            extra={"queue": self.queue_id, "partitions": list(partitions)},
+        )
+
+    def _tend(self) -> None:
+        """From the heart: poll when the owner does not, so that the group does not wait for it."""
+        if monotonic_ms() - self._received_ms < IDLE_MS or self._closing.is_set():
+            return
+        if self._owner.acquire(blocking=False):
+            try:
+                if not self._worker.is_closed:
+                    self._reader.tend()
+            finally:
+                self._owner.release()
+
+    # Ending.
+
+    def flush(self, timeout: float = 30.0) -> None:
+        """Wait until all verdicts are in Kafka.
+
+        Raises:
+            DeadlineExceededError: Not in time; nothing was dropped, flush again.
+            LeaseLostError: Some came after the end of their leases; it names them.
+            StateError: Closed, or in a forked child.
+        """
+        self._worker.check()
+        self._verdicts.flush(timeout)
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Release what was never handed out, confirm the verdicts, leave the group.
+
+        What was handed out and has no verdict comes back when its lease ends. Closing twice is
+        fine; so is closing from another thread, which ends an iteration.
+
+        Raises:
+            DeadlineExceededError, BrokerError: Verdicts could not be confirmed in time; they may
+                be lost, and their messages come back.
+        """
+        if self._worker.is_foreign:
+            return
+        self._closing.set()
+        deadline_s = time.monotonic() + timeout
+        with self._owner:
+            if self._worker.is_closed:
+                return
+            self._release_all(timeout / 2)
+            self._heart.stop()
+            failure = self._verdicts.close(max(0.0, deadline_s - time.monotonic()))
+            self._worker.is_closed = True
+            process_gate.leave(self._worker.leases)
+            self._worker.writer.close()
+            self._reader.close()
+        if failure is not None:
+            raise failure
+
+    def _release_all(self, timeout_s: float) -> None:
+        """R8: RELEASE of what is STARTed and committed; the rest runs out."""
+        batch = self._batch
+        try:
+            if batch is not None:
+                self._finish(batch, timeout_s)
+            if self._batch is not None:
+                self._give_up(self._batch)
+            self._verdicts.release(list(self._ready))
+        except KafkaMQError as error:
+            _log.warning(
+                "messages could not be released; they come back when their leases end",
+                extra={"queue": self.queue_id, "said": str(error)},
+            )
+        self._ready.clear()

@@ -1,0 +1,100 @@
+"""A consumer's own thread: renews leases, tells of lost ones, keeps the group membership."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from kafkamq.errors import BrokerError, KafkaMQError
+from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.verdicts import Verdicts
+from kafkamq.kafka.worker import Worker
+
+__all__ = ["Heart"]
+
+RENEWALS_PER_TIMEOUT = 3  # R7: KEEPALIVE at T/3
+MAX_SLEEP_MS = 1000
+REPORTS_MS = 100  # delivery reports wait no longer than this for the application
+_log = logging.getLogger(__name__)
+
+
+class Heart:
+    """Runs until ``stop``; nothing that goes wrong in one beat ends it."""
+
+    def __init__(self, worker: Worker, verdicts: Verdicts, tend: Callable[[], None]) -> None:
+        """``tend`` keeps the group membership alive; called about once a second."""
+        self._worker = worker
+        self._verdicts = verdicts
+        self._tend = tend
+        self._period_ms = max(1, worker.queue.redelivery_timeout_ms // RENEWALS_PER_TIMEOUT)
+        self._renew_ms = monotonic_ms() + self._period_ms
+        self._stopped = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"kafkamq-{worker.queue.queue_id}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the thread; waits for a beat that is under way."""
+        self._stopped = True
+        self._verdicts.has_news.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        news = self._verdicts.has_news
+        while not self._stopped:
+            news.wait(self._sleep_ms() / 1000)
+            news.clear()
+            self._beat()
+
+    def _beat(self) -> None:
+        for step in (self._serve, self._renew, self._verdicts.tell, self._tend_all):
+            if self._stopped:
+                return
+            try:
+                step()
+            except KafkaMQError as error:
+                _log.warning(
+                    "a heartbeat of a consumer failed",
+                    extra={"queue": self._worker.queue.queue_id, "said": str(error)},
+                )
+            except Exception:  # noqa: BLE001 - a dead heart would lose every lease
+                _log.exception("a heartbeat of a consumer failed")
+
+    def _sleep_ms(self) -> int:
+        sleep_ms = min(MAX_SLEEP_MS, self._renew_ms - monotonic_ms())
+        if len(self._worker.writer):
+            sleep_ms = min(sleep_ms, REPORTS_MS)
+        return max(1, sleep_ms)
+
+    def _serve(self) -> None:
+        self._worker.writer.poll()
+        self._verdicts.write_again()
+
+    def _renew(self) -> None:
+        """R7: first what has ended, then KEEPALIVEs for the rest."""
+        worker = self._worker
+        now_ms = monotonic_ms()
+        with worker.lock:
+            lost = worker.leases.expire(now_ms)
+            worker.renew_id()
+            renewals = []
+            if now_ms >= self._renew_ms:
+                renewals = worker.leases.plan_renewals(now_ms)
+                self._renew_ms = now_ms + self._period_ms
+        if lost:
+            self._verdicts.lost(lost)
+        for renewal in renewals:
+            try:
+                self._verdicts.renew(renewal)
+            except BrokerError as error:  # noqa: PERF203 - the next one may go through
+                _log.warning("a KEEPALIVE could not be queued", extra={"said": str(error)})
+
+    def _tend_all(self) -> None:
+        self._tend()
+        self._worker.namespace.refresh_if_old()

@@ -1,0 +1,216 @@
+"""A message that a consumer handed out, and the verdicts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+from confluent_kafka import KafkaError
+from confluent_kafka import Message as Record
+
+from kafkamq.config import milliseconds
+from kafkamq.core.handout import expires_at_ms
+from kafkamq.core.leases import Lease
+from kafkamq.types import Headers, MessageId, Outcome
+from kafkamq.wire.headers import ID, MessageHeaders, read_message_headers
+from kafkamq.wire.keys import split_key
+
+if TYPE_CHECKING:
+    from kafkamq.kafka.verdicts import Verdicts
+
+__all__ = ["Message"]
+
+UNREPORTED = -2  # log time of an END without a delivery report; -1: Kafka gave none
+
+
+class Message:
+    """One delivery of a message. Its verdicts may come from any thread, one in all.
+
+    Leaving ``with message:`` normally is an ack; by an exception it is a nack with the queue's
+    back-off, and the exception as its reason.
+    """
+
+    __slots__ = (
+        "_count",
+        "_end",
+        "_end_error",
+        "_end_log_ms",
+        "_expiry_ms",
+        "_headers",
+        "_lease",
+        "_marker_key",
+        "_read",
+        "_record",
+        "_start_error",
+        "_verdicts",
+    )
+
+    def __init__(self, verdicts: Verdicts, record: Record) -> None:
+        """Made by ``Consumer`` alone, when the record was polled; ``hold`` completes it."""
+        self._verdicts = verdicts
+        self._record = record
+        # confluent_kafka's type allows what may be produced; what is consumed are such pairs.
+        self._headers = headers = cast("Headers", tuple(record.headers() or ()))
+        self._read: MessageHeaders | None = None
+        self._count = 1
+        self._expiry_ms = 0
+        if headers and (len(headers) > 1 or headers[0][0] != ID):  # an id alone is read later
+            self._read = read = read_message_headers(headers)
+            self._count = read.delivery_count
+            if read.ttl_ms is not None:  # R10
+                first = read.origin
+                since_ms = record.timestamp()[1] if first is None else first.timestamp_ms
+                self._expiry_ms = expires_at_ms(read.ttl_ms, since_ms)
+        self._start_error: KafkaError | None = None
+        self._end: bytes | None = None
+        self._end_log_ms = UNREPORTED
+        self._end_error: KafkaError | None = None
+
+    def _hold(self, lease: Lease, marker_key: bytes) -> None:
+        """Its START is about to be written."""
+        self._lease = lease
+        self._marker_key = marker_key
+
+    # What it is.
+
+    @property
+    def payload(self) -> bytes | None:
+        """What the sender gave; None is a null payload."""
+        value: bytes | None = self._record.value()
+        return value
+
+    @property
+    def key(self) -> bytes | None:
+        """The sender's key, without the queue id; None: it gave none."""
+        return split_key(self._record.key())[1]
+
+    @property
+    def headers(self) -> Mapping[str, bytes | None]:
+        """The sender's headers; the last of a name counts (``raw_headers`` has all)."""
+        return dict(self._own_headers().user)
+
+    @property
+    def raw_headers(self) -> Headers:
+        """All headers of the record in their order, the protocol's own among them."""
+        return self._headers
+
+    @property
+    def id(self) -> str:
+        """The label that travels with every copy; empty when the sender gave none."""
+        return self._own_headers().id
+
+    @property
+    def queue_id(self) -> str:
+        """Its queue."""
+        return self._verdicts.queue_id
+
+    @property
+    def delivery_count(self) -> int:
+        """Deliveries so far, this one included: 1 at the first."""
+        return self._count
+
+    @property
+    def timestamp_ms(self) -> int:
+        """The broker's time when this copy was appended."""
+        return self._record.timestamp()[1]
+
+    @property
+    def message_id(self) -> MessageId:
+        """Where this copy stands; a redelivered message has another one."""
+        return self._lease.message_id
+
+    @property
+    def deadline(self) -> float:
+        """When the lease ends unless it is renewed, in seconds of ``time.monotonic()``."""
+        return self._lease.deadline_ms / 1000
+
+    def _own_headers(self) -> MessageHeaders:
+        if self._read is None:
+            self._read = read_message_headers(self._headers)
+        return self._read
+
+    def __repr__(self) -> str:
+        place = self._lease.message_id
+        return (
+            f"<Message {place.partition}/{place.offset} of {self.queue_id!r}, "
+            f"delivery {self._count}>"
+        )
+
+    # Verdicts.
+
+    def ack(self, *, wait: bool = False) -> None:
+        """It is done.
+
+        Args:
+            wait: Until Kafka has confirmed the verdict.
+
+        Raises:
+            StateError: It has a verdict already, or the consumer is closed.
+            LeaseLostError: The lease has ended; with ``wait``, also that the verdict came late.
+            BrokerError, DeadlineExceededError: Only with ``wait``: Kafka did not confirm.
+        """
+        self._verdicts.settle(self, Outcome.ACK, wait=wait)
+
+    def nack(
+        self, *, delay: float | timedelta | None = None, reason: str = "", wait: bool = False
+    ) -> None:
+        """Give it back, to be delivered again after a delay; counts as a delivery.
+
+        Args:
+            delay: Seconds; None: the queue's back-off. At most a quarter of the time that the
+                markers topic keeps its records.
+            reason: For the audit and, after the last delivery, the dead letter.
+            wait: As for ``ack``; the errors too.
+
+        Raises:
+            ConfigError: A negative delay.
+        """
+        delay_ms = None if delay is None else milliseconds(delay, name="delay")
+        self._verdicts.settle(self, Outcome.NACK, wait=wait, reason=reason, delay_ms=delay_ms)
+
+    def reject(self, reason: str, *, wait: bool = False) -> None:
+        """Give it up: it goes to the dead letters with this reason; errors as for ``ack``."""
+        self._verdicts.settle(self, Outcome.REJECT, wait=wait, reason=reason)
+
+    def extend(self, seconds: float | timedelta) -> None:
+        """Hold it for at least so long from now, whatever becomes of this process.
+
+        The consumer renews every lease by itself as long as it lives; this is for more than the
+        redelivery timeout. What is left of the queue's max_lease is the limit.
+
+        Raises:
+            LeaseLostError, StateError: As for ``ack``.
+            ConfigError: Not a positive number.
+        """
+        self._verdicts.extend(self, milliseconds(seconds, name="seconds", minimum=1))
+
+    def __enter__(self) -> Message:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._verdicts.leave(self, error)
+
+    # Delivery reports.
+
+    def _start_reported(self, error: KafkaError | None, record: Record) -> None:
+        if error is None:
+            self._verdicts.started(self._lease, record.timestamp()[1])
+        else:
+            self._start_error = error
+
+    def _end_reported(self, error: KafkaError | None, record: Record) -> None:
+        if error is None:
+            log_ms = record.timestamp()[1]
+            if log_ms > self._lease.log_deadline_ms:  # R9: perhaps; asked with all facts
+                self._verdicts.check_late(self, log_ms)
+            self._end_log_ms = log_ms
+        else:
+            self._end_error = error
+            self._verdicts.end_failed(self)

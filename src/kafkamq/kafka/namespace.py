@@ -1,0 +1,128 @@
+"""What clients must know of a namespace's topics: ids, partitions, limits."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kafkamq.clients.admin import Admin, TopicInfo
+from kafkamq.clients.topics import check_topics
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError, KafkaMQError
+
+__all__ = ["Namespace", "NamespaceFacts"]
+
+CONNECT_TIMEOUT_S = 15.0
+MAX_AGE_S = 300.0  # Kafka's metadata.max.age.ms: new partitions are used after this at the latest
+COPY_OVERHEAD_BYTES = 1024  # what a copy adds: batch and record framing, origin, count
+DEAD_LETTER_OVERHEAD_BYTES = 8192  # beyond that: the reason, 4 KiB of error text, the queue id
+MARKER_OVERHEAD_BYTES = 1024  # what a START or SCHEDULE adds, without its headers
+_DEFAULT_MAX_BYTES = "1048588"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceFacts:
+    """The topics of a namespace as they are now."""
+
+    message_topic_id: bytes
+    message_partitions: int
+    marker_partitions: int
+    marker_retention_ms: int  # negative: for ever
+    max_message_bytes: int  # what a copy and a dead letter can carry (R11)
+    max_marker_bytes: int  # what fits into a START or SCHEDULE
+
+    @classmethod
+    def of(cls, config: ServiceConfig, topics: Mapping[str, TopicInfo]) -> NamespaceFacts:
+        """Reads them from the descriptions of the topics."""
+        messages, markers = topics[config.message_topic], topics[config.marker_topic]
+        copies = _max_bytes(messages) - COPY_OVERHEAD_BYTES
+        dead_letters = topics.get(config.dead_letter_topic)
+        if dead_letters is not None:
+            copies = min(copies, _max_bytes(dead_letters) - DEAD_LETTER_OVERHEAD_BYTES)
+        return cls(
+            message_topic_id=messages.topic_id,
+            message_partitions=messages.partitions,
+            marker_partitions=markers.partitions,
+            marker_retention_ms=int(markers.settings.get("retention.ms", "604800000")),
+            max_message_bytes=copies,
+            max_marker_bytes=_max_bytes(markers) - MARKER_OVERHEAD_BYTES,
+        )
+
+
+def _max_bytes(topic: TopicInfo) -> int:
+    return int(topic.settings.get("max.message.bytes", _DEFAULT_MAX_BYTES))
+
+
+class Namespace:
+    """Asks the cluster for the facts, and keeps them; thread-safe."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self.config = config
+        self._lock = threading.Lock()
+        self._facts: NamespaceFacts | None = None
+        self._asked_s = 0.0
+        self._checked: set[int] = set()  # max_lease_ms that the topics allow
+
+    def facts(self) -> NamespaceFacts:
+        """The latest facts; asks when nothing is known yet.
+
+        Raises:
+            BrokerError: A topic does not exist, or wrong credentials.
+            DeadlineExceededError: No broker answers.
+        """
+        facts = self._facts
+        if facts is not None:
+            return facts
+        with self._lock:
+            if self._facts is None:
+                self._facts = self._ask()
+            return self._facts
+
+    def require(self, max_lease_ms: int) -> NamespaceFacts:
+        """``facts``, of topics that a queue with that longest lease can use (R23, R25).
+
+        Raises:
+            ConfigError: The topics cannot be used; says why and what to do.
+        """
+        facts = self.facts()
+        if max_lease_ms not in self._checked:
+            ours = (self.config.message_topic, self.config.marker_topic)
+            refusals = [
+                str(finding)
+                for finding in check_topics(
+                    self.config, max_lease_ms=max_lease_ms, timeout_s=CONNECT_TIMEOUT_S
+                )
+                if finding.level == "refuse" and finding.topic in ours
+            ]
+            if refusals:
+                raise ConfigError("the topics cannot be used:\n  " + "\n  ".join(refusals))
+            self._checked.add(max_lease_ms)
+        return facts
+
+    def refresh_if_old(self) -> None:
+        """Ask again when the facts are old; a failure leaves them as they are."""
+        if self._facts is None or time.monotonic() - self._asked_s < MAX_AGE_S:
+            return
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._facts = self._ask()
+        except KafkaMQError as error:
+            self._asked_s = time.monotonic()
+            _log.warning("topics could not be described again", extra={"error": str(error)})
+        finally:
+            self._lock.release()
+
+    def _ask(self) -> NamespaceFacts:
+        names = (self.config.message_topic, self.config.marker_topic, self.config.dead_letter_topic)
+        with Admin(self.config, timeout_s=CONNECT_TIMEOUT_S) as admin:
+            topics = admin.topics(names)
+            for name in names[:2]:
+                if name not in topics:
+                    admin.require_topic(name)  # raises, and says how to create it
+        self._asked_s = time.monotonic()
+        return NamespaceFacts.of(self.config, topics)

@@ -1,0 +1,369 @@
+"""Reads one queue's messages off the shared topic: filter, rebalances, commits, lost positions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Message as Record
+
+from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
+from kafkamq.clients.settings import connect, consumer_settings
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.core.intake import Intake, Polled
+from kafkamq.errors import DataLossError
+from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.message import Message
+
+__all__ = ["Membership", "MessageReader", "group_of"]
+
+MAX_POLL = 1000  # records of one consume() while our own messages come
+MAX_SKIP = 10_000  # while only foreign ones come
+COMMIT_INTERVAL_MS = 1000  # foreign messages are committed this often
+REQUEST_TIMEOUT_S = 10.0
+_WAIT_S = 0.25  # one blocking wait; between two, errors are looked at
+_log = logging.getLogger(__name__)
+
+_PASSING = frozenset(
+    {  # events that mend themselves: librdkafka goes on
+        KafkaError._PARTITION_EOF,
+        KafkaError._MAX_POLL_EXCEEDED,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._RESOLVE,
+    }
+)
+_MEMBERSHIP = frozenset(
+    {  # a commit that failed because the group has moved on
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.FENCED_MEMBER_EPOCH,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError._ASSIGNMENT_LOST,
+    }
+)
+
+
+def group_of(config: ServiceConfig, queue_id: str) -> str:
+    """The consumer group of a queue's workers."""
+    return f"kafkamq.{config.namespace}.{queue_id}"
+
+
+class Membership(Protocol):
+    """Who wants to know which partitions come and go; called inside ``MessageReader.poll``."""
+
+    def gained(self, partitions: Sequence[int]) -> None:
+        """These were assigned."""
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        """These are another member's now, or nobody's."""
+
+
+class MessageReader:
+    """Owns the Kafka consumer of one worker and fills its intake; the caller serialises."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        queue: QueueConfig,
+        intake: Intake[Message],
+        member: Membership,
+        make: Callable[[Record], Message],
+    ) -> None:
+        """``make`` builds what goes into the intake from a record of the queue."""
+        self._config = config
+        self._queue = queue
+        self._intake = intake
+        self._member = member
+        self._make = make
+        self._topic = config.message_topic
+        self._key = queue.queue_id.encode()
+        self._prefix = self._key + b"\0"
+        self._settings = _settings(config, queue)
+        self._is_eager = _is_eager(self._settings)
+        self._unplaced: dict[int, int] = {}  # partition -> the position that is not in the log
+        self._poll_size = MAX_POLL
+        self._is_paused = False
+        self._committed_ms = monotonic_ms()
+        self._connect()
+
+    def _connect(self) -> None:
+        self.watch = ErrorWatch(self._config.bootstrap_servers)
+        self._consumer = connect(KafkaConsumer, self._settings, self.watch)
+        self._consumer.subscribe(
+            [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+        )
+
+    # Reading.
+
+    def poll(self, wanted: int, timeout_s: float) -> None:
+        """Poll once and keep what is the queue's own; returns early when something came.
+
+        Args:
+            wanted: Own messages that can be used now: bounds what is polled (back-pressure).
+            timeout_s: Longest wait, cut to a quarter of a second.
+
+        Raises:
+            BrokerError: What no waiting can mend.
+            DataLossError: A position lies outside the log.
+        """
+        self.watch.check(f"reading {self._topic}")
+        self._resume()
+        if self._unplaced:
+            self._place()
+        size = max(1, min(self._poll_size, max(wanted, MAX_POLL // 10)))
+        if self._poll_size > MAX_POLL:
+            size = self._poll_size
+        polled_ms = monotonic_ms()
+        try:
+            records = self._consumer.consume(size, 0)
+            if not records and timeout_s > 0:
+                records = self._consumer.consume(1, min(timeout_s, _WAIT_S))
+                if records and size > 1:
+                    records += self._consumer.consume(size - 1, 0)
+        except KafkaException as error:
+            self._event(kafka_error(error))
+            return
+        if records:
+            self._take(records, polled_ms)
+        self._commit_skipped()
+
+    def _take(self, records: Sequence[Record], polled_ms: int) -> None:
+        queue_key, prefix = self._key, self._prefix
+        own: list[Polled[Message]] = []
+        make = self._make
+        first: dict[int, int] = {}
+        following: dict[int, int] = {}
+        events: list[Record] = []
+        for record in records:
+            key = record.key()
+            if key is None and record.error() is not None:  # only records without key can be one
+                events.append(record)
+                continue
+            partition, offset = record.partition(), record.offset()
+            assert partition is not None, "records have a partition"
+            assert offset is not None, "records have an offset"
+            if partition not in following:
+                first[partition] = offset
+            following[partition] = offset + 1
+            if key == queue_key or (key is not None and key.startswith(prefix)):
+                own.append(Polled(make(record), partition, offset, polled_ms))
+        self._intake.polled(
+            own, first_offsets=first, next_offsets=following, count=len(records) - len(events)
+        )
+        # Nothing but foreign messages: skip faster; otherwise back to what can be used.
+        self._poll_size = MAX_POLL if own or not following else MAX_SKIP
+        for record in events:
+            error = record.error()
+            assert error is not None, "events are errors"
+            if error.code() == KafkaError._AUTO_OFFSET_RESET:
+                offset = record.offset()
+                self._unplaced[record.partition() or 0] = -1 if offset is None else offset
+            else:
+                self._event(error)
+        if self._unplaced:
+            self._place()
+
+    def _event(self, error: KafkaError) -> None:
+        self.watch.check(f"reading {self._topic}")
+        if error.fatal():
+            self.rebuild()
+        elif error.code() not in _PASSING and not error.retriable():
+            raise broker_error(error, f"reading {self._topic}")
+        _log.info("reading is disturbed", extra={"code": error.name(), "topic": self._topic})
+
+    def rebuild(self) -> None:
+        """Make a new client after a fatal error; it reads from what is committed."""
+        self._intake.revoked(list(self._intake.partitions()))
+        self._unplaced.clear()
+        old = self._consumer
+        self._connect()
+        old.close()
+
+    # Positions.
+
+    def _place(self) -> None:
+        """Partitions whose position is not in the log: a new group's, or data was lost."""
+        asked = [TopicPartition(self._topic, partition) for partition in self._unplaced]
+        try:
+            for found in self._consumer.committed(asked, timeout=REQUEST_TIMEOUT_S):
+                low, high = self._consumer.get_watermark_offsets(
+                    TopicPartition(self._topic, found.partition), timeout=REQUEST_TIMEOUT_S
+                )
+                position = self._unplaced[found.partition]
+                if found.offset < 0:  # nothing committed: the log's start, and commit that first
+                    self._consumer.commit(
+                        offsets=[TopicPartition(self._topic, found.partition, low)],
+                        asynchronous=False,
+                    )
+                    self._intake.placed(found.partition, low)
+                else:
+                    position = position if position >= 0 else found.offset
+                    self._report_loss(found.partition, position, low, high)
+                    self._intake.skipped_to(found.partition, low)
+                self._read_from(found.partition, low)
+                self._unplaced.pop(found.partition, None)
+        except KafkaException as error:
+            if kafka_error(error).code() not in _MEMBERSHIP:
+                raise broker_error(error, f"finding where to read {self._topic}") from error
+            self._unplaced.clear()  # the partitions are gone, or come again
+
+    def _report_loss(self, partition: int, position: int, low: int, high: int) -> None:
+        where = f"{self._topic}[{partition}] of queue {self._queue.queue_id!r}"
+        if position < low:
+            text = (
+                f"{low - position} messages of {where} are gone: they were deleted (retention) "
+                f"before they were read; the position is {position}, the log starts at {low}"
+            )
+        else:
+            text = (
+                f"the position {position} of {where} is beyond the log's end {high}: the topic "
+                "was truncated or made anew"
+            )
+        if self._queue.on_data_loss == "raise":
+            raise DataLossError(
+                f"{text}; go on at the log's start with on_data_loss='skip', or set the offsets of "
+                f"group {group_of(self._config, self._queue.queue_id)}",
+                code="OFFSET_OUT_OF_RANGE",
+            )
+        _log.warning("messages were lost and are skipped", extra={"said": text})
+
+    def _read_from(self, partition: int, offset: int) -> None:
+        """Start fetching a partition that stands still; ``seek`` does not work on such a one."""
+        target = TopicPartition(self._topic, partition, offset)
+        if not self._is_eager:
+            self._consumer.incremental_unassign([TopicPartition(self._topic, partition)])
+            self._consumer.incremental_assign([target])
+            return
+        others = [
+            TopicPartition(
+                self._topic,
+                other.partition,
+                self._intake.next_offset(other.partition, other.offset),
+            )
+            for other in self._consumer.assignment()
+            if other.partition != partition
+        ]
+        self._consumer.assign([*others, target])
+
+    def seek_back(self, partitions: Iterable[int] | None = None) -> None:
+        """Read again from the committed offsets (R5); None: all partitions."""
+        for partition, offset in self._intake.rewind(partitions).items():
+            try:
+                self._consumer.seek(TopicPartition(self._topic, partition, offset))
+            except KafkaException as error:  # noqa: PERF203 - one partition may be gone
+                self._intake.revoked([partition])
+                _log.info(
+                    "a partition could not be sought",
+                    extra={"partition": partition, "code": kafka_error(error).name()},
+                )
+
+    # Commits.
+
+    def commit(self) -> bool:
+        """Commit up to the last STARTs (R5), foreign messages along; waits, bounded.
+
+        Returns:
+            False: The group has moved on; nothing that was polled may be handed out.
+
+        Raises:
+            BrokerError, DeadlineExceededError: It failed.
+        """
+        offsets = self._intake.committable()
+        if not offsets:
+            return True
+        try:
+            results = self._consumer.commit(
+                offsets=[TopicPartition(self._topic, p, o) for p, o in offsets.items()],
+                asynchronous=False,
+            )
+            for result in results or ():
+                if result.error is not None:
+                    raise KafkaException(result.error)
+        except KafkaException as error:
+            if kafka_error(error).code() in _MEMBERSHIP:
+                return False
+            raise broker_error(error, f"committing offsets of {self._topic}") from error
+        self._committed(offsets)
+        return True
+
+    def _committed(self, offsets: dict[int, int]) -> None:
+        self._intake.committed(offsets)
+        self._committed_ms = monotonic_ms()
+
+    def _commit_skipped(self) -> None:
+        """Foreign messages: by count, and by time when nothing else commits."""
+        skipped = self._intake.uncommitted_count
+        if not skipped:
+            return
+        is_due = monotonic_ms() - self._committed_ms >= COMMIT_INTERVAL_MS
+        if skipped < self._queue.max_messages_per_commit and not is_due:
+            return
+        offsets = self._intake.committable()
+        if not offsets:
+            return
+        try:
+            self._consumer.commit(
+                offsets=[TopicPartition(self._topic, p, o) for p, o in offsets.items()],
+                asynchronous=True,
+            )
+        except KafkaException as error:  # the next one says it again
+            _log.info(
+                "skipped messages could not be committed", extra={"code": kafka_error(error).name()}
+            )
+        self._committed(offsets)
+
+    # Membership.
+
+    def tend(self) -> None:
+        """Stay a member while nobody receives: poll, with all partitions paused."""
+        self._is_paused = True
+        self._pause_all()
+        records = self._consumer.consume(1, 0)
+        if records:  # of a partition that was assigned just now
+            self._take(records, monotonic_ms())
+        self._commit_skipped()
+
+    def _pause_all(self) -> None:
+        assignment = self._consumer.assignment()
+        if assignment:
+            self._consumer.pause(assignment)
+
+    def _resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            assignment = self._consumer.assignment()
+            if assignment:
+                self._consumer.resume(assignment)
+
+    def _assigned(self, _: KafkaConsumer, partitions: list[TopicPartition]) -> None:
+        self._member.gained([each.partition for each in partitions])
+
+    def _revoked(self, _: KafkaConsumer, partitions: list[TopicPartition]) -> None:
+        numbers = [each.partition for each in partitions]
+        for number in numbers:
+            self._unplaced.pop(number, None)
+        self._intake.revoked(numbers)
+        self._member.lost(numbers)
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._consumer.close()
+
+
+def _settings(config: ServiceConfig, queue: QueueConfig) -> dict[str, object]:
+    proposals: dict[str, object] = {"socket.timeout.ms": 10_000}  # bounds a commit
+    if config.kafka.get("group.protocol") != "consumer":  # there the broker assigns
+        proposals["partition.assignment.strategy"] = "cooperative-sticky"
+    return consumer_settings(config, group_id=group_of(config, queue.queue_id), **proposals)
+
+
+def _is_eager(settings: dict[str, object]) -> bool:
+    if settings.get("group.protocol") == "consumer":
+        return False
+    return "cooperative" not in str(settings.get("partition.assignment.strategy", ""))

@@ -1,0 +1,173 @@
+"""The one producer of a service for messages and SCHEDULEs, and the thread that serves it."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Message as Record
+
+from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.settings import connect, producer_settings
+from kafkamq.errors import StateError
+from kafkamq.kafka.fork import ForkGuard
+from kafkamq.kafka.namespace import Namespace
+from kafkamq.types import Headers
+
+__all__ = ["Sender", "end_producer"]
+
+MAX_QUEUED = 100_000  # librdkafka's queue.buffering.max.messages; reached: send waits
+MAX_EXIT_S = 10.0  # how long the interpreter's end waits for what was not flushed
+_POLL_S = 0.5
+_log = logging.getLogger(__name__)
+
+
+def end_producer(client: Producer) -> None:
+    """End a producer; what it still holds fails, and is reported, at once."""
+    if len(client):
+        client.purge()
+        client.flush(_POLL_S)  # serves the reports
+    client.close()
+
+
+class Sender:
+    """An idempotent producer (acks=all) shared by all producers of a service; thread-safe."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        config = namespace.config
+        self.watch = ErrorWatch(config.bootstrap_servers)
+        self._guard = ForkGuard("Producer")
+        facts = namespace.facts()
+        largest = max(facts.max_message_bytes, facts.max_marker_bytes)
+        self._settings = producer_settings(
+            config,
+            **{
+                "message.max.bytes": max(1_000_000, largest + 65_536),
+                "queue.buffering.max.messages": MAX_QUEUED,
+            },
+        )
+        self._client = connect(Producer, self._settings, self.watch)
+        self._must_renew = False
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="kafkamq-sender", daemon=True)
+        self._thread.start()
+        atexit.register(self._flush_at_exit)
+
+    def check(self, doing: str) -> None:
+        """Raise what no waiting can mend.
+
+        Raises:
+            StateError: Closed, or in a forked child.
+            BrokerError: Wrong credentials.
+        """
+        self._guard.check()
+        if self._closed.is_set():
+            raise StateError("the Service is closed; it sends no more")
+        if not self._must_renew:  # a fatal error of the old client is no reason to stop
+            self.watch.check(doing)
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes,
+        partition: int,
+        headers: Headers | None,
+        on_delivery: Callable[[KafkaError | None, Record], None],
+        timeout_s: float = 30.0,
+    ) -> None:
+        """Queue one record; waits while the queue is full.
+
+        Raises:
+            StateError, BrokerError: As ``check``.
+            DeadlineExceededError: The queue stayed full; the record is not sent.
+        """
+        self.check("sending")
+        if self._must_renew:
+            self._renew()
+        deadline_s = 0.0
+        while True:
+            try:
+                self._client.produce(
+                    topic,
+                    value,
+                    key,
+                    partition,
+                    on_delivery=on_delivery,
+                    headers=None if headers is None else list(headers),
+                )
+                return
+            except BufferError:  # noqa: PERF203 - the loop is the waiting
+                now_s = time.monotonic()
+                deadline_s = deadline_s or now_s + timeout_s
+                if now_s >= deadline_s:
+                    raise self.watch.deadline("sending (the queue is full)", timeout_s) from None
+                time.sleep(0.005)  # the serving thread makes room
+                self.check("sending")
+            except KafkaException as error:
+                raise broker_error(error, f"sending to {topic}") from error
+
+    def failed(self, error: KafkaError) -> None:
+        """A delivery failed; after a fatal error the next send makes a new client."""
+        if error.fatal():
+            self._must_renew = True
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until everything queued so far is confirmed or failed.
+
+        Raises:
+            DeadlineExceededError: Not in time; nothing was dropped.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            if self._client.flush(max(0.0, min(left_s, _POLL_S))) == 0:
+                return
+            self.check("flushing")
+            if left_s <= 0:
+                raise self.watch.deadline(f"confirming {len(self._client)} sends", timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Flush and end; idempotent.
+
+        Raises:
+            DeadlineExceededError: Some sends were not confirmed in time; they are given up.
+        """
+        if self._closed.is_set() or self._guard.is_foreign:
+            return
+        try:
+            self.flush(timeout_s)
+        finally:
+            atexit.unregister(self._flush_at_exit)
+            self._closed.set()
+            self._thread.join(_POLL_S * 4)
+            end_producer(self._client)
+
+    def _renew(self) -> None:
+        with self._lock:
+            if self._must_renew:
+                old = self._client
+                self.watch = ErrorWatch(self._namespace.config.bootstrap_servers)
+                self._client = connect(Producer, self._settings, self.watch)
+                self._must_renew = False
+                end_producer(old)
+                _log.warning("the producer was made anew after a fatal error")
+
+    def _serve(self) -> None:
+        """The thread: delivery reports, errors, and new partitions now and then."""
+        while not self._closed.is_set():
+            self._client.poll(_POLL_S)
+            self._namespace.refresh_if_old()
+
+    def _flush_at_exit(self) -> None:
+        if self._closed.is_set() or self._guard.is_foreign:
+            return
+        remaining = self._client.flush(MAX_EXIT_S)
+        if remaining:
+            _log.error("the process ends with unconfirmed sends", extra={"count": remaining})

@@ -1,0 +1,211 @@
+"""The entry: one namespace on one cluster."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from types import TracebackType
+
+from kafkamq.clients.topics import create_topics
+from kafkamq.config import Backoff, QueueConfig, ServiceConfig, milliseconds
+from kafkamq.errors import ConfigError, KafkaMQError, StateError
+from kafkamq.kafka.consumer import Consumer
+from kafkamq.kafka.fork import ForkGuard
+from kafkamq.kafka.message import Message
+from kafkamq.kafka.namespace import Namespace
+from kafkamq.kafka.producer import Producer
+from kafkamq.kafka.queue import Queue
+from kafkamq.kafka.sender import Sender
+
+__all__ = ["Service"]
+
+_TOPIC_NAMES = (
+    "message_topic",
+    "marker_topic",
+    "dead_letter_topic",
+    "tracker_topic",
+    "ledger_topic",
+    "quarantine_topic",
+)
+_DEFAULT_BACKOFF = Backoff(first=1.0, max=600.0, jitter=0.2)
+
+
+class Service:
+    """One namespace on one cluster; owns the clients; a context manager; thread-safe.
+
+    Connects when the first producer or consumer is made. Made before a fork it refuses to work in
+    the child (StateError): make another one there.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        namespace: str = "kafkamq",
+        *,
+        kafka: Mapping[str, str] | None = None,
+        **topic_names: str,
+    ) -> None:
+        """Names a namespace.
+
+        Args:
+            bootstrap_servers: host:port[,host:port...].
+            namespace: Prefix of its topics' names.
+            kafka: Kafka's own properties, verbatim, for every client; may hold secrets.
+            **topic_names: message_topic, marker_topic, dead_letter_topic, tracker_topic,
+                ledger_topic, quarantine_topic, where they are not called after the namespace.
+        """
+        for name in topic_names:
+            if name not in _TOPIC_NAMES:
+                raise ConfigError(f"{name} is no setting of Service: {', '.join(_TOPIC_NAMES)}")
+        self._config = ServiceConfig(
+            bootstrap_servers=bootstrap_servers,
+            namespace=namespace,
+            kafka=dict(kafka or {}),
+            **topic_names,
+        )
+        self._namespace = Namespace(self._config)
+        self._guard = ForkGuard("Service")
+        self._lock = threading.Lock()
+        self._sender: Sender | None = None
+        self._consumers: list[Consumer] = []
+        self._is_closed = False
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Service {self._config.namespace!r} at {self._config.bootstrap_servers}>"
+
+    @property
+    def config(self) -> ServiceConfig:
+        """Where it is and what its topics are called."""
+        return self._config
+
+    def create_topics(
+        self, *, partitions: int = 8, marker_partitions: int = 8, replication_factor: int = -1
+    ) -> None:
+        """Create the topics of the namespace that do not exist, and check those that do.
+
+        Args:
+            partitions: Of messages: at most so many workers of one queue share it.
+            marker_partitions: Of markers: at most so many trackers share the work.
+            replication_factor: -1: the cluster's default.
+
+        Raises:
+            ConfigError: A number, or an existing topic, cannot work; says why.
+            BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
+        """
+        self._check()
+        create_topics(
+            self._config,
+            partitions=partitions,
+            marker_partitions=marker_partitions,
+            replication_factor=replication_factor,
+        )
+
+    def queue(
+        self,
+        queue_id: str,
+        *,
+        redelivery_timeout: float | timedelta = 10.0,
+        max_deliveries: int = 5,
+        max_lease: float | timedelta = 43_200.0,
+        backoff: Backoff = _DEFAULT_BACKOFF,
+        max_in_flight: int = 1000,
+        exactly_once: bool = False,
+        receive_buffer: int = 100,
+        next_message_timeout: float | timedelta = 1.0,
+        max_messages_per_commit: int = 1000,
+        on_data_loss: str = "raise",
+    ) -> Queue:
+        """A queue; it exists as soon as something is sent to it. Asks Kafka nothing.
+
+        Args:
+            queue_id: Its name, any text without NUL.
+            redelivery_timeout: Seconds without a sign of life of the worker until redelivery.
+            max_deliveries: The last one that fails ends in the dead letters.
+            max_lease: Seconds that a message can be held in all, whatever renews it.
+            backoff: Of nacked messages.
+            max_in_flight: Messages held and not settled, per consumer.
+            exactly_once: Not supported yet by this version.
+            receive_buffer: STARTed ahead of ``receive``, at first.
+            next_message_timeout: Longest wait of one turn of an iteration.
+            max_messages_per_commit: Messages of other queues that are passed before a commit.
+            on_data_loss: "raise", or "skip" what was deleted before it was read.
+
+        Raises:
+            ConfigError: A value cannot work; names it and its limit.
+        """
+        self._check()
+        if exactly_once:
+            raise ConfigError("exactly_once is True: this version does not support it yet")
+        config = QueueConfig(
+            queue_id=queue_id,
+            redelivery_timeout_ms=milliseconds(redelivery_timeout, name="redelivery_timeout"),
+            max_deliveries=max_deliveries,
+            max_lease_ms=milliseconds(max_lease, name="max_lease"),
+            backoff=backoff,
+            max_in_flight=max_in_flight,
+            receive_buffer=receive_buffer,
+            next_message_timeout_ms=milliseconds(next_message_timeout, name="next_message_timeout"),
+            max_messages_per_commit=max_messages_per_commit,
+            on_data_loss=on_data_loss,
+        )
+        return Queue(self, config)
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Close all consumers and confirm all sends; idempotent.
+
+        Raises:
+            KafkaMQError: The first failure of these; everything is closed nevertheless.
+        """
+        if self._guard.is_foreign:
+            return
+        with self._lock:
+            self._is_closed = True
+            consumers, self._consumers = self._consumers, []
+            sender, self._sender = self._sender, None
+        deadline_s = time.monotonic() + timeout
+        failures: list[KafkaMQError] = []
+        for end in [consumer.close for consumer in consumers] + (
+            [sender.close] if sender is not None else []
+        ):
+            try:
+                end(max(1.0, deadline_s - time.monotonic()))
+            except KafkaMQError as error:  # noqa: PERF203 - the others are closed as well
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _check(self) -> None:
+        self._guard.check()
+        if self._is_closed:
+            raise StateError(f"{self!r} is closed")
+
+    def _producer(self, config: QueueConfig) -> Producer:
+        self._check()
+        self._namespace.require(config.max_lease_ms)
+        with self._lock:
+            if self._sender is None:
+                self._sender = Sender(self._namespace)
+            return Producer(self._namespace, self._sender, config)
+
+    def _consumer(
+        self, config: QueueConfig, on_lease_lost: Callable[[Message], None] | None
+    ) -> Consumer:
+        self._check()
+        consumer = Consumer(self._namespace, config, on_lease_lost)
+        with self._lock:
+            self._consumers = [each for each in self._consumers if not each.is_closed]
+            self._consumers.append(consumer)
+        return consumer

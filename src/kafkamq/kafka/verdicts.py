@@ -1,0 +1,333 @@
+"""Verdicts as ENDs (R8), and which of them came late (R9)."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from kafkamq.clients.errors import broker_error
+from kafkamq.core.handout import nack_delay_ms
+from kafkamq.core.leases import Lease, LeaseState, Renewal, Settlement
+from kafkamq.errors import BrokerError, KafkaMQError, LeaseLostError, StateError
+from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.message import UNREPORTED, Message
+from kafkamq.kafka.worker import Worker
+from kafkamq.types import DeadLetterReason, MessageId, Outcome
+from kafkamq.wire.headers import cut_text
+from kafkamq.wire.markers import encode_end, encode_keepalive
+from kafkamq.wire.partitions import marker_key
+
+__all__ = ["Verdicts"]
+
+WAIT_TIMEOUT_S = 60.0  # of wait=True: every END is confirmed or failed after 30 s
+MAX_NAMED = 10  # messages that an error text names
+_SLICE_S = 0.25
+_log = logging.getLogger(__name__)
+
+
+class Verdicts:
+    """Writes the ENDs of one worker and learns what became of them; thread-safe."""
+
+    def __init__(self, worker: Worker, on_lease_lost: Callable[[Message], None] | None) -> None:
+        self._worker = worker
+        self._on_lease_lost = on_lease_lost
+        self.queue_id = worker.queue.queue_id
+        self.has_news = threading.Event()  # something to tell, or to write again
+        self._handed_out: dict[Lease, Message] = {}  # only filled when somebody wants to be told
+        self._late: list[Message] = []  # for flush
+        self._to_tell: deque[Message] = deque()
+        self._failed: deque[Message] = deque()  # ENDs to write again
+
+    # Verdicts.
+
+    def settle(
+        self,
+        message: Message,
+        outcome: Outcome,
+        *,
+        wait: bool = False,
+        reason: str = "",
+        delay_ms: int | None = None,
+    ) -> None:
+        """Queue the END of a verdict; see ``Message.ack`` for the errors."""
+        worker = self._worker
+        worker.check()
+        lease = message._lease
+        with worker.lock:
+            settlement = worker.leases.settle(lease, monotonic_ms())
+        if settlement is not Settlement.WRITE:
+            self._refuse(message, settlement)
+        wait_ms = 0
+        if outcome is Outcome.NACK:
+            wait_ms = nack_delay_ms(
+                delay_ms,
+                backoff=worker.queue.backoff,
+                delivery_count=message.delivery_count,
+                retention_ms=worker.namespace.facts().marker_retention_ms,
+                random_unit=random.random(),
+            )
+        message._end = encode_end(
+            lease.message_id,
+            outcome,
+            consumer_id=lease.holder_id,
+            redeliver_after_ms=wait_ms,
+            reason=cut_text(reason) if reason else "",
+        )
+        try:
+            self._write(message)
+        except BrokerError:
+            with worker.lock:
+                worker.leases.unsettle(lease)
+            raise
+        if self._on_lease_lost is not None:
+            self._handed_out.pop(lease, None)
+        if wait:
+            self._await(message)
+
+    def _refuse(self, message: Message, settlement: Settlement) -> None:
+        if settlement is Settlement.SETTLED_BEFORE:
+            raise StateError(f"{message!r} has a verdict already: one in all")
+        if self._on_lease_lost is not None:
+            self._handed_out.pop(message._lease, None)
+        raise LeaseLostError(
+            f"the lease of {message!r} ended before the verdict: nothing was written, it may be "
+            "with another worker (a longer redelivery_timeout or max_lease, or extend())",
+            (message.message_id,),
+        )
+
+    def _write(self, message: Message) -> None:
+        end = message._end
+        assert end is not None, "a verdict was given"
+        message._end_log_ms = UNREPORTED
+        self._worker.writer.write(
+            end, message._marker_key, message._lease.marker_partition, message._end_reported
+        )
+
+    def leave(self, message: Message, error: BaseException | None) -> None:
+        """The end of ``with message:``; a verdict given inside stands."""
+        if message._lease.state is LeaseState.SETTLED:
+            return
+        if error is None:
+            self.settle(message, Outcome.ACK)
+            return
+        try:
+            self.settle(message, Outcome.NACK, reason=f"{type(error).__name__}: {error}")
+        except (LeaseLostError, StateError) as refusal:  # the handler's own error goes on
+            _log.warning(
+                "a failed message could not be given back",
+                extra={"queue": self.queue_id, "said": str(refusal)},
+            )
+
+    def extend(self, message: Message, extension_ms: int) -> None:
+        """A KEEPALIVE of one message (R7)."""
+        worker = self._worker
+        worker.check()
+        with worker.lock:
+            if message._lease.state is LeaseState.SETTLED:
+                renewal = None
+                settlement = Settlement.SETTLED_BEFORE
+            else:
+                renewal = worker.leases.extend(message._lease, extension_ms, monotonic_ms())
+                settlement = Settlement.LOST
+        if renewal is None:
+            self._refuse(message, settlement)
+        else:
+            self.renew(renewal)
+
+    def renew(self, renewal: Renewal) -> None:
+        """Queue a KEEPALIVE."""
+        worker = self._worker
+
+        def reported(error: object, record: object) -> None:
+            if error is None:
+                log_ms: int = record.timestamp()[1]  # type: ignore[attr-defined]  # a Message
+                with worker.lock:
+                    worker.leases.renewed(renewal, monotonic_ms(), log_ms)
+
+        value = encode_keepalive(
+            renewal.message_id,
+            consumer_id=renewal.consumer_id,
+            redeliver_after_ms=renewal.redeliver_after_ms,
+        )
+        named = renewal.message_id or renewal.leases[0].message_id
+        worker.writer.write(
+            value, marker_key(named.partition, named.offset), renewal.marker_partition, reported
+        )
+
+    def release(self, messages: Sequence[Message]) -> None:
+        """Give back what was never handed out, without counting a delivery (R8)."""
+        with self._worker.lock:
+            now_ms = monotonic_ms()
+            leases = self._worker.leases
+            released = [m for m in messages if leases.settle(m._lease, now_ms) is Settlement.WRITE]
+        self._end_all(released, Outcome.RELEASE, "")
+
+    def reject_expired(self, messages: Sequence[Message]) -> None:
+        """R10: too old when they were STARTed, not handed out."""
+        with self._worker.lock:
+            now_ms = monotonic_ms()
+            leases = self._worker.leases
+            rejected = [m for m in messages if leases.settle(m._lease, now_ms) is Settlement.WRITE]
+        self._end_all(rejected, Outcome.REJECT, DeadLetterReason.EXPIRED.value)
+
+    def _end_all(self, messages: Sequence[Message], outcome: Outcome, reason: str) -> None:
+        for message in messages:
+            lease = message._lease
+            end = encode_end(lease.message_id, outcome, consumer_id=lease.holder_id, reason=reason)
+            self._worker.writer.write(end, message._marker_key, lease.marker_partition, _ignore)
+
+    # What is known of leases.
+
+    def handed_out(self, messages: Sequence[Message]) -> None:
+        """The application has them now."""
+        if self._on_lease_lost is not None:
+            for message in messages:
+                self._handed_out[message._lease] = message
+
+    def lost(self, leases: Sequence[Lease]) -> None:
+        """Leases that ended by the worker's own clock; the application is told of its own."""
+        for lease in leases:
+            message = self._handed_out.pop(lease, None)
+            if message is not None:
+                self._to_tell.append(message)
+
+    # Delivery reports; called while reports are served, with no lock held.
+
+    def started(self, lease: Lease, log_ms: int) -> None:
+        """A START is in the log."""
+        with self._worker.lock:
+            self._worker.leases.started(lease, monotonic_ms(), log_ms)
+
+    def check_late(self, message: Message, log_ms: int) -> None:
+        """An END is in the log, after the lease's end as far as it was known (R9)."""
+        with self._worker.lock:
+            in_time = self._worker.leases.ended(message._lease, log_ms)
+        if not in_time:
+            self._is_late(message)
+
+    def end_failed(self, message: Message) -> None:
+        """An END was not delivered: write it again while the lease stands."""
+        with self._worker.lock:
+            again = self._worker.leases.end_failed(message._lease, monotonic_ms())
+        if again and not self._worker.is_closed:
+            self._failed.append(message)
+            self.has_news.set()
+        else:
+            self._is_late(message)
+
+    def _is_late(self, message: Message) -> None:
+        self._late.append(message)
+        self._to_tell.append(message)
+        self.has_news.set()
+
+    # Served by the heart and by whoever waits.
+
+    def write_again(self) -> None:
+        """ENDs whose delivery failed, under a fresh consumer_id (R7)."""
+        if not self._failed:
+            return
+        if any(m._end_error is not None and m._end_error.fatal() for m in list(self._failed)):
+            self._worker.writer.renew()
+        for _ in range(len(self._failed)):
+            message = self._failed.popleft()
+            with self._worker.lock:
+                again = self._worker.leases.end_failed(message._lease, monotonic_ms())
+            if not again:
+                self._is_late(message)
+                continue
+            try:
+                self._write(message)
+            except BrokerError:
+                self._failed.append(message)
+                return
+
+    def tell(self) -> None:
+        """Call ``on_lease_lost`` for what was learned since."""
+        while self._to_tell:
+            message = self._to_tell.popleft()
+            _log.info(
+                "a lease was lost",
+                extra={
+                    "queue": self.queue_id,
+                    "partition": message.message_id.partition,
+                    "offset": message.message_id.offset,
+                },
+            )
+            if self._on_lease_lost is not None:
+                try:
+                    self._on_lease_lost(message)
+                except Exception:  # noqa: BLE001 - the user's code must not stop the renewals
+                    _log.exception("on_lease_lost failed")
+
+    # Waiting.
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all ENDs are in the log.
+
+        Raises:
+            DeadlineExceededError: Not in time; nothing was dropped.
+            LeaseLostError: Some came late, or never; each is named once.
+        """
+        self._drain(timeout_s)
+        late, self._late = self._late, []
+        if late:
+            raise _too_late(late)
+
+    def _drain(self, timeout_s: float) -> None:
+        writer = self._worker.writer
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            self.write_again()
+            if writer.flush(max(0.0, min(left_s, _SLICE_S))) and not self._failed:
+                return
+            writer.watch.check("writing verdicts")
+            if left_s <= 0:
+                raise writer.watch.deadline(f"confirming {len(writer)} markers", timeout_s)
+
+    def _await(self, message: Message) -> None:
+        writer = self._worker.writer
+        deadline_s = time.monotonic() + WAIT_TIMEOUT_S
+        while message._end_log_ms == UNREPORTED and message._lease.state is LeaseState.SETTLED:
+            writer.flush(_SLICE_S)
+            writer.watch.check("writing a verdict")
+            failed = message._end_error
+            if failed is not None:
+                error = broker_error(failed, f"writing the verdict on {message!r}")
+                if not (isinstance(error, BrokerError) and error.is_retriable):
+                    raise error
+            self.write_again()
+            if time.monotonic() > deadline_s:
+                raise writer.watch.deadline("confirming a verdict", WAIT_TIMEOUT_S)
+        if message._lease.state is LeaseState.LOST:
+            self._late = [other for other in self._late if other is not message]
+            raise _too_late([message])
+
+    def close(self, timeout_s: float) -> KafkaMQError | None:
+        """Wait once more; what is not confirmed then is given up."""
+        try:
+            self._drain(timeout_s)
+        except KafkaMQError as error:
+            return error
+        finally:
+            self.tell()
+        return None
+
+
+def _ignore(error: object, record: object) -> None:
+    """The report of an END that nobody waits for: without it the lease just runs out."""
+
+
+def _too_late(messages: Sequence[Message]) -> LeaseLostError:
+    ids: tuple[MessageId, ...] = tuple(message.message_id for message in messages)
+    named = ", ".join(f"{each.partition}/{each.offset}" for each in ids[:MAX_NAMED])
+    more = f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else ""
+    return LeaseLostError(
+        f"{len(ids)} verdicts came after the end of their leases: {named}{more} "
+        "(partition/offset); these messages may be delivered again",
+        ids,
+    )
