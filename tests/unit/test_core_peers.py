@@ -29,7 +29,7 @@ def test_08_several_starts_fall_due_one_after_the_other() -> None:
     fold.crawl(START_MS, START_MS + 1001, 200)
     assert fold.due() == {1}
     fold.crawl(START_MS + 1001, START_MS + 3001, 200)
-    by_deadline = sorted(fold.plan(), key=lambda action: action.deadline_ms)  # type: ignore[union-attr]
+    by_deadline = sorted(fold.plan(), key=lambda action: action.deadline_ms)
     assert [action.message_id.offset for action in by_deadline] == [1, 0, 2]
 
 

@@ -174,7 +174,7 @@ def test_r03_r04_on_a_silent_log_a_dead_worker_gets_no_grace(timeouts: tuple[int
             ticks.on_delivered(fold.tick(START_MS + at_ms))
         ticks.on_read(at_ms, fold.offset)
         for action in fold.tracker.plan():
-            assert action.cause is DueCause.LEASE_ENDED  # type: ignore[union-attr]
+            assert action.cause is DueCause.LEASE_ENDED
             ends[action.message_id.offset] = at_ms
             fold.redelivered(START_MS + at_ms, action.message_id)
     assert {number: timeouts[number] for number in ends} == dict(enumerate(timeouts))

@@ -1,0 +1,52 @@
+"""In-process tracker = tracker through a state store (as on Spark) = naive model, on random logs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from kafkamq.core.chunks import NEVER
+from kafkamq.core.delivery import DueCause, Settle
+from kafkamq.testing.agreement import check_agreement, cut_batches, plan_of_batches
+from kafkamq.testing.random_markers import random_markers
+
+CARRY_AFTER_MS = (NEVER, 5000, 30_000)
+
+
+def agree(seeds: range, count: int) -> int:
+    return sum(
+        check_agreement(
+            random_markers(seed, count, partition=seed % 4),
+            seed,
+            partition=seed % 4,
+            carry_after_ms=CARRY_AFTER_MS[seed % 3],
+        )
+        for seed in seeds
+    )
+
+
+def test_three_ways_of_folding_agree() -> None:
+    assert agree(range(60), 150) > 500
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1200)
+def test_three_ways_of_folding_agree_on_many_logs() -> None:
+    assert agree(range(60, 1000), 300) > 10_000
+
+
+def test_random_logs_reach_every_cause() -> None:
+    """The generator is worth something only if everything happens in its logs."""
+    causes: Counter[object] = Counter()
+    for seed in range(60):
+        batches = cut_batches(random_markers(seed, 300), seed)
+        for plan in plan_of_batches(batches, carry_after_ms=CARRY_AFTER_MS[seed % 3]):
+            causes.update(a.cause if isinstance(a, Settle) else "carry" for a in plan)
+    assert causes.keys() == {*DueCause, "carry"}
+    assert min(causes.values()) >= 10, causes
+
+
+def test_random_logs_are_reproducible() -> None:
+    assert random_markers(7, 100) == random_markers(7, 100)
+    assert random_markers(7, 100) != random_markers(8, 100)
