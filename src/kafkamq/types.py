@@ -11,6 +11,8 @@ __all__ = [
     "Headers",
     "Marker",
     "MarkerType",
+    "MarshalRecord",
+    "MarshalType",
     "MessageId",
     "OutgoingMessage",
     "Outcome",
@@ -126,3 +128,34 @@ class OutgoingMessage:
     delay: float = 0.0
     ttl: float | None = None
     id: str | None = None
+
+
+class MarshalType(Enum):
+    """Kinds of record on Marshal's coordination topic, by their names on the wire."""
+
+    HEARTBEAT = "Heartbeat"
+    CLAIMING_PARTITION = "ClaimingPartition"
+    RELEASING_PARTITION = "ReleasingPartition"
+    CLAIMING_MESSAGES = "ClaimingMessages"
+    RELEASE_GROUP = "ReleaseGroup"
+
+
+@dataclass(slots=True)
+class MarshalRecord:
+    """One record of Marshal's coordination topic; never mutated. ``wire/marshal.py`` is its text.
+
+    ``offset`` is the next offset to consume in the claimed partition: where the sender stands
+    (HEARTBEAT, RELEASING_PARTITION), or would stand after the batch that it wants to hand out
+    (CLAIMING_MESSAGES); 0 in the other two. A RELEASE_GROUP names no topic and partition 0.
+    """
+
+    type: MarshalType
+    time_s: int  # epoch seconds by the sender's clock
+    instance: str  # random, of one start of the sender's process
+    client: str  # unique within the group, may outlive a restart
+    group: str
+    topic: str = ""
+    partition: int = 0
+    offset: int = 0
+    expires_at_s: int = 0  # RELEASE_GROUP: the group is paused until then
+    version: int = 1  # of the peer's writer: 1, in a RELEASE_GROUP 0; no reader compares it
