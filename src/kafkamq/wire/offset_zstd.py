@@ -1,0 +1,67 @@
+"""zstd frames of offset maps: written as a stream of unknown length, read within bounds.
+
+A frame of 3 KB can claim gigabytes, so a reader never asks for more than it has room for.
+"""
+
+from __future__ import annotations
+
+import zstandard
+
+from kafkamq.errors import WireError
+
+__all__ = ["LEVEL", "Compressor", "decompress", "smallest_frame_bytes"]
+
+LEVEL = 3
+"""zstd's own default, and Parallel Consumer's."""
+
+_MAX_WINDOW_BYTES = 8 * 1024 * 1024  # what every zstd decoder should take; level 3 asks for 2 MiB
+_MAX_BLOCK_BYTES = 128 * 1024
+_HEADER_BYTES = 6  # magic number, descriptor, window
+_SMALLEST_BLOCK_BYTES = 4  # one byte, repeated
+_SLICE_BYTES = 64  # at most 16 blocks begin in it, so it yields at most 2 MiB
+
+
+class Compressor:
+    """Writes frames one after the other; one thread at a time."""
+
+    def __init__(self) -> None:
+        self._context = zstandard.ZstdCompressor(level=LEVEL)
+
+    def compress(self, body: bytes) -> bytes:
+        """A frame without the length of its content, as a Java output stream writes it."""
+        stream = self._context.compressobj()
+        return stream.compress(body) + stream.flush()
+
+
+def smallest_frame_bytes(body_bytes: int) -> int:
+    """No frame of a body of that length is smaller, whatever is in it."""
+    blocks = -(-body_bytes // _MAX_BLOCK_BYTES)
+    return _HEADER_BYTES + blocks * _SMALLEST_BLOCK_BYTES
+
+
+def decompress(frame: bytes, *, max_bytes: int) -> bytes:
+    """The content of exactly one whole frame.
+
+    Raises:
+        WireError: no valid frame, one that is cut off or has something behind it, or more than
+            ``max_bytes`` of content.
+    """
+    stream = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj()
+    parts: list[bytes] = []
+    size = 0
+    for start in range(0, len(frame), _SLICE_BYTES):
+        if stream.eof:
+            raise WireError("bytes after the zstd frame of an offset map")
+        try:
+            part = stream.decompress(frame[start : start + _SLICE_BYTES])
+        except zstandard.ZstdError as error:
+            raise WireError("an offset map with an invalid zstd frame") from error
+        size += len(part)
+        if size > max_bytes:
+            raise WireError(f"an offset map of more than {max_bytes} bytes in its zstd frame")
+        parts.append(part)
+    if not stream.eof:
+        raise WireError("an offset map with a zstd frame that is cut off")
+    if stream.unused_data:
+        raise WireError("bytes after the zstd frame of an offset map")
+    return b"".join(parts)
