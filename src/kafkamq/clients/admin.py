@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeVar
@@ -28,12 +28,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__
 from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
 from kafkamq.clients.settings import admin_settings, connect
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError
+from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
 
 __all__ = ["Admin", "ClusterInfo", "TopicInfo"]
 
 T = TypeVar("T")
 _SLICE_S = 0.2
+_COORDINATOR_S = 1.0
+# librdkafka asks for a group's coordinator three times within half a second, and if none is there
+# yet (a fresh cluster, a restart) the request hangs until its timeout: short ones are repeated.
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Admin:
         self._timeout_s = timeout_s
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._client = connect(AdminClient, admin_settings(config), self._watch)
+        self._is_closed = False
 
     def __enter__(self) -> Admin:
         return self
@@ -82,7 +86,14 @@ class Admin:
         self.close()
 
     def close(self) -> None:
-        """Nothing is held open; here for symmetry."""
+        """End the client; idempotent.
+
+        Do it, rather than let it be collected: a collection may run in a thread of another client,
+        and ending a client there can hang for ever.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self._client.__exit__(None, None, None)
 
     @property
     def client(self) -> AdminClient:
@@ -97,24 +108,26 @@ class Admin:
         """
         deadline_s = time.monotonic() + self._timeout_s
         while True:
+            if self._is_closed:
+                raise StateError("this Admin is closed")
             self._client.poll(0)  # serves the error callback
             self._watch.check(doing)
-            try:
-                result = future.result(timeout=_SLICE_S)
-            except FutureTimeoutError:
+            done, _ = wait_for_futures((future,), timeout=_SLICE_S)
+            if not done:
                 if time.monotonic() > deadline_s:
-                    raise self._watch.deadline(doing, self._timeout_s) from None
+                    raise self._watch.deadline(doing, self._timeout_s)
                 continue
-            except KafkaException as error:
-                self._client.poll(0)
-                self._watch.check(doing)
-                if kafka_error(error).code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
-                    raise self._watch.deadline(doing, self._timeout_s) from error
-                raise broker_error(
-                    error, f"{doing} at {self.config.bootstrap_servers}"
-                ) from error
-            self._watch.forget()
-            return result
+            error = future.exception()
+            if error is None:
+                self._watch.forget()
+                return future.result()
+            self._client.poll(0)
+            self._watch.check(doing)
+            if not isinstance(error, KafkaException):
+                raise error
+            if kafka_error(error).code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
+                raise self._watch.deadline(doing, self._timeout_s)
+            raise broker_error(error, f"{doing} at {self.config.bootstrap_servers}")
 
     def _again(self, call: Callable[[], T]) -> T:
         """Repeat a question while the cluster says that it may be repeated, within the bound."""
@@ -122,6 +135,9 @@ class Admin:
         while True:
             try:
                 return call()
+            except DeadlineExceededError:
+                if time.monotonic() > deadline_s:
+                    raise
             except BrokerError as error:
                 if not error.is_retriable or time.monotonic() > deadline_s:
                     raise
@@ -186,9 +202,8 @@ class Admin:
 
     def _group_assignments(self, group: str) -> list[frozenset[str]]:
         doing = f"describing group {group}"
-        future = self._client.describe_consumer_groups(
-            [group], request_timeout=self._timeout_s
-        )[group]
+        bound_s = min(_COORDINATOR_S, self._timeout_s)
+        future = self._client.describe_consumer_groups([group], request_timeout=bound_s)[group]
         try:
             members = self.wait(future, doing).members
         except BrokerError as error:
@@ -213,7 +228,9 @@ class Admin:
         for group, partition in requests:
             asked = ConsumerGroupTopicPartitions(group, [partition])
             future = self._client.list_consumer_group_offsets(
-                [asked], require_stable=True, request_timeout=self._timeout_s
+                [asked],
+                require_stable=True,
+                request_timeout=min(_COORDINATOR_S, self._timeout_s),
             )[group]
             pending.append((group, future))
         results = []

@@ -46,8 +46,7 @@ _HINTS = {
     "_ALL_BROKERS_DOWN": "check bootstrap_servers and that the brokers run",
     "_UNKNOWN_TOPIC": "create the topics first: `kafkamq create` or Service.create_topics()",
     "_UNKNOWN_PARTITION": "the topic has fewer partitions than expected; was it made anew?",
-    "UNKNOWN_TOPIC_OR_PART": "create the topics first: `kafkamq create` or "
-    "Service.create_topics()",
+    "UNKNOWN_TOPIC_OR_PART": "create the topics first: `kafkamq create` or Service.create_topics()",
     "UNKNOWN_TOPIC_ID": "the topic was deleted or made anew; restart",
     "TOPIC_AUTHORIZATION_FAILED": "grant this principal Read, Write and Describe on the topic",
     "GROUP_AUTHORIZATION_FAILED": "grant this principal Read on the group",

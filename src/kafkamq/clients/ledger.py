@@ -80,6 +80,7 @@ class Ledger:
         self.producer = TransactionalProducer(config, key.transactional_id)
         self._config = config
         self._admin = admin
+        self._owns_admin = admin is None
         self._group = b""
 
     @property
@@ -201,8 +202,11 @@ class Ledger:
         self.producer.abort(timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Abort what is open and end the producer; idempotent."""
+        """Abort what is open and end the clients; idempotent."""
         self.producer.close()
+        if self._owns_admin and self._admin is not None:
+            self._admin.close()
+            self._admin = None
 
     def _own(self) -> Position | None:
         last = self.last

@@ -27,9 +27,7 @@ class Quarantine:
         self.dropped = 0
         """Records that were too large for the topic: only their place and error were kept."""
 
-    def put(
-        self, origin: Origin, *, key: bytes | None, value: bytes | None, error: str
-    ) -> None:
+    def put(self, origin: Origin, *, key: bytes | None, value: bytes | None, error: str) -> None:
         """Queue one record.
 
         Args:
@@ -83,6 +81,7 @@ class Quarantine:
         if producer is not None:
             producer.flush(2.0)
             producer.purge()
+            producer.close()
 
     def _doing(self) -> str:
         return f"writing to {self._config.quarantine_topic}"

@@ -46,9 +46,12 @@ class Rereader:
         self._topics_until_s = 0.0  # monotonic
 
     def close(self) -> None:
-        """Close the readers; idempotent."""
+        """Close the clients; idempotent."""
         self._markers.close()
         self._messages.close()
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
 
     def topic(self, name: str, *, timeout_s: float = 30.0) -> TopicInfo:
         """What the messages or dead-letter topic is; at most a minute old.
@@ -112,9 +115,7 @@ class Rereader:
         self, partition: int, rows: Sequence[Settle | Carry], deadline_s: float
     ) -> dict[int, str]:
         """Reason texts of the verdicts, by the offset of their END."""
-        offsets = sorted(
-            {row.verdict_offset for row in rows if isinstance(row, Settle)} - {-1}
-        )
+        offsets = sorted({row.verdict_offset for row in rows if isinstance(row, Settle)} - {-1})
         reasons = {}
         for offset, message in self._markers.stream(
             partition, offsets, timeout_s=_left_s(deadline_s)

@@ -154,15 +154,14 @@ class Rewriter:
         )
         if not _fits(topic.settings, start.key, found.value, headers):
             return False
-        part.add(topic.name, self._spread(start.key, topic.partitions), start.key, found.value,
-                 headers)
+        part.add(
+            topic.name, self._spread(start.key, topic.partitions), start.key, found.value, headers
+        )
         self._end(part, partition, found, Outcome.REDELIVERED)
         part.copies += 1
         return True
 
-    def _carry(
-        self, part: Part, partition: int, row: Carry, start: Marker, found: Found
-    ) -> None:
+    def _carry(self, part: Part, partition: int, row: Carry, start: Marker, found: Found) -> None:
         """A SCHEDULE again, with what remains of its delay (R19)."""
         value = encode_schedule(
             start.key,
@@ -174,8 +173,13 @@ class Rewriter:
             first=row.message_id,
         )
         first = row.message_id
-        part.add(self._config.marker_topic, partition, marker_key(first.partition, first.offset),
-                 value, ())
+        part.add(
+            self._config.marker_topic,
+            partition,
+            marker_key(first.partition, first.offset),
+            value,
+            (),
+        )
         part.carried += 1
 
     def _too_large(
@@ -218,8 +222,11 @@ class Rewriter:
             if with_payload:
                 _log.warning(
                     "a dead letter refers to its payload: it did not fit",
-                    extra={"topic": self._config.marker_topic, "partition": partition,
-                           "offset": found.row.start_offset},
+                    extra={
+                        "topic": self._config.marker_topic,
+                        "partition": partition,
+                        "offset": found.row.start_offset,
+                    },
                 )
         if refusals >= 2:
             key = None
@@ -256,8 +263,9 @@ class Rewriter:
         """The record that still has the payload."""
         row = found.row
         if isinstance(row, Carry) or row.of_schedule:
-            return Origin(self._config.marker_topic, partition, row.start_offset,
-                          max(0, found.timestamp_ms))
+            return Origin(
+                self._config.marker_topic, partition, row.start_offset, max(0, found.timestamp_ms)
+            )
         return self._origin(partition, found)
 
     def _spread(self, key: bytes | None, partitions: int) -> int:
@@ -265,7 +273,6 @@ class Rewriter:
         if key is not None and split_key(key)[1] is not None:
             return key_partition(key, partitions)
         return int(self._random.random() * partitions)
-
 
 
 def _size(key: bytes | None, value: bytes | None, headers: Headers) -> int:

@@ -211,9 +211,7 @@ _ALIASES = {
 }
 
 
-def _settings(
-    config: ServiceConfig, role: Role, ours: Mapping[str, object]
-) -> dict[str, object]:
+def _settings(config: ServiceConfig, role: Role, ours: Mapping[str, object]) -> dict[str, object]:
     for name, value in config.kafka.items():
         if name in _JAVA_ONLY:
             raise ConfigError(f"kafka property {name} is Java's: {_JAVA_ONLY[name]}")
@@ -250,8 +248,12 @@ class _ClientLog:
             return
         self._last[facility] = now
         # A client that cannot connect goes on trying; who waits raises. So never above WARNING.
-        _log.log(min(level, logging.WARNING), "librdkafka %s", facility,
-                 extra={"client": client, "said": text})
+        _log.log(
+            min(level, logging.WARNING),
+            "librdkafka %s",
+            facility,
+            extra={"client": client, "said": text},
+        )
 
 
 Client = TypeVar("Client", Consumer, Producer, AdminClient)

@@ -173,9 +173,7 @@ class Settler:
             self._commit(run, 0)
             return
         while done < len(run.rows):
-            part = self._rewriter.part(
-                ledger.key.partition, run.rows, done, timeout_s=run.left_s()
-            )
+            part = self._rewriter.part(ledger.key.partition, run.rows, done, timeout_s=run.left_s())
             if self._write(run, part):
                 done = part.end
 

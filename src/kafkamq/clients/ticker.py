@@ -132,6 +132,7 @@ class Ticker:
         if producer is not None:
             producer.flush(timeout_s)
             producer.purge()
+            producer.close()
 
     def _open(self) -> Producer:
         if self._producer is None:
@@ -236,5 +237,3 @@ class StatusReader:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()
-
-

@@ -83,8 +83,11 @@ def create_topics(
         ConfigError: An argument, or a topic that exists already, cannot work.
         BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
     """
-    for name, value in (("partitions", partitions), ("marker_partitions", marker_partitions),
-                        ("ledger_partitions", ledger_partitions)):
+    for name, value in (
+        ("partitions", partitions),
+        ("marker_partitions", marker_partitions),
+        ("ledger_partitions", ledger_partitions),
+    ):
         if value < 1:
             raise ConfigError(f"{name} is {value}: it must be >= 1")
     if replication_factor == 0 or replication_factor < -1:
@@ -108,11 +111,20 @@ def create_topics(
         large = {"max.message.bytes": str(max_message_bytes + HEADROOM_BYTES)}
         state = {**common, "cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)}
         wanted = [
-            (config.message_topic, partitions,
-             {**log, "retention.ms": str(message_retention_ms),
-              "max.message.bytes": str(max_message_bytes)}),
-            (config.marker_topic, marker_partitions,
-             {**log, **large, "retention.ms": str(marker_retention_ms)}),
+            (
+                config.message_topic,
+                partitions,
+                {
+                    **log,
+                    "retention.ms": str(message_retention_ms),
+                    "max.message.bytes": str(max_message_bytes),
+                },
+            ),
+            (
+                config.marker_topic,
+                marker_partitions,
+                {**log, **large, "retention.ms": str(marker_retention_ms)},
+            ),
             (config.dead_letter_topic, partitions, {**log, **large, "retention.ms": "-1"}),
             (config.tracker_topic, 1, state),
             (config.ledger_topic, ledger_partitions, state),
@@ -207,12 +219,21 @@ def _refuse(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _findings(admin: Admin, config: ServiceConfig, max_lease_ms: int) -> list[Finding]:
-    names = (config.message_topic, config.marker_topic, config.dead_letter_topic,
-             config.tracker_topic, config.ledger_topic, config.quarantine_topic)
+    names = (
+        config.message_topic,
+        config.marker_topic,
+        config.dead_letter_topic,
+        config.tracker_topic,
+        config.ledger_topic,
+        config.quarantine_topic,
+    )
     topics = admin.topics(names)
     findings = [
-        Finding("refuse", name, "does not exist; create it with `kafkamq create` or "
-                "Service.create_topics()")
+        Finding(
+            "refuse",
+            name,
+            "does not exist; create it with `kafkamq create` or Service.create_topics()",
+        )
         for name in names
         if name not in topics
     ]
@@ -241,31 +262,49 @@ def _of_log(topic: TopicInfo) -> Iterator[Finding]:
     """Messages and markers: nothing may vanish from them but by age, and time is the broker's."""
     policy = _has(topic, "cleanup.policy", "delete")
     if "compact" in policy:
-        yield Finding("refuse", topic.name, f"cleanup.policy is {policy}: compaction removes "
-                      "messages and markers; set it to delete")
+        yield Finding(
+            "refuse",
+            topic.name,
+            f"cleanup.policy is {policy}: compaction removes "
+            "messages and markers; set it to delete",
+        )
     if _has(topic, "retention.bytes", "-1") != "-1":
-        yield Finding("refuse", topic.name, "retention.bytes is set: a burst would delete what is "
-                      "still needed; set it to -1")
+        yield Finding(
+            "refuse",
+            topic.name,
+            "retention.bytes is set: a burst would delete what is still needed; set it to -1",
+        )
     kind = _has(topic, "message.timestamp.type", "CreateTime")
     if kind != "LogAppendTime":
-        yield Finding("refuse", topic.name, f"message.timestamp.type is {kind}: one client with a "
-                      "wrong clock would move everybody's time; set it to LogAppendTime, and use "
-                      "a new namespace if the topic holds records already")
+        yield Finding(
+            "refuse",
+            topic.name,
+            f"message.timestamp.type is {kind}: one client with a "
+            "wrong clock would move everybody's time; set it to LogAppendTime, and use "
+            "a new namespace if the topic holds records already",
+        )
     yield from _of_elections(topic)
 
 
 def _of_elections(topic: TopicInfo) -> Iterator[Finding]:
     if _has(topic, "unclean.leader.election.enable", "false") == "true":
-        yield Finding("refuse", topic.name, "unclean.leader.election.enable is true: confirmed "
-                      "records may vanish; set it to false")
+        yield Finding(
+            "refuse",
+            topic.name,
+            "unclean.leader.election.enable is true: confirmed records may vanish; set it to false",
+        )
 
 
 def _of_markers(topic: TopicInfo, max_lease_ms: int) -> Iterator[Finding]:
     retention_ms = int(_has(topic, "retention.ms", "604800000"))
     if 0 <= retention_ms < 2 * max_lease_ms:
-        yield Finding("refuse", topic.name, f"retention.ms is {retention_ms}: a START could be "
-                      f"deleted while its message is held; set it to {2 * max_lease_ms} or more "
-                      "(twice max_lease)")
+        yield Finding(
+            "refuse",
+            topic.name,
+            f"retention.ms is {retention_ms}: a START could be "
+            f"deleted while its message is held; set it to {2 * max_lease_ms} or more "
+            "(twice max_lease)",
+        )
 
 
 def _of_dead_letters(topic: TopicInfo) -> Iterator[Finding]:
@@ -275,16 +314,24 @@ def _of_dead_letters(topic: TopicInfo) -> Iterator[Finding]:
         yield Finding("refuse", topic.name, "dead letters expire; set retention.bytes to -1")
     policy = _has(topic, "cleanup.policy", "delete")
     if "compact" in policy:
-        yield Finding("refuse", topic.name, f"cleanup.policy is {policy}: dead letters of the same "
-                      "key replace each other; set it to delete")
+        yield Finding(
+            "refuse",
+            topic.name,
+            f"cleanup.policy is {policy}: dead letters of the same "
+            "key replace each other; set it to delete",
+        )
     yield from _of_elections(topic)
 
 
 def _of_status(topic: TopicInfo) -> Iterator[Finding]:
     policy = _has(topic, "cleanup.policy", "delete")
     if policy != "compact":
-        yield Finding("warn", topic.name, f"cleanup.policy is {policy}: set it to compact, or the "
-                      "status of a quiet partition vanishes")
+        yield Finding(
+            "warn",
+            topic.name,
+            f"cleanup.policy is {policy}: set it to compact, or the "
+            "status of a quiet partition vanishes",
+        )
 
 
 def _of_sizes(topics: Mapping[str, TopicInfo], config: ServiceConfig) -> Iterator[Finding]:
@@ -295,19 +342,31 @@ def _of_sizes(topics: Mapping[str, TopicInfo], config: ServiceConfig) -> Iterato
     largest = limits.get(config.message_topic, 0)
     for name in (config.marker_topic, config.dead_letter_topic):
         if name in limits and limits[name] < largest + HEADROOM_BYTES:
-            yield Finding("warn", name, f"max.message.bytes is {limits[name]}: the largest "
-                          "messages could not be delayed, or go to the dead letters without their "
-                          f"payload; set it to {largest + HEADROOM_BYTES} or more")
+            yield Finding(
+                "warn",
+                name,
+                f"max.message.bytes is {limits[name]}: the largest "
+                "messages could not be delayed, or go to the dead letters without their "
+                f"payload; set it to {largest + HEADROOM_BYTES} or more",
+            )
 
 
 def _of_replication(topic: TopicInfo) -> Iterator[Finding]:
     if topic.replication_factor < 3:
-        yield Finding("warn", topic.name, f"replication factor {topic.replication_factor}: a lost "
-                      "disk loses messages; 3 is usual")
+        yield Finding(
+            "warn",
+            topic.name,
+            f"replication factor {topic.replication_factor}: a lost "
+            "disk loses messages; 3 is usual",
+        )
     in_sync = int(_has(topic, "min.insync.replicas", "1"))
     if in_sync < 2:
-        yield Finding("warn", topic.name, f"min.insync.replicas is {in_sync}: a confirmed record "
-                      "may be on one broker only; 2 is usual")
+        yield Finding(
+            "warn",
+            topic.name,
+            f"min.insync.replicas is {in_sync}: a confirmed record "
+            "may be on one broker only; 2 is usual",
+        )
 
 
 def _of_foreign_tracker(admin: Admin, config: ServiceConfig) -> Iterator[Finding]:
@@ -316,6 +375,10 @@ def _of_foreign_tracker(admin: Admin, config: ServiceConfig) -> Iterator[Finding
     # Its group has the same name for all markers topics of a cluster. A member without partitions
     # may be about to get ours.
     if any(not topics or config.marker_topic in topics for topics in members):
-        yield Finding("refuse", config.marker_topic, f"group {FOREIGN_TRACKER_GROUP} is live: "
-                      "kafka-mq-go's tracker may read these markers and would stop for good; stop "
-                      "it, kafkamq's tracker serves its clients too")
+        yield Finding(
+            "refuse",
+            config.marker_topic,
+            f"group {FOREIGN_TRACKER_GROUP} is live: "
+            "kafka-mq-go's tracker may read these markers and would stop for good; stop "
+            "it, kafkamq's tracker serves its clients too",
+        )

@@ -173,8 +173,8 @@ class TransactionalProducer:
         producer, self._producer = self._producer, None
         self._is_ready = self._in_transaction = False
         if producer is not None:
-            producer.purge()  # nothing of it may be sent any more; deleting it would wait for it
-            producer.poll(0)
+            producer.purge()  # nothing of it may be sent any more; closing would wait for it
+            producer.close()
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:

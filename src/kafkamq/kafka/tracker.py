@@ -87,9 +87,7 @@ class LocalTracker:
             self._settlers.put(Settler(config, self._tracker))
         self._next_status_s = 0.0  # monotonic
         self._is_closed = False
-        self._reader = MarkerReader(
-            config, on_assigned=self._assigned, on_revoked=self._revoked
-        )
+        self._reader = MarkerReader(config, on_assigned=self._assigned, on_revoked=self._revoked)
 
     # ---- running
 
@@ -207,6 +205,7 @@ class LocalTracker:
             self._settlers.get().close()
         self._ticker.close(timeout_s=timeout_s)
         self._quarantine.close()
+        self._starter.close()
 
     # ---- the group
 
@@ -273,17 +272,17 @@ class LocalTracker:
 
     def _set_aside(self, message: Message, number: int, offset: int, error: WireError) -> None:
         """R21: counted by the core, copied with its place, passed."""
-        origin = Origin(
-            self._config.marker_topic, number, offset, max(0, message.timestamp()[1])
-        )
+        origin = Origin(self._config.marker_topic, number, offset, max(0, message.timestamp()[1]))
         _log.warning(
             "a record that is no marker was set aside",
-            extra={"topic": origin.topic, "partition": number, "offset": offset,
-                   "reason": error.reason},
+            extra={
+                "topic": origin.topic,
+                "partition": number,
+                "offset": offset,
+                "reason": error.reason,
+            },
         )
-        self._quarantine.put(
-            origin, key=message.key(), value=message.value(), error=error.reason
-        )
+        self._quarantine.put(origin, key=message.key(), value=message.value(), error=error.reason)
 
     # ---- acting
 
@@ -345,8 +344,11 @@ class LocalTracker:
         part.failed()
         waited_s = time.monotonic() - part.waits_since_s
         level = logging.WARNING if waited_s > _PATIENCE_S else logging.DEBUG
-        _log.log(level, "a partition cannot start yet",
-                 extra={"partition": part.number, "waited_s": round(waited_s), "why": why})
+        _log.log(
+            level,
+            "a partition cannot start yet",
+            extra={"partition": part.number, "waited_s": round(waited_s), "why": why},
+        )
 
     def _settle(self, part: TrackedPartition, actions: Sequence[Settle | Carry]) -> None:
         """Perform a plan in a worker; without actions, write the position (R15, R22)."""
