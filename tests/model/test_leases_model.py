@@ -23,6 +23,7 @@ from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 MARKER_PARTITIONS = 2
 MESSAGE_PARTITIONS = 3
 MONOTONIC = 7_000_000  # the two clocks differ by this
+OUTAGES = st.sampled_from([False, False, False, True])
 STEPS = st.sampled_from([0, 1, 100, 330, 334, 1000, 2500, 20_000, 61_000])
 
 
@@ -234,7 +235,7 @@ class LeasesMachine(RuleBasedStateMachine):
     def zombie_start(self, pick: int) -> None:
         """R7: the delayed START of an older owner, within 60 s of the change of owners."""
         held = [k.lease for k in self.known.values() if k.lease.state is LeaseState.HELD]
-        if not held or self.is_down:
+        if not held:
             return
         lease = held[pick % len(held)]
         self.leases.gained_partition(lease.message_id.partition, self.now_ms)
@@ -255,9 +256,24 @@ class LeasesMachine(RuleBasedStateMachine):
             lambda log_ms: self.leases.renewed(renewal, self.now_ms, log_ms),
         )
 
-    @rule(step_ms=STEPS, serve=st.booleans())
-    def pass_time(self, step_ms: int, serve: bool) -> None:
-        """The heart beats at T/3 whatever else happens."""
+    @precondition(lambda self: not self.batch)
+    @rule(count=st.integers(1, 3))
+    def receive(self, count: int) -> None:
+        """Nothing goes wrong: STARTs, their reports, the commit."""
+        self.start(count=count, again=True)
+        self.commit()
+
+    @rule(step_ms=STEPS, serve=st.booleans(), outage=OUTAGES)
+    def pass_time(self, step_ms: int, serve: bool, outage: bool) -> None:
+        """The heart beats at T/3 whatever else happens, Kafka's absence for a while included."""
+        self.is_down = outage
+        self._pass(step_ms, serve)
+        if outage:
+            self.is_down = False
+            self.append_queued()
+            self.tick()
+
+    def _pass(self, step_ms: int, serve: bool) -> None:
         end_ms = self.log_ms + step_ms
         while self.log_ms < end_ms:
             self.log_ms = min(end_ms, self.renewed_ms + self.timeout_ms // 3)
@@ -270,17 +286,6 @@ class LeasesMachine(RuleBasedStateMachine):
                     self.keep_alive(renewal)
             if serve:
                 self.serve()
-
-    @rule()
-    def outage(self) -> None:
-        self.is_down = True
-
-    @precondition(lambda self: self.is_down)
-    @rule()
-    def recover(self) -> None:
-        self.is_down = False
-        self.append_queued()
-        self.tick()
 
     # What must hold.
 
@@ -305,5 +310,5 @@ class LeasesMachine(RuleBasedStateMachine):
                 assert known.accepted, known.lease
 
 
-LeasesMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+LeasesMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 TestLeases = LeasesMachine.TestCase

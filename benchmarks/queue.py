@@ -1,0 +1,343 @@
+"""Queues measured on a real broker: hand-out against the bare protocol, sends, waits, redelivery.
+
+Run: python benchmarks/queue.py [--json] [--messages N] [--rounds N] [--bootstrap-servers HOST:PORT]
+
+It starts a broker of its own unless one is named. Rounds of ours and of the peer alternate, and the
+figures are medians. With ``--json`` the last line is one JSON list of rows
+``{"row", "ours", "peer", "ratio", "unit", "goal", "ok"}``.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: E402
+import sys
+from pathlib import Path
+
+# This file's folder is on the path first, where it would hide the standard library's `queue`.
+sys.path[:] = [each for each in sys.path if Path(each).resolve() != Path(__file__).resolve().parent]
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import Producer as KafkaProducer
+from confluent_kafka import TopicPartition
+
+from kafkamq.config import ServiceConfig
+from kafkamq.dev import LocalKafka
+from kafkamq.kafka import Consumer, Service
+from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.types import MarkerType, MessageId, Outcome
+from kafkamq.wire.headers import read_message_headers
+from kafkamq.wire.markers import decode_marker, encode_end, encode_start
+
+PAYLOAD = b"x" * 100
+BATCH = 1000
+PARTITIONS = 4
+FOREIGN = 400_000
+
+
+@dataclass
+class Row:
+    """One line of the result."""
+
+    row: str
+    ours: float
+    peer: float | None
+    ratio: float | None
+    unit: str
+    goal: float | None
+    ok: bool
+
+
+class Bench:
+    """The broker, and topics that rounds share."""
+
+    def __init__(self, servers: str, messages: int, rounds: int) -> None:
+        self.servers = servers
+        self.messages = messages
+        self.rounds = rounds
+
+    @contextmanager
+    def service(self, topics: Service | None = None) -> Iterator[Service]:
+        """A fresh namespace; with ``topics``, fresh groups over that one's topics."""
+        names = {}
+        if topics is not None:
+            config = topics.config
+            names = {"message_topic": config.message_topic, "marker_topic": config.marker_topic}
+        with Service(self.servers, f"bench-{uuid.uuid4().hex[:8]}", **names) as service:
+            service.create_topics(partitions=PARTITIONS, marker_partitions=PARTITIONS)
+            yield service
+
+    def consumer(self, topic: str) -> KafkaConsumer:
+        """A bare consumer, tuned as ours."""
+        consumer = KafkaConsumer(
+            {
+                "bootstrap.servers": self.servers,
+                "group.id": f"bare-{uuid.uuid4().hex}",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "fetch.queue.backoff.ms": 3,
+                "queued.min.messages": 20_000,
+            }
+        )
+        consumer.subscribe([topic])
+        return consumer
+
+    def fill(self, service: Service, queue_id: str, count: int) -> None:
+        """Messages as our producer writes them, as fast as one can."""
+        producer = service.queue(queue_id).producer()
+        for _ in range(count):
+            producer.send(PAYLOAD)
+        producer.flush(120)
+
+    # Hand-out.
+
+    def hand_out(self) -> Row:
+        """START + commit + END per message, in batches of 1000, against the bare protocol."""
+        ours, bare = [], []
+        with self.service() as service:
+            self.fill(service, "work", self.messages)
+            self._bare(service, self.messages // 4)  # warm the broker
+            for _ in range(self.rounds):
+                bare.append(self._bare(service, self.messages))
+                ours.append(self._ours(service))
+        return _ratio_row("receive_many(1000) + ack, 100 B", ours, bare, goal=0.25)
+
+    def _bare(self, service: Service, count: int) -> float:
+        """A loop of raw client calls with ready-made markers; messages per second."""
+        topic = service.config.marker_topic
+        identity = MessageId(1, 1_000_000, b"t" * 16, 1)
+        start = encode_start(
+            identity, b"work", PAYLOAD, redeliver_after_ms=10_000, consumer_id="c" * 24,
+            max_deliveries=5, max_lease_ms=43_200_000,
+        )
+        end = encode_end(identity, Outcome.ACK, consumer_id="c" * 24)
+        consumer = self.consumer(service.config.message_topic)
+        producer = KafkaProducer(
+            {"bootstrap.servers": self.servers, "enable.idempotence": True, "acks": "all",
+             "linger.ms": 1, "compression.type": "lz4"}
+        )
+        handled = 0
+        first = consumer.consume(1, 30.0)
+        begin = time.perf_counter()
+        while handled < count - 1:
+            records = consumer.consume(BATCH, 1.0)
+            for number in range(len(records)):
+                producer.produce(topic, start, b"1:244", number % PARTITIONS)
+            producer.flush()
+            consumer.commit(asynchronous=False)
+            for number in range(len(records)):
+                producer.produce(topic, end, b"1:244", number % PARTITIONS)
+            handled += len(records)
+        producer.flush()
+        took = time.perf_counter() - begin
+        assert len(first) == 1
+        consumer.close()
+        return handled / took
+
+    def _ours(self, topics: Service) -> float:
+        with self.service(topics) as service:
+            consumer = service.queue("work").consumer()
+            for message in _wait(consumer, BATCH):
+                message.ack()
+            handled = 0
+            begin = time.perf_counter()
+            while handled < self.messages - BATCH:
+                messages = consumer.receive_many(BATCH)
+                for message in messages:
+                    message.ack()
+                handled += len(messages)
+            consumer.flush()
+            return handled / (time.perf_counter() - begin)
+
+    def one_by_one(self) -> Row:
+        """``receive`` and ``ack``, one message at a time."""
+        rates = []
+        with self.service() as topics:
+            self.fill(topics, "work", self.messages)
+            for _ in range(self.rounds):
+                with self.service(topics) as service:
+                    consumer = service.queue("work").consumer()
+                    _wait(consumer, 1)[0].ack()
+                    handled = 0
+                    begin = time.perf_counter()
+                    while handled < self.messages - 1:
+                        message = consumer.receive()
+                        if message is not None:
+                            message.ack()
+                            handled += 1
+                    consumer.flush()
+                    rates.append(handled / (time.perf_counter() - begin))
+        return Row("receive + ack, one by one, 100 B", statistics.median(rates), None, None,
+                   "messages/s", None, True)
+
+    # Sending.
+
+    def send(self) -> Row:
+        """``send`` against raw ``produce`` calls with the same header and settings."""
+        ours, bare = [], []
+        with self.service() as service:
+            for _ in range(self.rounds):
+                bare.append(self._produce(service))
+                begin = time.perf_counter()
+                self.fill(service, "work", self.messages)
+                ours.append(self.messages / (time.perf_counter() - begin))
+        return _ratio_row("send, 100 B", ours, bare, goal=None)
+
+    def _produce(self, service: Service) -> float:
+        producer = KafkaProducer(
+            {"bootstrap.servers": self.servers, "enable.idempotence": True, "linger.ms": 1,
+             "compression.type": "lz4"}
+        )
+        headers = [("kafkamq-id", str(uuid.uuid4()).encode())]
+        topic = service.config.message_topic
+        begin = time.perf_counter()
+        for number in range(self.messages):
+            while True:
+                try:
+                    producer.produce(topic, PAYLOAD, b"work", number % PARTITIONS, headers=headers)
+                    break
+                except BufferError:
+                    producer.poll(0.01)
+        producer.flush()
+        return self.messages / (time.perf_counter() - begin)
+
+    def behind_foreign(self) -> Row:
+        """Seconds until the first message of a queue behind 400,000 of another one."""
+        waits = []
+        with self.service() as topics:
+            self.fill(topics, "other", FOREIGN)
+            self.fill(topics, "mine", 1)
+            for _ in range(self.rounds):
+                with self.service(topics) as service:
+                    begin = time.perf_counter()
+                    consumer = service.queue("mine").consumer()
+                    _wait(consumer, 1)[0].ack()
+                    waits.append(time.perf_counter() - begin)
+        took = statistics.median(waits)
+        return Row("first message behind 400,000 foreign ones", took, None, None, "s", 1.5,
+                   took <= 1.5)
+
+    # Redelivery.
+
+    def redelivery(self) -> Row:
+        """Seconds from START + T to the copy, by the logs, of the local tracker: p99."""
+        count, timeout_s = 2000, 2.0
+        with self.service() as service:
+            self.fill(service, "work", count)
+            with LocalTracker(service.config).in_thread():
+                queue = service.queue("work", redelivery_timeout=timeout_s, max_in_flight=count)
+                worker = queue.consumer()
+                held = 0
+                while held < count:
+                    held += len(worker.receive_many(BATCH))
+                worker._heart.stop()  # as if it had died
+                late = _lateness(self, service.config, count, timeout_s)
+        p99 = late[int(len(late) * 0.99)]
+        return Row("local redelivery after its deadline, p99", p99, None, None, "s", 0.5,
+                   p99 <= 0.5)
+
+
+def _wait(consumer: Consumer, n: int) -> list:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        messages = consumer.receive_many(n)
+        if messages:
+            return messages
+    raise TimeoutError("no message came")
+
+
+def _lateness(bench: Bench, config: ServiceConfig, count: int, timeout_s: float) -> list[float]:
+    """Sorted seconds from the deadline of a START to the append of its copy."""
+    starts: dict[tuple[int, int], int] = {}
+    for record in _records(bench, config.marker_topic, PARTITIONS, lambda: len(starts) >= count):
+        marker = decode_marker(record.value())
+        if marker.type is MarkerType.START and marker.message_id is not None:
+            place = (marker.message_id.partition, marker.message_id.offset)
+            starts.setdefault(place, record.timestamp()[1])
+    late: list[float] = []
+    for record in _records(bench, config.message_topic, PARTITIONS, lambda: len(late) >= count):
+        origin = read_message_headers(record.headers()).origin
+        if origin is not None:
+            began = starts[origin.partition, origin.offset]
+            late.append((record.timestamp()[1] - began) / 1000 - timeout_s)
+    return sorted(late)
+
+
+def _records(
+    bench: Bench, topic: str, partitions: int, is_done: Callable[[], bool]
+) -> Iterator:
+    consumer = KafkaConsumer(
+        {"bootstrap.servers": bench.servers, "group.id": "bench", "enable.auto.commit": False,
+         "auto.offset.reset": "earliest"}
+    )
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+    deadline = time.monotonic() + 60
+    try:
+        while not is_done():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{topic} does not hold what it should")
+            for record in consumer.consume(1000, 0.2):
+                if record.error() is None:
+                    yield record
+    finally:
+        consumer.close()
+
+
+def _ratio_row(name: str, ours: list[float], peer: list[float], *, goal: float | None) -> Row:
+    mine, other = statistics.median(ours), statistics.median(peer)
+    ratio = mine / other
+    return Row(name, mine, other, ratio, "messages/s", goal, goal is None or ratio >= goal)
+
+
+def main() -> int:
+    """Run all rows, or those whose names contain ``--only``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print the rows as one JSON list, last")
+    parser.add_argument("--messages", type=int, default=200_000, help="per round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bootstrap-servers", default="", help="use this cluster")
+    parser.add_argument("--only", default="", help="run the benches whose names contain this")
+    args = parser.parse_args()
+    with _broker(args.bootstrap_servers) as servers:
+        bench = Bench(servers, args.messages, args.rounds)
+        rows = []
+        for run in (bench.hand_out, bench.one_by_one, bench.send, bench.behind_foreign,
+                    bench.redelivery):
+            if args.only in run.__name__:
+                row = run()
+                rows.append(row)
+                print(_line(row), file=sys.stderr, flush=True)
+    if args.json:
+        print(json.dumps([asdict(row) for row in rows]))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+@contextmanager
+def _broker(servers: str) -> Iterator[str]:
+    if servers:
+        yield servers
+        return
+    with tempfile.TemporaryDirectory(prefix="kafkamq-bench-") as folder:
+        # No quick-start options: this broker is here to be fast, not to be up soon.
+        with LocalKafka(data_dir=f"{folder}/kafka", heap="1g", jvm_options=()) as kafka:
+            yield kafka.bootstrap_servers
+
+
+def _line(row: Row) -> str:
+    peer = "" if row.peer is None else f"  peer {row.peer:,.0f}  ratio {row.ratio:.2f}"
+    goal = "" if row.goal is None else f"  goal {row.goal:g} {'ok' if row.ok else 'MISSED'}"
+    ours = f"{row.ours:,.0f}" if row.ours >= 100 else f"{row.ours:.3f}"
+    return f"{row.row:45} {ours} {row.unit}{peer}{goal}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

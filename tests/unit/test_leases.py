@@ -1,0 +1,276 @@
+"""R5, R7-R9: one worker's leases, case by case. Times: monotonic in ms, log time apart from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafkamq.core.leases import (
+    NEW_PARTITION_MS,
+    Lease,
+    Leases,
+    LeaseState,
+    Settlement,
+)
+from kafkamq.types import MessageId
+
+T = 3000
+MAX_LEASE = 60_000
+LOG = 5_000_000  # log time at monotonic 0
+
+
+def make(timeout_ms: int = T, max_lease_ms: int = MAX_LEASE) -> Leases:
+    return Leases("me", redelivery_timeout_ms=timeout_ms, max_lease_ms=max_lease_ms)
+
+
+def held(leases: Leases, offset: int = 0, *, at_ms: int = 0, partition: int = 0) -> Lease:
+    lease = leases.start(MessageId(partition, offset), 1)
+    leases.started(lease, at_ms, LOG + at_ms)
+    leases.committed([lease], at_ms)
+    assert lease.state is LeaseState.HELD
+    return lease
+
+
+def renew_all(leases: Leases, at_ms: int) -> list[MessageId | None]:
+    renewals = leases.plan_renewals(at_ms)
+    for renewal in renewals:
+        leases.renewed(renewal, at_ms, LOG + at_ms)
+    return [renewal.message_id for renewal in renewals]
+
+
+def test_a_lease_ends_t_after_its_start_was_delivered() -> None:
+    leases = make()
+    lease = held(leases, at_ms=100)
+    assert lease.deadline_ms == 100 + T
+    assert leases.may_hand_out(lease, 100 + T - 1)
+    assert not leases.may_hand_out(lease, 100 + T)
+    assert lease.state is LeaseState.LOST
+
+
+def test_what_ended_before_the_commit_is_not_handed_out_and_the_id_is_spent() -> None:
+    leases = make()
+    lease = leases.start(MessageId(0, 0), 1)
+    leases.started(lease, 0, LOG)
+    leases.committed([lease], T)
+    assert lease.state is LeaseState.LOST
+    assert leases.id_is_spent  # a KEEPALIVE of "me" would keep it alive (R7)
+    leases.change_id("me again")
+    assert not leases.id_is_spent
+    assert leases.plan_renewals(T) == []
+
+
+def test_one_keepalive_per_marker_partition_renews_all_leases() -> None:
+    leases = make()
+    first, second = held(leases, 0), held(leases, 1)
+    renewals = leases.plan_renewals(1000)
+    assert [(r.marker_partition, r.message_id, r.consumer_id) for r in renewals] == [
+        (1, None, "me")
+    ]
+    assert renewals[0].redeliver_after_ms == T
+    leases.renewed(renewals[0], 1200, LOG + 1100)
+    assert first.deadline_ms == second.deadline_ms == 1200 + T
+    assert first.log_deadline_ms == LOG + 1100 + T
+
+
+def test_nothing_held_needs_no_keepalive() -> None:
+    leases = make()
+    lease = held(leases)
+    leases.settle(lease, 1)
+    assert leases.plan_renewals(1000) == []
+
+
+def test_a_keepalive_that_came_too_late_revives_nothing() -> None:
+    leases = make()
+    lease = held(leases)
+    renewal = leases.plan_renewals(1000)[0]
+    leases.renewed(renewal, T, LOG + T + 1)  # the worker's clock has passed the deadline
+    assert lease.deadline_ms == T
+    assert lease.log_deadline_ms == LOG + T
+    assert leases.expire(T) == [lease]
+    assert leases.expire(T) == []  # told once
+
+
+def test_after_a_failure_held_messages_are_renewed_by_message_id_once() -> None:
+    leases = make()
+    lease = held(leases)
+    doomed = leases.start(MessageId(0, 1), 1)
+    leases.failed([doomed])
+    assert leases.id_is_spent
+    leases.change_id("fresh")
+    assert renew_all(leases, 1000) == [MessageId(0, 0)]
+    assert lease.holder_id == "fresh"  # the KEEPALIVE's writer is the holder now
+    assert renew_all(leases, 2000) == [None]  # so the one for all is enough again
+
+
+def test_for_60_s_after_getting_a_partition_its_messages_are_renewed_by_id() -> None:
+    leases = make()
+    leases.gained_partition(7, 0)
+    held(leases, 0, partition=7)
+    held(leases, 1, partition=8)
+    for at_ms in range(1000, NEW_PARTITION_MS, 1000):
+        assert sorted(renew_all(leases, at_ms), key=str) == [MessageId(7, 0), None]
+    assert renew_all(leases, NEW_PARTITION_MS) == [None]
+
+
+def test_max_lease_ends_it_whatever_renews_it() -> None:
+    leases = make(max_lease_ms=10_000)
+    lease = held(leases)
+    for at_ms in range(1000, 10_000, 1000):
+        renew_all(leases, at_ms)
+    assert lease.deadline_ms == 10_000
+    assert lease.log_deadline_ms == LOG + 10_000
+    assert leases.expire(9999) == []
+    assert leases.expire(10_000) == [lease]
+
+
+def test_an_extension_outlives_the_next_renewals() -> None:
+    leases = make()
+    leases.gained_partition(0, 0)  # renewals by id would cut it, if they carried T only
+    lease = held(leases)
+    renewal = leases.extend(lease, 20_000, 500)
+    assert renewal is not None
+    assert renewal.message_id == lease.message_id
+    leases.renewed(renewal, 500, LOG + 500)
+    assert lease.deadline_ms == 20_500
+    (again,) = leases.plan_renewals(1500)
+    assert again.redeliver_after_ms == 19_000
+    leases.renewed(again, 1500, LOG + 1500)
+    assert lease.deadline_ms == 20_500
+
+
+def test_an_extension_is_never_shorter_than_t_nor_longer_than_max_lease() -> None:
+    leases = make(max_lease_ms=10_000)
+    lease = held(leases)
+    assert leases.extend(lease, 1, 0).redeliver_after_ms == T  # type: ignore[union-attr]
+    assert leases.extend(lease, 90_000, 1000).redeliver_after_ms == 9000  # type: ignore[union-attr]
+    assert leases.extend(lease, 90_000, T) is None  # it has ended
+
+
+def test_one_verdict_in_all() -> None:
+    leases = make()
+    lease = held(leases)
+    assert leases.settle(lease, 1) is Settlement.WRITE
+    assert leases.settle(lease, 2) is Settlement.SETTLED_BEFORE
+    assert leases.open_count == 0
+
+
+def test_no_verdict_after_the_end_of_the_lease() -> None:
+    leases = make()
+    lease = held(leases)
+    assert leases.settle(lease, T) is Settlement.LOST
+    assert leases.settle(lease, T) is Settlement.LOST
+
+
+def test_a_verdict_that_could_not_be_queued_can_be_given_again() -> None:
+    leases = make()
+    lease = held(leases)
+    leases.settle(lease, 1)
+    leases.unsettle(lease)
+    assert leases.open_count == 1
+    assert leases.settle(lease, 2) is Settlement.WRITE
+
+
+def test_the_broker_s_timestamp_says_whether_an_end_came_in_time() -> None:
+    leases = make()
+    in_time, late = held(leases, 0), held(leases, 1)
+    leases.settle(in_time, 1)
+    leases.settle(late, 1)
+    assert leases.ended(in_time, LOG + T)  # R2: due only when the clock is past the deadline
+    assert not leases.ended(late, LOG + T + 1)
+    assert late.state is LeaseState.LOST
+
+
+def test_a_renewal_reported_after_the_verdict_still_counts_for_it() -> None:
+    leases = make()
+    lease = held(leases)
+    (renewal,) = leases.plan_renewals(2000)
+    leases.settle(lease, 2500)  # its END stands behind the KEEPALIVE in the log
+    leases.renewed(renewal, 2600, LOG + 2000)
+    assert leases.ended(lease, LOG + 2000 + T)
+
+
+def test_unknown_log_time_is_no_proof_of_lateness() -> None:
+    leases = make()
+    lease = leases.start(MessageId(0, 0), 1)
+    leases.started(lease, 0, -1)
+    leases.committed([lease], 0)
+    leases.settle(lease, 1)
+    assert leases.ended(lease, LOG)
+
+
+def test_a_failed_end_is_written_again_only_while_the_lease_stands() -> None:
+    leases = make()
+    lease = held(leases)
+    leases.settle(lease, 1)
+    assert leases.end_failed(lease, T - 1)
+    assert leases.id_is_spent  # or the settled message would be kept alive (R7)
+    assert not leases.end_failed(lease, T)
+    assert lease.state is LeaseState.LOST
+
+
+class TestFirstStart:
+    """R5: after a failed batch a lease counts from the *first* START of its message."""
+
+    def failed_batch(self) -> tuple[Leases, MessageId]:
+        leases = make()
+        lease = leases.start(MessageId(0, 0), 1)
+        leases.started(lease, 0, LOG)
+        leases.failed([lease])
+        leases.change_id("fresh")
+        return leases, MessageId(0, 0)
+
+    def test_a_second_start_does_not_move_the_deadline(self) -> None:
+        leases, message_id = self.failed_batch()
+        assert not leases.is_lapsed(message_id, T - 1)
+        lease = leases.start(message_id, 1)
+        leases.started(lease, 1000, LOG + 1000)
+        assert lease.deadline_ms == T
+        assert lease.log_deadline_ms == LOG + 1000 + T  # the tracker moved it
+        leases.committed([lease], 1000)
+        assert leases.may_hand_out(lease, T - 1)
+        assert not leases.may_hand_out(lease, T)
+
+    def test_a_lapsed_one_needs_no_second_start(self) -> None:
+        leases, message_id = self.failed_batch()
+        assert leases.is_lapsed(message_id, T)
+
+    def test_a_second_start_behind_the_end_of_the_first_moves_no_log_time(self) -> None:
+        leases, message_id = self.failed_batch()
+        lease = leases.start(message_id, 1)
+        leases.started(lease, 1000, LOG + T + 1)
+        assert lease.log_deadline_ms == LOG + T
+
+    def test_a_report_that_comes_after_the_failure_is_remembered_too(self) -> None:
+        leases = make()
+        lease = leases.start(MessageId(0, 0), 1)
+        leases.failed([lease])
+        leases.started(lease, 500, LOG + 500)
+        assert lease.state is LeaseState.LOST
+        assert leases.open_count == 0
+        assert not leases.is_lapsed(MessageId(0, 0), 500 + T - 1)
+        assert leases.is_lapsed(MessageId(0, 0), 500 + T)
+
+    def test_an_unconfirmed_start_is_not_one(self) -> None:
+        leases = make()
+        lease = leases.start(MessageId(0, 0), 1)
+        leases.failed([lease])
+        assert not leases.is_lapsed(MessageId(0, 0), 10 * T)
+
+    def test_a_handed_out_message_is_not_remembered(self) -> None:
+        leases, message_id = self.failed_batch()
+        lease = leases.start(message_id, 1)
+        leases.started(lease, 1, LOG + 1)
+        leases.committed([lease], 1)
+        assert not leases.is_lapsed(message_id, 10 * T)
+
+    def test_what_is_remembered_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("kafkamq.core.leases.MAX_REMEMBERED_STARTS", 2)
+        leases = make()
+        batch = [leases.start(MessageId(0, offset), 1) for offset in range(3)]
+        for lease in batch:
+            leases.started(lease, 0, LOG)
+        leases.failed(batch)
+        assert [leases.is_lapsed(MessageId(0, o), 10 * T) for o in range(3)] == [
+            False,
+            True,
+            True,
+        ]

@@ -1,0 +1,180 @@
+"""R5 (how far ahead), R6 (alone), R8 (delays), R10 (expired)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafkamq.config import Backoff
+from kafkamq.core.handout import (
+    LastDeliveries,
+    ReceiveAhead,
+    expires_at_ms,
+    has_expired,
+    is_last_delivery,
+    nack_delay_ms,
+)
+from kafkamq.core.leases import Lease, LeaseState
+from kafkamq.types import MessageId
+
+
+class Worker:
+    """What R6 must know of a consumer."""
+
+    def __init__(self, open_count: int = 0) -> None:
+        self.open_count = open_count
+
+
+def lease() -> Lease:
+    return Lease(MessageId(0, 0), 0, "me", LeaseState.HELD)
+
+
+@pytest.mark.parametrize(
+    ("count", "limit", "is_last"),
+    [(1, 5, False), (4, 5, False), (5, 5, True), (6, 5, True), (1, 1, False), (2, 1, False)],
+)
+def test_last_delivery(count: int, limit: int, is_last: bool) -> None:
+    assert is_last_delivery(count, limit) is is_last
+
+
+class TestAlone:
+    def setup_method(self) -> None:
+        self.rule = LastDeliveries()
+        self.first, self.second = Worker(), Worker()
+        self.rule.join(self.first)
+        self.rule.join(self.second)
+
+    def enter(self, worker: Worker, at_ms: int = 0) -> bool:
+        entered = self.rule.enter(worker, at_ms)
+        self.rule.entered(worker)
+        return entered
+
+    def test_ordinary_messages_of_many_consumers_go_together(self) -> None:
+        self.first.open_count = 10
+        assert self.enter(self.second)
+        assert self.enter(self.first)
+
+    def test_a_last_delivery_waits_for_the_whole_process(self) -> None:
+        self.second.open_count = 1
+        assert not self.rule.enter_last(self.first, 0)
+        self.second.open_count = 0
+        assert self.rule.enter_last(self.first, 1)
+
+    def test_nothing_starts_beside_it_until_it_is_settled(self) -> None:
+        alone = lease()
+        assert self.rule.enter_last(self.first, 0)
+        self.rule.entered(self.first, alone)
+        assert not self.enter(self.second)
+        assert not self.enter(self.first)
+        assert not self.rule.enter_last(self.second, 0)
+        alone.state = LeaseState.SETTLED
+        self.rule.leave(self.second)  # it had asked, which keeps others waiting
+        assert self.enter(self.first)
+
+    def test_a_lost_one_is_not_held_any_more(self) -> None:
+        alone = lease()
+        self.rule.enter_last(self.first, 0)
+        self.rule.entered(self.first, alone)
+        alone.state = LeaseState.LOST
+        assert self.enter(self.second)
+
+    def test_who_waits_to_be_alone_keeps_others_from_starting_more(self) -> None:
+        self.second.open_count = 1
+        assert not self.rule.enter_last(self.first, 0)
+        assert not self.enter(self.second, 500)
+        assert not self.rule.enter_last(self.first, 900)
+        assert not self.enter(self.second, 1500)
+
+    def test_who_stops_asking_is_forgotten(self) -> None:
+        self.second.open_count = 1
+        assert not self.rule.enter_last(self.first, 0)
+        assert self.enter(self.second, 1001)
+
+    def test_who_holds_messages_itself_makes_nobody_wait(self) -> None:
+        self.first.open_count = 1
+        assert not self.rule.enter_last(self.first, 0)
+        assert self.enter(self.second)
+
+    def test_two_that_want_to_be_alone_take_turns(self) -> None:
+        third = Worker(open_count=1)
+        self.rule.join(third)
+        assert not self.rule.enter_last(self.first, 0)
+        assert not self.rule.enter_last(self.second, 1)
+        third.open_count = 0
+        assert not self.rule.enter_last(self.second, 2)
+        assert self.rule.enter_last(self.first, 3)
+
+    def test_planning_excludes_each_other(self) -> None:
+        assert self.rule.enter(self.second, 0)  # its STARTs are not counted yet
+        assert not self.rule.enter_last(self.first, 0)
+        self.rule.entered(self.second)
+        assert self.rule.enter_last(self.first, 0)
+
+    def test_a_closed_consumer_counts_no_more(self) -> None:
+        self.second.open_count = 5
+        self.rule.leave(self.second)
+        assert self.rule.enter_last(self.first, 0)
+
+
+class TestReceiveAhead:
+    def test_begins_with_the_buffer(self) -> None:
+        assert ReceiveAhead(first=100, maximum=1000).size == 100
+        assert ReceiveAhead(first=100, maximum=10).size == 10
+
+    def test_grows_with_the_rate_up_to_the_maximum(self) -> None:
+        ahead = ReceiveAhead(first=100, maximum=1000)
+        sizes = []
+        for _ in range(5):
+            ahead.drained(ahead.size, 5)
+            sizes.append(ahead.size)
+        assert sizes == [200, 400, 800, 1000, 1000]
+
+    def test_shrinks_when_handlers_are_slow(self) -> None:
+        ahead = ReceiveAhead(first=100, maximum=1000)
+        ahead.drained(100, 1)
+        ahead.drained(200, 60_000)
+        assert ahead.size == 100
+
+    def test_nothing_handed_out_says_nothing(self) -> None:
+        ahead = ReceiveAhead(first=100, maximum=1000)
+        ahead.drained(0, 0)
+        assert ahead.size == 100
+
+
+@pytest.mark.parametrize(
+    ("ttl_ms", "origin_ms", "expected"),
+    [(None, 1000, 0), (500, 1000, 1500), (0, 1000, 1000), (0, 0, 1), (500, -1, 0)],
+)
+def test_expiry(ttl_ms: int | None, origin_ms: int, expected: int) -> None:
+    assert expires_at_ms(ttl_ms, origin_ms) == expected
+
+
+@pytest.mark.parametrize(
+    ("expiry_ms", "start_ms", "expired"),
+    [(0, 9999, False), (1500, 1500, False), (1500, 1501, True), (1500, -1, False)],
+)
+def test_expired_by_the_broker_s_time_of_the_start(
+    expiry_ms: int, start_ms: int, expired: bool
+) -> None:
+    assert has_expired(expiry_ms, start_ms) is expired
+
+
+@pytest.mark.parametrize(
+    ("requested_ms", "count", "retention_ms", "expected"),
+    [
+        (None, 1, -1, 1000),
+        (None, 3, -1, 4000),
+        (0, 3, -1, 0),
+        (90_000, 1, -1, 90_000),
+        (90_000, 1, 40_000, 10_000),  # R8: a quarter of the markers' retention
+        (None, 10, 40_000, 10_000),
+    ],
+)
+def test_nack_delay(requested_ms: int | None, count: int, retention_ms: int, expected: int) -> None:
+    delay_ms = nack_delay_ms(
+        requested_ms,
+        backoff=Backoff(first=1.0, max=600.0, jitter=0.2),
+        delivery_count=count,
+        retention_ms=retention_ms,
+        random_unit=0.5,
+    )
+    assert delay_ms == expected

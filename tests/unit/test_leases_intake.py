@@ -1,0 +1,174 @@
+"""R5: what was polled, what may be committed, where a failure seeks back to."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafkamq.core.intake import MAX_AGE_MS, Intake, Polled
+
+
+def poll(intake: Intake[str], partition: int, offsets: range, *, own: set[int], at_ms: int = 0):
+    messages = [Polled(f"{partition}/{o}", partition, o, at_ms) for o in offsets if o in own]
+    intake.polled(
+        messages,
+        first_offsets={partition: offsets[0]},
+        next_offsets={partition: offsets[-1] + 1},
+        count=len(offsets),
+    )
+
+
+def test_foreign_messages_are_committed_along() -> None:
+    intake: Intake[str] = Intake()
+    poll(intake, 0, range(10, 20), own={13, 17})
+    assert intake.committable() == {0: 13}
+    intake.take()
+    intake.started()
+    assert intake.committable() == {0: 17}
+    intake.take()
+    intake.started()
+    assert intake.committable() == {0: 20}
+    intake.committed({0: 20})
+    assert intake.committable() == {}
+
+
+def test_nothing_is_committed_past_a_start_that_is_under_way() -> None:
+    intake: Intake[str] = Intake()
+    poll(intake, 0, range(10, 20), own={13, 17})
+    intake.take()
+    intake.take()
+    assert intake.committable() == {0: 13}
+    poll(intake, 0, range(20, 30), own=set())
+    assert intake.committable() == {0: 13}
+    intake.started()
+    assert intake.committable() == {0: 30}
+
+
+def test_a_failure_seeks_back_to_what_is_committed() -> None:
+    intake: Intake[str] = Intake()
+    poll(intake, 0, range(10, 20), own={13, 17})
+    poll(intake, 1, range(5, 6), own={5})
+    intake.take()
+    intake.started()
+    intake.committed({0: 14})
+    intake.take()
+    assert intake.rewind([0]) == {0: 14}
+    head = intake.head()
+    assert head is not None
+    assert head.record == "1/5"  # the other partition's stay
+    assert intake.committable() == {1: 5} or intake.committable() == {}
+    poll(intake, 0, range(14, 20), own={17})
+    assert len(intake) == 2
+
+
+def test_before_any_commit_it_seeks_back_to_where_polling_began() -> None:
+    intake: Intake[str] = Intake()
+    poll(intake, 0, range(10, 20), own={13})
+    intake.take()
+    assert intake.rewind() == {0: 10}
+    assert intake.head() is None
+
+
+def test_a_revoked_partition_is_forgotten_the_others_are_not() -> None:
+    intake: Intake[str] = Intake()
+    poll(intake, 0, range(3), own={0, 1, 2})
+    poll(intake, 1, range(3), own={0, 1, 2})
+    intake.take()
+    intake.revoked([0, 9])
+    assert [intake.take().partition for _ in range(len(intake))] == [1, 1, 1]
+    intake.started()
+    assert intake.committable() == {1: 3}
+    intake.committed({0: 3, 1: 3})  # a commit that was under way
+    assert intake.rewind([0]) == {}
+
+
+def test_deleted_records_are_skipped_what_was_polled_stays() -> None:
+    intake: Intake[str] = Intake()
+    poll(intake, 0, range(3), own={2})
+    intake.skipped_to(0, 100)
+    assert intake.committable() == {0: 2}
+    intake.take()
+    intake.started()
+    assert intake.committable() == {0: 100}
+
+
+def test_a_new_group_begins_at_a_place() -> None:
+    intake: Intake[str] = Intake()
+    intake.placed(0, 40)
+    assert intake.committable() == {}
+    assert intake.rewind() == {0: 40}
+
+
+def test_old_ones_are_fetched_again() -> None:
+    intake: Intake[str] = Intake()
+    assert not intake.is_stale(10**9)
+    poll(intake, 0, range(2), own={0}, at_ms=1000)
+    assert not intake.is_stale(1000 + MAX_AGE_MS)
+    assert intake.is_stale(1001 + MAX_AGE_MS)
+
+
+def test_records_are_counted_until_a_commit() -> None:
+    intake: Intake[str] = Intake()
+    poll(intake, 0, range(7), own={0})
+    poll(intake, 0, range(7, 9), own=set())
+    assert intake.uncommitted_count == 9
+    intake.committed({0: 9})
+    assert intake.uncommitted_count == 0
+
+
+@given(
+    st.lists(
+        st.sampled_from(["poll", "take", "started", "commit", "rewind", "revoke"]), max_size=60
+    ),
+    st.integers(0, 2**32),
+)
+def test_never_commits_what_has_no_start(steps: list[str], seed: int) -> None:
+    """Against a list per partition: committed <= first own message without a START."""
+    random = Random(seed)
+    intake: Intake[tuple[int, int]] = Intake()
+    own = {p: {o for o in range(400) if random.random() < 0.4} for p in (0, 1)}
+    position = {0: 0, 1: 0}
+    committed = {0: 0, 1: 0}
+    started: dict[int, set[int]] = {0: set(), 1: set()}
+    taken: dict[int, set[int]] = {0: set(), 1: set()}
+    for step in steps:
+        partition = random.randrange(2)
+        if step == "poll":
+            count = random.randrange(1, 6)
+            offsets = range(position[partition], position[partition] + count)
+            messages = [
+                Polled((partition, o), partition, o, 0) for o in offsets if o in own[partition]
+            ]
+            intake.polled(
+                messages,
+                first_offsets={partition: offsets[0]},
+                next_offsets={partition: offsets[-1] + 1},
+                count=count,
+            )
+            position[partition] = offsets[-1] + 1
+        elif step == "take" and len(intake):
+            message = intake.take()
+            taken[message.partition].add(message.offset)
+        elif step == "started":
+            intake.started()
+            for number in (0, 1):
+                started[number] |= taken[number]
+                taken[number].clear()
+        elif step == "commit":
+            offsets_now = intake.committable()
+            intake.committed(offsets_now)
+            committed.update(offsets_now)
+        elif step in ("rewind", "revoke"):
+            for number in (0, 1):
+                taken[number].clear()
+            sought = intake.rewind()
+            assert all(offset == committed[number] for number, offset in sought.items())
+            if step == "revoke":
+                intake.revoked([0, 1])
+            position.update(committed)
+        intake.check()
+        for number, offset in committed.items():
+            missing = {o for o in own[number] if o < offset} - started[number]
+            assert not missing
