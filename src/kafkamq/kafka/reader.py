@@ -211,7 +211,8 @@ class MessageReader:
         except KafkaException as error:
             if kafka_error(error).code() not in _MEMBERSHIP:
                 raise broker_error(error, f"finding where to read {self._topic}") from error
-            self._unplaced.clear()  # the partitions are gone, or come again
+            # The group moves on. What is not revoked stays ours without being assigned again
+            # (cooperative), and Kafka does not ask twice for its position: the next poll does.
 
     def _report_loss(self, partition: int, position: int, low: int, high: int) -> None:
         where = f"{self._topic}[{partition}] of queue {self._queue.queue_id!r}"
