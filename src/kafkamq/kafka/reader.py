@@ -189,7 +189,12 @@ class MessageReader:
 
     def _place(self) -> None:
         """Partitions whose position is not in the log: a new group's, or data was lost."""
+        assigned = {each.partition for each in self._consumer.assignment()}
+        for partition in self._unplaced.keys() - assigned:  # an error that came after a revocation
+            del self._unplaced[partition]
         asked = [TopicPartition(self._topic, partition) for partition in self._unplaced]
+        if not asked:
+            return
         try:
             for found in self._consumer.committed(asked, timeout=REQUEST_TIMEOUT_S):
                 low, high = self._consumer.get_watermark_offsets(
