@@ -52,10 +52,28 @@ class QueryPlan:
 
 def start_query(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
     """Start it; the clients' properties travel inside pickled classes, not as options."""
+    # Spark clones the session's settings for each query, so others of the session keep theirs.
+    settings = stream_settings(plan.note.tasks)
+    before = {name: spark.conf.get(name) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        _activate(spark)
+        return _start(spark, plan)
+    finally:
+        for name, old in before.items():
+            spark.conf.unset(name) if old is None else spark.conf.set(name, old)
+
+
+def _activate(spark: SparkSession) -> None:
+    """Make it this thread's session in the JVM, where registered sinks are looked up."""
+    sessions = getattr(spark._jvm, "org.apache.spark.sql.classic.SparkSession")
+    sessions.setActiveSession(spark._jsparkSession)
+
+
+def _start(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
     note = plan.note
     config = replace(plan.config, kafka=dict(plan.config.kafka))
-    for name, value in stream_settings(note.tasks).items():
-        spark.conf.set(name, value)
     source = register_source(spark, config, name=f"kafkamq_source_{note.engine[-8:]}")
     sink = register_settling(
         spark,

@@ -6,17 +6,20 @@ no adaptive plans and no speculation (the sink relies on both being off), a quie
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from kafkamq.errors import ConfigError
+from kafkamq.spark.daemon import THREADLESS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,8 +36,18 @@ _NEEDED: Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
     "pyarrow": ((18,), None),
     "protobuf": ((6, 30), (8,)),
 }
+# A small heap, and no second compiler: most of the work is done in Python, starting up counts.
+_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 _STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+# Without Hadoop's checksum files: each file of a checkpoint costs two processes (chmod) with them.
+# The state's change logs carry checksums of their own.
+_LOCAL_FILES = "org.apache.hadoop.fs.local.RawLocalFs"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
+_jvm_log = logging.getLogger("kafkamq.spark.jvm")
+# Printed by the JVM and by PySpark itself, past every log setting.
+_NOISE = re.compile(
+    r"WARNING: Using incubator|(Starting )?Streaming TransformWithState|\s*$|\s+at [\w.$]+\("
+)
 
 
 def build_session(
@@ -60,19 +73,50 @@ def build_session(
 
     os.environ["PYSPARK_PYTHON"] = sys.executable  # else `python3` of PATH runs the workers
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.appName(app_name).master(master)
-    for name, value in session_settings(master=master, driver_memory=driver_memory).items():
-        builder = builder.config(name, value)
-    for name, value in (settings or {}).items():
+    every = {
+        "spark.app.name": app_name,
+        "spark.master": master,
+        **session_settings(master=master, driver_memory=driver_memory),
+        **(settings or {}),
+    }
+    _start_jvm(every)
+    builder = SparkSession.builder
+    for name, value in every.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def _start_jvm(settings: Mapping[str, str]) -> None:
+    """Start the JVM as PySpark would, but with what it prints sent to a logger."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None:
+        return
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    gateway = launch_gateway(  # type: ignore[no-untyped-call]  # of pyspark
+        conf, popen_kwargs={"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    )
+    process = getattr(gateway, "proc", None)
+    if process is not None:  # None: a JVM that was there before (spark-submit)
+        threading.Thread(
+            target=_forward, args=(process.stdout,), name="kafkamq-jvm-log", daemon=True
+        ).start()
+    SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _forward(stream: IO[bytes]) -> None:
+    for line in stream:
+        text = line.decode("utf-8", "replace").rstrip()
+        if not _NOISE.match(text):
+            _jvm_log.warning("%s", text)
 
 
 def session_settings(*, master: str, driver_memory: str) -> dict[str, str]:
     """The Spark properties that kafkamq sets, by name."""
     settings = {
         "spark.driver.memory": driver_memory,
-        "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC -Dlog4j2.configurationFile={_LOGGING}",
+        "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} -Dlog4j2.configurationFile={_LOGGING}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.redaction.regex": REDACTED,
@@ -88,8 +132,10 @@ def session_settings(*, master: str, driver_memory: str) -> dict[str, str]:
         settings |= {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
+            "spark.python.daemon.module": "kafkamq.spark.daemon",
             "spark.executorEnv.PYTHONPATH": _worker_path(),
-            "spark.shuffle.service.enabled": "false",
+            **{f"spark.executorEnv.{name}": value for name, value in THREADLESS.items()},
+            "spark.hadoop.fs.AbstractFileSystem.file.impl": _LOCAL_FILES,
         }
     return settings
 

@@ -71,6 +71,7 @@ class TickKeeper:
             wake = Wake(status.deadline_ms, status.warn_ms, status.due > 0)
             if policy.wants_tick(now_ms, status.clock_ms, wake):
                 policy.on_sent(now_ms)
+                _log.debug("TICK wanted", extra={"partition": number})
                 self._ticker.tick(
                     number, engine=self._engine, epoch=self._epoch, on_done=self._on_done
                 )
@@ -80,6 +81,7 @@ class TickKeeper:
         if policy is None:
             return  # its TICK of the start comes first
         self.latest[status.partition] = status
+        _log.debug("status", extra={"status": status})
         # The records were read a batch ago. An estimate that runs ahead costs a TICK, nothing more.
         policy.on_read(_monotonic_ms() - min(self.lag_ms, _MAX_LAG_MS), status.position)
 

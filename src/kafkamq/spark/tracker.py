@@ -108,7 +108,7 @@ class SparkTracker:
             BrokerError, DeadlineExceededError: The brokers do not answer.
         """
         for finding in require_topics(self.config, max_lease_ms=self.tracker.max_lease_ms):
-            _log.warning("topics", extra={"finding": str(finding)})
+            _log.warning("topic check: %s", finding)
         spark = self._given_session
         if spark is None:
             spark = build_session(
@@ -116,7 +116,7 @@ class SparkTracker:
                 master=self._master,
                 settings=self._settings,
             )
-        self._spark = spark.newSession()
+        self._spark = spark
         self._launch(takeover=self.tracker.takeover)
         self._thread.start()
         return self
@@ -210,15 +210,16 @@ class SparkTracker:
                     if isinstance(error, (*_FINAL, StateError)) or failures > _MAX_FAILURES:
                         raise error
                     _log.warning(
-                        "the query failed and is started again",
-                        extra={"cause": str(error), "failures": failures},
+                        "the query failed and is started again: %s",
+                        error,
+                        extra={"failures": failures},
                     )
                 self._stopping.wait(min(_MAX_PAUSE_S, 0.5 * 2.0 ** (failures - 1)))
                 if not self._stopping.is_set():
                     failures += self._relaunch()
         except BaseException as error:  # noqa: BLE001 - handed to wait() and stop()
             self._error = error
-            _log.error("the tracker stopped", extra={"cause": str(error)})
+            _log.error("the tracker ended: %s", error)
         finally:
             self._end_run()
 
@@ -247,7 +248,7 @@ class SparkTracker:
         except (*_FINAL, StateError):
             raise
         except KafkaMQError as error:
-            _log.warning("not started yet", extra={"cause": str(error)})
+            _log.warning("not started yet: %s", error)
             return 1
         return 0
 

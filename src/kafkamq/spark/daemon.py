@@ -1,0 +1,76 @@
+"""Spark's Python daemon, with the imports done before it forks instead of in each worker.
+
+Every worker process would import pandas and its friends anew: a second of CPU each, and a small
+query has a dozen of them. Spark runs this module where ``spark.python.daemon.module`` names it.
+
+A process must have no other threads when it forks. The session's settings keep the imports free of
+them; should one have started a thread nevertheless, Spark's own daemon takes over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.machinery
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["THREADLESS"]
+
+THREADLESS = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+"""Environment in which importing NumPy, pandas and PyArrow starts no thread."""
+
+_WORKER = "pyspark.worker"
+_HEAVY = (
+    "pandas",
+    "pyarrow",
+    "pyspark.sql.pandas.serializers",
+    "pyspark.sql.streaming.stateful_processor_api_client",
+    "pyspark.sql.streaming.proto.StateMessage_pb2",
+    "kafkamq.spark.processor",
+    "kafkamq.spark.settling",
+    "kafkamq.spark.source",
+)
+_TASKS = Path("/proc/self/task")
+
+
+def _prefer_folders() -> None:
+    """Import PySpark from its folder, where modules are compiled, not from the archive in it.
+
+    Spark puts the archive first on the path; it is read anew for each package in each worker.
+    """
+    for package, archive in (("pyspark", "pyspark.zip"), ("py4j", "py4j-*-src.zip")):
+        others = [entry for entry in sys.path if not Path(entry).match(archive)]
+        found = importlib.machinery.PathFinder.find_spec(package, others)
+        home = Path(found.origin).parent.parent if found and found.origin else None
+        if home is not None and all(home in Path(entry).parents for entry in _removed(others)):
+            sys.path[:] = others
+
+
+def _removed(others: list[str]) -> set[str]:
+    return set(sys.path) - set(others)
+
+
+def main() -> None:
+    """Import what the workers of this daemon need, then serve forks until Spark ends it."""
+    _prefer_folders()
+    from pyspark.daemon import manager
+
+    module = sys.argv[1] if len(sys.argv) > 1 else _WORKER
+    with contextlib.redirect_stdout(sys.stderr):  # Spark reads the daemon's port from stdout
+        for name in (module, *(_HEAVY if module == _WORKER else ())):
+            with contextlib.suppress(ImportError):  # the worker that needs it says it better
+                importlib.import_module(name)
+    if _TASKS.exists() and len(list(_TASKS.iterdir())) > 1:
+        os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon", *sys.argv[1:]])
+    manager()
+
+
+if __name__ == "__main__":
+    main()
