@@ -257,12 +257,11 @@ def _show(message: Message, verdict: Verdict, *, as_json: bool) -> None:
         sys.stdout.write(f"{output.text_of(message.payload)}{again}\n")
         sys.stdout.flush()
         return
-    key = message.key.encode() if isinstance(message.key, str) else message.key
     output.print_json(
         {
             "id": message.id,
             **output.bytes_fields("payload", message.payload),
-            **output.bytes_fields("key", key),
+            **output.bytes_fields("key", message.key),
             "headers": output.headers_object(message.headers),
             "queue_id": message.queue_id,
             "delivery_count": message.delivery_count,

@@ -59,9 +59,10 @@ def tracker(
     if engine is Engine.LOCAL:
         from kafkamq.kafka.tracker import LocalTracker
 
-        with LocalTracker(config, settings) as running:
-            while not stopping.is_set() and not running.wait(0.2):
-                pass
+        local = LocalTracker(config, settings)
+        for warning in local.warnings:
+            output.note(f"warning: {warning}")
+        local.run(stopping)
         return
     if not checkpoint:
         raise ConfigError(

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import ConsumerGroupTopicPartitions
+from confluent_kafka import TopicPartition
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.ticker import StatusReader
@@ -113,17 +113,17 @@ def _bounds(admin: Admin, topic: str) -> dict[int, tuple[int, int]]:
 def _positions(admin: Admin, config: ServiceConfig, bounds: _Bounds) -> _Positions:
     """Committed positions by queue, of every group that has one in this messages topic."""
     prefix = group_of(config, "")
-    groups = admin.wait(admin.client.list_consumer_groups(), "listing groups").valid or []
+    listed = admin.wait(admin.client.list_consumer_groups(), "listing groups").valid or []
+    groups = [group.group_id for group in listed if group.group_id.startswith(prefix)]
+    asked = [
+        (group, TopicPartition(config.message_topic, partition))
+        for group in groups
+        for partition in bounds
+    ]
     found: defaultdict[str, dict[int, int]] = defaultdict(dict)
-    for group in groups:
-        name = group.group_id
-        if not name.startswith(prefix):
-            continue
-        future = admin.client.list_consumer_group_offsets([ConsumerGroupTopicPartitions(name)])
-        answer = admin.wait(future[name], f"reading committed offsets of {name}")
-        for place in answer.topic_partitions or []:
-            if place.topic == config.message_topic and place.offset >= 0:
-                found[name.removeprefix(prefix)][place.partition] = place.offset
+    for (group, _), place in zip(asked, admin.committed(asked), strict=True):
+        if place.offset >= 0:
+            found[group.removeprefix(prefix)][place.partition] = place.offset
     return {
         queue_id: {
             partition: places.get(partition, start) for partition, (start, _) in bounds.items()

@@ -90,7 +90,8 @@ class _Demo:
     def run(self) -> Verdict:
         show = self.show
         with show.step("Starting Kafka, and Spark beside it"):
-            spark = self._child("kafkamq.dev.demo.engine", {"folder": str(self.folder)}, "spark")
+            first = {"folder": str(self.folder), "messages": len(self.planned)}
+            spark = self._child("kafkamq.dev.demo.engine", first, "spark")
             broker = self._broker()
         config = ServiceConfig(
             bootstrap_servers=broker.bootstrap_servers,

@@ -36,203 +36,178 @@ FROM (
   FROM markers WHERE type IS NOT NULL)
 """
 
+# What became of each SCHEDULE, by its first place; a carried one is the same message.
 _SCHEDULES = """
-SELECT first.id, first.queue_id, first.at_ms + first.redeliver_after_ms AS due_ms, ended.outcome
-FROM clocked AS first
-LEFT JOIN (
-  SELECT partition, offset, min(outcome) AS outcome FROM clocked
-  WHERE type = 'END' AND of_schedule GROUP BY partition, offset) AS ended
-ON ended.partition = first.marker_partition AND ended.offset = first.marker_offset
-WHERE first.type = 'SCHEDULE' AND NOT first.carried_forward
-"""
-
-# Sent: the first copies, and the delayed messages that did not come yet (cancelled ones aside).
-_SENT = """
-SELECT id, min(queue_id) AS queue, max(kind) AS kind FROM (
-  SELECT id, queue_id, kind FROM copies WHERE is_first
+SELECT max(id) AS id, max(queue_id) AS queue, max(due_ms) AS due_ms, max(outcome) AS outcome
+FROM (
+  SELECT marker_partition AS place, marker_offset AS place_offset, id, queue_id,
+         at_ms + redeliver_after_ms AS due_ms, NULL AS outcome
+  FROM clocked WHERE type = 'SCHEDULE' AND NOT carried_forward
   UNION ALL
-  SELECT id, queue_id, NULL FROM schedules WHERE outcome IS NULL OR outcome <> 'ACK')
-GROUP BY id
+  SELECT partition, offset, NULL, NULL, NULL, outcome
+  FROM clocked WHERE type = 'END' AND of_schedule)
+GROUP BY place, place_offset
 """
 
-# The END by which a tracker closed a copy: with it there must be one more copy, or a dead letter.
-_SETTLED = """
-SELECT copies.id, copies.next_at_ms, end.*
-FROM copies JOIN (
-  SELECT partition, offset, marker_partition, min(marker_offset) AS end_offset,
-         min_by(outcome, marker_offset) AS outcome, count(*) AS ends
-  FROM clocked
-  WHERE type = 'END' AND NOT of_schedule AND outcome IN ('REDELIVERED', 'DEAD_LETTERED')
-  GROUP BY partition, offset, marker_partition) AS end
-ON copies.partition = end.partition AND copies.offset = end.offset
+# What the markers say of each copy. A tracker closes a copy with an END of its own.
+_CLOSED = """
+SELECT partition, offset,
+  max(outcome = 'ACK') AS is_acked,
+  count_if(outcome = 'REDELIVERED') AS redelivered,
+  count_if(outcome = 'DEAD_LETTERED') AS dead_lettered,
+  collect_set(consumer_id) FILTER (WHERE type = 'START' AND consumer_id <> '') AS consumers,
+  min(marker_offset) FILTER (WHERE type = 'START') AS start_offset,
+  min(marker_offset) FILTER (WHERE outcome IN ('REDELIVERED', 'DEAD_LETTERED')) AS end_offset,
+  min_by(marker_partition, marker_offset)
+    FILTER (WHERE outcome IN ('REDELIVERED', 'DEAD_LETTERED')) AS end_partition
+FROM clocked
+WHERE type IN ('START', 'END') AND NOT of_schedule
+GROUP BY partition, offset
 """
 
-# What a tracker had read of such a copy before it closed it, in log order.
+_FATES = """
+SELECT copies.*, is_acked, redelivered, dead_lettered, consumers, start_offset, end_offset,
+       end_partition
+FROM copies LEFT JOIN closed
+ON copies.partition = closed.partition AND copies.offset = closed.offset
+"""
+
+# What a tracker had read of such a copy when it closed it, in log order.
 _SIGNS = """
-SELECT settled.partition, settled.offset, settled.end_offset, sign.marker_offset, sign.type,
+SELECT fate.id, fate.partition, fate.offset, fate.next_at_ms, sign.marker_offset, sign.type,
        sign.outcome, sign.at_ms, sign.clock, sign.redeliver_after_ms
-FROM settled JOIN clocked AS sign
-ON sign.partition = settled.partition AND sign.offset = settled.offset
-   AND sign.marker_partition = settled.marker_partition
-   AND sign.marker_offset <= settled.end_offset
-   AND sign.type IN ('START', 'KEEPALIVE', 'END') AND NOT sign.of_schedule
-UNION
-SELECT settled.partition, settled.offset, settled.end_offset, alive.marker_offset, alive.type,
-       alive.outcome, alive.at_ms, alive.clock, alive.redeliver_after_ms
-FROM settled
-JOIN clocked AS start
-ON start.partition = settled.partition AND start.offset = settled.offset
-   AND start.marker_partition = settled.marker_partition AND start.type = 'START'
-JOIN clocked AS alive
-ON alive.marker_partition = settled.marker_partition AND alive.type = 'KEEPALIVE'
-   AND alive.partition IS NULL AND alive.consumer_id = start.consumer_id
-   AND alive.consumer_id <> '' AND alive.marker_offset > start.marker_offset
-   AND alive.marker_offset < settled.end_offset
+FROM fates AS fate JOIN clocked AS sign
+ON sign.partition = fate.partition AND sign.offset = fate.offset
+   AND sign.marker_partition = fate.end_partition AND sign.marker_offset <= fate.end_offset
+WHERE fate.end_offset IS NOT NULL AND sign.type IN ('START', 'KEEPALIVE', 'END')
+      AND NOT sign.of_schedule
+UNION ALL
+SELECT fate.id, fate.partition, fate.offset, fate.next_at_ms, sign.marker_offset, sign.type,
+       sign.outcome, sign.at_ms, sign.clock, sign.redeliver_after_ms
+FROM (SELECT *, explode(consumers) AS consumer FROM fates WHERE end_offset IS NOT NULL) AS fate
+JOIN clocked AS sign
+ON sign.marker_partition = fate.end_partition AND sign.consumer_id = fate.consumer
+   AND sign.marker_offset > fate.start_offset AND sign.marker_offset < fate.end_offset
+WHERE sign.type = 'KEEPALIVE' AND sign.partition IS NULL
 """
 
 # R2: a lease has ended where the clock is more than its timeout past the last sign of life.
 _HELD = """
-SELECT *, type <> 'END' AND next_clock - clock > redeliver_after_ms AS is_end_of_lease
+SELECT *, type <> 'END' AND next_clock - clock > redeliver_after_ms AS is_end_of_lease,
+       coalesce(outcome IN ('NACK', 'REJECT', 'RELEASE'), false) AS is_given_back,
+       coalesce(outcome IN ('REDELIVERED', 'DEAD_LETTERED'), false) AS is_close
 FROM (
-  SELECT *, lead(clock) OVER (
-      PARTITION BY partition, offset, end_offset ORDER BY marker_offset) AS next_clock
+  SELECT *, lead(clock) OVER (PARTITION BY partition, offset ORDER BY marker_offset) AS next_clock
   FROM signs)
 """
 
 _CAUSES = """
-SELECT partition, offset, end_offset,
-  min(CASE WHEN is_end_of_lease THEN marker_offset END) AS lease_offset,
+SELECT any_value(id) AS id, any_value(next_at_ms) AS next_at_ms,
+  min_by(outcome, marker_offset) FILTER (WHERE is_close) AS outcome,
+  min_by(at_ms, marker_offset) FILTER (WHERE is_close) AS closed_at_ms,
+  min(marker_offset) FILTER (WHERE is_end_of_lease) AS lease_offset,
   min_by(at_ms + redeliver_after_ms, marker_offset) FILTER (WHERE is_end_of_lease) AS lease_due_ms,
-  min(CASE WHEN outcome = 'ACK' THEN marker_offset END) AS ack_offset,
-  min(CASE WHEN outcome IN ('NACK', 'REJECT', 'RELEASE') THEN marker_offset END) AS verdict_offset,
-  min_by(at_ms + coalesce(redeliver_after_ms, 0), marker_offset)
-      FILTER (WHERE outcome IN ('NACK', 'REJECT', 'RELEASE')) AS verdict_due_ms
-FROM held GROUP BY partition, offset, end_offset
+  min(marker_offset) FILTER (WHERE outcome = 'ACK') AS ack_offset,
+  min(marker_offset) FILTER (WHERE is_given_back) AS back_offset,
+  min_by(at_ms + coalesce(redeliver_after_ms, 0), marker_offset) FILTER (WHERE is_given_back)
+    AS back_due_ms
+FROM held GROUP BY partition, offset
 """
 
 _JUDGED = """
-SELECT settled.id, settled.outcome, settled.ends,
-  causes.ack_offset IS NOT NULL
-    AND (lease_offset IS NULL OR lease_offset > ack_offset)
-    AND (verdict_offset IS NULL OR verdict_offset > ack_offset) AS in_time,
-  lease_offset IS NULL AND verdict_offset IS NULL
-    AND NOT (settled.outcome = 'DEAD_LETTERED' AND coalesce(dead.reason IN ('expired', 'max-lease'),
-                                                            false)) AS unexplained,
-  CASE WHEN settled.outcome = 'REDELIVERED' THEN next_at_ms ELSE dead.at_ms END
-    - CASE WHEN lease_offset IS NULL OR verdict_offset < lease_offset
-           THEN verdict_due_ms ELSE lease_due_ms END AS late_ms
-FROM settled
-LEFT JOIN causes
-ON settled.partition = causes.partition AND settled.offset = causes.offset
-   AND settled.end_offset = causes.end_offset
-LEFT JOIN dead ON settled.id = dead.id
+SELECT id,
+  ack_offset IS NOT NULL AND (lease_offset IS NULL OR lease_offset > ack_offset)
+    AND (back_offset IS NULL OR back_offset > ack_offset) AS in_time,
+  outcome = 'REDELIVERED' AND lease_offset IS NULL AND back_offset IS NULL AS is_needless_copy,
+  outcome = 'DEAD_LETTERED' AND lease_offset IS NULL AND back_offset IS NULL AS is_needless_death,
+  if(outcome = 'REDELIVERED', next_at_ms, closed_at_ms)
+    - if(lease_offset IS NULL OR back_offset < lease_offset, back_due_ms, lease_due_ms) AS late_ms
+FROM causes
 """
 
-_DEAD = """
-SELECT id, count(*) AS letters, min(reason) AS reason, min(error) AS error,
-       min(unix_millis(timestamp)) AS at_ms
-FROM dead_letters GROUP BY id
-"""
-
-_ACKED = """
-SELECT DISTINCT copies.id FROM clocked AS end
-JOIN copies ON copies.partition = end.partition AND copies.offset = end.offset
-WHERE end.type = 'END' AND end.outcome = 'ACK' AND NOT end.of_schedule
+# Everything that is known of an id, one below the other, so that one aggregation joins it.
+_FACTS = """
+SELECT id, queue_id AS queue, kind, is_first, if(is_first, at_ms, NULL) AS first_at_ms, is_acked,
+  redelivered, dead_lettered, NULL AS due_ms, 0 AS letters, NULL AS reason, NULL AS error,
+  0 AS done, NULL AS in_time, NULL AS is_needless_copy, NULL AS is_needless_death, NULL AS late_ms
+FROM fates
+UNION ALL
+SELECT id, if(outcome <=> 'ACK', NULL, queue), NULL, NULL, NULL, NULL,
+  0, int(outcome <=> 'DEAD_LETTERED'), if(outcome = 'REDELIVERED', due_ms, NULL), 0, NULL, NULL,
+  0, NULL, NULL, NULL, NULL
+FROM schedules
+UNION ALL
+SELECT id, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, 1, reason, error, 0, NULL, NULL, NULL, NULL
+FROM dead_letters
+UNION ALL
+SELECT id, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, 0, NULL, NULL, 1, NULL, NULL, NULL, NULL
+FROM history WHERE event = 'done'
+UNION ALL
+SELECT id, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, 0, NULL, NULL, 0, in_time, is_needless_copy,
+  is_needless_death, late_ms
+FROM judged
 """
 
 _BY_ID = """
-SELECT id, count(*) FILTER (WHERE NOT is_first) AS again, count(*) FILTER (WHERE is_first) AS firsts
-FROM copies GROUP BY id
+SELECT id, min(queue) AS queue, max(kind) <=> 'poison' AS is_poison,
+  count_if(is_first) AS firsts, count_if(NOT is_first) AS again,
+  coalesce(max(is_acked), false) AS is_acked,
+  sum(redelivered) AS redelivered, sum(dead_lettered) AS dead_lettered, sum(letters) AS letters,
+  coalesce(max(reason = 'max-deliveries' AND error LIKE '%PoisonError%'), false) AS is_dead_poison,
+  coalesce(max(reason IN ('expired', 'max-lease')), false) AS is_dead_by_time,
+  sum(done) AS done, count_if(in_time) AS in_time, count_if(is_needless_copy) AS needless_copies,
+  count_if(is_needless_death) AS needless_deaths,
+  concat(collect_list(late_ms), array(min(first_at_ms) - min(due_ms))) AS late_ms
+FROM facts GROUP BY id
 """
 
-_SETTLED_BY_ID = """
-SELECT id, sum(ends) FILTER (WHERE outcome = 'REDELIVERED') AS redelivered,
-       sum(ends) FILTER (WHERE outcome = 'DEAD_LETTERED') AS dead_lettered,
-       count(*) FILTER (WHERE in_time) AS in_time,
-       count(*) FILTER (WHERE unexplained) AS unexplained
-FROM judged GROUP BY id
-"""
-
-_SCHEDULED_BY_ID = """
-SELECT id, count(*) FILTER (WHERE outcome = 'DEAD_LETTERED') AS dead_lettered
-FROM schedules GROUP BY id
-"""
-
-_DONE = """
-SELECT id, count(*) AS times FROM history WHERE event = 'done' GROUP BY id
-"""
-
-_MESSAGES = """
-SELECT sent.queue, sent.id, acked.id IS NOT NULL AS is_acked, dead.id IS NOT NULL AS is_dead,
-  coalesce(by_id.again, 0) > 0 AS is_redelivered, coalesce(done.times, 0) > 1 AS is_duplicated,
-  sent.kind <=> 'poison' AS is_poison,
-  coalesce(dead.reason = 'max-deliveries' AND dead.error LIKE '%PoisonError%', false)
-    AS is_dead_poison,
-  coalesce(closed.in_time, 0) AS in_time_redelivered,
-  coalesce(closed.unexplained, 0)
-    + abs(coalesce(by_id.again, 0) - coalesce(closed.redelivered, 0))
-    + abs(coalesce(dead.letters, 0) - coalesce(closed.dead_lettered, 0)
-          - coalesce(scheduled.dead_lettered, 0))
-    + greatest(coalesce(by_id.firsts, 0) - 1, 0) AS unexplained
-FROM sent
-LEFT JOIN acked ON acked.id = sent.id
-LEFT JOIN dead ON dead.id = sent.id
-LEFT JOIN by_id ON by_id.id = sent.id
-LEFT JOIN settled_by_id AS closed ON closed.id = sent.id
-LEFT JOIN scheduled_by_id AS scheduled ON scheduled.id = sent.id
-LEFT JOIN done ON done.id = sent.id
-"""
-
-_LATENESS = """
-SELECT sent.queue, late_ms / 1000 AS late_s FROM judged JOIN sent ON judged.id = sent.id
-WHERE late_ms IS NOT NULL
-UNION ALL
-SELECT sent.queue, (copies.at_ms - schedules.due_ms) / 1000 FROM schedules
-JOIN copies ON copies.id = schedules.id AND copies.is_first
-JOIN sent ON sent.id = schedules.id
-WHERE schedules.outcome = 'REDELIVERED'
+# Sent: first copies, and delayed messages that have not come yet (cancelled ones aside).
+_FOLLOWED = """
+SELECT queue, is_acked, letters > 0 AS is_dead, again > 0 AS is_redelivered,
+  done > 1 AS is_duplicated, is_poison, is_poison AND NOT is_dead_poison AS is_poison_missing,
+  in_time AS in_time_redelivered,
+  needless_copies + if(is_dead_by_time, 0, needless_deaths) + abs(again - redelivered)
+    + abs(letters - dead_lettered) + greatest(firsts - 1, 0) AS unexplained,
+  late_ms
+FROM by_id WHERE queue IS NOT NULL
 """
 
 _RESULT = """
-SELECT counted.*, round(late_p50_s, 3) AS late_p50_s, round(late_p99_s, 3) AS late_p99_s
+SELECT coalesce(queue, '') AS queue, count(is_acked) AS sent, count_if(is_acked) AS acked,
+  count_if(is_redelivered) AS redelivered, count_if(is_dead) AS dead_lettered,
+  count_if(NOT is_acked AND NOT is_dead) AS lost, count_if(is_duplicated) AS duplicated,
+  count_if(is_poison) AS poison, count_if(is_poison_missing) AS poison_missing,
+  coalesce(sum(in_time_redelivered), 0) AS in_time_redelivered,
+  coalesce(sum(unexplained), 0) AS unexplained,
+  round(percentile(late, 0.5) / 1000, 3) AS late_p50_s,
+  round(percentile(late, 0.99) / 1000, 3) AS late_p99_s
 FROM (
-  SELECT coalesce(queue, '') AS queue, count(*) AS sent, count_if(is_acked) AS acked,
-    count_if(is_redelivered) AS redelivered, count_if(is_dead) AS dead_lettered,
-    count_if(NOT is_acked AND NOT is_dead) AS lost, count_if(is_duplicated) AS duplicated,
-    count_if(is_poison) AS poison, count_if(is_poison AND NOT is_dead_poison) AS poison_missing,
-    coalesce(sum(in_time_redelivered), 0) AS in_time_redelivered,
-    coalesce(sum(unexplained), 0) AS unexplained
-  FROM followed GROUP BY ROLLUP (queue)) AS counted
-LEFT JOIN (
-  SELECT coalesce(queue, '') AS queue, percentile(late_s, 0.5) AS late_p50_s,
-    percentile(late_s, 0.99) AS late_p99_s
-  FROM lateness GROUP BY ROLLUP (queue)) AS late
-ON late.queue = counted.queue
+  SELECT queue, is_acked, is_dead, is_redelivered, is_duplicated, is_poison, is_poison_missing,
+    in_time_redelivered, unexplained, NULL AS late
+  FROM followed
+  UNION ALL
+  SELECT queue, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, explode(late_ms) FROM followed)
+GROUP BY ROLLUP (queue)
 """
 
 STEPS = {
     "copies": _COPIES,
     "clocked": _CLOCKED,
     "schedules": _SCHEDULES,
-    "sent": _SENT,
-    "settled": _SETTLED,
+    "closed": _CLOSED,
+    "fates": _FATES,
     "signs": _SIGNS,
     "held": _HELD,
     "causes": _CAUSES,
-    "dead": _DEAD,
     "judged": _JUDGED,
-    "acked": _ACKED,
+    "facts": _FACTS,
     "by_id": _BY_ID,
-    "settled_by_id": _SETTLED_BY_ID,
-    "scheduled_by_id": _SCHEDULED_BY_ID,
-    "done": _DONE,
-    "followed": _MESSAGES,
-    "lateness": _LATENESS,
+    "followed": _FOLLOWED,
     "result": _RESULT,
 }
 """Temporary views, each over those before it; ``result`` has one row per queue and one of all."""
 
-_KEPT = ("copies", "clocked", "settled", "judged", "sent", "schedules")  # used more than once
+_KEPT = ("clocked", "fates", "followed")  # used more than once
 
 
 def verdict_rows(spark: SparkSession) -> list[dict[str, Any]]:
