@@ -1,0 +1,132 @@
+"""What is known of one claimed partition, and how it is shown.
+
+An *owner* is a pair of client and instance: the client's name may outlive a restart, the instance
+is random and new at each start. Offsets of the claimed partition (``offset``) and offsets of the
+coordination log (``token`` and what ends in ``_at``) are different things.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["Claim", "ClaimState", "Contender", "Entry", "Owner"]
+
+Owner = tuple[str, str]
+"""Client and instance."""
+
+
+class ClaimState(Enum):
+    """How sure it is that the last known owner lives, by the age of its last sign of life."""
+
+    FREE = "free"  # nobody ever claimed it, or the owner has released it
+    FRESH = "fresh"  # heard within one interval
+    UNKNOWN = "unknown"  # within two: the claim still holds
+    STALE = "stale"  # two intervals or more: anybody may claim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The claim of one partition at one moment.
+
+    ``client`` and ``instance`` are empty when nothing valid is claimed; the fields that begin with
+    ``last_`` are of the last owner, whatever its age.
+    """
+
+    group: str
+    topic: str
+    partition: int
+    client: str = ""
+    instance: str = ""
+    offset: int = 0  # next to consume, the last known; 0 when none is known
+    token: int = -1  # fencing token: where the last ownership began in the coordination log
+    state: ClaimState = ClaimState.FREE
+    age_s: float = float("inf")  # since the last sign of life, by the rules' clock; may be negative
+    last_client: str = ""
+    last_instance: str = ""
+    heartbeat_s: int = 0  # the sender's time of the last sign of life; 0: none, or released
+    release_s: int = 0  # the sender's time of the release; 0: not released
+    is_claimable: bool = True  # a claim that is appended now would be accepted
+    is_certain: bool = True  # False: the log was read from its middle, and others may hold it
+    is_grounded: bool = False  # the owner's claim was seen and accepted
+    rivals: int = 0  # when it is not certain: other clients that may hold it
+    max_offset: int = 0  # when it is not certain: the largest offset that may be the true one
+    renewed_at: int = -1  # the record that renewed it last
+    intent_at: int = -1  # the owner's last ClaimingMessages record
+    rival_at: int = -1  # the last ignored heartbeat of somebody else
+
+    @property
+    def is_valid(self) -> bool:
+        """Somebody holds it."""
+        return self.state in (ClaimState.FRESH, ClaimState.UNKNOWN)
+
+
+@dataclass(slots=True)
+class Contender:
+    """Somebody who may hold a partition, as far as a reader knows that did not see the claim."""
+
+    beat_ms: int  # log clock of its last record
+    is_open: bool = True  # False: it has released, or never can hold it again
+    offset: int | None = None  # the last that it wrote
+
+
+class Entry:
+    """Mutable state of one partition; the rule sets in ``claim_rules`` change it."""
+
+    __slots__ = (
+        "beat_ms",
+        "client",
+        "contenders",
+        "has_owner",
+        "heartbeat_s",
+        "instance",
+        "intent_at",
+        "is_grounded",
+        "is_held",
+        "max_offset",
+        "offset",
+        "release_s",
+        "renewed_at",
+        "retired",
+        "rival_at",
+        "token",
+        "used",
+    )
+
+    def __init__(self) -> None:
+        self.client = ""
+        self.instance = ""
+        self.has_owner = False  # somebody ever owned it
+        self.offset = 0
+        self.max_offset = 0  # above ``offset`` while it is not known which of them is true
+        self.token = -1
+        self.heartbeat_s = 0
+        self.release_s = 0
+        self.renewed_at = -1
+        self.intent_at = -1
+        self.rival_at = -1
+        # What only the safe rules use:
+        self.is_held = False  # owned, and not released
+        self.beat_ms = 0  # log clock of the last sign of life
+        self.is_grounded = False  # the ownership began with an accepted claim
+        self.retired: tuple[Owner, ...] = ()  # earlier owners, the latest last
+        self.contenders: dict[Owner, Contender] | None = None  # None: the owner is certain
+        self.used: tuple[str, ...] = ()  # trusted instances that have written here
+
+    @property
+    def owner(self) -> Owner:
+        return self.client, self.instance
+
+    def own(self, owner: Owner, token: int) -> None:
+        """A new ownership begins."""
+        self.client, self.instance = owner
+        self.has_owner = True
+        self.token = token
+        self.intent_at = self.rival_at = -1
+
+    def offsets(self) -> tuple[int, int]:
+        """The smallest and the largest offset that may be the true one."""
+        found = [c.offset for c in (self.contenders or {}).values() if c.offset is not None]
+        if not found:
+            return self.offset, max(self.offset, self.max_offset)
+        return min(found), max(found)
