@@ -84,14 +84,6 @@ class Block:
         outcomes = self._columns[9]
         return outcomes.count(outcome) + outcomes.count(outcome + _OF_SCHEDULE)
 
-    def undecodable(self) -> list[int]:
-        """Offsets of the records that are no markers (R21)."""
-        kinds = self._columns[2]
-        if _UNDECODABLE not in kinds:
-            return []
-        pairs = zip(self._columns[0], kinds, strict=True)
-        return [offset for offset, kind in pairs if kind == _UNDECODABLE]
-
     def __iter__(self) -> Iterator[FoldRow]:
         """The rows, in their order."""
         logs, consumers = self._logs, self._consumers

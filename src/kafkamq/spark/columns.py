@@ -306,8 +306,14 @@ _BUILDERS: dict[str, Callable[[Sequence[Record]], list[Column]]] = {
 }
 
 
-def fold_rows(records: Sequence[Record]) -> list[FoldRow]:
+def fold_rows(
+    records: Sequence[Record], refused: Callable[[Record, WireError], None]
+) -> list[FoldRow]:
     """Records of a markers topic as a tracker folds them; payloads stay behind (R18).
+
+    Args:
+        records: In offset order.
+        refused: Told of each record that is no marker (R21).
 
     Raises:
         UnsupportedVersionError: A marker of a newer version (R21).
@@ -316,16 +322,14 @@ def fold_rows(records: Sequence[Record]) -> list[FoldRow]:
     for record in records:
         offset = record.offset()
         kind, timestamp_ms = record.timestamp()
+        marker: Marker | None = None
         try:
-            marker: Marker | None = decode_slim(record.value())
+            marker = decode_slim(record.value())
         except UnsupportedVersionError as error:
             raise UnsupportedVersionError(
-                error.reason,
-                topic=record.topic(),
-                partition=record.partition(),
-                offset=offset,
+                error.reason, topic=record.topic(), partition=record.partition(), offset=offset
             ) from None
-        except WireError:
-            marker = None  # R21: counted by the tracker, copied to the quarantine, passed
+        except WireError as error:
+            refused(record, error)
         rows.append((offset, timestamp_ms if kind == TIMESTAMP_LOG_APPEND_TIME else -1, marker))
     return rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
@@ -64,18 +64,22 @@ def parse_source_options(
             f"unknown option {unknown[0]}: known are {', '.join(sorted(_KNOWN))} "
             "and Kafka's own properties as kafka.NAME"
         )
-    servers = kafka.pop("bootstrap.servers", None) or (service and service.bootstrap_servers)
-    if not servers:
+    servers = kafka.pop("bootstrap.servers", "")
+    if service is None and not servers:
         raise ConfigError(f"option {_BOOTSTRAP} is missing: give host:port[,host:port...]")
+    config = service or ServiceConfig(bootstrap_servers=servers)
+    config = replace(
+        config,
+        bootstrap_servers=servers or config.bootstrap_servers,
+        kafka={**config.kafka, **kafka},
+    )
     if not given.get("topic"):
         raise ConfigError("option topic is missing: name the topic to read")
     mode = given.get("mode", "records")
     if mode not in MODES:
         raise ConfigError(f"mode is {mode!r}: it must be one of {', '.join(MODES)}")
     return SourceOptions(
-        config=ServiceConfig(
-            bootstrap_servers=servers, kafka={**(service.kafka if service else {}), **kafka}
-        ),
+        config=config,
         topic=given["topic"],
         mode=mode,
         starting=_offsets("startingOffsets", given.get("startingoffsets", EARLIEST)),

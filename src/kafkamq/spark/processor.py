@@ -29,12 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["FOLDED_COLUMNS", "FoldProcessor", "FoldSettings"]
 
 FOLDED_COLUMNS = (
-    "topic STRING, partition INT, range_end BIGINT, position BIGINT, status BINARY, "
-    "action_count INT, actions BINARY, undecodable ARRAY<BIGINT>"
+    "topic STRING, partition INT, range_end BIGINT, position BIGINT, status BINARY, actions BINARY"
 )
 """One row per marker partition and batch, for the sink."""
-
-MAX_UNDECODABLE = 10_000  # per partition and batch that go to the quarantine; all are counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +90,6 @@ class FoldProcessor(StatefulProcessor):
         redelivered = dead_lettered = 0
         if stored is not None and stored[1] == self._settings.epoch:
             redelivered, dead_lettered = stored[2:4]
-        undecodable: list[int] = []
         apply = tracker.apply
         for cell in cells:
             block = Block(cell[5])
@@ -101,7 +97,6 @@ class FoldProcessor(StatefulProcessor):
                 apply(*row)
             redelivered += block.count(Outcome.REDELIVERED)
             dead_lettered += block.count(Outcome.DEAD_LETTERED)
-            undecodable += block.undecodable()
         tracker.next_offset = range_end  # what is left up to there are control records
         actions = tracker.plan(self._settings.max_actions)
         self._keep(tracker, redelivered, dead_lettered)
@@ -130,9 +125,7 @@ class FoldProcessor(StatefulProcessor):
             range_end,
             status.committable_offset,
             encode_status(status),
-            len(actions),
             encode_actions(actions),
-            undecodable[:MAX_UNDECODABLE],
         )
 
     def _tracker(self, index: bytes | None, partition: int) -> RedeliveryTracker:

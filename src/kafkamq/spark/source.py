@@ -11,8 +11,10 @@ error, never a jump (R23).
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import (
@@ -29,13 +31,15 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from kafkamq.clients.quarantine import Quarantine
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import ConfigError, DataLossError
+from kafkamq.errors import ConfigError, DataLossError, WireError
 from kafkamq.spark.blocks import encode_block
 from kafkamq.spark.columns import arrow_columns, columns_of, fold_rows
 from kafkamq.spark.grouping import group_key
 from kafkamq.spark.options import LATEST, Offsets, SourceOptions, parse_source_options
-from kafkamq.spark.reading import LogRange, LogReader, log_reader, shared_out
+from kafkamq.spark.reading import LogRange, LogReader, Record, log_reader, shared_out
+from kafkamq.wire.headers import Origin
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -144,13 +148,33 @@ def _read_blocks(
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
+    quarantine = _quarantine(options.config)
     is_empty = True
     for records in log_reader(options.config).read(wanted):
         is_empty = False
-        rows = fold_rows(records)
+        rows = fold_rows(records, partial(_refuse, quarantine))
+        quarantine.flush()
         yield batch(rows[0][0], encode_block(rows))
     if is_empty:
         yield batch(wanted.start, encode_block([]))
+
+
+def _refuse(quarantine: Quarantine, record: Record, error: WireError) -> None:
+    """A record that is no marker: kept in the quarantine, passed by the tracker (R21)."""
+    place = Origin(record.topic(), record.partition(), record.offset(), record.timestamp()[1])
+    quarantine.put(place, key=record.key(), value=record.value(), error=error.reason)
+
+
+_quarantines: dict[tuple[int, str], Quarantine] = {}
+
+
+def _quarantine(config: ServiceConfig) -> Quarantine:
+    """This process's; a worker reads many ranges in its life."""
+    key = (os.getpid(), config.quarantine_topic)
+    found = _quarantines.get(key)
+    if found is None:
+        found = _quarantines[key] = Quarantine(config)
+    return found
 
 
 class _BatchReader(DataSourceReader):
