@@ -186,9 +186,12 @@ class Settler:
             for record in part.records:
                 producer.produce(record)
             self._commit(run, part.end)
-        except TransactionAbortedError:
+        except (FencedError, OutcomeUnknownError):
+            raise
+        except BrokerError:
             if not producer.too_large or time.monotonic() > run.deadline_s:
                 raise
+            ledger.abort()
             self._rewriter.refused(ledger.key.partition, run.rows, part)
             return False
         report = run.report

@@ -123,8 +123,12 @@ class Ticker:
         Raises:
             BrokerError: What broke the client for good: credentials, a fatal error.
         """
-        self._open().poll(timeout_s)
-        self._watch.check(f"writing to {self._config.marker_topic}")
+        doing = f"writing to {self._config.marker_topic}"
+        try:
+            self._open().poll(timeout_s)
+        except KafkaException as error:
+            raise broker_error(error, doing) from error
+        self._watch.check(doing)
 
     def close(self, *, timeout_s: float = 5.0) -> None:
         """Flush (bounded) and end; idempotent."""

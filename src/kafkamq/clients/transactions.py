@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -106,8 +107,7 @@ class TransactionalProducer:
                 deadline_s = deadline_s or now_s + timeout_s
                 if now_s > deadline_s:
                     raise self._watch.deadline("producing in a transaction", timeout_s) from None
-                producer.poll(0.1)
-                self._watch.check("producing in a transaction")
+                self._serve("producing in a transaction", 0.1)
             except KafkaException as error:
                 if kafka_error(error).code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     self.too_large += 1  # refused here, before it reached the broker
@@ -115,7 +115,10 @@ class TransactionalProducer:
 
     def flush(self, *, timeout_s: float = 10.0) -> None:
         """Wait until the queued records are confirmed or refused; ``commit`` does so by itself."""
-        self._ready().flush(timeout_s)
+        try:
+            self._ready().flush(timeout_s)
+        except KafkaException as error:
+            raise self._failed(error, "flushing a transaction") from error
 
     def send_offsets(
         self, positions: Sequence[TopicPartition], group_metadata: bytes, *, timeout_s: float = 10.0
@@ -171,10 +174,18 @@ class TransactionalProducer:
 
     def _discard(self) -> None:
         producer, self._producer = self._producer, None
+        is_idle = self._is_ready and not self._in_transaction
         self._is_ready = self._in_transaction = False
-        if producer is not None:
-            producer.purge()  # nothing of it may be sent any more; closing would wait for it
+        if producer is None:
+            return
+        producer.purge()  # nothing of it may be sent any more, and nobody waits for it
+        if is_idle:
             producer.close()
+        else:
+            # Closing would abort the transaction first, without a bound, and raise when fenced;
+            # dropping the last reference ends the client without either.
+            with suppress(KafkaException):  # a fatal error is raised by the next poll, too
+                producer.poll(0)
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
@@ -199,9 +210,16 @@ class TransactionalProducer:
                     raise self._watch.deadline(doing, timeout_s) from error
                 if inner.code() != KafkaError._TIMED_OUT:
                     time.sleep(0.05)
-            if self._producer is not None:
-                self._producer.poll(0)
-            self._watch.check(doing)
+            self._serve(doing, 0.0)
+
+    def _serve(self, doing: str, timeout_s: float) -> None:
+        """Serve callbacks; raises what no waiting can mend."""
+        if self._producer is not None:
+            try:
+                self._producer.poll(timeout_s)
+            except KafkaException as error:
+                raise self._failed(error, doing) from error
+        self._watch.check(doing)
 
     def _failed(self, error: KafkaException, doing: str) -> Exception:
         """Classify; leaves this producer either ready for ``begin`` or in need of ``init``."""

@@ -62,12 +62,7 @@ class MarkerReader:
             consumer_settings(config, group_id="kafkamq.reader", **{"enable.partition.eof": True}),
             self._watch,
         )
-        self._member.subscribe(
-            [self._topic],
-            on_assign=self._assigned,
-            on_revoke=self._revoked,
-            on_lost=self._revoked,
-        )
+        self._is_subscribed = False
 
     def membership(self) -> bytes:
         """What fences this member's transactions when the group has gone on without it (R22)."""
@@ -96,6 +91,14 @@ class MarkerReader:
             DataLossError: A partition's records were deleted before they were read.
         """
         try:
+            if not self._is_subscribed:  # not before somebody polls: members must
+                self._is_subscribed = True
+                self._member.subscribe(
+                    [self._topic],
+                    on_assign=self._assigned,
+                    on_revoke=self._revoked,
+                    on_lost=self._revoked,
+                )
             self._report(self._member.poll(0))  # rebalances happen in here
             messages = self._reader.consume(_BATCH, 0)
             if not messages:

@@ -63,17 +63,26 @@ class LocalTracker:
     Args:
         config: Names the cluster and the topics.
         tracker: How it runs.
+        timeout_s: Bound of each question to the cluster before it runs.
 
     Raises:
         ConfigError: The topics cannot be used (R23, R25); says why and what to do.
         BrokerError, DeadlineExceededError: The cluster cannot be asked.
     """
 
-    def __init__(self, config: ServiceConfig, tracker: TrackerConfig | None = None) -> None:
+    def __init__(
+        self,
+        config: ServiceConfig,
+        tracker: TrackerConfig | None = None,
+        *,
+        timeout_s: float = 30.0,
+    ) -> None:
         self._config = config
         self._tracker = tracker if tracker is not None else TrackerConfig()
-        self.warnings = require_topics(config, max_lease_ms=self._tracker.max_lease_ms)
-        with Admin(config) as admin:
+        self.warnings = require_topics(
+            config, max_lease_ms=self._tracker.max_lease_ms, timeout_s=timeout_s
+        )
+        with Admin(config, timeout_s=timeout_s) as admin:
             topic = admin.require_topic(config.marker_topic)
         retention_ms = int(topic.settings.get("retention.ms", "-1"))
         self._carry_after_ms = retention_ms // 4 if retention_ms >= 0 else NEVER  # R19
@@ -160,6 +169,11 @@ class LocalTracker:
         return bool(parts) and all(
             part.phase is Phase.READING and part.core.is_live for part in parts
         )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was closed, or has stopped because of an error."""
+        return self._is_closed
 
     @property
     def assigned(self) -> frozenset[int]:

@@ -1,0 +1,224 @@
+"""The local tracker on a real broker: what becomes of a message, read from the topics alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.integration.tracker_logs import Logs, wait_until
+
+from kafkamq.config import TrackerConfig
+from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.types import MarkerType, MessageId, Outcome
+
+FAST = TrackerConfig(position_interval_ms=200)
+
+
+@pytest.fixture
+def logs(bootstrap: str, namespace: str) -> Logs:
+    return Logs(bootstrap, namespace)
+
+
+@pytest.fixture
+def tracked(logs: Logs) -> Iterator[Logs]:
+    with LocalTracker(logs.config, FAST).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live)
+        yield logs
+
+
+def settle_down(logs: Logs, tracked_ids: set[MessageId]) -> None:
+    """Wait until every one of these messages has an END of whatever kind."""
+    outcomes = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+    wait_until(lambda: tracked_ids <= set(logs.ends(*outcomes)))
+
+
+def test_silence_gives_one_copy_and_its_end_in_one_transaction(tracked: Logs) -> None:
+    headers = (("h", b"1"), ("h", None), ("kafkamq-id", b"abc"))
+    (id_,) = tracked.send(key=b"queue\0user", value=b"x", headers=headers)
+    tracked.start(id_, key=b"queue\0user", value=b"x", headers=headers)
+    settle_down(tracked, {id_})
+    (copy,) = tracked.copies()
+    assert (copy.key, copy.value, copy.delivery_count) == (b"queue\0user", b"x", 2)
+    assert copy.user == (("h", b"1"), ("h", None))
+    assert copy.origin is not None
+    assert (copy.origin.partition, copy.origin.offset) == (id_.partition, id_.offset)
+    assert copy.origin.timestamp_ms == tracked.sent[id_]
+    assert tracked.ends(Outcome.REDELIVERED) == [id_]
+    assert not tracked.dead_letters()
+
+
+def test_a_null_payload_stays_null(tracked: Logs) -> None:
+    (id_,) = tracked.send(value=None)
+    tracked.start(id_, value=None)
+    settle_down(tracked, {id_})
+    assert [copy.value for copy in tracked.copies()] == [None]
+
+
+def test_acked_in_time_gives_nothing(tracked: Logs) -> None:
+    acked, silent = tracked.send(2)
+    tracked.start(acked, silent, timeout_ms=800)
+    tracked.end(acked)
+    settle_down(tracked, {acked, silent})
+    assert tracked.copied() == [(silent.partition, silent.offset)]
+
+
+def test_keepalive_holds_a_message(tracked: Logs) -> None:
+    held, silent = tracked.send(2)
+    tracked.start(held, timeout_ms=1000, consumer="alive")
+    tracked.start(silent, timeout_ms=1000, consumer="dead")
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < 3.0:  # three times the timeout
+        tracked.keepalive(held, consumer="alive", timeout_ms=1000)
+        time.sleep(0.3)
+    assert tracked.copied() == [(silent.partition, silent.offset)]
+    tracked.end(held, consumer="alive")
+    settle_down(tracked, {held})
+    assert len(tracked.copied()) == 1
+
+
+def test_reject_is_a_dead_letter_with_its_reason(tracked: Logs) -> None:
+    (id_,) = tracked.send(key=b"queue", value=b"bad", headers=(("h", b"v"),))
+    tracked.start(id_, timeout_ms=60_000, value=b"bad", headers=(("h", b"v"),), count=3)
+    tracked.end(id_, outcome=Outcome.REJECT, reason="no such customer")
+    settle_down(tracked, {id_})
+    ((letter, headers),) = tracked.dead_letters()
+    assert (letter.key(), letter.value()) == (b"queue", b"bad")
+    assert headers["kafkamq-reason"] == b"rejected"
+    assert headers["kafkamq-error"] == b"no such customer"
+    assert headers["kafkamq-delivery-count"] == b"3"
+    assert headers["kafkamq-queue-id"] == b"queue"
+    assert headers["h"] == b"v"
+    assert headers["kafkamq-origin"] == (
+        f"{tracked.config.message_topic}/0/{id_.offset}/{tracked.sent[id_]}".encode()
+    )
+    assert tracked.ends(Outcome.DEAD_LETTERED) == [id_]
+    assert not tracked.copies()
+
+
+@pytest.mark.parametrize(("own_limit", "count"), [(3, 3), (0, 5)])
+def test_max_deliveries_end_in_the_dead_letters(tracked: Logs, own_limit: int, count: int) -> None:
+    (id_,) = tracked.send()
+    tracked.start(id_, timeout_ms=300, count=count, max_deliveries=own_limit)
+    settle_down(tracked, {id_})
+    ((_, headers),) = tracked.dead_letters()
+    assert headers["kafkamq-reason"] == b"max-deliveries"
+    assert not tracked.copies()
+
+
+def test_max_lease_ends_what_is_kept_alive(tracked: Logs) -> None:
+    (id_,) = tracked.send()
+    tracked.start(id_, timeout_ms=1000, max_lease_ms=2000)
+    began_s = time.monotonic()
+    while not tracked.copies():
+        assert time.monotonic() - began_s < 20
+        tracked.keepalive(id_, timeout_ms=1000)
+        time.sleep(0.3)
+    (copy,) = tracked.copies()
+    assert copy.delivery_count == 2
+
+
+def test_release_comes_back_at_once_and_does_not_count(tracked: Logs) -> None:
+    (id_,) = tracked.send()
+    tracked.start(id_, timeout_ms=60_000, count=4)
+    tracked.end(id_, outcome=Outcome.RELEASE)
+    settle_down(tracked, {id_})
+    assert [copy.delivery_count for copy in tracked.copies()] == [4]
+
+
+def test_nack_comes_back_after_its_delay(tracked: Logs) -> None:
+    (id_,) = tracked.send()
+    tracked.start(id_, timeout_ms=60_000)
+    tracked.end(id_, outcome=Outcome.NACK, delay_ms=1500)
+    settle_down(tracked, {id_})
+    (copy,) = tracked.copies()
+    (nack,) = [
+        message.timestamp()[1]
+        for message, marker in tracked.markers()
+        if marker.outcome is Outcome.NACK
+    ]
+    assert copy.delivery_count == 2
+    assert copy.timestamp_ms - nack > 1500  # both are times of the broker
+
+
+def test_expired_messages_are_dead_letters(tracked: Logs) -> None:
+    (id_,) = tracked.send()
+    tracked.start(id_, timeout_ms=1500, expires_at_ms=tracked.sent[id_] + 1000)
+    settle_down(tracked, {id_})
+    ((_, headers),) = tracked.dead_letters()
+    assert headers["kafkamq-reason"] == b"expired"
+
+
+def test_a_schedule_fires_once_and_a_cancelled_one_never(tracked: Logs) -> None:
+    fires = tracked.schedule(1000, value=b"fires", headers=(("kafkamq-id", b"n"), ("h", b"v")))
+    cancelled = tracked.schedule(1000, value=b"cancelled")
+    tracked.end_schedule(cancelled)
+    wait_until(lambda: tracked.ends(Outcome.REDELIVERED) == [fires])
+    later = tracked.schedule(600, value=b"later")
+    wait_until(lambda: set(tracked.ends(Outcome.REDELIVERED)) == {fires, later})
+    records = tracked.read(tracked.config.message_topic)
+    assert sorted(message.value() for message in records) == [b"fires", b"later"]
+    headers = [dict(m.headers() or ()) for m in records if m.value() == b"fires"]
+    # Its copy is the first delivery: it has neither a count nor an origin.
+    assert headers == [{"kafkamq-id": b"n", "h": b"v"}]
+
+
+def test_payload_by_reference(tracked: Logs) -> None:
+    (id_,) = tracked.send(value=b"large" * 100)
+    tracked.start(id_, timeout_ms=300, value=None, by_reference=True)
+    settle_down(tracked, {id_})
+    assert [copy.value for copy in tracked.copies()] == [b"large" * 100]
+
+
+def test_payload_by_reference_of_another_message_is_lost(tracked: Logs) -> None:
+    (id_,) = tracked.send(value=b"of somebody else")
+    tracked.sent[id_] -= 1  # the topic was made anew: same place, other message (R13)
+    never = MessageId(1, 77)  # beyond the log's end
+    nowhere = MessageId(99, 0)  # a partition that does not exist
+    tracked.start(id_, never, nowhere, timeout_ms=300, value=None, by_reference=True)
+    settle_down(tracked, {id_, never, nowhere})
+    letters = tracked.dead_letters()
+    assert [headers["kafkamq-reason"] for _, headers in letters] == [b"payload-lost"] * 3
+    assert [letter.value() for letter, _ in letters] == [None] * 3
+    assert not tracked.copies()
+
+
+def test_copies_keep_the_partition_of_their_user_key(tracked: Logs) -> None:
+    ids = tracked.send(20, key=b"queue\0customer-1")
+    tracked.start(*ids, timeout_ms=300, key=b"queue\0customer-1")
+    settle_down(tracked, set(ids))
+    partitions = {
+        message.partition()
+        for message in tracked.read(tracked.config.message_topic)
+        if any(name == "kafkamq-origin" for name, _ in message.headers() or ())
+    }
+    assert len(partitions) == 1
+    assert len(tracked.copies()) == 20
+
+
+def test_a_message_that_is_held_through_a_restart_comes_back_once(logs: Logs) -> None:
+    acked, silent = logs.send(2)
+    with LocalTracker(logs.config, FAST).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live)
+        logs.start(acked, silent, timeout_ms=3000)
+    logs.end(acked)
+    with LocalTracker(logs.config, FAST).in_thread():
+        settle_down(logs, {acked, silent})
+    with LocalTracker(logs.config, FAST).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live)
+    assert logs.copied() == [(silent.partition, silent.offset)]
+    assert logs.ends(Outcome.REDELIVERED) == [silent]
+
+
+def test_a_quiet_namespace_gets_no_ticks(tracked: Logs) -> None:
+    (id_,) = tracked.send()
+    tracked.start(id_, timeout_ms=300)
+    settle_down(tracked, {id_})
+
+    def ticks() -> int:
+        return sum(marker.type is MarkerType.TICK for _, marker in tracked.markers())
+
+    time.sleep(1.5)  # the END is read, whatever was on its way has arrived
+    before = ticks()
+    time.sleep(2.0)
+    assert ticks() == before

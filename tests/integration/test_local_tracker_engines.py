@@ -1,0 +1,176 @@
+"""Replicas, and engines that follow each other (R17, R22): who may write, and what comes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from confluent_kafka import Consumer
+from tests.integration.tracker_logs import Logs, wait_until
+
+from kafkamq.clients.ledger import Ledger, LedgerKey, claim, read_positions
+from kafkamq.clients.settlement import SettlementError, Settler
+from kafkamq.config import TrackerConfig
+from kafkamq.core.delivery import DueCause, Settle
+from kafkamq.errors import ConfigError, FencedError
+from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.types import MessageId, Outcome
+from kafkamq.wire.ledger import Position
+
+FAST = TrackerConfig(position_interval_ms=200)
+PARTITIONS = 3
+CHUNK = 4096
+
+
+@pytest.fixture
+def logs(bootstrap: str, namespace: str) -> Logs:
+    return Logs(bootstrap, namespace, marker_partitions=PARTITIONS)
+
+
+def other_engine(logs: Logs, *, takeover: bool = True) -> int:
+    return claim(logs.config, engine="other", partitions=PARTITIONS, takeover=takeover).epoch
+
+
+def ledgers(logs: Logs) -> list[Position]:
+    keys = [LedgerKey.of_markers(logs.config, number) for number in range(PARTITIONS)]
+    found = read_positions(logs.config, keys)
+    return [found[key] for key in keys if key in found]
+
+
+def due(id_: MessageId, start_offset: int) -> Settle:
+    return Settle(start_offset, id_, False, DueCause.LEASE_ENDED, 0, 0, 0, -1)
+
+
+def spread(logs: Logs) -> list[MessageId]:
+    """Identities whose markers lie in every marker partition; the messages need not exist."""
+    ids: dict[int, MessageId] = {}
+    offset = 0
+    while len(ids) < PARTITIONS:
+        id_ = MessageId(0, offset)
+        ids.setdefault(logs.place(id_), id_)
+        offset += CHUNK
+    return [ids[number] for number in range(PARTITIONS)]
+
+
+def test_replicas_share_the_partitions_and_take_over_from_each_other(logs: Logs) -> None:
+    ids = spread(logs)
+    with LocalTracker(logs.config, FAST).in_thread() as first:
+        wait_until(lambda: first.is_live and len(first.assigned) == PARTITIONS)
+        with LocalTracker(logs.config, FAST).in_thread() as second:
+            wait_until(
+                lambda: (
+                    second.is_live
+                    and first.is_live
+                    and first.assigned | second.assigned == set(range(PARTITIONS))
+                )
+            )
+            assert not first.assigned & second.assigned
+            assert {position.epoch for position in ledgers(logs)} == {1}
+            logs.start(*ids, timeout_ms=500)
+            wait_until(lambda: set(logs.ends(Outcome.REDELIVERED)) == set(ids))
+            # These fall due after the second has gone.
+            more = [MessageId(0, id_.offset + 1) for id_ in ids]
+            logs.start(*more, timeout_ms=3000)
+        wait_until(lambda: first.is_live and len(first.assigned) == PARTITIONS)
+        wait_until(lambda: len(logs.ends(Outcome.REDELIVERED)) == 2 * PARTITIONS)
+    assert Counter(logs.copied()) == Counter((id_.partition, id_.offset) for id_ in ids + more)
+
+
+def test_a_later_engine_stops_the_local_one(logs: Logs) -> None:
+    (id_,) = logs.send()
+    tracker = LocalTracker(logs.config, FAST)
+    with pytest.raises(FencedError, match="took over"), tracker.in_thread():  # noqa: PT012
+        wait_until(lambda: tracker.is_live and len(tracker.assigned) == PARTITIONS)
+        assert other_engine(logs) == 2
+        logs.start(id_, timeout_ms=500)
+        wait_until(lambda: tracker.is_over)
+    assert {(position.engine, position.epoch) for position in ledgers(logs)} == {("other", 2)}
+    assert not logs.copies(), "a fenced tracker wrote"
+
+
+def test_the_local_engine_takes_over_and_the_other_one_stops(logs: Logs) -> None:
+    (id_,) = logs.send()
+    epoch = other_engine(logs)
+    place = logs.place(id_)
+    key = LedgerKey.of_markers(logs.config, place)
+    old = Ledger(logs.config, key, engine="other", epoch=epoch)
+    old.open()
+    settler = Settler(logs.config, FAST)
+    (start,) = logs.start(id_, timeout_ms=500)
+    with LocalTracker(logs.config, FAST).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live and len(tracker.assigned) == PARTITIONS)
+        wait_until(lambda: logs.ends(Outcome.REDELIVERED) == [id_])
+        # The predecessor had planned the same action, and only now comes to write it.
+        with pytest.raises(FencedError):
+            settler.settle(old, [due(id_, start)], position=start, batch=1)
+        # And it fenced our tracker on the way, which starts that partition again.
+        (second,) = logs.send()
+        logs.start(second, timeout_ms=500)
+        wait_until(lambda: set(logs.ends(Outcome.REDELIVERED)) == {id_, second})
+    settler.close()
+    old.close()
+    assert {position.engine for position in ledgers(logs)} == {"local"}
+    assert {position.epoch for position in ledgers(logs)} == {epoch + 1}
+    assert len(logs.copies()) == 2
+
+
+def test_takeover_can_be_refused(logs: Logs) -> None:
+    other_engine(logs)
+    tracker = LocalTracker(logs.config, TrackerConfig(takeover=False))
+    with pytest.raises(ConfigError, match="takeover"), tracker.in_thread():
+        wait_until(lambda: tracker.is_over)
+    with LocalTracker(logs.config, FAST).in_thread() as willing:
+        wait_until(lambda: willing.is_live)
+    with pytest.raises(ConfigError, match="takeover"):
+        other_engine(logs, takeover=False)
+    # Its own engine's epoch is no obstacle.
+    with LocalTracker(logs.config, TrackerConfig(takeover=False)).in_thread() as again:
+        wait_until(lambda: again.is_live)
+
+
+def test_a_repeated_batch_goes_on_behind_what_is_done(logs: Logs) -> None:
+    ids = logs.send(5)
+    starts = logs.start(*ids, timeout_ms=60_000)
+    epoch = other_engine(logs)
+    key = LedgerKey.of_markers(logs.config, logs.place(ids[0]))
+    actions = [due(id_, start) for id_, start in zip(ids, starts, strict=True)]
+    settler = Settler(logs.config, TrackerConfig(max_offsets_per_commit=2))
+    first = Ledger(logs.config, key, engine="other", epoch=epoch)
+    report = settler.settle(first, actions[:2], position=0, batch=7)
+    assert (report.copies, report.transactions) == (2, 1)
+    # The same batch in another process: its first two rows are in the ledger (R16).
+    second = Ledger(logs.config, key, engine="other", epoch=epoch)
+    report = settler.settle(second, actions, position=0, batch=7)
+    assert (report.skipped, report.copies, report.transactions) == (2, 3, 2)
+    # The first one was fenced meanwhile; it opens the ledger again and finds everything done.
+    report = settler.settle(first, actions, position=0, batch=7)
+    assert (report.skipped, report.copies) == (5, 0)
+    # A late repetition of an older batch does nothing.
+    report = settler.settle(first, actions, position=0, batch=6)
+    assert (report.skipped, report.copies) == (5, 0)
+    assert Counter(logs.copied()) == Counter((0, id_.offset) for id_ in ids)
+    for opened in (first, second):
+        opened.close()
+    settler.close()
+
+
+def test_a_former_member_of_the_group_cannot_settle(logs: Logs, bootstrap: str) -> None:
+    (id_,) = logs.send()
+    (start,) = logs.start(id_, timeout_ms=60_000)
+    epoch = other_engine(logs)
+    member = Consumer({"bootstrap.servers": bootstrap, "group.id": f"{logs.namespace}.group"})
+    member.subscribe([logs.config.marker_topic])
+    wait_until(lambda: member.poll(0.05) is None and bool(member.assignment()))
+    metadata = member.consumer_group_metadata()
+    key = LedgerKey.of_markers(logs.config, logs.place(id_))
+    ledger = Ledger(logs.config, key, engine="other", epoch=epoch)
+    settler = Settler(logs.config, FAST)
+    settler.settle(ledger, [], position=0, batch=1, members=[metadata])
+    member.close()
+    action = due(id_, start)
+    with pytest.raises(SettlementError) as caught:
+        settler.settle(ledger, [action], position=0, batch=2, members=[metadata])
+    assert caught.value.actions == (action,)
+    assert not logs.copies()
+    settler.close()
+    ledger.close()

@@ -1,0 +1,187 @@
+"""What a tracker meets that should not be there: bad records, bad topics, sizes, lost positions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+from tests.integration.tracker_logs import Logs, wait_until
+
+from kafkamq.clients.admin import Admin
+from kafkamq.clients.ledger import LedgerKey, read_positions
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.errors import (
+    ConfigError,
+    DataLossError,
+    DeadlineExceededError,
+    UnsupportedVersionError,
+)
+from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.types import MessageId, Outcome
+from kafkamq.wire.markers import encode_end
+
+FAST = TrackerConfig(position_interval_ms=200)
+
+
+@pytest.fixture
+def logs(bootstrap: str, namespace: str) -> Logs:
+    return Logs(bootstrap, namespace)
+
+
+@pytest.fixture
+def tracked(logs: Logs) -> Iterator[Logs]:
+    with LocalTracker(logs.config, FAST).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live)
+        yield logs
+
+
+def alter(logs: Logs, topic: str, name: str, value: str) -> None:
+    resource = ConfigResource(
+        ResourceType.TOPIC,
+        topic,
+        incremental_configs=[ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)],
+    )
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(10)
+    with Admin(logs.config) as asked:  # the broker learns of it a moment later
+        wait_until(lambda: asked.require_topic(topic).settings[name] == value)
+
+
+def test_records_that_are_no_markers_are_set_aside_and_passed(tracked: Logs) -> None:
+    bad = [None, b"", b"\xff\xff\xff", b"\x10\x05", encode_end(MessageId(0, 1), Outcome.ACK)[:-1]]
+    (id_,) = tracked.send()
+    place = tracked.place(id_)
+    offsets = [tracked.raw_marker(place, value, key=b"k") for value in bad]
+    tracked.start(id_, timeout_ms=500)
+    offsets.append(tracked.raw_marker(place, b"garbage between them"))
+    wait_until(lambda: tracked.ends(Outcome.REDELIVERED) == [id_])
+    kept = tracked.read(tracked.config.quarantine_topic)
+    origins = [dict(message.headers() or ())["kafkamq-origin"] for message in kept]
+    places = [tuple(origin.decode().split("/")[:3]) for origin in origins]
+    assert places == [(tracked.config.marker_topic, str(place), str(n)) for n in offsets]
+    assert [message.value() for message in kept] == [*bad, b"garbage between them"]
+    assert all(dict(message.headers() or ())["kafkamq-error"] for message in kept)
+
+
+def test_a_newer_version_stops_the_tracker(logs: Logs) -> None:
+    tracker = LocalTracker(logs.config, FAST)
+    with pytest.raises(UnsupportedVersionError, match="upgrade") as caught, tracker.in_thread():  # noqa: PT012
+        wait_until(lambda: tracker.is_live)
+        offset = logs.raw_marker(1, b"\x08\x01" + encode_end(MessageId(0, 1), Outcome.ACK))
+        wait_until(lambda: tracker.is_over)
+    assert (caught.value.partition, caught.value.offset) == (1, offset)
+    assert not logs.read(logs.config.quarantine_topic)
+
+
+@pytest.mark.parametrize(
+    ("topic", "name", "value", "said"),
+    [
+        ("marker_topic", "message.timestamp.type", "CreateTime", "LogAppendTime"),
+        ("marker_topic", "cleanup.policy", "compact", "compaction"),
+        ("marker_topic", "retention.ms", "3600000", "max_lease"),
+        ("message_topic", "retention.bytes", "1000000", "retention.bytes"),
+        ("dead_letter_topic", "retention.ms", "3600000", "expire"),
+    ],
+)
+def test_topics_that_cannot_work_are_refused(
+    logs: Logs, topic: str, name: str, value: str, said: str
+) -> None:
+    full_name = getattr(logs.config, topic)
+    alter(logs, full_name, name, value)
+    with pytest.raises(ConfigError, match=said) as caught:
+        LocalTracker(logs.config)
+    assert full_name in str(caught.value)
+
+
+def test_a_position_below_the_logs_start_is_never_passed_over(logs: Logs) -> None:
+    ids = logs.send(10)
+    logs.start(*ids, timeout_ms=3_600_000)
+    place = logs.place(ids[0])
+    with LocalTracker(logs.config, FAST).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live)
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    for future in admin.delete_records(
+        [TopicPartition(logs.config.marker_topic, place, 4)]
+    ).values():
+        future.result(10)
+    again = LocalTracker(logs.config, FAST)
+    with pytest.raises(DataLossError, match="up to 4 records"), again.in_thread():
+        wait_until(lambda: again.is_over)
+
+
+def test_a_log_whose_control_records_were_deleted_lost_nothing(logs: Logs) -> None:
+    (id_,) = logs.send()
+    place = logs.place(id_)
+    key = LedgerKey.of_markers(logs.config, place)
+    with LocalTracker(logs.config, FAST).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live)
+        logs.start(id_, timeout_ms=300)
+        wait_until(lambda: logs.ends(Outcome.REDELIVERED) == [id_])
+        # The last records are an END and its transaction's commit record, and perhaps a TICK.
+        topic = logs.config.marker_topic
+        with Admin(logs.config) as asked:
+            wait_until(
+                lambda: (
+                    read_positions(logs.config, [key])[key].position
+                    == asked.log_bounds(topic, [place])[place][1]
+                )
+            )
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    for future in admin.delete_records(
+        [TopicPartition(logs.config.marker_topic, place, -1)]  # everything
+    ).values():
+        future.result(10)
+    again = LocalTracker(logs.config, FAST)
+    with again.in_thread():
+        wait_until(lambda: again.is_live or again.is_over)
+
+
+def test_a_broker_that_is_down_ends_the_start_within_its_bound() -> None:
+    config = ServiceConfig(bootstrap_servers="127.0.0.1:1", namespace="nobody")
+    with pytest.raises(DeadlineExceededError, match=r"127\.0\.0\.1:1"):
+        LocalTracker(config, timeout_s=2.0)
+
+
+@pytest.mark.parametrize("is_known_before", [True, False])
+def test_a_copy_that_does_not_fit_becomes_a_dead_letter(logs: Logs, is_known_before: bool) -> None:
+    """R11: the limit is either known when the copy is prepared, or the broker says it."""
+    first, small, large, other = logs.send(4, value=b"x" * 6000)
+    if is_known_before:
+        alter(logs, logs.config.message_topic, "max.message.bytes", "5000")
+    with LocalTracker(logs.config, FAST).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live)
+        if not is_known_before:  # the tracker has looked at the topic, and will do so in a minute
+            logs.start(first, timeout_ms=300, value=b"first")
+            wait_until(lambda: logs.ends(Outcome.REDELIVERED) == [first])
+            alter(logs, logs.config.message_topic, "max.message.bytes", "5000")
+        ids = [small, large, other]
+        values = [b"small", b"x" * 6000, b"other"]
+        data = [(id_, value) for id_, value in zip(ids, values, strict=True)]
+        for id_, value in data:
+            logs.start(id_, timeout_ms=1000, value=value)
+        wait_until(
+            lambda: (
+                set(logs.ends(Outcome.REDELIVERED)) >= {small, other}
+                and logs.ends(Outcome.DEAD_LETTERED) == [large]
+            )
+        )
+    ((letter, headers),) = logs.dead_letters()
+    assert headers["kafkamq-reason"] == b"payload-lost"
+    assert b"max.message.bytes" in (headers["kafkamq-error"] or b"")
+    assert letter.value() is None
+    assert headers["kafkamq-payload-at"] == (
+        f"{logs.config.message_topic}/0/{large.offset}/{logs.sent[large]}".encode()
+    )
+    copied = Counter(logs.copied())
+    copied.pop((0, first.offset), None)
+    assert copied == Counter({(0, small.offset): 1, (0, other.offset): 1})
