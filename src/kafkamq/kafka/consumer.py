@@ -185,6 +185,12 @@ class Consumer:
         self._verdicts.handed_out(messages)
         return messages
 
+    def _put_back(self, messages: Sequence[Message]) -> None:
+        """Received by a call that was cancelled: the next one gets them. From any thread."""
+        self._verdicts.taken_back(messages)
+        with self._worker.lock:
+            self._ready.extendleft(reversed(messages))
+
     def _step(self, wanted: int, timeout_s: float) -> None:
         """One step from polling to messages that are ready (R5); waits at most ``timeout_s``."""
         if self._batch is not None:

@@ -66,6 +66,11 @@ class Producer:
         """The queue that it sends to."""
         return self._queue_id
 
+    @property
+    def is_full(self) -> bool:
+        """Whether ``send`` would wait, because Kafka takes messages more slowly than they come."""
+        return self._sender.is_full
+
     def send(
         self,
         payload: bytes | None,

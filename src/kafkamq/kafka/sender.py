@@ -113,6 +113,11 @@ class Sender:
             except KafkaException as error:
                 raise broker_error(error, f"sending to {topic}") from error
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the queue is (nearly) full."""
+        return len(self._client) >= MAX_QUEUED - 1000
+
     def failed(self, error: KafkaError) -> None:
         """A delivery failed; after a fatal error the next send makes a new client."""
         if error.fatal():

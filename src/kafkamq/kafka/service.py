@@ -29,7 +29,7 @@ _TOPIC_NAMES = (
     "ledger_topic",
     "quarantine_topic",
 )
-_DEFAULT_BACKOFF = Backoff(first=1.0, max=600.0, jitter=0.2)
+DEFAULT_BACKOFF = Backoff(first=1.0, max=600.0, jitter=0.2)
 
 
 class Service:
@@ -120,7 +120,7 @@ class Service:
         redelivery_timeout: float | timedelta = 10.0,
         max_deliveries: int = 5,
         max_lease: float | timedelta = 43_200.0,
-        backoff: Backoff = _DEFAULT_BACKOFF,
+        backoff: Backoff = DEFAULT_BACKOFF,
         max_in_flight: int = 1000,
         exactly_once: bool = False,
         receive_buffer: int = 100,

@@ -188,6 +188,11 @@ class Verdicts:
             for message in messages:
                 self._handed_out[message._lease] = message
 
+    def taken_back(self, messages: Sequence[Message]) -> None:
+        """The application never saw them after all."""
+        for message in messages:
+            self._handed_out.pop(message._lease, None)
+
     def lost(self, leases: Sequence[Lease]) -> None:
         """Leases that ended by the worker's own clock; the application is told of its own."""
         for lease in leases:

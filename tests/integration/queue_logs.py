@@ -1,0 +1,122 @@
+"""What a namespace's topics hold, for tests of the queue API; read from the logs alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from confluent_kafka import Message as Record
+from tests.integration.tracker_logs import read_topic, wait_until
+
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.kafka import Consumer, Message, Service
+from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.wire.markers import decode_marker
+
+__all__ = [
+    "MarkerRecord",
+    "dead_letters",
+    "die",
+    "drain",
+    "ends",
+    "make_service",
+    "markers",
+    "read_topic",
+    "receive_all",
+    "starts",
+    "tracked",
+    "wait_until",
+]
+
+
+@dataclass
+class MarkerRecord:
+    """A marker and where it stands."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    marker: Marker
+
+
+@contextmanager
+def make_service(
+    bootstrap: str, namespace: str, *, partitions: int = 2, **kafka: str
+) -> Iterator[Service]:
+    """A namespace with its topics; Kafka's properties with ``_`` for ``.``."""
+    settings = {name.replace("_", "."): value for name, value in kafka.items()}
+    with Service(bootstrap, namespace, kafka=settings) as service:
+        service.create_topics(partitions=partitions, marker_partitions=2)
+        yield service
+
+
+@contextmanager
+def tracked(config: ServiceConfig) -> Iterator[LocalTracker]:
+    """A local tracker that runs and is live."""
+    tracker = LocalTracker(config, TrackerConfig(position_interval_ms=200))
+    with tracker.in_thread() as running:
+        wait_until(lambda: running.is_live)
+        yield running
+
+
+def markers(config: ServiceConfig) -> list[MarkerRecord]:
+    """All markers, per partition in their order."""
+    return [
+        MarkerRecord(
+            record.partition() or 0,
+            record.offset() or 0,
+            record.timestamp()[1],
+            decode_marker(record.value()),
+        )
+        for record in read_topic(config.bootstrap_servers, config.marker_topic)
+    ]
+
+
+def starts(config: ServiceConfig) -> list[MessageId | None]:
+    """Messages that were STARTed, in no certain order."""
+    return [r.marker.message_id for r in markers(config) if r.marker.type is MarkerType.START]
+
+
+def ends(config: ServiceConfig, outcome: Outcome) -> list[MessageId | None]:
+    """Messages with such an END."""
+    return [
+        record.marker.message_id
+        for record in markers(config)
+        if record.marker.type is MarkerType.END and record.marker.outcome is outcome
+    ]
+
+
+def dead_letters(config: ServiceConfig) -> list[Record]:
+    """The records of the dead-letter topic."""
+    return read_topic(config.bootstrap_servers, config.dead_letter_topic)
+
+
+def receive_all(consumer: Consumer, count: int, *, timeout_s: float = 30.0) -> list[Message]:
+    """``count`` messages, however many calls that takes."""
+    messages: list[Message] = []
+    deadline_s = time.monotonic() + timeout_s
+    while len(messages) < count:
+        assert time.monotonic() < deadline_s, f"{len(messages)} of {count} messages came"
+        messages += consumer.receive_many(count - len(messages), 0.5)
+    return messages
+
+
+def die(consumer: Consumer) -> None:
+    """End a worker as a crash would: no END, no RELEASE, no KEEPALIVE any more."""
+    consumer._heart.stop()
+    consumer._reader.close()
+
+
+def drain(consumer: Consumer, quiet_s: float, handle: Callable[[Message], None]) -> int:
+    """Handle messages until none came for ``quiet_s``; returns how many."""
+    handled = 0
+    last_s = time.monotonic()
+    while time.monotonic() - last_s < quiet_s:
+        for message in consumer.receive_many(100, 0.1):
+            handle(message)
+            handled += 1
+            last_s = time.monotonic()
+    return handled
