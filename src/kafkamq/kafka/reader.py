@@ -14,7 +14,7 @@ from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.core.intake import Intake, Polled
-from kafkamq.errors import DataLossError
+from kafkamq.errors import BrokerError, DataLossError, DeadlineExceededError, KafkaMQError
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.message import Message
 
@@ -214,10 +214,16 @@ class MessageReader:
                 self._read_from(found.partition, low)
                 self._unplaced.pop(found.partition, None)
         except KafkaException as error:
-            if kafka_error(error).code() not in _MEMBERSHIP:
-                raise broker_error(error, f"finding where to read {self._topic}") from error
-            # The group moves on. What is not revoked stays ours without being assigned again
-            # (cooperative), and Kafka does not ask twice for its position: the next poll does.
+            inner = kafka_error(error)
+            wrapped = broker_error(error, f"finding where to read {self._topic}")
+            if inner.code() not in _MEMBERSHIP and not _is_passing(wrapped):
+                raise wrapped from error
+            # The group moves on, or a broker is not ready. What is not revoked stays ours without
+            # being assigned again (cooperative), and Kafka does not ask twice for its position: the
+            # next poll does.
+            _log.info(
+                "where to read is not known yet", extra={"topic": self._topic, "code": inner.name()}
+            )
 
     def _report_loss(self, partition: int, position: int, low: int, high: int) -> None:
         where = f"{self._topic}[{partition}] of queue {self._queue.queue_id!r}"
@@ -360,6 +366,13 @@ class MessageReader:
     def close(self) -> None:
         """Leave the group."""
         self._consumer.close()
+
+
+def _is_passing(error: KafkaMQError) -> bool:
+    """Whether the same call may succeed later."""
+    if isinstance(error, BrokerError):
+        return error.is_retriable
+    return isinstance(error, DeadlineExceededError)
 
 
 def _settings(config: ServiceConfig, queue: QueueConfig) -> dict[str, object]:
