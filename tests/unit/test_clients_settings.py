@@ -1,0 +1,185 @@
+"""The one mapping of settings: what the user sets, what kafkamq owns, what is never shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+
+from kafkamq.clients.settings import (
+    admin_settings,
+    connect,
+    consumer_settings,
+    describe_settings,
+    is_secret,
+    producer_settings,
+    transactional_settings,
+)
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError
+
+Make = Callable[[ServiceConfig], dict[str, object]]
+ROLES: dict[str, Make] = {
+    "consumer": lambda config: consumer_settings(config, group_id="g"),
+    "producer": producer_settings,
+    "transactional": lambda config: transactional_settings(config, transactional_id="t"),
+    "admin": admin_settings,
+}
+
+
+def config(**kafka: str) -> ServiceConfig:
+    return ServiceConfig(bootstrap_servers="127.0.0.1:1", kafka=kafka)
+
+
+def of(name: str, value: str) -> ServiceConfig:
+    return ServiceConfig(bootstrap_servers="127.0.0.1:1", kafka={name: value})
+
+
+@pytest.mark.parametrize("make", ROLES.values(), ids=ROLES)
+def test_every_role_gets_what_the_user_set_verbatim(make: Make) -> None:
+    settings = make(of("ssl.ca.location", "/ca.pem"))
+    assert settings["ssl.ca.location"] == "/ca.pem"
+    assert settings["bootstrap.servers"] == "127.0.0.1:1"
+    assert settings["reconnect.backoff.max.ms"] == 1000
+
+
+@pytest.mark.parametrize("make", ROLES.values(), ids=ROLES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "enable.auto.commit",
+        "isolation.level",
+        "enable.idempotence",
+        "acks",
+        "request.required.acks",
+        "transactional.id",
+        "group.id",
+        "group.instance.id",
+        "auto.offset.reset",
+        "bootstrap.servers",
+        "metadata.broker.list",
+    ],
+)
+def test_what_kafkamq_owns_is_refused_by_name(make: Make, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} .*belongs to kafkamq"):
+        make(of(name, "x"))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("sasl.jaas.config", "sasl.username"),
+        ("ssl.truststore.location", "ssl.ca.location"),
+        ("ssl.keystore.key", "ssl.key.pem"),
+        ("max.poll.records", "receive_many"),
+        ("fetch.max.wait.ms", "fetch.wait.max.ms"),
+    ],
+)
+def test_javas_names_say_what_to_use_instead(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        producer_settings(of(name, "the value"))
+    assert name in str(caught.value)
+    assert "the value" not in str(caught.value)
+
+
+def test_the_guarantees_are_in_place() -> None:
+    consumer = consumer_settings(config(), group_id="g")
+    assert consumer["isolation.level"] == "read_committed"
+    assert consumer["auto.offset.reset"] == "error"
+    assert consumer["enable.auto.commit"] is False
+    assert 2 <= int(str(consumer["fetch.queue.backoff.ms"])) <= 5
+    assert consumer["queued.min.messages"] == 20_000
+    for producer in (
+        producer_settings(config()),
+        transactional_settings(config(), transactional_id="t"),
+    ):
+        assert producer["enable.idempotence"] is True
+        assert producer["acks"] == "all"
+    assert producer_settings(config())["message.timeout.ms"] == 30_000
+    transactional = transactional_settings(config(), transactional_id="t")
+    assert transactional["transaction.timeout.ms"] == 10_000
+
+
+def test_defaults_yield_to_the_user_and_to_the_caller() -> None:
+    assert (
+        consumer_settings(of("queued.min.messages", "7"), group_id="g")["queued.min.messages"]
+        == "7"
+    )
+    assert consumer_settings(config(), group_id="g", enable_partition_eof=True)[
+        "enable.partition.eof"
+    ]
+    settings = producer_settings(of("queue.buffering.max.ms", "50"))
+    assert "linger.ms" not in settings  # the same property by its other name
+
+
+@pytest.mark.parametrize("name", ["message.timeout.ms", "delivery.timeout.ms"])
+def test_a_long_message_timeout_is_no_obstacle_to_transactions(name: str) -> None:
+    settings = transactional_settings(of(name, "60000"), transactional_id="t")
+    connect(Producer, settings)  # librdkafka refuses one beyond transaction.timeout.ms
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (Consumer, ROLES["consumer"](config())),
+        (Producer, ROLES["producer"](config())),
+        (Producer, ROLES["transactional"](config())),
+        (AdminClient, ROLES["admin"](config())),
+    ],
+    ids=ROLES,
+)
+def test_librdkafka_takes_them(make: Callable[..., object], settings: dict[str, object]) -> None:
+    assert connect(make, settings) is not None  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sasl.password",
+        "ssl.key.password",
+        "ssl.key.pem",
+        "ssl.keystore.password",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.config",
+        "sasl.jaas.config",
+        "ssl.keystore.private.key",
+    ],
+)
+def test_secrets_are_secret(name: str) -> None:
+    assert is_secret(name)
+    assert describe_settings({name: "hush"})[name] == "***"
+
+
+@pytest.mark.parametrize(
+    "name", ["sasl.username", "sasl.mechanism", "ssl.ca.location", "bootstrap.servers", "acks"]
+)
+def test_what_is_no_secret_can_be_seen(name: str) -> None:
+    assert describe_settings({name: "seen"}) == {name: "seen"}
+
+
+def test_secrets_stay_out_of_reprs_and_errors() -> None:
+    secret = of("sasl.password", "hush")
+    assert "hush" not in repr(secret)
+    # A value that librdkafka would quote in its refusal.
+    settings = {**producer_settings(secret), "security.protocol": "hush"}
+    with pytest.raises(ConfigError, match=r"security\.protocol") as caught:
+        connect(Producer, settings)
+    assert "hush" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("no.such.property", "1"), ("ssl.ca.location", "/nowhere/ca.pem")]
+)
+def test_what_librdkafka_refuses_is_a_config_error(name: str, value: str) -> None:
+    kafka = {name: value, "security.protocol": "ssl"}
+    settings = producer_settings(ServiceConfig(bootstrap_servers="127.0.0.1:1", kafka=kafka))
+    with pytest.raises(ConfigError, match=name):
+        connect(Producer, settings)
+
+
+def test_callbacks_are_not_described() -> None:
+    assert describe_settings({"error_cb": print, "b": 1, "a": 2}) == {"a": "2", "b": "1"}
