@@ -1,0 +1,112 @@
+"""Where a claimant stands: which offsets are done up to the first gap, and where it begins.
+
+Sources: Marshal PROTOCOL.md, "At Least Once (ALO)"; the start is chosen as the Go client does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kafkamq.errors import StateError
+
+__all__ = ["DeliveredOffsets", "StartPosition", "start_position"]
+
+
+class DeliveredOffsets:
+    """Offsets that were handed out and not all committed; the position is the first gap.
+
+    Offsets come in rising order and may leave holes, as compaction and transactions do: then the
+    position is behind the last committed one.
+    """
+
+    __slots__ = ("_committed", "_delivered", "_open", "position")
+
+    def __init__(self, position: int) -> None:
+        self.position = position  # next offset to consume: what a heartbeat says
+        self._delivered: deque[int] = deque()  # rising; what the position has not passed
+        self._open: set[int] = set()  # of these: not committed
+        self._committed: set[int] = set()  # of these: committed
+
+    @property
+    def outstanding(self) -> int:
+        """Handed out and not committed."""
+        return len(self._open)
+
+    @property
+    def tracked(self) -> int:
+        """Handed out and not passed by the position."""
+        return len(self._delivered)
+
+    def deliver(self, offsets: Iterable[int]) -> None:
+        """These are handed out.
+
+        Raises:
+            StateError: an offset is not above all before it: it would be handed out twice.
+        """
+        for offset in offsets:
+            last = self._delivered[-1] if self._delivered else self.position - 1
+            if offset <= last:
+                raise StateError(f"offset {offset} was handed out before, {last + 1} is the next")
+            self._delivered.append(offset)
+            self._open.add(offset)
+
+    def commit(self, offset: int) -> bool:
+        """It is done; False: it was not handed out, or the position has passed it."""
+        if offset in self._open:
+            self._open.remove(offset)
+            self._committed.add(offset)
+            return True
+        return offset in self._committed
+
+    def advance(self) -> bool:
+        """Move the position to the first gap; False: it did not move."""
+        before = self.position
+        while self._delivered and self._delivered[0] in self._committed:
+            offset = self._delivered.popleft()
+            self._committed.remove(offset)
+            self.position = offset + 1
+        return self.position != before
+
+
+@dataclass(frozen=True, slots=True)
+class StartPosition:
+    """Where to begin, and how far off the log what was known is."""
+
+    offset: int
+    deleted: int = 0  # messages between the known position and the log's start
+    beyond: int = 0  # how far the known position lies behind the log's end
+
+
+def start_position(
+    *,
+    coordination_offset: int,
+    committed_offset: int,
+    earliest_offset: int,
+    latest_offset: int | None = None,
+    take_larger: bool = False,
+) -> StartPosition:
+    """Where a new owner begins.
+
+    The coordination log's offset when it is known (> 0), else Kafka's committed one, else the
+    log's start; never before that. Beyond the log's end it is clamped to the end.
+
+    Args:
+        coordination_offset: Of the last heartbeat or release; 0 or less: not known.
+        committed_offset: Of the group in Kafka; 0 or less: not known.
+        earliest_offset: The log's start.
+        latest_offset: The log's end; None: not known.
+        take_larger: The larger of the two known ones: at most once, whatever one of them lost.
+    """
+    known = coordination_offset if coordination_offset > 0 else committed_offset
+    if take_larger:
+        known = max(known, committed_offset)
+    known = max(known, 0)
+    start = max(known, earliest_offset)
+    beyond = 0
+    if latest_offset is not None and start > max(latest_offset, earliest_offset):
+        beyond = start - latest_offset
+        start = max(latest_offset, earliest_offset)
+    deleted = earliest_offset - known if 0 < known < earliest_offset else 0
+    return StartPosition(start, deleted, beyond)
