@@ -1,0 +1,224 @@
+"""Which offsets of one partition are done: what may be committed, and the holes beyond it; pure.
+
+A tracker lives as long as one assignment of the partition. It knows the *open* offsets: polled and
+not done. What is neither open nor still to be polled is done, or does not exist (compaction,
+transaction markers), which is the same; so memory goes by what is open, however much was done
+beyond the first of them.
+
+Rules:
+
+- Only what lies before the first open offset is committed; what is done beyond it goes into the
+  map, and whoever takes the partition over does not repeat it.
+- What was polled once is not accepted a second time.
+- A map holds from the committed offset on. A hole of it that a poll passes without a record has
+  vanished from the log. A first poll below the committed offset is another log, or another
+  position, than the map was made for: all of the map is dropped, and everything is done again.
+
+The caller serialises.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import lt
+
+from kafkamq.errors import StateError
+
+__all__ = ["OffsetTracker", "Progress"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What to commit, all of one moment.
+
+    Attributes:
+        committable_offset: The first offset that is still needed.
+        highest_succeeded: The end of the map, inclusive; at least ``committable_offset`` - 1.
+        incompletes: The open offsets up to there, in order.
+        is_complete: Nothing is open at all, so that no map is needed.
+        version: Grows with every change; the same number is the same progress.
+    """
+
+    committable_offset: int
+    highest_succeeded: int
+    incompletes: tuple[int, ...]
+    is_complete: bool
+    version: int
+
+
+class OffsetTracker:
+    """The open offsets of a partition from the committed one on.
+
+    Args:
+        base: The committed offset, or where reading begins without one.
+        highest_seen: The end of the map that was committed with it; below ``base``: no map.
+        incompletes: The open offsets of that map, in order.
+
+    Raises:
+        StateError: ``incompletes`` are not in order, or not between the ends of the map.
+    """
+
+    def __init__(
+        self, base: int, *, highest_seen: int = -1, incompletes: Sequence[int] = ()
+    ) -> None:
+        _require_order(incompletes)
+        if incompletes and not base <= incompletes[0] <= incompletes[-1] <= highest_seen:
+            raise StateError(f"a map from {base} to {highest_seen} has holes outside")
+        self._next_offset = base  # to be polled
+        self._has_polled = False
+        # Holes of the map that were not polled yet: open already, as they are not done.
+        self._restored = deque(incompletes)
+        self._map_end = max(highest_seen + 1, base)
+        self._highest_succeeded = self._map_end - 1
+        # In order: restored holes first, then what was polled behind the map.
+        self._open: dict[int, None] = dict.fromkeys(incompletes)
+        self._vanished = 0
+        self._version = 0
+
+    # Views.
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind the last one polled."""
+        return self._next_offset
+
+    @property
+    def highest_succeeded(self) -> int:
+        """The highest offset that is done; the one before the base when none is."""
+        return self._highest_succeeded
+
+    @property
+    def open_count(self) -> int:
+        """Offsets polled and not done: what the owner holds in memory."""
+        return len(self._open) - len(self._restored)
+
+    @property
+    def restored_count(self) -> int:
+        """Holes of the map that are still to be polled."""
+        return len(self._restored)
+
+    @property
+    def vanished_count(self) -> int:
+        """Holes of the map that were not in the log any more."""
+        return self._vanished
+
+    @property
+    def version(self) -> int:
+        """Grows with every change."""
+        return self._version
+
+    def committable_offset(self) -> int:
+        """The first offset that is still needed."""
+        return min(next(iter(self._open), self._next_offset), self._next_offset)
+
+    def first_open(self) -> int | None:
+        """The record that holds the committable offset back; None: all that was polled is done."""
+        offset = next(iter(self._open), self._next_offset)
+        return offset if offset < self._next_offset else None
+
+    def progress(self) -> Progress:
+        """What to commit now; time by what is open."""
+        committable = self.committable_offset()
+        highest = max(self._highest_succeeded, committable - 1)
+        holes = tuple(self._open)
+        is_complete = not holes and highest < self._next_offset
+        return Progress(
+            committable, highest, holes[: bisect_right(holes, highest)], is_complete, self._version
+        )
+
+    def is_open(self, offset: int) -> bool:
+        """Whether it was polled and is not done."""
+        return offset < self._next_offset and offset in self._open
+
+    # Facts.
+
+    def add(self, offsets: Sequence[int]) -> Sequence[int]:
+        """Note what was polled, in order. Returns what of it is to be done.
+
+        That is ``offsets`` itself when all of it is.
+
+        Raises:
+            StateError: the offsets are not in order; nothing was noted.
+        """
+        if not offsets:
+            return offsets
+        _require_order(offsets)
+        self._version += 1
+        if offsets[0] < self._next_offset or self._next_offset < self._map_end:
+            return self._add_into_map(offsets)
+        self._has_polled = True
+        self._open.update(dict.fromkeys(offsets))
+        self._next_offset = offsets[-1] + 1
+        return offsets
+
+    def advance(self, position: int) -> None:
+        """The consumer's position is there: what lies before it and was not polled is no record."""
+        if position <= self._next_offset:
+            return
+        self._version += 1
+        self._has_polled = True
+        self._pass(position, frozenset())
+
+    def complete(self, offsets: Sequence[int]) -> None:
+        """These are done; what is not open is ignored."""
+        if not offsets:
+            return
+        highest = max(offsets)
+        if highest >= self._next_offset:  # never polled here
+            self.complete([offset for offset in offsets if offset < self._next_offset])
+            return
+        self._version += 1
+        forget = self._open.pop
+        for offset in offsets:
+            forget(offset, None)
+        if highest > self._highest_succeeded:
+            self._highest_succeeded = highest
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        keys = list(self._open)
+        assert keys == sorted(keys), "open offsets are in order"
+        restored = list(self._restored)
+        unpolled = [offset for offset in keys if offset >= self._next_offset]
+        assert unpolled == restored, "only holes of the map are open before they are polled"
+        assert not restored or restored[-1] < self._map_end
+        assert self._highest_succeeded < max(self._next_offset, self._map_end)
+        assert self.committable_offset() <= self._next_offset
+
+    def _add_into_map(self, offsets: Sequence[int]) -> Sequence[int]:
+        if not self._has_polled and offsets[0] < self._next_offset:
+            self._drop_map(offsets[0])
+        self._has_polled = True
+        fresh = [offset for offset in offsets if offset >= self._next_offset]
+        if not fresh:
+            return fresh
+        known, end = self._open, self._map_end
+        wanted = [offset for offset in fresh if offset >= end or offset in known]
+        self._pass(fresh[-1] + 1, frozenset(fresh))
+        self._open.update(dict.fromkeys(wanted))
+        return wanted
+
+    def _pass(self, position: int, polled: frozenset[int]) -> None:
+        """Move on to ``position``; holes before it that are not in ``polled`` have vanished."""
+        restored = self._restored
+        while restored and restored[0] < position:
+            hole = restored.popleft()
+            if hole not in polled:
+                del self._open[hole]
+                self._vanished += 1
+        self._next_offset = position
+
+    def _drop_map(self, position: int) -> None:
+        self._next_offset = self._map_end = position
+        self._highest_succeeded = position - 1
+        self._restored.clear()
+        self._open.clear()
+
+
+def _require_order(offsets: Sequence[int]) -> None:
+    if not all(map(lt, offsets, islice(offsets, 1, None))):
+        raise StateError("offsets of one partition must ascend")

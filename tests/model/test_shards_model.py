@@ -1,0 +1,326 @@
+"""The scheduler against a model that looks at every record there ever was.
+
+The model keeps one entry for each record of each lane and derives all else from them: who may be
+handed out now, in which order, and what must not wait. A crash forgets all but the commits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.unit.shard_records import Sample
+
+from kafkamq.core.lanes import Lane, LaneState, Run
+from kafkamq.core.offsets import OffsetTracker
+from kafkamq.core.shards import NullKeys, Ordering, Scheduler
+
+PARTITIONS = 3
+KEYS = [None, b"a", b"b", b"c", b"d"]
+
+
+class Status(Enum):
+    WAITING = 0
+    OUT = 1
+    DONE = 2
+
+
+@dataclass
+class Entry:
+    """All that the model knows of a record in its present lane."""
+
+    record: Sample
+    group: object  # records of one group stay in order; None: no order
+    status: Status = Status.WAITING
+    due_ms: int = 0
+    failures: int = 0
+
+
+@dataclass
+class Partition:
+    """A partition's log, what is committed of it, and the lane that works on it."""
+
+    log: list[Sample]
+    committed: tuple[int, int, tuple[int, ...]]
+    lane: Lane[Sample] | None = None
+    entries: dict[int, Entry] | None = None
+    position: int = 0
+    began: int = 0
+    skipped: set[int] = field(default_factory=set)  # done when the lane began
+    done: set[int] = field(default_factory=set)  # ever, by a lane that counted
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """One consumer that loses and gets three partitions."""
+
+    @initialize(
+        ordering=st.sampled_from(Ordering),
+        null_keys=st.sampled_from(NullKeys),
+        max_run=st.sampled_from([1, 2, 5, 64]),
+    )
+    def begin(self, ordering: Ordering, null_keys: NullKeys, max_run: int) -> None:
+        self.ordering, self.null_keys, self.max_run = ordering, null_keys, max_run
+        self.now_ms = 1_000
+        self.partitions = [Partition([], (0, -1, ())) for _ in range(PARTITIONS)]
+        self.start()
+
+    def start(self) -> None:
+        self.scheduler: Scheduler[Sample] = Scheduler(
+            ordering=self.ordering, null_keys=self.null_keys, max_run=self.max_run
+        )
+        self.runs: list[Run[Sample]] = []
+        for partition in self.partitions:
+            partition.lane = partition.entries = None
+
+    def group(self, record: Sample) -> object:
+        if self.ordering is Ordering.UNORDERED:
+            return None
+        if self.ordering is Ordering.PARTITION:
+            return "all"
+        if record.key is None and self.null_keys is NullKeys.PARALLEL:
+            return None
+        return ("key", record.key)
+
+    # Partitions come and go.
+
+    @rule(index=st.integers(0, PARTITIONS - 1))
+    def assign(self, index: int) -> None:
+        partition = self.partitions[index]
+        offset, highest, holes = partition.committed
+        tracker = OffsetTracker(offset, highest_seen=highest, incompletes=holes)
+        epoch = partition.lane.epoch if partition.lane is not None else 0
+        partition.lane = self.scheduler.assign(index, tracker)
+        assert partition.lane.epoch > epoch
+        partition.entries, partition.position, partition.began = {}, offset, offset
+        partition.skipped = set(range(offset, highest + 1)).difference(holes)
+        lost = {r.offset for r in partition.log if r.offset < offset} | partition.skipped
+        lost &= {r.offset for r in partition.log}
+        assert lost <= partition.done, "skipped without having been processed"
+
+    @rule(index=st.integers(0, PARTITIONS - 1))
+    def close(self, index: int) -> None:
+        partition = self.partitions[index]
+        if partition.lane is not None:
+            self.scheduler.close(partition.lane)
+            partition.lane = partition.entries = None
+
+    @rule(index=st.integers(0, PARTITIONS - 1))
+    def hold_or_resume(self, index: int) -> None:
+        lane = self.partitions[index].lane
+        if lane is not None:
+            if lane.state is LaneState.OPEN:
+                self.scheduler.hold(lane)
+            else:
+                self.scheduler.resume(lane)
+
+    @rule()
+    def crash(self) -> None:
+        self.start()
+
+    @rule(index=st.integers(0, PARTITIONS - 1))
+    def commit(self, index: int) -> None:
+        partition = self.partitions[index]
+        if partition.lane is not None:
+            progress = partition.lane.tracker.progress()
+            partition.committed = (
+                progress.committable_offset,
+                progress.highest_succeeded,
+                progress.incompletes,
+            )
+
+    @rule(index=st.integers(0, PARTITIONS - 1), above=st.none() | st.integers(-1, 20))
+    def set_ceiling(self, index: int, above: int | None) -> None:
+        lane = self.partitions[index].lane
+        if lane is not None:
+            ceiling = None if above is None else lane.tracker.committable_offset() + above
+            self.scheduler.set_ceiling(lane, ceiling)
+
+    # Work.
+
+    @rule(
+        index=st.integers(0, PARTITIONS - 1),
+        keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=12),
+        gap=st.sampled_from([0, 0, 3]),
+    )
+    def poll(self, index: int, keys: list[bytes | None], gap: int) -> None:
+        partition = self.partitions[index]
+        end = partition.log[-1].offset + 1 + gap if partition.log else 0
+        partition.log += [Sample(end + number, key) for number, key in enumerate(keys)]
+        self.poll_more(partition)
+
+    @rule(index=st.integers(0, PARTITIONS - 1))
+    def poll_again(self, index: int) -> None:
+        """The consumer went back in between, for whatever reason."""
+        partition = self.partitions[index]
+        partition.position = partition.began
+        self.poll_more(partition)
+
+    def poll_more(self, partition: Partition) -> None:
+        if partition.lane is None or partition.entries is None:
+            return
+        batch = [record for record in partition.log if record.offset >= partition.position][:10]
+        wanted = [
+            record
+            for record in batch
+            if record.offset not in partition.entries and record.offset not in partition.skipped
+        ]
+        assert self.scheduler.add(partition.lane, batch) == len(wanted)
+        for record in wanted:
+            partition.entries[record.offset] = Entry(record, self.group(record))
+        if batch:
+            partition.position = batch[-1].offset + 1
+
+    @rule(step=st.sampled_from([0, 1, 10, 100]))
+    def time_passes(self, step: int) -> None:
+        self.now_ms += step
+
+    @rule(max_records=st.sampled_from([1, 2, 3, 10, 100]))
+    def take(self, max_records: int) -> None:
+        runs = self.scheduler.take(self.now_ms, max_records)
+        taken = 0
+        for run in runs:
+            entries = self.entries_of(run.lane)
+            assert entries is not None and 0 < len(run.records) <= self.max_run
+            taken += len(run.records)
+            for record in run.records:
+                entry = entries[record.offset]
+                assert entry in self.eligible(run.lane), "not its turn"
+                assert run.failures(record) == entry.failures
+                if entry.group is not None:
+                    before = [e for e in entries.values() if e.group == entry.group]
+                    assert all(
+                        e.status is Status.DONE or e.record in run.records
+                        for e in before
+                        if e.record.offset < record.offset
+                    ), "order"
+            assert [r.offset for r in run.records] == sorted({r.offset for r in run.records})
+            for record in run.records:
+                entries[record.offset].status = Status.OUT
+        self.runs += runs
+        assert taken <= max_records
+        if taken < max_records:
+            assert not any(self.eligible(lane) for lane in self.scheduler.lanes), "work waits"
+
+    def entries_of(self, lane: Lane[Sample]) -> dict[int, Entry] | None:
+        partition = self.partitions[lane.partition]  # type: ignore[call-overload]
+        return partition.entries if partition.lane is lane else None
+
+    def eligible(self, lane: Lane[Sample]) -> list[Entry]:
+        """Which records may be handed out now: of a group, those before the first that may not."""
+        entries = self.entries_of(lane)
+        if entries is None or lane.state is not LaneState.OPEN:
+            return []
+        result, closed_groups = [], set()
+        for entry in sorted(entries.values(), key=lambda e: e.record.offset):
+            if entry.group in closed_groups or entry.status is Status.DONE:
+                continue
+            too_high = lane.ceiling is not None and entry.record.offset > lane.ceiling
+            if entry.status is Status.OUT or entry.due_ms > self.now_ms or too_high:
+                if entry.group is not None:
+                    closed_groups.add(entry.group)
+                continue
+            result.append(entry)
+        return result
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), delay=st.sampled_from([0, 1, 50]))
+    def release(self, data: st.DataObject, delay: int) -> None:
+        """A run ends: some of it done, some failed, some not tried."""
+        run = self.runs.pop(data.draw(st.integers(0, len(self.runs) - 1)))
+        processed = data.draw(st.integers(0, len(run.records)))
+        tried = run.records[:processed]
+        failed = data.draw(st.lists(st.sampled_from(tried), unique_by=id)) if tried else []
+        failed.sort(key=lambda record: record.offset)
+        due_ms = self.now_ms + delay
+        done = [record for record in tried if record not in failed]
+        if data.draw(st.booleans()):
+            self.scheduler.complete(run.lane, [record.offset for record in done])
+            self.scheduler.release(
+                run, processed=processed, failed=[(record, due_ms) for record in failed]
+            )
+        else:
+            self.scheduler.release(
+                run, processed=processed, failed=[(record, due_ms) for record in failed]
+            )
+            self.scheduler.complete(run.lane, [record.offset for record in done])
+        entries = self.entries_of(run.lane)
+        if entries is None:
+            assert run.is_stale
+            return
+        self.settle(run, entries, done)
+        for record in run.records[processed:]:
+            entries[record.offset].status = Status.WAITING
+        for record in failed:
+            entry = entries[record.offset]
+            entry.status, entry.due_ms = Status.WAITING, due_ms
+            entry.failures += 1
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(self.runs), unique_by=id))
+        self.scheduler.finish(chosen)
+        for run in chosen:
+            self.runs = [other for other in self.runs if other is not run]
+            entries = self.entries_of(run.lane)
+            if entries is not None:
+                self.settle(run, entries, run.records)
+
+    def settle(self, run: Run[Sample], entries: dict[int, Entry], done: list[Sample]) -> None:
+        for record in done:
+            entry = entries[record.offset]
+            assert entry.status is Status.OUT
+            entry.status, entry.failures = Status.DONE, 0
+            self.partitions[run.lane.partition].done.add(record.offset)  # type: ignore[call-overload]
+
+    # What must hold.
+
+    @invariant()
+    def counts_agree(self) -> None:
+        self.scheduler.check()
+        for partition in self.partitions:
+            if partition.lane is None or partition.entries is None:
+                continue
+            statuses = [entry.status for entry in partition.entries.values()]
+            assert partition.lane.waiting_count == statuses.count(Status.WAITING)
+            assert partition.lane.in_flight_count == statuses.count(Status.OUT)
+            assert partition.lane.tracker.open_count == len(statuses) - statuses.count(Status.DONE)
+            failures = {o: e.failures for o, e in partition.entries.items() if e.failures}
+            assert partition.lane.failures == failures
+
+    @invariant()
+    def the_next_due_time_is_known(self) -> None:
+        waiting = [
+            entry.due_ms
+            for partition in self.partitions
+            for entry in (partition.entries or {}).values()
+            if entry.status is Status.WAITING and entry.due_ms > self.now_ms
+        ]
+        if waiting:
+            due_ms = self.scheduler.next_due_ms()
+            assert due_ms is not None and due_ms <= max(waiting)
+
+    def teardown(self) -> None:
+        """Whatever happened: once workers only succeed, everything gets done."""
+        if not hasattr(self, "scheduler"):
+            return
+        for lane in self.scheduler.lanes:
+            self.scheduler.set_ceiling(lane, None)
+            self.scheduler.resume(lane)
+        self.scheduler.finish(self.runs)
+        self.now_ms += 1_000
+        while runs := self.scheduler.take(self.now_ms, 10):
+            self.scheduler.finish(runs)
+        for lane in self.scheduler.lanes:
+            assert lane.tracker.open_count == lane.waiting_count == lane.in_flight_count == 0
+            assert not lane.serial and lane.parallel is None
+        assert self.scheduler.next_due_ms() is None
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=200, stateful_step_count=50, deadline=None
+)
+TestSchedulerModel = SchedulerMachine.TestCase

@@ -1,0 +1,147 @@
+"""Flow control: how much is held, how large a map grows, what stalls, how much a worker takes."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.shard_records import lane_with, scheduler
+
+from kafkamq.core.flow import FlowLimits, MapVerdict, PartitionFlow, RunSize, Stall, StallGuard
+from kafkamq.core.offsets import OffsetTracker
+from kafkamq.errors import ConfigError
+from kafkamq.wire.offsets import encode
+
+
+def test_fetching_stops_when_full_and_starts_again_when_half_empty() -> None:
+    flow = PartitionFlow(FlowLimits(max_open=100, resume_open=50))
+    assert [flow.fetch(count) for count in (0, 99, 100, 99, 51, 50, 99, 130, 60, 0)] == [
+        True, True, False, False, False, True, True, False, False, True
+    ]  # fmt: skip
+    assert flow.is_fetching
+
+
+def test_holes_of_a_map_do_not_count_as_held() -> None:
+    """Or a partition with a large map would never be fetched."""
+    tracker = OffsetTracker(0, highest_seen=99_999, incompletes=range(0, 90_000, 2))
+    flow = PartitionFlow(FlowLimits(max_open=100, resume_open=50))
+    assert flow.fetch(tracker.open_count)
+    tracker.add(range(100))
+    assert tracker.open_count == 50
+    tracker.add(range(100, 200))
+    assert not flow.fetch(tracker.open_count)
+
+
+def test_a_full_map_holds_back_new_work_until_its_holes_are_filled() -> None:
+    flow = PartitionFlow(FlowLimits(max_free_map_chars=40, max_map_chars=50))
+    target = scheduler()
+    lane = lane_with(target, ["stuck", *[f"{index % 97}" for index in range(1_000)]])
+
+    def judge() -> MapVerdict:
+        progress = lane.tracker.progress()
+        metadata = encode(
+            progress.committable_offset, progress.highest_succeeded, progress.incompletes
+        )
+        verdict = flow.judge_map(0 if progress.is_complete else len(metadata), progress)
+        target.set_ceiling(lane, verdict.ceiling)
+        return verdict
+
+    assert judge() == MapVerdict(is_written=True, ceiling=None)
+    stuck = target.take(0, 1)
+    target.finish(target.take(0, 300))
+    verdict = judge()
+    assert verdict.ceiling == lane.tracker.highest_succeeded
+    assert not verdict.is_written
+    rounds = 0
+    while judge().ceiling is not None:
+        runs = target.take(0, 50)
+        assert runs, "what is below the ceiling goes on"
+        assert all(r.offset <= lane.ceiling for run in runs for r in run.records)
+        target.finish(runs)
+        rounds += 1
+    assert rounds
+    assert lane.tracker.committable_offset() == 0
+    target.finish(stuck)
+    while runs := target.take(0, 50):
+        target.finish(runs)
+        judge()
+    assert lane.tracker.progress().is_complete
+
+
+def test_limits_of_a_map() -> None:
+    flow = PartitionFlow(FlowLimits())
+    tracker = OffsetTracker(0)
+    tracker.add(range(10))
+    tracker.complete([7])
+    progress = tracker.progress()
+    assert flow.judge_map(3072, progress) == MapVerdict(is_written=True, ceiling=None)
+    assert flow.judge_map(3073, progress) == MapVerdict(is_written=True, ceiling=7)
+    assert flow.judge_map(4096, progress) == MapVerdict(is_written=True, ceiling=7)
+    assert flow.judge_map(4097, progress) == MapVerdict(is_written=False, ceiling=7)
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        ("max_open", {"max_open": 0, "resume_open": 0}),
+        ("resume_open", {"max_open": 5, "resume_open": 5}),
+        ("resume_open", {"resume_open": -1}),
+        ("max_free_map_chars", {"max_free_map_chars": 0}),
+        ("max_free_map_chars", {"max_free_map_chars": 4097}),
+    ],
+)
+def test_limits_that_cannot_work(name: str, limits: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=name):
+        FlowLimits(**limits)
+
+
+def test_a_record_that_holds_the_offset_back_is_reported_once() -> None:
+    tracker, guard = OffsetTracker(0), StallGuard(stall_after_ms=1_000)
+    assert guard.observe(tracker.first_open(), 0) is None
+    tracker.add([0, 1, 2, 3])
+    assert guard.observe(tracker.first_open(), 5_000) is None  # the clock starts here
+    tracker.complete([1, 3])
+    assert guard.observe(tracker.first_open(), 5_999) is None
+    assert guard.observe(tracker.first_open(), 6_100) == Stall(offset=0, held_ms=1_100)
+    assert guard.observe(tracker.first_open(), 9_000) is None
+    tracker.complete([0])
+    assert guard.observe(tracker.first_open(), 9_000) is None  # 2 is another one
+    assert guard.observe(tracker.first_open(), 10_000) == Stall(offset=2, held_ms=1_000)
+    tracker.complete([2])
+    assert guard.observe(tracker.first_open(), 99_000) is None
+    assert guard.observe(tracker.first_open(), 199_000) is None
+
+
+def test_holes_that_are_still_to_be_polled_are_no_stall() -> None:
+    tracker = OffsetTracker(5, highest_seen=9, incompletes=(5, 7))
+    assert tracker.first_open() is None
+    tracker.add([5, 6])
+    assert tracker.first_open() == 5
+
+
+def test_run_sizes_follow_the_time_a_record_takes() -> None:
+    size = RunSize(max_records=64, target_us=1_000)
+    assert size.size(10_000, 4) == 1  # nothing is known yet
+    for _ in range(40):
+        size.observe(1, 10.0)
+    assert size.size(10_000, 4) == 64
+    assert size.size(20, 4) == 5  # something for each worker
+    assert size.size(2, 4) == size.size(0, 4) == size.size(0, 0) == 1
+    size.observe(10, 5_000.0)  # one slow run is enough
+    assert size.size(10_000, 4) == 2
+    size.observe(1, 50_000.0)
+    assert size.size(10_000, 4) == 1
+    for _ in range(60):
+        size.observe(64, 64 * 100.0)
+    assert 8 <= size.size(10_000, 4) <= 10
+
+
+def test_run_sizes_take_any_measurement() -> None:
+    size = RunSize(max_records=8)
+    for records, elapsed_us in ((0, 5.0), (1, 0.0), (3, -1.0), (1, 1e12)):
+        size.observe(records, elapsed_us)
+        assert 1 <= size.size(100, 2) <= 8
+    for _ in range(200):
+        size.observe(5, 0.0)
+    assert size.size(100, 2) == 8
+    for wrong in ({"max_records": 0}, {"target_us": 0}):
+        with pytest.raises(ConfigError):
+            RunSize(**wrong)
