@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from confluent_kafka import Message as Record
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from tests.integration.tracker_logs import read_topic, wait_until
 
 from kafkamq.config import ServiceConfig, TrackerConfig
@@ -26,6 +27,7 @@ __all__ = [
     "markers",
     "read_topic",
     "receive_all",
+    "set_topic",
     "starts",
     "tracked",
     "wait_until",
@@ -108,6 +110,21 @@ def die(consumer: Consumer) -> None:
     """End a worker as a crash would: no END, no RELEASE, no KEEPALIVE any more."""
     consumer._heart.stop()
     consumer._reader.close()
+
+
+def set_topic(bootstrap: str, topic: str, name: str, value: str) -> None:
+    """Change one setting of a topic, and wait until the broker shows it."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource("topic", topic, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result()
+
+    def is_seen() -> bool:
+        (future,) = admin.describe_configs([ConfigResource("topic", topic)]).values()
+        return future.result()[name].value == value
+
+    wait_until(is_seen)
 
 
 def drain(consumer: Consumer, quiet_s: float, handle: Callable[[Message], None]) -> int:

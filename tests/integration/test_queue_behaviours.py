@@ -12,15 +12,15 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from tests.integration.queue_logs import (
     dead_letters,
-    drain,
     die,
+    drain,
     ends,
     make_service,
     markers,
     receive_all,
+    set_topic,
     tracked,
     wait_until,
 )
@@ -187,26 +187,18 @@ def test_24_a_failed_start_is_an_error_and_the_next_receive_works(
     payloads = {os.urandom(20_000), os.urandom(20_000)}  # nothing that compression makes small
     send(service, "a", *payloads)
     consumer = service.queue("a").consumer()
-    _set_topic(bootstrap, service.config.marker_topic, "max.message.bytes", "1000")
+    set_topic(bootstrap, service.config.marker_topic, "max.message.bytes", "1000")
     with pytest.raises(BrokerError) as raised:
         receive_all(consumer, 1)
     assert raised.value.code == "MSG_SIZE_TOO_LARGE"
     assert service.config.marker_topic in str(raised.value)
     with pytest.raises(BrokerError):
         receive_all(consumer, 1)
-    _set_topic(bootstrap, service.config.marker_topic, "max.message.bytes", "1200000")
+    set_topic(bootstrap, service.config.marker_topic, "max.message.bytes", "1200000")
     messages = receive_all(consumer, 2)
     assert {m.payload for m in messages} == payloads
     for message in messages:
         message.ack(wait=True)
-
-
-def _set_topic(bootstrap: str, topic: str, name: str, value: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource("topic", topic, incremental_configs=[entry])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result()
 
 
 def test_25_a_failed_commit_is_sought_back(service: Service) -> None:
@@ -250,7 +242,7 @@ def test_26_verdicts_still_go_through_after_a_failure(service: Service, bootstra
     consumer = queue.consumer()
     send(service, "a", b"1", b"2")
     first, second = receive_all(consumer, 2)
-    _set_topic(bootstrap, service.config.marker_topic, "max.message.bytes", "1000")
+    set_topic(bootstrap, service.config.marker_topic, "max.message.bytes", "1000")
     send(service, "a", os.urandom(20_000))
     with pytest.raises(BrokerError):
         receive_all(consumer, 1)
@@ -259,7 +251,7 @@ def test_26_verdicts_still_go_through_after_a_failure(service: Service, bootstra
     second.ack(wait=True)
     renewed = [r.marker for r in markers(service.config) if r.marker.type is MarkerType.KEEPALIVE]
     assert second.message_id in {marker.message_id for marker in renewed}
-    _set_topic(bootstrap, service.config.marker_topic, "max.message.bytes", "1200000")
+    set_topic(bootstrap, service.config.marker_topic, "max.message.bytes", "1200000")
     (third,) = receive_all(consumer, 1)
     consumer.close()
     with pytest.raises(StateError, match="closed"):
@@ -375,9 +367,7 @@ def test_31_the_limit_of_deliveries(tracked_service: Service) -> None:
         assert time.monotonic() < deadline_s, seen
         drain(consumer, 0.2, handle)
     assert drain(consumer, 1.0, handle) == 0
-    assert dict(seen) == {
-        b"%d" % number: 3 if number % 3 == 0 else 1 for number in range(7)
-    }
+    assert dict(seen) == {b"%d" % number: 3 if number % 3 == 0 else 1 for number in range(7)}
     dead = dead_letters(tracked_service.config)
     assert Counter(record.value() for record in dead) == Counter([b"0", b"3", b"6"])
     for record in dead:

@@ -11,19 +11,34 @@ from collections.abc import Callable
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Record
 
-from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
 from kafkamq.clients.settings import connect, producer_settings
 from kafkamq.errors import StateError
 from kafkamq.kafka.fork import ForkGuard
 from kafkamq.kafka.namespace import Namespace
 from kafkamq.types import Headers
 
-__all__ = ["Sender", "end_producer"]
+__all__ = ["Sender", "end_producer", "refresh_topic"]
 
 MAX_QUEUED = 100_000  # librdkafka's queue.buffering.max.messages; reached: send waits
 MAX_EXIT_S = 10.0  # how long the interpreter's end waits for what was not flushed
 _POLL_S = 0.5
+_METADATA_S = 5.0
 _log = logging.getLogger(__name__)
+
+
+def refresh_topic(client: Producer, topic: str, error: KafkaException) -> bool:
+    """After a refused ``produce``: True if the client may not have known a new partition, and does.
+
+    librdkafka looks for new partitions every five minutes; R26 lets them be added at any time.
+    """
+    if kafka_error(error).code() != KafkaError._UNKNOWN_PARTITION:
+        return False
+    try:
+        client.list_topics(topic, timeout=_METADATA_S)
+    except KafkaException:
+        return False
+    return True
 
 
 def end_producer(client: Producer) -> None:
@@ -91,7 +106,7 @@ class Sender:
         self.check("sending")
         if self._must_renew:
             self._renew()
-        deadline_s = 0.0
+        deadline_s, is_refreshed = 0.0, False
         while True:
             try:
                 self._client.produce(
@@ -111,7 +126,9 @@ class Sender:
                 time.sleep(0.005)  # the serving thread makes room
                 self.check("sending")
             except KafkaException as error:
-                raise broker_error(error, f"sending to {topic}") from error
+                if is_refreshed or not refresh_topic(self._client, topic, error):
+                    raise broker_error(error, f"sending to {topic}") from error
+                is_refreshed = True
 
     @property
     def is_full(self) -> bool:

@@ -12,7 +12,7 @@ from confluent_kafka import Message as Record
 from kafkamq.clients.errors import ErrorWatch, broker_error
 from kafkamq.clients.settings import connect, producer_settings
 from kafkamq.kafka.namespace import Namespace
-from kafkamq.kafka.sender import end_producer
+from kafkamq.kafka.sender import end_producer, refresh_topic
 
 __all__ = ["MarkerWriter", "Report"]
 
@@ -64,7 +64,17 @@ class MarkerWriter:
             full = KafkaError(KafkaError._QUEUE_FULL, "the markers queue is full")
             raise broker_error(full, f"writing to {self.topic}") from None
         except KafkaException as error:
-            raise broker_error(error, f"writing to {self.topic}") from error
+            if not refresh_topic(self._client, self.topic, error):
+                raise broker_error(error, f"writing to {self.topic}") from error
+            self._write_again(value, key, partition, on_delivery)
+
+    def _write_again(self, value: bytes, key: bytes, partition: int, on_delivery: Report) -> None:
+        """The partition is new, and known by now."""
+        try:
+            self._client.produce(self.topic, value, key, partition, on_delivery=on_delivery)
+        except (BufferError, KafkaException) as error:
+            inner = error if isinstance(error, KafkaException) else KafkaError(KafkaError._FAIL)
+            raise broker_error(inner, f"writing to {self.topic}") from error
 
     def flush(self, timeout_s: float) -> bool:
         """Serve reports until nothing is under way; False: not in time."""
