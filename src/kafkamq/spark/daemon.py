@@ -16,7 +16,11 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["THREADLESS"]
+__all__ = ["POOL", "SETTLING", "THREADLESS"]
+
+POOL = "KAFKAMQ_POOL"
+"""Variable that sets a pool of worker processes apart."""
+SETTLING = "settling"
 
 THREADLESS = {
     "OPENBLAS_NUM_THREADS": "1",
@@ -27,14 +31,13 @@ THREADLESS = {
 """Environment in which importing NumPy, pandas and PyArrow starts no thread."""
 
 _WORKER = "pyspark.worker"
-_HEAVY = (
-    "pandas",
-    "pyarrow",
-    "pyspark.sql.pandas.serializers",
+_EVERYWHERE = ("pandas", "pyspark.sql.pandas.serializers")
+_SINK = (*_EVERYWHERE, "kafkamq.spark.settling")
+_OTHERS = (
+    *_EVERYWHERE,
     "pyspark.sql.streaming.stateful_processor_api_client",
     "pyspark.sql.streaming.proto.StateMessage_pb2",
     "kafkamq.spark.processor",
-    "kafkamq.spark.settling",
     "kafkamq.spark.source",
 )
 _TASKS = Path("/proc/self/task")
@@ -63,8 +66,9 @@ def main() -> None:
     from pyspark.daemon import manager
 
     module = sys.argv[1] if len(sys.argv) > 1 else _WORKER
+    needed = _SINK if os.environ.get(POOL) == SETTLING else _OTHERS
     with contextlib.redirect_stdout(sys.stderr):  # Spark reads the daemon's port from stdout
-        for name in (module, *(_HEAVY if module == _WORKER else ())):
+        for name in (module, *(needed if module == _WORKER else ())):
             with contextlib.suppress(ImportError):  # the worker that needs it says it better
                 importlib.import_module(name)
     if _TASKS.exists() and len(list(_TASKS.iterdir())) > 1:

@@ -154,6 +154,8 @@ def stream_settings(tasks: int | None = None) -> dict[str, str]:
     }
     if tasks is not None:
         settings["spark.sql.shuffle.partitions"] = str(tasks)
+        # Sources and folds have the same environment without it, and so share their workers.
+        settings["spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"] = "false"
     return settings
 
 

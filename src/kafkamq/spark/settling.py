@@ -29,6 +29,7 @@ from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import StateError
 from kafkamq.spark.batches import current_batch
 from kafkamq.spark.blocks import decode_actions
+from kafkamq.spark.daemon import POOL, SETTLING
 from kafkamq.wire.status import decode_status
 
 if TYPE_CHECKING:
@@ -61,7 +62,17 @@ def register_settling(spark: SparkSession, settings: SettleSettings, *, name: st
         def name(cls) -> str:
             return format_name
 
-    spark.dataSource.register(RegisteredSettling)
+    environment = spark.sparkContext.environment
+    before = dict(environment)
+    # Workers of another environment are other processes. Spark hands idle ones out in turn; shared
+    # with the other steps, a partition's producer would be in another process at each batch, and
+    # each one would have to fence the last.
+    environment[POOL] = SETTLING
+    try:
+        spark.dataSource.register(RegisteredSettling)
+    finally:
+        environment.clear()
+        environment.update(before)
     return name
 
 
@@ -101,6 +112,8 @@ class _Worker:
     """What a worker process keeps between batches: readers, producers, times of positions."""
 
     def __init__(self, settings: SettleSettings) -> None:
+        # Workers of one query fence each other whenever a partition moves between them.
+        logging.getLogger("kafkamq.librdkafka").setLevel(logging.ERROR)
         self.settings = settings
         self._settler = Settler(settings.config, settings.tracker)
         self._ticker = Ticker(settings.config)
