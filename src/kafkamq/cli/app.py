@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from kafkamq import __version__
 from kafkamq.cli import dead_letters, doctor, local, output, queues, stat, tracker
 from kafkamq.errors import ConfigError, KafkaMQError
 
@@ -31,7 +31,7 @@ EXIT_INTERRUPTED = 130
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        sys.stdout.write(f"kafkamq {version('kafkamq')}\n")
+        sys.stdout.write(f"kafkamq {__version__}\n")
         raise typer.Exit
 
 

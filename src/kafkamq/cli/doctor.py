@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from kafkamq import __version__
 from kafkamq.cli import output
 from kafkamq.cli.options import Json, connected_if_named
 from kafkamq.clients.admin import Admin
@@ -22,7 +23,7 @@ from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, Kafk
 
 __all__ = ["register"]
 
-PACKAGES = ("kafkamq", "confluent-kafka", "protobuf", "pyspark", "pandas", "pyarrow")
+PACKAGES = ("confluent-kafka", "protobuf", "pyspark", "pandas", "pyarrow")
 TIMEOUT_S = 15.0
 
 
@@ -64,6 +65,7 @@ def doctor(
 
 
 def _machine() -> Iterator[Check]:
+    yield Check("ok", "kafkamq", __version__)
     yield Check("ok", "python", platform.python_version())
     for package in PACKAGES:
         yield _package(package)

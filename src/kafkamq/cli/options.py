@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ import typer
 from kafkamq.cli.settings import CliSettings, load_settings, service_config
 from kafkamq.config import ServiceConfig
 
-__all__ = ["Json", "connected", "connected_if_named"]
+__all__ = ["Json", "connected", "connected_if_named", "connected_without_n"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -26,14 +26,9 @@ Bootstrap = Annotated[
         help="Kafka's brokers (KAFKAMQ_BOOTSTRAP_SERVERS).",
     ),
 ]
-Namespace = Annotated[
-    str | None,
-    typer.Option(
-        "--namespace",
-        "-n",
-        help="Prefix of the topics (KAFKAMQ_NAMESPACE; default: kafkamq).",
-    ),
-]
+_NAMESPACE_HELP = "Prefix of the topics (KAFKAMQ_NAMESPACE; default: kafkamq)."
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help=_NAMESPACE_HELP)]
+LongNamespace = Annotated[str | None, typer.Option("--namespace", help=_NAMESPACE_HELP)]
 Property = Annotated[
     list[str] | None,
     typer.Option(
@@ -51,7 +46,7 @@ ConfigFile = Annotated[
         help="Settings and Kafka properties, secrets too: TOML or *.properties.",
     ),
 ]
-_CONNECTION = {
+_CONNECTION: Mapping[str, object] = {
     "bootstrap_servers": Bootstrap,
     "namespace": Namespace,
     "kafka_property": Property,
@@ -61,7 +56,12 @@ _CONNECTION = {
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the connection options; it gets them as its first argument, ``config``."""
-    return _with_options(command, service_config)
+    return _with_options(command, service_config, _CONNECTION)
+
+
+def connected_without_n(command: Callable[..., None]) -> Callable[..., None]:
+    """As ``connected``, for a command whose ``-n`` is a number: its namespace has no short form."""
+    return _with_options(command, service_config, {**_CONNECTION, "namespace": LongNamespace})
 
 
 def connected_if_named(command: Callable[..., None]) -> Callable[..., None]:
@@ -69,21 +69,24 @@ def connected_if_named(command: Callable[..., None]) -> Callable[..., None]:
     return _with_options(
         command,
         lambda settings: service_config(settings) if settings.bootstrap_servers else None,
+        _CONNECTION,
     )
 
 
 def _with_options(
-    command: Callable[..., None], make: Callable[[CliSettings], ServiceConfig | None]
+    command: Callable[..., None],
+    make: Callable[[CliSettings], ServiceConfig | None],
+    options: Mapping[str, object],
 ) -> Callable[..., None]:
     @wraps(command)
     def wrapper(**arguments: Any) -> None:
-        given = {name: arguments.pop(name) for name in _CONNECTION}
+        given = {name: arguments.pop(name) for name in options}
         command(make(_settings(**given)), **arguments)
 
     parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in _CONNECTION.items()
+        for name, annotation in options.items()
     ]
     keyword_only = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
     signature = inspect.Signature([*keyword_only, *added], return_annotation=None)

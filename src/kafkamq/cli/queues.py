@@ -14,7 +14,7 @@ from typing import Annotated, TextIO
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.options import Json, connected
+from kafkamq.cli.options import Json, connected, connected_without_n
 from kafkamq.cli.payloads import parse_header, read_lines
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
@@ -188,7 +188,7 @@ class Verdict(Enum):
     REJECT = "reject"
 
 
-@connected
+@connected_without_n
 def receive(
     config: ServiceConfig,
     queue_id: QueueId,

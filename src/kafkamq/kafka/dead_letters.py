@@ -22,7 +22,7 @@ from kafkamq.clients.errors import OutcomeUnknownError, TransactionAbortedError
 from kafkamq.clients.reader import RecordReader
 from kafkamq.clients.transactions import Record, TransactionalProducer
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import WireError
+from kafkamq.errors import BrokerError, FencedError, WireError
 from kafkamq.kafka.scan import scan
 from kafkamq.types import Headers
 from kafkamq.wire import headers as names
@@ -37,6 +37,7 @@ __all__ = [
     "Selection",
     "read_dead_letters",
     "redrive",
+    "redrive_transactional_id",
 ]
 
 REDRIVEN_FROM = "kafkamq-redriven-from"
@@ -100,6 +101,11 @@ class RedriveReport:
     payload_lost: int = 0  # of the selected: nothing is left to send
 
 
+def redrive_transactional_id(config: ServiceConfig) -> str:
+    """Under which all redrives of a namespace write, one at a time."""
+    return f"kafkamq.{config.dead_letter_topic}.redrive"
+
+
 def read_dead_letters(config: ServiceConfig) -> Iterator[DeadLetter]:
     """All dead letters of a namespace, partition by partition interleaved, each in log order.
 
@@ -136,7 +142,7 @@ def redrive(
         FencedError: Another redrive of this namespace has started: it goes on with the rest.
         BrokerError, DeadlineExceededError: What was redriven stays so; run it again for the rest.
     """
-    producer = TransactionalProducer(config, f"kafkamq.{config.dead_letter_topic}.redrive")
+    producer = TransactionalProducer(config, redrive_transactional_id(config))
     payloads = RecordReader(config, config.message_topic)
     report = RedriveReport()
     try:
@@ -225,10 +231,22 @@ class _Writer:
             for letter, payload in pending:
                 self._producer.produce(self._copy(letter, payload))
                 self._producer.produce(self._done_record(letter))
+            self._producer.commit()
+        except BrokerError as error:
+            self._producer.abort()
+            is_fatal = error.is_fatal or error.code == "_FATAL"
+            if is_fatal and not isinstance(error, FencedError):
+                # librdkafka says why only once; of an idempotent producer it is nearly always this.
+                raise FencedError(
+                    f"{error}: another redrive of this namespace seems to have started; what was "
+                    "redriven stays so",
+                    code=error.code,
+                    is_fatal=True,
+                ) from error
+            raise
         except BaseException:
             self._producer.abort()
             raise
-        self._producer.commit()
 
     def _copy(self, letter: DeadLetter, payload: bytes | None) -> Record:
         place = Origin(

@@ -142,14 +142,22 @@ def _behind(bounds: _Bounds, positions: Mapping[int, int]) -> int:
 def _count(
     config: ServiceConfig, bounds: _Bounds, positions: _Positions, max_scanned: int
 ) -> Counter[str] | None:
-    """Messages behind each queue's position, also of queues that nobody has received from."""
-    starts = {
+    """Messages behind each queue's position.
+
+    Queues that nobody has received from yet are found when the whole topic may be read; in a longer
+    one only what lies behind the first position is.
+    """
+    whole = {partition: start for partition, (start, _) in bounds.items()}
+    behind = {
         partition: min(
             (max(start, places[partition]) for places in positions.values()), default=start
         )
-        for partition, (start, _) in bounds.items()
+        for partition, start in whole.items()
     }
-    if sum(bounds[partition][1] - start for partition, start in starts.items()) > max_scanned:
+    for starts in (whole, behind):
+        if sum(bounds[partition][1] - start for partition, start in starts.items()) <= max_scanned:
+            break
+    else:
         return None
     counts: Counter[str] = Counter()
     try:

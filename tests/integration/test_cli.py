@@ -1,0 +1,144 @@
+"""The commands on a real broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.cli_tools import Commands, run_program, wait_until
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError
+from kafkamq.kafka.tracker import LocalTracker
+
+
+@pytest.fixture
+def commands(bootstrap: str, namespace: str) -> Commands:
+    made = Commands(bootstrap, namespace)
+    made.run("create", "--partitions", "2", "--marker-partitions", "2", "--json")
+    return made
+
+
+@pytest.fixture
+def tracked(commands: Commands) -> Iterator[Commands]:
+    config = ServiceConfig(bootstrap_servers=commands.bootstrap, namespace=commands.namespace)
+    with LocalTracker(config).in_thread():
+        yield commands
+
+
+def test_create_says_what_it_made_and_can_be_repeated(commands: Commands) -> None:
+    (made,) = commands.json("create", "--partitions", "2", "--marker-partitions", "2")
+    assert made["topics"]["messages"] == f"{commands.namespace}.messages"
+    assert len(made["topics"]) == 6
+
+
+def test_send_and_receive_keep_everything(commands: Commands) -> None:
+    sent = commands.json(
+        "send", "q", "héllo", "--key", "k", "--header", "a=1", "--id", "mine", "--ttl", "600"
+    )
+    assert [(item["id"], item["delayed"]) for item in sent] == [("mine", False)]
+    binary = json.dumps({"payload_base64": "AP8=", "headers": {"b": {"base64": "/w=="}}})
+    commands.run("send", "q", "--file", "-", stdin=binary)
+    received = {item["id"]: item for item in commands.json("receive", "q", "-n", "2")}
+    first = received.pop("mine")
+    assert (first["payload"], first["key"], first["headers"]) == ("héllo", "k", {"a": "1"})
+    assert (first["delivery_count"], first["verdict"]) == (1, "ack")
+    (second,) = received.values()
+    assert (second["payload_base64"], second["headers"]) == ("AP8=", {"b": {"base64": "/w=="}})
+    assert commands.json("receive", "q", "--timeout", "2") == []
+
+
+def test_queues_are_apart(commands: Commands) -> None:
+    commands.run("send", "a", "for a")
+    commands.run("send", "b", "for b")
+    assert [item["payload"] for item in commands.json("receive", "b")] == ["for b"]
+    assert [item["payload"] for item in commands.json("receive", "a")] == ["for a"]
+
+
+def test_a_file_of_lines(commands: Commands, tmp_path: Path) -> None:
+    file = tmp_path / "m.jsonl"
+    file.write_text("".join(f'{{"json":{{"n":{n}}},"id":"{n}"}}\n' for n in range(2500)))
+    sent = commands.json("send", "q", "--file", str(file))
+    assert [item["id"] for item in sent] == [str(n) for n in range(2500)]
+    received = commands.json("receive", "q", "-n", "2500")
+    assert {item["payload"] for item in received} == {f'{{"n":{n}}}' for n in range(2500)}
+
+
+def test_a_bad_line_stops_and_what_went_before_is_sent(commands: Commands, tmp_path: Path) -> None:
+    file = tmp_path / "m.jsonl"
+    file.write_text('{"payload":"x"}\n' * 1000 + '{"payload":1}\n')
+    with pytest.raises(ConfigError, match="line 1001: payload must be a text"):
+        commands.run("send", "q", "--file", str(file))
+    assert len(commands.json("receive", "q", "-n", "1001", "--timeout", "3")) == 1000
+
+
+def test_a_delayed_message_comes_later(tracked: Commands) -> None:
+    (sent,) = tracked.json("send", "q", "later", "--delay", "1")
+    assert sent["delayed"]
+    assert sent["topic"] == f"{tracked.namespace}.markers"
+    (received,) = tracked.json("receive", "q", "--timeout", "30")
+    assert received["payload"] == "later"
+    assert received["timestamp_ms"] >= sent["timestamp_ms"] + 1000
+
+
+def test_nack_brings_it_back_and_the_last_one_buries_it(tracked: Commands) -> None:
+    tracked.run("send", "q", "x", "--id", "i")
+    limits = ("--max-deliveries", "2", "--timeout", "30")
+    (first,) = tracked.json("receive", "q", "--nack", "--delay", "0.1", *limits)
+    (second,) = tracked.json("receive", "q", "--nack", "--reason", "no good", *limits)
+    assert (first["delivery_count"], second["delivery_count"]) == (1, 2)
+    wait_until(lambda: bool(tracked.json("dlq", "ls")))
+    (letter,) = tracked.json("dlq", "peek")
+    assert (letter["id"], letter["reason"], letter["error"]) == ("i", "max-deliveries", "no good")
+
+
+def test_stat_counts_what_waits_and_what_is_held(tracked: Commands) -> None:
+    tracked.run("send", "busy", *[str(n) for n in range(5)])
+    tracked.run("send", "idle", "x")
+    assert len(tracked.json("receive", "busy", "-n", "2")) == 2
+    tracked.run("receive", "busy", "--nack", "--delay", "500")
+
+    def open_entries() -> int:
+        (stat,) = tracked.json("stat")
+        return sum((part["status"] or {}).get("entries", 0) for part in stat["markers"])
+
+    wait_until(lambda: open_entries() == 1)
+    (stat,) = tracked.json("stat")
+    queues = {queue["queue_id"]: queue for queue in stat["queues"]}
+    assert queues["busy"]["waiting"] == 2
+    assert queues["idle"]["waiting"] == 1
+    assert stat["messages"] >= 6
+    assert [part["partition"] for part in stat["markers"]] == [0, 1]
+    assert all(part["lag"] is not None for part in stat["markers"])
+    (short,) = tracked.json("stat", "--max-scanned", "1")
+    assert all(queue["waiting"] is None for queue in short["queues"])
+    assert "busy" in tracked.run("stat")
+
+
+def test_doctor_passes_good_topics_and_refuses_bad_ones(commands: Commands, bootstrap: str) -> None:
+    (report,) = commands.json("doctor")
+    assert report["ok"]
+    levels = {check["level"] for check in report["checks"]}
+    assert levels == {"ok", "warn"}  # one broker: fewer than three replicas
+    assert any(check["what"] == "kafka" for check in report["checks"])
+    code, out, _ = run_program(["doctor", "-b", bootstrap, "-n", "nothing-here", "--json"], {})
+    assert code == 1
+    refused = [check for check in json.loads(out)["checks"] if check["level"] == "refuse"]
+    assert len(refused) == 6
+    assert all("kafkamq create" in check["text"] for check in refused)
+
+
+def test_doctor_refuses_a_lease_that_the_markers_do_not_outlive(commands: Commands) -> None:
+    code, out, _ = run_program(["doctor", "--max-lease", "999999", "--json"], commands.environment)
+    assert code == 1
+    assert any("retention.ms" in check["text"] for check in json.loads(out)["checks"])
+
+
+def test_the_local_tracker_as_a_command(commands: Commands) -> None:
+    with commands.running("tracker", "--engine", "local"):
+        commands.run("send", "q", "x")
+        commands.json("receive", "q", "--nack", "--delay", "0")
+        (again,) = commands.json("receive", "q", "--timeout", "30")
+        assert again["delivery_count"] == 2

@@ -1,0 +1,102 @@
+"""What goes wrong says what to do, in a line or two, with an exit code and without a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from tests.integration.cli_tools import Commands, run_program, wait_until
+
+
+def closed_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["send", "q", "x"], "KAFKAMQ_BOOTSTRAP_SERVERS"),
+        (["send", "q", "-b", "h:1"], "give either payloads or --file"),
+        (["send", "q", "x", "-b", "h:1", "-p", "sasl.password=hunter2"], "does not belong"),
+        (["send", "", "x", "-b", "h:1"], "queue_id"),
+        (["send", "q", "-b", "h:1", "--file", "/nowhere.jsonl"], "cannot read it"),
+        (["receive", "q", "-b", "h:1", "--ack", "--nack"], "give one of"),
+        (["receive", "q", "-b", "h:1", "--reject"], "--reason"),
+        (["receive", "q", "-b", "h:1", "--redelivery-timeout", "0"], "redelivery_timeout"),
+        (["create", "-b", "h:1", "-n", "bad name"], "namespace"),
+        (["tracker", "-b", "h:1"], "--checkpoint"),
+        (["dlq", "redrive", "-b", "h:1"], "--everything"),
+        (["dlq", "ls", "-b", "h:1", "--reason", "bored"], "max-deliveries"),
+        (["demo", "--input", "/nowhere.jsonl"], "cannot read it"),
+        (["dev", "--kafka-version", "newest"], "4.2.1"),
+        (["receive"], "Missing argument"),
+        (["nothing"], "No such command"),
+    ],
+)
+def test_usage(arguments: list[str], said: str) -> None:
+    code, out, errors = run_program(arguments, {"COLUMNS": "200"})
+    assert code in (1, 2)
+    assert said in errors
+    assert out == ""
+    assert "Traceback" not in errors
+    assert "hunter2" not in errors
+
+
+def test_a_broker_that_is_down_is_named_within_the_bound() -> None:
+    address = closed_port()
+    code, _, errors = run_program(["stat", "-b", address], {"COLUMNS": "300"})
+    assert code == 1
+    assert address in errors
+    assert "Traceback" not in errors
+
+
+def test_missing_topics_say_how_to_create_them(bootstrap: str, namespace: str) -> None:
+    for arguments in (["send", "q", "x"], ["receive", "q"], ["stat"], ["dlq", "ls"]):
+        code, _, errors = run_program(
+            arguments, {**Commands(bootstrap, namespace).environment, "COLUMNS": "300"}
+        )
+        assert code == 1, errors
+        assert "kafkamq create" in errors
+
+
+def test_debug_shows_the_traceback() -> None:
+    code, _, errors = run_program(["--debug", "send", "q", "x"], {})
+    assert code != 0
+    assert "Traceback" in errors
+
+
+def test_secrets_of_a_file_are_not_shown(tmp_path: Path, bootstrap: str) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text(
+        f"bootstrap.servers={bootstrap}\nsecurity.protocol=SASL_PLAINTEXT\n"
+        "sasl.mechanism=PLAIN\nsasl.username=me\nsasl.password=hunter2\n"
+    )
+    for debug in ([], ["--debug"]):
+        code, out, errors = run_program([*debug, "doctor", "--config", str(file), "--json"], {})
+        assert code == 1
+        assert "hunter2" not in out + errors
+
+
+def test_dev_prints_its_address_and_ends_at_once(bootstrap: str) -> None:
+    del bootstrap  # its jars are fetched then
+    process = Commands("", "").process("dev", "--json")
+    try:
+        assert process.stdout is not None
+        where = json.loads(process.stdout.readline())
+        host, port = where["bootstrap_servers"].split(":")
+        with socket.create_connection((host, int(port)), timeout=10):
+            pass
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    wait_until(lambda: not Path(where["data_dir"]).exists())
+    with pytest.raises(ProcessLookupError):
+        os.kill(where["pid"], 0)
