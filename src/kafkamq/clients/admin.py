@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -73,6 +74,7 @@ class Admin:
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._client = connect(AdminClient, admin_settings(config), self._watch)
         self._is_closed = False
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Admin:
         return self
@@ -91,9 +93,10 @@ class Admin:
         Do it, rather than let it be collected: a collection may run in a thread of another client,
         and ending a client there can hang for ever.
         """
-        if not self._is_closed:
-            self._is_closed = True
-            self._client.__exit__(None, None, None)
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._client.__exit__(None, None, None)
 
     @property
     def client(self) -> AdminClient:
@@ -133,15 +136,27 @@ class Admin:
         """Repeat a question while the cluster says that it may be repeated, within the bound."""
         deadline_s = time.monotonic() + self._timeout_s
         while True:
+            client = self._client
             try:
                 return call()
             except DeadlineExceededError:
                 if time.monotonic() > deadline_s:
                     raise
+                self._renew(client)
             except BrokerError as error:
                 if not error.is_retriable or time.monotonic() > deadline_s:
                     raise
             time.sleep(0.1)  # a new topic's leader, or a coordinator that loads
+
+    def _renew(self, stuck: AdminClient) -> None:
+        """Go on with a new client, unless another thread did so already.
+
+        After a broker came back librdkafka may go on asking a coordinator that it has dropped, for
+        ever. The old client ends when the last thread that waits for it lets go.
+        """
+        with self._lock:
+            if self._client is stuck and not self._is_closed:
+                self._client = connect(AdminClient, admin_settings(self.config), self._watch)
 
     def cluster(self) -> ClusterInfo:
         """Brokers and identity of the cluster, and the settings of one broker."""
@@ -215,21 +230,26 @@ class Admin:
             for member in members
         ]
 
-    def committed(self, requests: Sequence[tuple[str, TopicPartition]]) -> list[TopicPartition]:
-        """Stable committed offsets: one per (group, partition) asked for, in that order.
+    def committed(
+        self, requests: Sequence[tuple[str, TopicPartition]], *, stable: bool = True
+    ) -> list[TopicPartition]:
+        """Committed offsets: one per (group, partition) asked for, in that order.
 
-        An offset below 0: nothing committed. Waits for transactions that are being committed.
+        An offset below 0: nothing committed. ``stable``: wait for transactions that are under way
+        with such an offset; a dead producer's last for its ``transaction.timeout.ms``.
         """
-        return self._again(lambda: self._committed(requests))
+        return self._again(lambda: self._committed(requests, stable))
 
-    def _committed(self, requests: Sequence[tuple[str, TopicPartition]]) -> list[TopicPartition]:
+    def _committed(
+        self, requests: Sequence[tuple[str, TopicPartition]], stable: bool
+    ) -> list[TopicPartition]:
         doing = "reading committed offsets"
         pending = []
         for group, partition in requests:
             asked = ConsumerGroupTopicPartitions(group, [partition])
             future = self._client.list_consumer_group_offsets(
                 [asked],
-                require_stable=True,
+                require_stable=stable,
                 request_timeout=min(_COORDINATOR_S, self._timeout_s),
             )[group]
             pending.append((group, future))

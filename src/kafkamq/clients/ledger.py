@@ -267,11 +267,17 @@ def read_positions(
         return read_ledgers(admin, keys)
 
 
-def read_ledgers(admin: Admin, keys: Sequence[LedgerKey]) -> dict[LedgerKey, Position]:
-    """``read_positions`` with a client that is there already."""
+def read_ledgers(
+    admin: Admin, keys: Sequence[LedgerKey], *, stable: bool = True
+) -> dict[LedgerKey, Position]:
+    """``read_positions`` with a client that is there already.
+
+    ``stable=False`` reads past transactions that are under way, for a look at epochs before a
+    ``fence`` has settled them.
+    """
     requests = [(key.transactional_id, TopicPartition(key.topic, key.partition)) for key in keys]
     found = {}
-    for key, committed in zip(keys, admin.committed(requests), strict=True):
+    for key, committed in zip(keys, admin.committed(requests, stable=stable), strict=True):
         if committed.offset >= 0:
             position = decode_position(committed.metadata)
             if position is not None:
@@ -351,9 +357,9 @@ def claim(
 def _next_epoch(one: Ledger, admin: Admin, keys: Sequence[LedgerKey], takeover: bool) -> int:
     """Fence id 0 and choose: one more than any ledger holds."""
     if not takeover:
-        require_own(latest(list(read_ledgers(admin, keys).values())), one.engine)
+        require_own(latest(list(read_ledgers(admin, keys, stable=False).values())), one.engine)
     one.fence()
-    newest = latest(list(read_ledgers(admin, keys).values()))
+    newest = latest(list(read_ledgers(admin, keys, stable=False).values()))
     return 1 if newest is None else newest.epoch + 1
 
 

@@ -113,7 +113,7 @@ class PartitionStarter:
         return 1 if newest is None else newest.epoch + 1
 
     def _positions(self) -> list[Position]:
-        return list(read_ledgers(self._admin, self._keys).values())
+        return list(read_ledgers(self._admin, self._keys, stable=False).values())
 
     def _checked_position(self, number: int, last: Position | None) -> int:
         """Where to read from; never jumps (R23)."""

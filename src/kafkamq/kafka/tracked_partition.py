@@ -88,6 +88,11 @@ class TrackedPartition:
         self._retry_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
 
+    def try_now(self) -> None:
+        """What it waited for may have come."""
+        if self.phase is Phase.WAITING:
+            self._retry_s = 0.0
+
     def succeeded(self) -> None:
         """The next failure pauses shortly again."""
         self._pause_s = _FIRST_PAUSE_S

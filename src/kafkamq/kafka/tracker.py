@@ -344,6 +344,9 @@ class LocalTracker:
         else:
             part.start(started)
             self._reader.begin(part.number, started.position)
+            if part.number == 0:
+                for other in self._partitions.values():
+                    other.try_now()  # they may have waited for its epoch
 
     def _start_failed(self, part: TrackedPartition, error: KafkaMQError) -> None:
         part.is_busy = False
