@@ -80,14 +80,22 @@ class ServiceConfig:
 
     def __post_init__(self) -> None:
         _require(bool(self.bootstrap_servers), "bootstrap_servers", "", "host:port[,host:port...]")
-        _require(bool(_TOPIC_NAME.fullmatch(self.namespace)), "namespace", self.namespace,
-                 "1-249 of letters, digits, '.', '_' and '-'")
+        _require(
+            bool(_TOPIC_NAME.fullmatch(self.namespace)),
+            "namespace",
+            self.namespace,
+            "1-249 of letters, digits, '.', '_' and '-'",
+        )
         for name, suffix in _TOPICS.items():
             if not getattr(self, name):
                 object.__setattr__(self, name, f"{self.namespace}.{suffix}")
             value: str = getattr(self, name)
-            _require(bool(_TOPIC_NAME.fullmatch(value)), name, value,
-                     "1-249 of letters, digits, '.', '_' and '-'")
+            _require(
+                bool(_TOPIC_NAME.fullmatch(value)),
+                name,
+                value,
+                "1-249 of letters, digits, '.', '_' and '-'",
+            )
         names = [getattr(self, name) for name in _TOPICS]
         _require(len(set(names)) == len(names), "topic names", names, "different from each other")
 
@@ -121,21 +129,45 @@ class QueueConfig:
 
     def __post_init__(self) -> None:
         encoded = self.queue_id.encode()
-        _require(0 < len(encoded) <= MAX_QUEUE_ID_BYTES, "queue_id", self.queue_id,
-                 f"1-{MAX_QUEUE_ID_BYTES} bytes of UTF-8")
+        _require(
+            0 < len(encoded) <= MAX_QUEUE_ID_BYTES,
+            "queue_id",
+            self.queue_id,
+            f"1-{MAX_QUEUE_ID_BYTES} bytes of UTF-8",
+        )
         _require(b"\0" not in encoded, "queue_id", self.queue_id, "free of NUL characters")
-        _require(0 < self.redelivery_timeout_ms <= MAX_REDELIVERY_TIMEOUT_MS,
-                 "redelivery_timeout", self.redelivery_timeout_ms / 1000, "> 0 s and <= 12 h")
+        _require(
+            0 < self.redelivery_timeout_ms <= MAX_REDELIVERY_TIMEOUT_MS,
+            "redelivery_timeout",
+            self.redelivery_timeout_ms / 1000,
+            "> 0 s and <= 12 h",
+        )
         _require(self.max_deliveries >= 1, "max_deliveries", self.max_deliveries, ">= 1")
-        _require(self.max_lease_ms >= self.redelivery_timeout_ms, "max_lease",
-                 self.max_lease_ms / 1000, ">= redelivery_timeout")
-        for name in ("max_in_flight", "receive_buffer", "next_message_timeout_ms",
-                     "max_messages_per_commit"):
+        _require(
+            self.max_lease_ms >= self.redelivery_timeout_ms,
+            "max_lease",
+            self.max_lease_ms / 1000,
+            ">= redelivery_timeout",
+        )
+        for name in (
+            "max_in_flight",
+            "receive_buffer",
+            "next_message_timeout_ms",
+            "max_messages_per_commit",
+        ):
             _require(getattr(self, name) >= 1, name, getattr(self, name), ">= 1")
-        _require(self.max_inline_payload_bytes >= 0, "max_inline_payload_bytes",
-                 self.max_inline_payload_bytes, ">= 0")
-        _require(self.on_data_loss in ("raise", "skip"), "on_data_loss", self.on_data_loss,
-                 "'raise' or 'skip'")
+        _require(
+            self.max_inline_payload_bytes >= 0,
+            "max_inline_payload_bytes",
+            self.max_inline_payload_bytes,
+            ">= 0",
+        )
+        _require(
+            self.on_data_loss in ("raise", "skip"),
+            "on_data_loss",
+            self.on_data_loss,
+            "'raise' or 'skip'",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +183,18 @@ class TrackerConfig:
     takeover: bool = True  # False: refuse to start while another engine's epoch is the latest
 
     def __post_init__(self) -> None:
-        for name in ("max_silence_ms", "max_offsets_per_commit", "max_transaction_bytes",
-                     "position_interval_ms", "max_deliveries", "max_lease_ms"):
+        for name in (
+            "max_silence_ms",
+            "max_offsets_per_commit",
+            "max_transaction_bytes",
+            "position_interval_ms",
+            "max_deliveries",
+            "max_lease_ms",
+        ):
             _require(getattr(self, name) >= 1, name, getattr(self, name), ">= 1")
-        _require(self.max_offsets_per_commit <= 50_000, "max_offsets_per_commit",
-                 self.max_offsets_per_commit, "<= 50,000 (R16)")
+        _require(
+            self.max_offsets_per_commit <= 50_000,
+            "max_offsets_per_commit",
+            self.max_offsets_per_commit,
+            "<= 50,000 (R16)",
+        )
