@@ -15,7 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Health", "HealthVerdict", "OffsetHistory", "check_health", "velocity"]
+__all__ = [
+    "Health",
+    "HealthMonitor",
+    "HealthVerdict",
+    "OffsetHistory",
+    "check_health",
+    "velocity",
+]
 
 SAMPLES = 10
 MAX_CYCLES_BEHIND = 3
@@ -110,3 +117,48 @@ def check_health(
         if cycles_behind >= MAX_CYCLES_BEHIND:
             verdict = HealthVerdict.BEHIND
     return Health(verdict, consumer, partition, cycles_behind)
+
+
+class HealthMonitor:
+    """The samples and the count of one claim; its own heartbeats are watched elsewhere."""
+
+    __slots__ = ("_interval_ms", "_is_whole_topic", "_latest", "_message_ms", "_own", "_release",
+                 "cycles_behind")  # fmt: skip
+
+    def __init__(
+        self,
+        monotonic_ms: int,
+        *,
+        interval_ms: int,
+        release_if_behind: bool,
+        is_whole_topic: bool,
+    ) -> None:
+        self._interval_ms = interval_ms
+        self._release = release_if_behind
+        self._is_whole_topic = is_whole_topic
+        self._own, self._latest = OffsetHistory(), OffsetHistory()
+        self._message_ms = monotonic_ms
+        self.cycles_behind = 0
+
+    def on_messages(self, monotonic_ms: int) -> None:
+        """Some were read."""
+        self._message_ms = monotonic_ms
+
+    def check(self, position: int, latest_offset: int, monotonic_ms: int) -> HealthVerdict:
+        """Sample and judge; once per heartbeat."""
+        self._own.add(position)
+        self._latest.add(latest_offset)
+        health = check_health(
+            position=position,
+            latest_offset=latest_offset,
+            positions=self._own.samples,
+            latest_offsets=self._latest.samples,
+            message_age_ms=monotonic_ms - self._message_ms,
+            heartbeat_age_ms=0,
+            interval_ms=self._interval_ms,
+            cycles_behind=self.cycles_behind,
+            release_if_behind=self._release,
+            is_whole_topic=self._is_whole_topic,
+        )
+        self.cycles_behind = health.cycles_behind
+        return health.verdict

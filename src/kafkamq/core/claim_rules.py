@@ -190,7 +190,8 @@ class SafeRules:
     def release(self, entry: Entry, record: MarshalRecord, at: int) -> bool:
         owner = (record.client, record.instance)
         if entry.contenders is not None:
-            self._note(entry, owner, record.offset).is_open = False
+            contender = self._note(entry, owner, record.offset)
+            contender.is_open = contender is entry.contenders.get(_OTHERS)
         if owner != entry.owner or not entry.has_owner:  # S6
             return False
         entry.is_held = False

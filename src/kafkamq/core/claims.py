@@ -168,6 +168,10 @@ class ClaimLog:
         """The group's members may not hold a claim; ``now_s`` as in ``claim``."""
         return now_s < self._paused.get(group, 0)
 
+    def is_ready(self, *, now_s: float) -> bool:
+        """Enough was read to know every holder; a log that is read from its start always is."""
+        return self._rules.is_certain(None, now_s)
+
     def trust(self, instance: str) -> None:
         """Name an instance of this process, so that its restarts are certain (``claim_rules``)."""
         if isinstance(self._rules, SafeRules):

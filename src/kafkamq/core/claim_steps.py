@@ -1,0 +1,159 @@
+"""What a claimant is told, and what it asks its shell to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kafkamq.errors import ConfigError
+from kafkamq.types import MarshalRecord
+
+__all__ = [
+    "ClaimantConfig",
+    "Delivery",
+    "End",
+    "Fetch",
+    "Finish",
+    "HandOut",
+    "LookUp",
+    "Phase",
+    "Step",
+    "Stop",
+    "Write",
+]
+
+_MAX_ID_CHARACTERS = 249
+
+
+class Delivery(Enum):
+    """How often a message may be handed out."""
+
+    AT_LEAST_ONCE = "at-least-once"
+    AT_MOST_ONCE = "at-most-once"
+
+
+class Phase(Enum):
+    """How far a claimant is."""
+
+    SEEKING = "seeking"  # nothing written yet
+    CLAIMING = "claiming"  # the claim is on its way, or not read back
+    LOOKING = "looking"  # the partition is ours, or to be taken over: where does it begin?
+    STARTING = "starting"  # the first heartbeat is on its way
+    OWNING = "owning"
+    DRAINING = "draining"  # nothing more is handed out, verdicts still come
+    RELEASING = "releasing"
+    OVER = "over"
+
+
+class End(Enum):
+    """Why a claimant does not hold its partition (any more)."""
+
+    HELD = "held by another"  # not tried
+    REFUSED = "another was first"
+    PAUSED = "the group is paused"
+    TIMED_OUT = "the claim was not confirmed in time"
+    TAKEN = "another took it"
+    EXPIRED = "no heartbeat was confirmed in time"
+    UNCERTAIN = "another may hold it"
+    RIVAL = "a client with other rules believes that it holds it"
+    BEHIND = "consuming too slowly"
+    STUCK = "no message for too long"
+    RELEASED = "released"
+    KEPT = "left claimed, for a quick restart"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimantConfig:
+    """Who claims what, and how."""
+
+    client: str  # unique in the group; the same after a restart, when it is to reclaim
+    instance: str  # random, new at each start
+    group: str
+    topic: str
+    partition: int
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
+    interval_ms: int = 60_000  # the heartbeat interval; all clients of the topic must agree
+    lease_ms: int = 0  # how long a heartbeat counts for its sender; 0: one interval
+    retry_ms: int = 500  # pause after a failed write or look-up
+    reclaim: bool = True  # take over what the same client held freshly before its restart
+    release_if_behind: bool = True
+    is_whole_topic: bool = False  # one of a topic's partitions, claimed as a unit
+    ignores_pause: bool = False  # who sets the position of a paused group
+    yields_to_rivals: bool = False  # Go clients in the group: give way when one heartbeats here
+
+    def __post_init__(self) -> None:
+        for name in ("client", "instance", "group", "topic"):
+            value: str = getattr(self, name)
+            if not 0 < len(value) <= _MAX_ID_CHARACTERS or "/" in value:
+                raise ConfigError(
+                    f"{name} is {value!r}: it must be 1-{_MAX_ID_CHARACTERS} characters without '/'"
+                )
+        if not 0 <= self.partition < 2**31:
+            raise ConfigError(f"partition is {self.partition}: it must be 0 to 2^31 - 1")
+        if self.interval_ms < 4 or self.retry_ms < 1:
+            raise ConfigError("interval_ms must be >= 4 and retry_ms >= 1")
+        if not 0 <= self.lease_ms < 2 * self.interval_ms:
+            raise ConfigError(
+                f"lease_ms is {self.lease_ms}: it must end before others may claim, that is below"
+                f" two intervals ({2 * self.interval_ms})"
+            )
+        if self.lease_ms == 0:
+            object.__setattr__(self, "lease_ms", self.interval_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Append ``record`` to the coordination topic; answer ``on_written`` or ``on_failed``.
+
+    ``commit_offset`` is committed to Kafka under the group's name first: best effort, as the Go
+    client does; with ``must_commit`` a failed commit is a failed write, and nothing is appended.
+    """
+
+    ticket: int
+    record: MarshalRecord
+    commit_offset: int = -1  # -1: nothing
+    must_commit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Find the partition's first and last offset and the group's committed one.
+
+    Answer ``on_offsets`` or ``on_lookup_failed``.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """The partition is held: read it from ``offset`` on."""
+
+    offset: int
+    deleted: int = 0  # messages that were deleted unread
+    beyond: int = 0  # how far the known position was behind the log's end
+
+
+@dataclass(frozen=True, slots=True)
+class HandOut:
+    """At most once: the offered batch may be handed out, now and only now."""
+
+    first_offset: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Hand nothing more out and drop what is queued; unless ``is_lost``, verdicts still count."""
+
+    reason: End
+    is_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """It is over; a further attempt is a further claimant."""
+
+    reason: End
+    offset: int  # the position, -1 when it never held the partition
+
+
+Step = Write | LookUp | Fetch | HandOut | Stop | Finish
