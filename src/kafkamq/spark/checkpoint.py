@@ -1,7 +1,7 @@
-"""What the tracker keeps in its checkpoint folder beside Spark's own files.
+"""What our queries keep in their checkpoint folders beside Spark's own files.
 
-One small file, written before the query starts for the first time: the engine's id (it lives as
-long as the checkpoint), the number of tasks that the state is cut for, and where folding began.
+One small file, written before the query starts for the first time: an id that lives as long as the
+checkpoint, the number of tasks that it was cut for, and for the tracker where folding began.
 The folder may be on any file system that Spark can write.
 """
 
@@ -27,10 +27,15 @@ _VERSION = 1
 class CheckpointNote:
     """The file's content."""
 
-    topic: str  # the markers topic that the state is of
-    tasks: int  # shuffle partitions, fixed for the life of the state
-    starting: dict[int, int]  # first offset by marker partition; added partitions begin at 0
-    engine: str = field(default_factory=lambda: f"spark-{uuid.uuid4().hex[:16]}")
+    topic: str  # the markers topic that the state is of; sinks: the ledger topic
+    tasks: int  # shuffle partitions or slots, fixed for the life of the checkpoint
+    engine: str  # the id
+    starting: dict[int, int] = field(default_factory=dict)  # by marker partition; added ones: 0
+
+    @classmethod
+    def new(cls, kind: str, *, topic: str, tasks: int) -> CheckpointNote:
+        """A note with a fresh id."""
+        return cls(topic=topic, tasks=tasks, engine=f"{kind}-{uuid.uuid4().hex[:16]}")
 
 
 def read_note(spark: SparkSession, checkpoint: str, *, topic: str) -> CheckpointNote | None:

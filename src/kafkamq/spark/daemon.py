@@ -16,7 +16,7 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["POOL", "SETTLING", "THREADLESS"]
+__all__ = ["OTHER_IMPORTS", "POOL", "SETTLING", "SINK_IMPORTS", "THREADLESS"]
 
 POOL = "KAFKAMQ_POOL"
 """Variable that sets a pool of worker processes apart."""
@@ -32,8 +32,8 @@ THREADLESS = {
 
 _WORKER = "pyspark.worker"
 _EVERYWHERE = ("pandas", "pyspark.sql.pandas.serializers")
-_SINK = (*_EVERYWHERE, "kafkamq.spark.settling")
-_OTHERS = (
+SINK_IMPORTS = (*_EVERYWHERE, "kafkamq.spark.settling")
+OTHER_IMPORTS = (
     *_EVERYWHERE,
     "pyspark.sql.streaming.stateful_processor_api_client",
     "pyspark.sql.streaming.proto.StateMessage_pb2",
@@ -66,7 +66,8 @@ def main() -> None:
     from pyspark.daemon import manager
 
     module = sys.argv[1] if len(sys.argv) > 1 else _WORKER
-    needed = _SINK if os.environ.get(POOL) == SETTLING else _OTHERS
+    is_sink = os.environ.get(POOL) == SETTLING
+    needed = SINK_IMPORTS if is_sink else OTHER_IMPORTS
     with contextlib.redirect_stdout(sys.stderr):  # Spark reads the daemon's port from stdout
         for name in (module, *(needed if module == _WORKER else ())):
             with contextlib.suppress(ImportError):  # the worker that needs it says it better

@@ -19,7 +19,7 @@ from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.processor import FOLDED_COLUMNS, FoldProcessor, FoldSettings
-from kafkamq.spark.session import stream_settings
+from kafkamq.spark.session import activate, stream_settings
 from kafkamq.spark.settling import SettleSettings, register_settling
 from kafkamq.spark.source import register_source
 
@@ -58,17 +58,11 @@ def start_query(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
     try:
         for name, value in settings.items():
             spark.conf.set(name, value)
-        _activate(spark)
+        activate(spark)
         return _start(spark, plan)
     finally:
         for name, old in before.items():
             spark.conf.unset(name) if old is None else spark.conf.set(name, old)
-
-
-def _activate(spark: SparkSession) -> None:
-    """Make it this thread's session in the JVM, where registered sinks are looked up."""
-    sessions = getattr(spark._jvm, "org.apache.spark.sql.classic.SparkSession")
-    sessions.setActiveSession(spark._jsparkSession)
 
 
 def _start(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:

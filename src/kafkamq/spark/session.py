@@ -24,7 +24,14 @@ from kafkamq.spark.daemon import THREADLESS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["REDACTED", "build_session", "check_environment", "session_settings", "stream_settings"]
+__all__ = [
+    "REDACTED",
+    "activate",
+    "build_session",
+    "check_environment",
+    "session_settings",
+    "stream_settings",
+]
 
 MIN_JAVA = 17
 REDACTED = r"(?i)secret|password|passwd|token|access[.]?key|jaas|oauthbearer|credential|[.]key"
@@ -110,6 +117,12 @@ def _forward(stream: IO[bytes]) -> None:
         text = line.decode("utf-8", "replace").rstrip()
         if not _NOISE.match(text):
             _jvm_log.warning("%s", text)
+
+
+def activate(spark: SparkSession) -> None:
+    """Make it this thread's session in the JVM, where registered sinks are looked up."""
+    sessions = getattr(spark._jvm, "org.apache.spark.sql.classic.SparkSession")
+    sessions.setActiveSession(spark._jsparkSession)
 
 
 def session_settings(*, master: str, driver_memory: str) -> dict[str, str]:

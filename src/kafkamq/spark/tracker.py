@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -154,13 +155,10 @@ class SparkTracker:
         if note is None:
             cores = spark.sparkContext.defaultParallelism
             tasks = min(info.partitions, _MAX_TASKS_PER_CORE * cores)
-            note = CheckpointNote(topic=topic, tasks=tasks, starting={})
+            note = CheckpointNote.new("spark", topic=topic, tasks=tasks)
         claimed = claim(config, engine=note.engine, partitions=info.partitions, takeover=takeover)
         if is_new:
-            starting = self._first_offsets(claimed)
-            note = CheckpointNote(
-                topic=topic, tasks=note.tasks, starting=starting, engine=note.engine
-            )
+            note = replace(note, starting=self._first_offsets(claimed))
             write_note(spark, self._checkpoint, note)
         else:
             _require_newest(note, claimed, last_batch(spark, self._checkpoint))

@@ -1,0 +1,114 @@
+"""Options of the source, how it shares out a limit, and what is checked before Spark starts."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError
+from kafkamq.spark import session
+from kafkamq.spark.options import parse_source_options
+from kafkamq.spark.reading import shared_out
+
+SERVICE = ServiceConfig(
+    bootstrap_servers="service:9092", namespace="ns", kafka={"sasl.password": "secret", "a": "1"}
+)
+
+
+def test_options_stand_above_what_was_registered() -> None:
+    options = parse_source_options(
+        {
+            "topic": "orders",
+            "kafka.bootstrap.servers": "other:9092",
+            "kafka.a": "2",
+            "maxRowsPerTrigger": "10",
+            "startingOffsets": '{"orders":{"0":5,"1":-2}}',
+        },
+        SERVICE,
+    )
+    assert options.config.bootstrap_servers == "other:9092"
+    assert options.config.kafka == {"sasl.password": "secret", "a": "2"}
+    assert options.config.quarantine_topic == "ns.quarantine"
+    assert options.max_rows == 10
+    assert options.starting == {"orders": {"0": 5, "1": -2}}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, "kafka.bootstrap.servers"),
+        ({"kafka.bootstrap.servers": "h:1"}, "topic"),
+        ({"topik": "x"}, "topik"),
+        ({"mode": "raw"}, "raw"),
+        ({"startingOffsets": "yesterday"}, "startingOffsets"),
+        ({"startingOffsets": '{"orders":{"0":-3}}'}, "startingOffsets"),
+        ({"endingOffsets": "[1]"}, "endingOffsets"),
+        ({"maxRowsPerTrigger": "0"}, "maxRowsPerTrigger"),
+        ({"includeHeaders": "yes"}, "includeHeaders"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, str], named: str) -> None:
+    usable = {"kafka.bootstrap.servers": "h:1", "topic": "orders"}
+    given = options if named in ("kafka.bootstrap.servers", "topic") else {**usable, **options}
+    with pytest.raises(ConfigError, match=named):
+        parse_source_options(given, None)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**6)), min_size=1, max_size=20),
+    st.one_of(st.none(), st.integers(1, 10**6)),
+)
+def test_a_limit_is_shared_out_by_backlog(logs: list[tuple[int, int]], limit: int | None) -> None:
+    starts = {number: start for number, (start, _) in enumerate(logs)}
+    ends = {number: start + backlog for number, (start, backlog) in enumerate(logs)}
+    found = shared_out(starts, ends, limit)
+    taken = {number: found[number] - starts[number] for number in starts}
+    total = sum(backlog for _, backlog in logs)
+    for number, (_, backlog) in enumerate(logs):
+        assert 0 <= taken[number] <= backlog
+        assert taken[number] > 0 or backlog == 0, "every backlog advances"
+    if limit is None or limit >= total:
+        assert found == ends
+    else:
+        assert limit <= sum(taken.values()) <= limit + len(logs)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("pandas", "3.0.1"), ("pyspark", "4.1.0"), ("pyarrow", "17.0")]
+)
+def test_an_unsupported_package_is_named_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, name: str, version: str
+) -> None:
+    real = metadata.version
+    monkeypatch.setattr(
+        metadata, "version", lambda asked: version if asked == name else real(asked)
+    )
+    with pytest.raises(ConfigError, match=rf"{name} is {version}.*must be.*pip install"):
+        session.check_environment()
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = metadata.version
+
+    def version(asked: str) -> str:
+        if asked == "protobuf":
+            raise metadata.PackageNotFoundError(asked)
+        return real(asked)
+
+    monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(ConfigError, match=r"protobuf.*is missing"):
+        session.check_environment()
+
+
+def test_missing_java_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    with pytest.raises(ConfigError, match="Java 17 or newer is missing"):
+        session.check_environment()
+
+
+def test_the_environment_of_the_tests_is_fine() -> None:
+    assert set(session.check_environment()) == {"pyspark", "pandas", "pyarrow", "protobuf", "java"}
