@@ -1,4 +1,4 @@
-"""In-process tracker = tracker through a state store (as on Spark) = naive model, on random logs."""
+"""In-process tracker = tracker through a store (as on Spark) = naive model, on random logs."""
 
 from __future__ import annotations
 

@@ -1,0 +1,466 @@
+"""The verdict on a namespace, from its logs alone: what was lost, repeated, and left unexplained.
+
+Reads the three topics of a namespace as plain records, of the in-memory log or of a real Kafka, and
+never asks a tracker. It judges every message that stands in the messages topic, and every SCHEDULE:
+
+- lost: neither acked, nor copied, nor dead-lettered;
+- copies and dead letters: one for each END of a tracker, with the right count, reason and content,
+  and none without one;
+- every END of a tracker is explained by the log before it: a lease that had ended by the log's
+  clock, a nack, a release, a rejection, or a delay that was over. So a message that was acked in
+  time is not redelivered; the one exception is R12's, a START that came after the END.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kafkamq.errors import KafkaMQError
+from kafkamq.testing.lives import Ending, Life, Timeline, Why, read_timelines
+from kafkamq.testing.log import LogRecord
+from kafkamq.types import DeadLetterReason, Marker, MarkerType
+from kafkamq.wire import headers as names
+from kafkamq.wire.headers import MessageHeaders, Origin, read_message_headers
+
+__all__ = ["CheckFailedError", "Checker", "Problem", "Verdict", "check_logs", "record_of"]
+
+Place = tuple[str, int, int]
+"""Topic, partition, offset."""
+
+_LOG_APPEND_TIME = 2  # confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
+_MAX_SHOWN = 20
+
+
+class CheckFailedError(KafkaMQError, AssertionError):
+    """The logs break a promise; the text names the first places."""
+
+
+class _ConsumedMessage(Protocol):
+    """As much of ``confluent_kafka.Message`` as a record needs."""
+
+    def topic(self) -> str: ...
+    def partition(self) -> int: ...
+    def offset(self) -> int: ...
+    def timestamp(self) -> tuple[int, int]: ...
+    def key(self) -> bytes | None: ...
+    def value(self) -> bytes | None: ...
+    def headers(self) -> list[tuple[str, bytes | None]] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A broken promise."""
+
+    kind: str
+    place: Place  # of the message or SCHEDULE that it is about
+    text: str
+
+    def __str__(self) -> str:
+        topic, partition, offset = self.place
+        return f"{self.kind}: {topic}[{partition}]@{offset}: {self.text}"
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the logs say. Messages are counted once, however many copies they had."""
+
+    sent: int = 0  # first copies, delayed ones that are not in the queue yet included
+    acked: int = 0
+    redelivered: int = 0  # copies that trackers wrote
+    dead_lettered: int = 0
+    cancelled: int = 0
+    lost: int = 0
+    processed_twice: int = 0  # acked more than once, or acked and dead-lettered
+    extra_copies: int = 0  # explained by a START that came after the END (R12)
+    late_verdicts: int = 0  # ACKs behind the end of the lease
+    lateness_ms: list[int] = field(default_factory=list)  # from deadline to END, by log clocks
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def is_ok(self) -> bool:
+        """Nothing lost, nothing unexplained."""
+        return not self.problems
+
+    def require_ok(self, context: str = "") -> None:
+        """Raise when a promise was broken.
+
+        Raises:
+            CheckFailedError: with ``context`` and the first problems.
+        """
+        if self.problems:
+            shown = "\n".join(map(str, self.problems[:_MAX_SHOWN]))
+            raise CheckFailedError(f"{context}{len(self.problems)} problems:\n{shown}")
+
+
+@dataclass(slots=True)
+class _Message:
+    """One record of the messages topic."""
+
+    record: LogRecord
+    headers: MessageHeaders
+    origin: Place  # of the first copy: itself, or what its header says
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """What every copy has in common (R14)."""
+        record = self.record
+        return (record.key, record.value, self.headers.id, self.headers.user)
+
+
+class Checker:
+    """Judges one namespace; give it all records of its topics, in any order."""
+
+    def __init__(
+        self,
+        *,
+        messages: Iterable[LogRecord],
+        markers: Iterable[LogRecord],
+        dead_letters: Iterable[LogRecord],
+        confirmed: Collection[Place] = (),
+        max_deliveries: int = 5,
+        max_lease_ms: int = 43_200_000,
+        must_be_settled: bool = True,
+    ) -> None:
+        self.verdict = Verdict()
+        self._max_deliveries = max_deliveries
+        self._must_be_settled = must_be_settled
+        self._messages: dict[tuple[int, int], _Message] = {}
+        self._families: dict[Place, list[_Message]] = defaultdict(list)
+        self._message_topic = ""
+        self._marker_topic = ""
+        for record in messages:
+            self._take_message(record)
+        marker_records = list(markers)
+        if marker_records:
+            self._marker_topic = marker_records[0].topic
+        self._confirmed = confirmed
+        self._places: set[Place] = set()
+        if confirmed:
+            self._places = {(r.topic, r.partition, r.offset) for r in marker_records}
+            self._places |= {(self._message_topic, *number) for number in self._messages}
+        self._timelines = read_timelines(marker_records, max_lease_ms=max_lease_ms)
+        self._lives: dict[tuple[int, int], list[tuple[Timeline, Life]]] = defaultdict(list)
+        self._buried: dict[Place, list[LogRecord]] = defaultdict(list)
+        for record in dead_letters:
+            self._take_dead_letter(record)
+        # By the origin of the family: what the ENDs of trackers say must be there.
+        self._copies_due: dict[Place, Counter[int]] = defaultdict(Counter)
+        self._burials_due: dict[Place, list[tuple[int, frozenset[DeadLetterReason]]]] = defaultdict(
+            list
+        )
+        self._fired: list[tuple[Place, Marker]] = []
+
+    # ---- reading
+
+    def _take_message(self, record: LogRecord) -> None:
+        headers = read_message_headers(record.headers)
+        place = (record.topic, record.partition, record.offset)
+        if headers.origin is not None:
+            place = (headers.origin.topic, headers.origin.partition, headers.origin.offset)
+        self._message_topic = record.topic
+        message = _Message(record, headers, place)
+        self._messages[record.partition, record.offset] = message
+        self._families[place].append(message)
+
+    def _take_dead_letter(self, record: LogRecord) -> None:
+        origin = _header(record, names.ORIGIN)
+        try:
+            first = Origin.decode(origin or b"")
+        except KafkaMQError:
+            place = (record.topic, record.partition, record.offset)
+            self._problem("dead letter", place, "it names no origin")
+            return
+        self._buried[first.topic, first.partition, first.offset].append(record)
+
+    def _problem(self, kind: str, place: Place, text: str) -> None:
+        self.verdict.problems.append(Problem(kind, place, text))
+
+    # ---- judging
+
+    def check(self) -> Verdict:
+        """Judge everything; once."""
+        for timeline in self._timelines.values():
+            for life in timeline.lives():
+                self._check_life(timeline, life)
+        for place, family in self._families.items():
+            self._check_family(place, family)
+        for place in self._copies_due.keys() - self._families.keys():
+            self._problem("lost", place, "its copy is missing")
+        self._check_fired()
+        for place in self._burials_due.keys() | self._buried.keys():
+            self._check_burials(place)
+        for place in self._confirmed:
+            if place not in self._places:
+                self._problem("lost", place, "it was confirmed and is not in the log")
+        verdict = self.verdict
+        verdict.lost = len({p.place for p in verdict.problems if p.kind == "lost"})
+        verdict.lateness_ms.sort()
+        return verdict
+
+    def _check_life(self, timeline: Timeline, life: Life) -> None:
+        message_id = life.message_id
+        number = (message_id.partition, message_id.offset)
+        topic = self._marker_topic if life.of_schedule else self._message_topic
+        place = (topic, *number)
+        if not life.of_schedule:
+            self._lives[number].append((timeline, life))
+            message = self._messages.get(number)
+            place = place if message is None else message.origin
+        elif not life.is_extra:
+            self.verdict.sent += life.ending is not Ending.REDELIVERED
+            self.verdict.cancelled += life.ending is Ending.CANCELLED
+            self.verdict.dead_lettered += life.ending is Ending.DEAD_LETTERED
+            if life.ending is Ending.OPEN and self._must_be_settled:
+                self._problem("lost", place, "the SCHEDULE never fired")
+        self.verdict.late_verdicts += life.late_acks
+        if life.ending in (Ending.REDELIVERED, Ending.DEAD_LETTERED):
+            self._check_settlement(timeline, life, place)
+
+    def _check_settlement(self, timeline: Timeline, life: Life, place: Place) -> None:
+        """An END of a tracker: could it be written, and what must there be because of it?"""
+        at = f"END at {self._marker_topic}[{timeline.partition}]@{timeline.offsets[life.end]}"
+        start = timeline.marker(life.begin)
+        is_buried = life.ending is Ending.DEAD_LETTERED
+        is_loss = is_buried and self._is_payload_lost(place, start)
+        if life.others:
+            life = self._most_likely(timeline, life, place)
+            start = timeline.marker(life.begin)
+        must_die, reasons = False, frozenset[DeadLetterReason]()
+        if life.is_explained:
+            self.verdict.extra_copies += life.is_extra
+            self.verdict.lateness_ms.append(timeline.clocks[life.end] - life.deadline_ms)
+            must_die, reasons = self._reasons(timeline, life, start)
+        elif not is_loss:
+            text = "nobody held it"
+            if start.type is not MarkerType.END:
+                now_ms = timeline.before(life)
+                text = f"it was held until {life.deadline_ms}, the log's clock was {now_ms}"
+            self._problem("unexplained", place, f"{at}: {life.ending.value}, but {text}")
+        count = max(1, start.delivery_count)
+        if is_buried:
+            if is_loss:
+                reasons |= {DeadLetterReason.PAYLOAD_LOST}
+            elif life.is_explained and not reasons:
+                self._problem("unexplained", place, f"{at}: a dead letter without a reason")
+            self._burials_due[place].append((count, reasons))
+            return
+        if must_die:
+            words = ", ".join(sorted(reason.value for reason in reasons))
+            self._problem("unexplained", place, f"{at}: a copy of what had to die ({words})")
+        if life.of_schedule:
+            self._fired.append((place, start))
+        else:
+            self.verdict.redelivered += 1
+            self._copies_due[place][count + (life.why is not Why.RELEASED)] += 1
+
+    def _most_likely(self, timeline: Timeline, life: Life, place: Place) -> Life:
+        """Of the lives that explain an extra END (R12), one that what was written agrees with."""
+        for one in (life, *life.others):
+            one.is_extra = True
+            start = timeline.marker(one.begin)
+            count = max(1, start.delivery_count)
+            if one.ending is Ending.REDELIVERED:
+                count += one.why is not Why.RELEASED
+                written = [copy.headers.delivery_count for copy in self._families.get(place, ())]
+                if written.count(count) > self._copies_due[place][count]:
+                    return one
+            else:
+                _, reasons = self._reasons(timeline, one, start)
+                claimed = [reason for _, reason in self._burials_due.get(place, ())]
+                letters = [_reason_of(letter) for letter in self._buried.get(place, ())]
+                if any(
+                    letters.count(reason.value) > claimed.count(frozenset({reason}))
+                    for reason in reasons
+                ):
+                    return one
+        return life
+
+    def _reasons(
+        self, timeline: Timeline, life: Life, start: Marker
+    ) -> tuple[bool, frozenset[DeadLetterReason]]:
+        """Whether it had to die, and the reasons that its dead letter may name (R14)."""
+        reasons: set[DeadLetterReason] = set()
+        limit = start.max_deliveries or self._max_deliveries
+        if life.why is Why.REJECTED:
+            reasons = {DeadLetterReason.REJECTED}
+        elif life.why not in (Why.RELEASED, Why.SCHEDULED) and start.delivery_count >= limit:
+            is_max_lease = life.why is Why.MAX_LEASE
+            reasons = {
+                DeadLetterReason.MAX_LEASE if is_max_lease else DeadLetterReason.MAX_DELIVERIES
+            }
+        if not start.expires_at_ms:
+            return bool(reasons), frozenset(reasons)
+        left_ms = start.expires_at_ms - timeline.timestamps[life.begin]
+        if left_ms < 0:
+            return True, frozenset({DeadLetterReason.EXPIRED})
+        if life.why is not Why.REJECTED:
+            expiry_ms = timeline.clocks[life.begin] + left_ms
+            if timeline.clocks[life.due] > expiry_ms:
+                return True, frozenset({DeadLetterReason.EXPIRED})
+            if timeline.before(life) > expiry_ms:  # while it was due: as the tracker planned it
+                return bool(reasons), frozenset({*reasons, DeadLetterReason.EXPIRED})
+        return bool(reasons), frozenset(reasons)
+
+    def _is_payload_lost(self, place: Place, start: Marker) -> bool:
+        """A dead letter says that the payload is lost, and it can be."""
+        lost = DeadLetterReason.PAYLOAD_LOST.value.encode()
+        return any(
+            _header(letter, names.REASON) == lost
+            and (
+                start.type is MarkerType.END
+                or start.by_reference
+                or _header(letter, names.PAYLOAD_AT) is not None
+            )
+            for letter in self._buried.get(place, ())
+        )
+
+    # ---- families: a message and its copies
+
+    def _check_family(self, place: Place, family: list[_Message]) -> None:
+        first = next((one for one in family if one.headers.origin is None), None)
+        copies = [one for one in family if one is not first]
+        self.verdict.sent += first is not None
+        written = Counter(copy.headers.delivery_count for copy in copies)
+        for count in (self._copies_due[place] - written).elements():
+            self._problem("lost", place, f"its copy with delivery count {count} is missing")
+        for count in (written - self._copies_due[place]).elements():
+            text = f"a copy with delivery count {count} that no END of a tracker explains"
+            self._problem("unexplained", place, text)
+        if first is not None and any(copy.content != first.content for copy in copies):
+            self._problem("content", place, "a copy differs from the message")
+        acks = sum(self._acks_of(place, one) for one in family)
+        letters = len(self._buried.get(place, ()))
+        self.verdict.acked += acks > 0
+        self.verdict.dead_lettered += letters > 0
+        self.verdict.processed_twice += acks + letters > 1
+
+    def _acks_of(self, place: Place, message: _Message) -> int:
+        """Judges one record of the messages topic; how often it was acked."""
+        record = message.record
+        lives = self._lives.get((record.partition, record.offset), [])
+        if self._must_be_settled and all(life.ending is Ending.OPEN for _, life in lives):
+            last = "it is open" if lives else "nobody STARTed it"
+            at = f"{record.topic}[{record.partition}]@{record.offset}"
+            self._problem("lost", place, f"{at}: {last}")
+        for timeline, life in lives:
+            start = timeline.marker(life.begin)
+            count = message.headers.delivery_count
+            if start.type is MarkerType.START and max(1, start.delivery_count) != count:
+                text = f"delivery count {count} was STARTed as {start.delivery_count}"
+                self._problem("count", place, text)
+        return sum(life.ending is Ending.ACKED or life.late_acks > 0 for _, life in lives)
+
+    def _check_fired(self) -> None:
+        """Each SCHEDULE that fired is in the queue, once when it has an id of its own."""
+        firsts = Counter(
+            one.content for one in self._messages.values() if one.headers.origin is None
+        )
+        fired: Counter[tuple[object, ...]] = Counter()
+        for place, start in self._fired:
+            headers = read_message_headers(start.headers)
+            content = (start.key, start.value, headers.id, headers.user)
+            fired[content] += 1
+            if firsts[content] < fired[content]:
+                self._problem("lost", place, "the SCHEDULE fired, its message is missing")
+            elif headers.id and firsts[content] > 1:
+                self._problem("unexplained", place, "the SCHEDULE fired more than once")
+
+    def _check_burials(self, place: Place) -> None:
+        due = list(self._burials_due.get(place, ()))
+        for letter in self._buried.get(place, ()):
+            reason = _reason_of(letter)
+            count = int(_header(letter, names.DELIVERY_COUNT) or b"0")
+            match = next(
+                (
+                    one
+                    for one in due
+                    if one[0] == count and reason in {allowed.value for allowed in one[1]}
+                ),
+                None,
+            )
+            if match is not None:
+                due.remove(match)
+            elif any(one[0] == count for one in due):
+                due.remove(next(one for one in due if one[0] == count))
+                text = f"a dead letter with reason {reason!r} that the log does not bear out"
+                self._problem("reason", place, text)
+            else:
+                text = f"a dead letter ({reason}, delivery count {count}) without its END"
+                self._problem("unexplained", place, text)
+            self._check_letter(place, letter)
+        for count, _ in due:
+            self._problem("lost", place, f"its dead letter (delivery count {count}) is missing")
+
+    def _check_letter(self, place: Place, letter: LogRecord) -> None:
+        family = self._families.get(place)
+        if not family or _header(letter, names.PAYLOAD_AT) is not None:
+            return
+        first = family[0]
+        headers = read_message_headers(letter.headers)
+        is_lost = _header(letter, names.REASON) == DeadLetterReason.PAYLOAD_LOST.value.encode()
+        same = (
+            letter.key == first.record.key
+            and (is_lost or letter.value == first.record.value)
+            and headers.user == first.headers.user
+            and (not first.headers.id or headers.id == first.headers.id)
+        )
+        if not same:
+            self._problem("content", place, "its dead letter differs from the message")
+
+
+def _reason_of(letter: LogRecord) -> str:
+    return (_header(letter, names.REASON) or b"").decode("utf-8", "replace")
+
+
+def _header(record: LogRecord, name: str) -> bytes | None:
+    """The last value of a header; None when there is none."""
+    return next((value for key, value in reversed(record.headers) if key == name), None)
+
+
+def check_logs(
+    *,
+    messages: Iterable[LogRecord],
+    markers: Iterable[LogRecord],
+    dead_letters: Iterable[LogRecord],
+    confirmed: Collection[Place] = (),
+    max_deliveries: int = 5,
+    max_lease_ms: int = 43_200_000,
+    must_be_settled: bool = True,
+) -> Verdict:
+    """Judge the logs of one namespace, each given as all its committed records in any order.
+
+    Args:
+        messages: Records of the messages topic.
+        markers: Records of the markers topic.
+        dead_letters: Records of the dead letters topic.
+        confirmed: Places whose sends were confirmed; all must be in the logs.
+        max_deliveries: The trackers' default, for STARTs that name no limit.
+        max_lease_ms: The same for the longest lease.
+        must_be_settled: False while workers and trackers still run.
+    """
+    return Checker(
+        messages=messages,
+        markers=markers,
+        dead_letters=dead_letters,
+        confirmed=confirmed,
+        max_deliveries=max_deliveries,
+        max_lease_ms=max_lease_ms,
+        must_be_settled=must_be_settled,
+    ).check()
+
+
+def record_of(message: _ConsumedMessage) -> LogRecord:
+    """A record that was consumed with confluent-kafka, for `check_logs`."""
+    kind, timestamp_ms = message.timestamp()
+    return LogRecord(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        timestamp_ms if kind == _LOG_APPEND_TIME else -1,
+        message.key(),
+        message.value(),
+        tuple(message.headers() or ()),
+    )
