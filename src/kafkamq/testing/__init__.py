@@ -1,0 +1,49 @@
+"""Testing without a cluster: Kafka in memory, a simulator of a whole namespace, and the checker.
+
+`MemoryKafka` is a log for tests of your own. `simulate` runs senders, workers and trackers under
+faults that a seed draws. `check_logs` judges any namespace from its topics, also those of a real
+Kafka (`record_of` takes what confluent-kafka consumed). `random_markers`, `NaiveTracker` and
+`check_agreement` are for tests of trackers.
+"""
+
+from kafkamq.testing.agreement import (
+    StateStore,
+    check_agreement,
+    cut_batches,
+    plan_of_batches,
+)
+from kafkamq.testing.checker import CheckFailedError, Problem, Verdict, check_logs, record_of
+from kafkamq.testing.engines import EngineSettings
+from kafkamq.testing.log import Committed, LogRecord, MemoryKafka, TransactionalProducer
+from kafkamq.testing.naive import NaiveTracker
+from kafkamq.testing.random_markers import MarkerRecord, random_markers
+from kafkamq.testing.simulator import Limits, Simulation, draw_limits, simulate
+from kafkamq.testing.workers import Behaviour, WorkerSettings
+from kafkamq.testing.world import Faults
+
+__all__ = [
+    "Behaviour",
+    "CheckFailedError",
+    "Committed",
+    "EngineSettings",
+    "Faults",
+    "Limits",
+    "LogRecord",
+    "MarkerRecord",
+    "MemoryKafka",
+    "NaiveTracker",
+    "Problem",
+    "Simulation",
+    "StateStore",
+    "TransactionalProducer",
+    "Verdict",
+    "WorkerSettings",
+    "check_agreement",
+    "check_logs",
+    "cut_batches",
+    "draw_limits",
+    "plan_of_batches",
+    "random_markers",
+    "record_of",
+    "simulate",
+]

@@ -208,7 +208,12 @@ class Checker:
         if not life.of_schedule:
             self._lives[number].append((timeline, life))
             message = self._messages.get(number)
-            place = place if message is None else message.origin
+            if message is not None:
+                place = message.origin
+            else:  # deleted by retention, or lost: its START knows the headers
+                origin = read_message_headers(timeline.marker(life.begin).headers).origin
+                if origin is not None:
+                    place = (origin.topic, origin.partition, origin.offset)
         elif not life.is_extra:
             self.verdict.sent += life.ending is not Ending.REDELIVERED
             self.verdict.cancelled += life.ending is Ending.CANCELLED
