@@ -62,6 +62,7 @@ class World:
         self.latest_offset = messages
         self.fetched = 0  # what anybody ever fetched lies before
         self.committed = -1
+        self.fence = ""  # the instance whose committer came last
         self.started = 0
         self.crashes = 0
         self.dropped = 0  # batches that were dropped with their claim, or died with their process
@@ -134,7 +135,7 @@ class World:
 
     def append(self, write: Write) -> int:
         """The broker takes a write: the group's commit, then the record."""
-        if write.commit_offset >= 0:
+        if write.commit_offset >= 0 and self.may_commit(write):
             self.committed = write.commit_offset
         offset = len(self.records)
         self.records.append((self.broker_s(), write.record))
@@ -144,9 +145,16 @@ class World:
         self.truth.check()
         return offset
 
+    def may_commit(self, write: Write) -> bool:
+        """At most once needs a committer that its successor fences; its own log is not enough."""
+        return self.delivery is not Delivery.AT_MOST_ONCE or write.record.instance == self.fence
+
     def land(self, member: Member, *, is_acknowledged: bool = True) -> None:
         """The oldest write under way arrives."""
         if member.in_flight:
+            if member.in_flight[0].must_commit and not self.may_commit(member.in_flight[0]):
+                self.lose(member)
+                return
             write = member.in_flight.popleft()
             offset = self.append(write)
             if member.claimant is not None:
@@ -170,7 +178,9 @@ class World:
     def land_ghost(self, number: int) -> None:
         """A dead process's write arrives."""
         ghost = self.ghosts[number % len(self.ghosts)]
-        self.append(ghost.popleft())
+        write = ghost.popleft()
+        if not write.must_commit or self.may_commit(write):
+            self.append(write)
         self.ghosts = [ghost for ghost in self.ghosts if ghost]
 
     def read(self, member: Member, count: int = 10**9) -> None:
@@ -192,6 +202,7 @@ class World:
             if isinstance(step, Write):
                 member.in_flight.append(step)
             elif isinstance(step, LookUp):
+                self.fence = member.instance
                 claimant.on_offsets(
                     0, self.latest_offset, self.committed, monotonic_ms=monotonic_ms
                 )

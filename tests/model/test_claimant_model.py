@@ -199,11 +199,12 @@ def run(delivery: Delivery, seed: int, steps: int = 800) -> World:
 @pytest.mark.parametrize("delivery", Delivery, ids=lambda delivery: delivery.value)
 @pytest.mark.parametrize("part", range(4))
 def test_long_runs(delivery: Delivery, part: int) -> None:
-    handed = 0
+    handed = takeovers = 0
     for seed in range(part * 60, part * 60 + 60):
         try:
             world = run(delivery, seed)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         handed += len(world.handed) + len(world.done)
-    assert handed > 2000, "the runs get somewhere"
+        takeovers += world.truth.takeovers
+    assert handed > 1000 and takeovers > 50, "the runs get somewhere"

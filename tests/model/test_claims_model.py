@@ -71,14 +71,16 @@ def seen(log: ClaimLog, now_s: float) -> Claim:
 
 @dataclass
 class Naive:
-    """S1-S6, told once more: the history of owners, read anew for every question."""
+    """S1-S6, told once more, from the first record for every question."""
 
     lines: list[Line]
-    owners: list[tuple[str, str]] = field(default_factory=list)  # in turn; the last one may hold it
+    owner: tuple[str, str] | None = None  # the last one
+    former: set[tuple[str, str]] = field(default_factory=set)
     token: int = -1
     beat_s: float = 0
     is_held: bool = False
     by_claim: bool = False
+    visits: int = 0
     offset: int = 0
 
     def __post_init__(self) -> None:
@@ -92,32 +94,45 @@ class Naive:
 
     def read(self, at: int, clock_s: float, record: MarshalRecord, who: tuple[str, str]) -> None:
         valid = self.is_held and clock_s < self.beat_s + 2 * INTERVAL_S
-        owner = self.owners[-1] if self.owners else None
+        further = max(self.offset, record.offset)
         if record.type is MarshalType.CLAIMING_PARTITION and not valid:
-            self.become(at, who, clock_s, self.offset)
-            self.by_claim = True
-        elif record.type is MarshalType.RELEASING_PARTITION and who == owner:
-            self.is_held, self.offset = False, record.offset
-        elif record.type is MarshalType.HEARTBEAT:
-            if who == owner and self.is_held:
-                self.beat_s, self.offset = clock_s, record.offset
-            elif not valid:
-                former = who in self.owners
-                self.become(at, who, clock_s, self.offset if former else record.offset)
-                self.by_claim = False
-            elif not self.by_claim:
-                self.become(at, who, clock_s, record.offset)
-            elif owner is not None and who[0] == owner[0] and who not in self.owners:
-                self.become(at, who, clock_s, max(self.offset, record.offset))
+            self.replace(who)
+            self.become(at, who, clock_s, self.offset, by_claim=True)
+        elif record.type is MarshalType.RELEASING_PARTITION and who == self.owner:
+            self.offset = [record.offset, self.offset, further][min(self.visits, 2)]
+            self.is_held = False
+        elif record.type is not MarshalType.HEARTBEAT:
+            pass
+        elif who == self.owner and self.is_held:
+            self.offset = further if self.visits else record.offset
+            self.visits += self.visits > 0
+            self.beat_s = clock_s
+        elif not valid or not self.by_claim:
+            is_former = who in self.former or who == self.owner
+            if not valid and self.owner is not None and who != self.owner:
+                self.former.add(self.owner)
+            offset = self.offset if is_former else record.offset
+            self.become(at, who, clock_s, offset, by_claim=False)
+            self.visits = int(is_former)
+        elif self.owner is not None and who[0] == self.owner[0] and who not in self.former:
+            self.replace(who)
+            self.become(at, who, clock_s, further, by_claim=True)
 
-    def become(self, at: int, who: tuple[str, str], clock_s: float, offset: int) -> None:
-        self.owners.append(who)
-        self.token, self.beat_s, self.offset, self.is_held = at, clock_s, offset, True
+    def replace(self, who: tuple[str, str]) -> None:
+        if self.owner is not None:
+            self.former.add(self.owner)
+        self.former.discard(who)
+
+    def become(
+        self, at: int, who: tuple[str, str], clock_s: float, offset: int, *, by_claim: bool
+    ) -> None:
+        self.owner, self.token, self.beat_s, self.offset = who, at, clock_s, offset
+        self.is_held, self.by_claim, self.visits = True, by_claim, 0
 
     def holder(self, now_s: float) -> tuple[str, str] | None:
         clock_s = self.clock_s + max(0, now_s - self.last_s)
         if self.is_held and clock_s < self.beat_s + 2 * INTERVAL_S:
-            return self.owners[-1]
+            return self.owner
         return None
 
 

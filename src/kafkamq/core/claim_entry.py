@@ -91,6 +91,7 @@ class Entry:
         "rival_at",
         "token",
         "used",
+        "visits",
     )
 
     def __init__(self) -> None:
@@ -110,6 +111,7 @@ class Entry:
         self.beat_ms = 0  # log clock of the last sign of life
         self.is_grounded = False  # the ownership began with an accepted claim
         self.retired: tuple[Owner, ...] = ()  # earlier owners, the latest last
+        self.visits = 0  # heartbeats of an owner that is a former one (S4); 0: it is not
         self.contenders: dict[Owner, Contender] | None = None  # None: the owner is certain
         self.used: tuple[str, ...] = ()  # trusted instances that have written here
 
@@ -123,6 +125,7 @@ class Entry:
         self.has_owner = True
         self.token = token
         self.intent_at = self.rival_at = -1
+        self.visits = 0
 
     def offsets(self) -> tuple[int, int]:
         """The smallest and the largest offset that may be the true one."""

@@ -15,7 +15,8 @@ owns. They are for groups with such clients, and to tell what those clients beli
   (a restart); the instance that it replaces can do nothing any more, and the position does not
   move back.
 - S4 A heartbeat on a partition that nobody holds makes its sender the owner: so does the Go
-  client, and a claim beside it would make two. A former owner does not move the position with it.
+  client, and a claim beside it would make two. A former owner, whose heartbeat may have been
+  under way for long, moves the position only from its second heartbeat on, and only forward.
 - S5 Where no accepted claim has been seen, heartbeats hand over, as in the peer's rules.
 - S6 A release frees the partition and sets the position only when it comes from the last owner.
 - S7 A reader that starts in the middle of the log cannot know whose claim was accepted before.
@@ -147,18 +148,20 @@ class SafeRules:
         if entry.contenders is not None:
             self._contend(entry, record, at, is_new=is_new)
         elif owner == entry.owner and entry.is_held:
-            self._renew(entry, record, at, offset=record.offset)
+            offset = max(entry.offset, record.offset) if entry.visits else record.offset
+            entry.visits += bool(entry.visits)
+            self._renew(entry, record, at, offset=offset)
         elif self._is_doubtful(entry, owner, is_new=is_new):
             self._doubt(entry)
             self._contend(entry, record, at, is_new=is_new)
-        elif not self._holds(entry):  # S4
+        elif not self._holds(entry) or not entry.is_grounded:  # S4, S5
             is_former = self._is_former(entry, owner)
-            self._hand_over(entry, owner, at)
+            if not self._holds(entry) and owner != entry.owner and entry.has_owner:
+                self._retire(entry, entry.owner)
+            entry.own(owner, at)
+            entry.visits = int(is_former)
             entry.is_grounded = False
             self._renew(entry, record, at, offset=entry.offset if is_former else record.offset)
-        elif not entry.is_grounded:  # S5
-            self._hand_over(entry, owner, at)
-            self._renew(entry, record, at, offset=record.offset)
         elif record.client == entry.client and owner not in entry.retired:  # S3: a restart
             self._hand_over(entry, owner, at)
             self._renew(entry, record, at, offset=max(entry.offset, record.offset))
@@ -195,7 +198,10 @@ class SafeRules:
         if owner != entry.owner or not entry.has_owner:  # S6
             return False
         entry.is_held = False
-        entry.offset = record.offset
+        if entry.visits > 1:
+            entry.offset = max(entry.offset, record.offset)
+        elif not entry.visits:
+            entry.offset = record.offset
         entry.max_offset = 0
         entry.heartbeat_s = 0
         entry.release_s = record.time_s
@@ -271,10 +277,10 @@ class SafeRules:
         return not entry.is_grounded or (client == entry.client and owner not in entry.retired)
 
     def _is_former(self, entry: Entry, owner: Owner) -> bool:
-        """It owned the partition, and does not hold it any more."""
-        if owner == entry.owner:
-            return entry.has_owner and not entry.is_held
-        return owner in entry.retired
+        """It owned the partition by right, and does not any more."""
+        if owner in entry.retired:
+            return True
+        return owner == entry.owner and entry.has_owner and not entry.is_held
 
     def _doubt(self, entry: Entry) -> None:
         """From here on the owner is not certain any more."""

@@ -181,7 +181,7 @@ class ClaimLog:
         """Assert the invariants."""
         for key, entry in self._entries.items():
             where = f"{key}: "
-            if entry.contenders is None:
+            if entry.is_grounded:
                 assert entry.owner not in entry.retired, where + "an owner is not retired"
             assert entry.token < self.next_offset, where + "a token comes from the log"
             assert entry.renewed_at >= entry.token, where + "an ownership begins with its token"
