@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -135,6 +136,7 @@ def demo(
         cache_dir=cache_dir_from(os.environ),
         java=java_from(os.environ),
     )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends all, as Ctrl-C
     verdict = run_demo(planned, options, Show(output.errors() if as_json else output.output()))
     if as_json:
         output.print_json(verdict.as_json())

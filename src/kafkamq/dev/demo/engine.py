@@ -21,7 +21,7 @@ from kafkamq.dev.demo.verdict import HISTORY_SCHEMA, verdict_rows
 from kafkamq.errors import DeadlineExceededError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["main"]
 
@@ -145,16 +145,12 @@ def _wait_until(is_live: Callable[[], bool]) -> None:
 
 
 def _register_views(spark: SparkSession, config: ServiceConfig) -> None:
-    from kafkamq.spark.source import register_source
+    from kafkamq.spark.views import Views
 
-    name = register_source(spark, config)
-    for view, topic in (
-        ("messages", config.message_topic),
-        ("markers", config.marker_topic),
-        ("dead_letters", config.dead_letter_topic),
-    ):
-        frame = spark.read.format(name).option("topic", topic).option("mode", view).load()
-        frame.createOrReplaceTempView(view)
+    views = Views(spark, config)
+    for name in ("messages", "markers", "dead_letters"):
+        frame: DataFrame = getattr(views, name)()
+        frame.createOrReplaceTempView(name)
 
 
 if __name__ == "__main__":

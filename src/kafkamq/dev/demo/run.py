@@ -27,7 +27,6 @@ from kafkamq.dev.demo.plan import Planned
 from kafkamq.dev.demo.result import Verdict
 from kafkamq.dev.demo.sender import Sender
 from kafkamq.dev.demo.show import Show
-from kafkamq.errors import DeadlineExceededError
 from kafkamq.kafka import Service
 
 __all__ = ["run_demo"]
@@ -35,6 +34,7 @@ __all__ = ["run_demo"]
 ENGINE_TIMEOUT_S = 120.0
 VERDICT_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
+HOLD_TIMEOUT_S = 10.0
 POLL_S = 0.2
 
 
@@ -111,7 +111,7 @@ class _Demo:
         sender.start()
         with show.live(len(self.planned)):
             self._watch(follower, sender, until=self._is_half_way)
-            self._kill_one()
+            self._kill_one(follower)
             is_settled = self._watch(
                 follower, sender, until=lambda seen: sender.is_done and seen.is_settled
             )
@@ -160,6 +160,7 @@ class _Demo:
     def _start_workers(self, config: ServiceConfig) -> None:
         options = self.options
         for number in range(1, options.workers + 1):
+            name = f"worker-{number}"
             orders = {
                 "bootstrap_servers": config.bootstrap_servers,
                 "namespace": config.namespace,
@@ -169,9 +170,9 @@ class _Demo:
                 "max_deliveries": options.max_deliveries,
                 "backoff": dict(options.backoff),
                 "slow_s": options.slow_s,
-                "history": str(self.folder / f"history-{number}.jsonl"),
+                "history": str(self._history(name)),
             }
-            worker = self._child("kafkamq.dev.demo.worker", orders, f"worker-{number}")
+            worker = self._child("kafkamq.dev.demo.worker", orders, name)
             self.others.remove(worker)
             self.workers.append(worker)
         for worker in self.workers:
@@ -195,20 +196,28 @@ class _Demo:
     def _is_half_way(self, seen: Snapshot) -> bool:
         return seen.acked + seen.dead >= self.options.kill_at * len(self.planned)
 
-    def _kill_one(self) -> None:
-        """Kills the first worker in a moment at which its history shows messages in its hands."""
-        victim = self.workers[0]
-        history = self.folder / "history-1.jsonl"
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while not (held := _in_hand(history)):
-            if time.monotonic() > deadline:
-                raise DeadlineExceededError(
-                    f"{victim.name} held no message for {STOP_TIMEOUT_S:g} s; it was not killed"
-                )
-            time.sleep(0.02)
+    def _kill_one(self, follower: Follower) -> None:
+        """Kills a worker in a moment at which its history shows messages in its hands."""
+        deadline = time.monotonic() + HOLD_TIMEOUT_S
+        while True:
+            victim = max(self.workers, key=self._held_by)
+            # Few messages may all be settled by now: then any worker will do.
+            if (
+                self._held_by(victim)
+                or follower.snapshot().is_settled
+                or time.monotonic() > deadline
+            ):
+                break
+            time.sleep(0.005)
         victim.kill()
-        del self.workers[0]
-        self.show.killed(victim.name, pid=victim.pid, held=held)
+        self.workers.remove(victim)
+        self.show.killed(victim.name, pid=victim.pid, held=self._held_by(victim))
+
+    def _held_by(self, worker: Child) -> int:
+        return _in_hand(self._history(worker.name))
+
+    def _history(self, name: str) -> Path:
+        return self.folder / f"history-{name}.jsonl"
 
     def _stop_workers(self) -> None:
         for worker in self.workers:

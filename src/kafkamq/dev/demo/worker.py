@@ -28,6 +28,7 @@ __all__ = ["History", "PoisonError", "main", "work"]
 _log = logging.getLogger(__name__)
 BATCH = 50
 POLL_S = 0.2
+WORK_S = 0.001  # what a normal message takes
 
 
 class PoisonError(ValueError):
@@ -57,8 +58,10 @@ def work(consumer: Consumer, history: History, *, slow_s: float, stopping: threa
     under_way: deque[tuple[float, Message]] = deque()
     while under_way or not stopping.is_set():
         if not stopping.is_set():
-            for message in consumer.receive_many(BATCH, POLL_S):
+            messages = consumer.receive_many(BATCH, POLL_S)
+            for message in messages:
                 history.write("received", message)
+            for message in messages:
                 if kind_of(message.headers.get(KIND_HEADER)) is Kind.SLOW:
                     under_way.append((time.monotonic() + slow_s, message))
                 else:
@@ -76,6 +79,7 @@ def _handle(message: Message, history: History) -> None:
         with message:
             if kind_of(message.headers.get(KIND_HEADER)) is Kind.POISON:
                 raise PoisonError("the demo's handler cannot digest this message")
+            time.sleep(WORK_S)
             history.write("done", message)
     except PoisonError:
         history.write("failed", message)

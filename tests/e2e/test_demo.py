@@ -1,0 +1,146 @@
+"""The demo as a user runs it: few messages, a real broker, Spark, a killed worker, a verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(420)]
+
+TIMEOUT_S = 400
+TOTALS = {
+    "sent": int,
+    "acked": int,
+    "redelivered": int,
+    "dead_lettered": int,
+    "lost": int,
+    "duplicated": int,
+    "late_p50_s": float,
+    "late_p99_s": float,
+}
+
+
+def start_demo(*arguments: str, **more: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "kafkamq.cli", "demo", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "160"},
+        **more,
+    )
+
+
+def run_demo(*arguments: str) -> tuple[int, dict[str, Any], str]:
+    process = start_demo(*arguments, "--json")
+    try:
+        out, errors = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+        process.communicate()
+    lines = out.splitlines()
+    assert lines, errors
+    return process.returncode, json.loads(lines[-1]), errors
+
+
+def check_form(result: dict[str, Any]) -> None:
+    for name, kind in TOTALS.items():
+        assert isinstance(result[name], kind), (name, result[name])
+    assert result["verdict"] in ("ok", "failed")
+    assert {queue["queue"] for queue in result["queues"]} == {"orders", "mails", "reports"}
+    for name in ("sent", "acked", "redelivered", "dead_lettered", "lost", "duplicated"):
+        assert sum(queue[name] for queue in result["queues"]) == result[name]
+
+
+def test_on_spark() -> None:
+    code, result, errors = run_demo("--messages", "600")
+    check_form(result)
+    assert (code, result["verdict"]) == (0, "ok"), (result, errors)
+    assert (result["sent"], result["lost"]) == (600, 0)
+    assert (result["acked"], result["dead_lettered"]) == (594, 6)
+    assert (result["poison"], result["poison_missing"]) == (6, 0)
+    assert result["redelivered"] >= 7  # the poison, and what the killed worker held
+    assert "SIGKILL to worker-1" in errors
+
+
+def test_the_users_own_messages_on_the_local_tracker(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    queues = ("orders", "mails", "reports")
+    file.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "json": {"n": n},
+                    "queue": queues[n % 3],
+                    "id": f"mine-{n}",
+                    "demo": "poison" if n == 5 else "normal",
+                    "key": f"k{n % 7}",
+                }
+            )
+            + "\n"
+            for n in range(300)
+        )
+        + '{"payload":"slow one","queue":"orders","demo":"slow"}\n'
+        + '{"payload":"delayed","queue":"mails","demo":"normal","delay":1.5}\n'
+    )
+    code, result, errors = run_demo("--input", str(file), "--engine", "local")
+    check_form(result)
+    assert (code, result["verdict"]) == (0, "ok"), (result, errors)
+    assert (result["sent"], result["acked"], result["dead_lettered"]) == (302, 301, 1)
+
+
+def children_of(pid: int) -> set[int]:
+    """All descendants of a process now."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it ended meanwhile
+            parents[int(entry.name)] = int(fields[1])
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_everything_ends_with_the_demo(number: signal.Signals) -> None:
+    process = start_demo("--messages", "50000", "--engine", "local")
+    assert process.stdout is not None
+    try:
+        seen: set[int] = set()
+        for line in process.stdout:
+            seen |= children_of(process.pid)
+            if "acked" in line:  # broker, Spark, tracker and workers are up
+                break
+        assert len(seen) >= 5  # a broker and its guard, Spark, two JVMs, three workers
+        process.send_signal(number)
+        assert process.wait(60) != 0
+    finally:
+        process.kill()
+        process.communicate()
+    deadline = time.monotonic() + 30
+    while alive := {pid for pid in seen if is_alive(pid)}:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.1)
