@@ -99,7 +99,7 @@ def _start(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
     )
     return (
         folded.writeStream.format(sink)
-        .queryName(f"kafkamq tracker of {config.marker_topic}")
+        .queryName(f"kafkamq tracker of {config.marker_topic} ({note.engine})")
         .outputMode("append")
         .option("checkpointLocation", plan.checkpoint)
         .trigger(processingTime=f"{plan.trigger_ms} milliseconds")

@@ -29,6 +29,7 @@ class TickKeeper:
     def __init__(
         self, config: ServiceConfig, tracker: TrackerConfig, *, engine: str, epoch: int
     ) -> None:
+        self._config = config
         self._topic = config.marker_topic
         self._max_silence_ms = tracker.max_silence_ms
         self._engine = engine
@@ -54,6 +55,12 @@ class TickKeeper:
             policy = self._policies[number] = TickPolicy(now_ms, self._max_silence_ms)
             policy.on_sent(now_ms)
             policy.on_delivered(offsets[number])
+
+    def begin_added(self, partition: int) -> None:
+        """``begin`` for a partition that the topic got later: clients remember the old count."""
+        self._ticker.close()
+        self._ticker = Ticker(self._config)
+        self.begin([partition])
 
     def step(self, timeout_s: float) -> None:
         """Take in what was published within ``timeout_s``, and append what is wanted."""

@@ -261,7 +261,7 @@ class SparkTracker:
                 own.adopt(run.plan.epoch, 0 if own.last is None else own.last.position)
             finally:
                 own.close()
-            run.keeper.begin([number])
+            run.keeper.begin_added(number)
             self._partitions = number + 1
             _log.info("marker partition added", extra={"partition": number})
 

@@ -1,0 +1,255 @@
+"""The Spark tracker against a real broker: every outcome, restarts, takeovers, damage."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    NewPartitions,
+)
+from tests.spark.tracker_runs import (
+    PATIENCE_S,
+    Logs,
+    settled,
+    tracking,
+    verdict,
+    wait_until,
+    wait_until_live,
+)
+
+from kafkamq.clients.ledger import LedgerKey, read_positions
+from kafkamq.config import TrackerConfig
+from kafkamq.errors import DataLossError, FencedError, StateError, UnsupportedVersionError
+from kafkamq.spark.tracker import SparkTracker
+from kafkamq.types import MarkerType, MessageId, Outcome
+from kafkamq.wire.headers import read_message_headers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+TRACE = (("trace", b"1"),)
+FIFTH = (("kafkamq-delivery-count", b"5"),)
+
+
+@pytest.fixture
+def logs(bootstrap: str, namespace: str) -> Logs:
+    return Logs(bootstrap, namespace)
+
+
+def test_every_outcome(spark: SparkSession, logs: Logs, checkpoint: str) -> None:
+    with tracking(logs, spark, checkpoint) as running:
+        silent = [*logs.send(50, headers=TRACE), *logs.send(50, headers=TRACE, partition=1)]
+        acked = logs.send(20, headers=TRACE)
+        rejected, released, nacked, held, large = logs.send(5)
+        (worn,) = logs.send(headers=FIFTH)
+        logs.start(*silent, *acked, headers=TRACE)
+        logs.start(rejected, released, nacked, timeout_ms=600_000)
+        logs.start(held, consumer="busy", timeout_ms=600_000)
+        logs.start(worn, count=5, headers=FIFTH)
+        logs.start(large, value=None, by_reference=True)
+        logs.end(*acked)
+        logs.end(rejected, outcome=Outcome.REJECT, reason="bad input")
+        logs.end(released, outcome=Outcome.RELEASE)
+        logs.end(nacked, outcome=Outcome.NACK, delay_ms=1500, reason="later")
+        later = logs.schedule(1000, headers=(("kafkamq-id", b"later"),))
+        cancelled = logs.schedule(1000, partition=1)
+        logs.end_schedule(cancelled)
+        logs.raw_marker(0, b"\xff\xff no marker")
+        logs.raw_marker(1, None)
+        due = [*silent, rejected, released, nacked, worn, large]
+        wait_until(lambda: settled(logs, *due), timeout_s=PATIENCE_S)
+        wait_until(lambda: later in logs.ends(Outcome.REDELIVERED), timeout_s=PATIENCE_S)
+        logs.end(held, consumer="busy")
+
+        def is_at_rest() -> bool:
+            return all(status.entries == 0 for status in running.statuses().values())
+
+        wait_until(is_at_rest, timeout_s=PATIENCE_S)
+        assert sum(status.malformed for status in running.statuses().values()) == 2
+        assert sum(s.redelivered for s in running.statuses().values()) == len(silent) + 4
+
+    copies = {copy.origin: copy for copy in logs.copies()}
+    expected = Counter((one.partition, one.offset) for one in [*silent, released, nacked, large])
+    assert Counter(logs.copied()) == expected
+    counts = {
+        (copy.origin.partition, copy.origin.offset): copy.delivery_count
+        for copy in copies.values()
+        if copy.origin
+    }
+    assert counts.pop((released.partition, released.offset)) == 1
+    assert set(counts.values()) == {2}
+    assert all(
+        copy.user == TRACE
+        for copy in copies.values()
+        if copy.origin and (copy.origin.partition, copy.origin.offset) in set(map(_pair, silent))
+    )
+    letters = {headers["kafkamq-reason"]: headers for _, headers in logs.dead_letters()}
+    assert set(letters) == {b"rejected", b"max-deliveries"}
+    assert letters[b"rejected"]["kafkamq-error"] == b"bad input"
+    fired = [
+        message
+        for message in logs.read(logs.config.message_topic)
+        if read_message_headers(message.headers()).id == "later"
+    ]
+    assert len(fired) == 1
+    quarantined = logs.read(logs.config.quarantine_topic)
+    assert {message.value() for message in quarantined} == {b"\xff\xff no marker", None}
+    verdict(logs).require_ok()
+
+
+def _pair(message_id: MessageId) -> tuple[int, int]:
+    return message_id.partition, message_id.offset
+
+
+def test_a_restart_fires_what_fell_due_meanwhile_once_and_behind_its_tick(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    with tracking(logs, spark, checkpoint) as running:
+        ids = logs.send(300)
+        logs.start(*ids, timeout_ms=4000)
+        wait_until(
+            lambda: sum(status.entries for status in running.statuses().values()) == 300,
+            timeout_s=PATIENCE_S,
+        )
+        first = {status.epoch for status in running.statuses().values()}
+    before = logs.copied()
+    logs.end(*ids[::3])
+    time.sleep(4.5)  # the leases end while nobody tracks
+    with tracking(logs, spark, checkpoint) as running:
+        late = set(ids) - set(ids[::3])
+        wait_until(lambda: settled(logs, *late - _ids(before)), timeout_s=PATIENCE_S)
+        (epoch,) = {status.epoch for status in running.statuses().values()}
+        assert epoch == first.pop() + 1
+    assert max(Counter(logs.copied()).values()) == 1
+    verdict(logs).require_ok()
+    live: set[int] = set()
+    for message, marker in logs.markers():  # R17
+        partition = message.partition()
+        if marker.type is MarkerType.TICK and marker.engine_epoch == epoch:
+            live.add(partition)
+        if marker.type is MarkerType.END and marker.outcome is Outcome.REDELIVERED and not before:
+            assert partition in live
+
+
+def _ids(pairs: list[tuple[int, int]]) -> set[MessageId]:
+    return {MessageId(partition, offset) for partition, offset in pairs}
+
+
+def test_a_lost_checkpoint_loses_no_message(
+    spark: SparkSession, logs: Logs, checkpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    often = TrackerConfig(position_interval_ms=100)
+    with tracking(logs, spark, checkpoint, often) as running:
+        closed, opened = logs.send(200), logs.send(100)
+        logs.start(*closed, *opened, timeout_ms=6000)
+        logs.end(*closed)
+        wait_until(
+            lambda: sum(status.entries for status in running.statuses().values()) == 100,
+            timeout_s=PATIENCE_S,
+        )
+    shutil.rmtree(checkpoint)
+    caplog.set_level(logging.WARNING)
+    with tracking(logs, spark, checkpoint):
+        wait_until(lambda: settled(logs, *opened), timeout_s=PATIENCE_S)
+    assert "folding again from the positions in the ledger" in caplog.text
+    assert Counter(logs.copied()) == Counter(map(_pair, opened))
+    verdict(logs).require_ok()
+
+
+def test_an_older_copy_of_the_checkpoint_is_refused(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    with tracking(logs, spark, checkpoint):
+        ids = logs.send(10)
+        logs.start(*ids, timeout_ms=300)
+        wait_until(lambda: settled(logs, *ids), timeout_s=PATIENCE_S)
+    shutil.copytree(checkpoint, f"{checkpoint}.old")
+    with tracking(logs, spark, checkpoint):
+        more = logs.send(10)
+        logs.start(*more, timeout_ms=300)
+        wait_until(lambda: settled(logs, *more), timeout_s=PATIENCE_S)
+    shutil.rmtree(checkpoint)
+    shutil.move(f"{checkpoint}.old", checkpoint)
+    tracker = SparkTracker(logs.config, checkpoint=checkpoint, spark=spark)
+    with pytest.raises(StateError, match="checkpoint older than its ledger"):
+        tracker.start()
+
+
+def test_a_later_start_takes_over_and_the_earlier_one_stops(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    ids = logs.send(200)
+    logs.start(*ids, timeout_ms=3000)
+    with (
+        tracking(logs, spark, checkpoint) as first,
+        tracking(logs, spark, f"{checkpoint}.other"),
+    ):
+        wait_until(lambda: settled(logs, *ids), timeout_s=PATIENCE_S)
+        # The first one learns it when it writes next; so give it something to write.
+        more = logs.send(50)
+        logs.start(*more, timeout_ms=300)
+        wait_until(lambda: settled(logs, *more), timeout_s=PATIENCE_S)
+        with pytest.raises(FencedError):
+            first.wait(PATIENCE_S)
+    assert Counter(logs.copied()) == Counter(map(_pair, [*ids, *more]))
+    verdict(logs).require_ok()
+
+
+def test_added_marker_partitions_are_tracked_without_a_restart(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    with tracking(logs, spark, checkpoint) as running:
+        ids = logs.send(20)
+        logs.start(*ids, timeout_ms=1000)
+        admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+        topic = logs.config.marker_topic
+        admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
+        logs.marker_partitions = 3
+        wait_until_live(running, 3)
+        new = next(
+            MessageId(0, chunk * 4096)
+            for chunk in range(1000)
+            if logs.place(MessageId(0, chunk * 4096)) == 2
+        )
+        logs._producer = Producer({"bootstrap.servers": logs.bootstrap})  # it knows the new count
+        logs.start(new, timeout_ms=1000)
+        wait_until(lambda: settled(logs, *ids, new), timeout_s=PATIENCE_S)
+    key = LedgerKey.of_markers(logs.config, 2)
+    assert read_positions(logs.config, [key])[key].engine.startswith("spark-")
+
+
+def test_a_marker_of_a_newer_version_stops_it_with_what_to_do(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    with tracking(logs, spark, checkpoint) as running:
+        logs.raw_marker(1, b"\x08\x01")  # version 1
+        with pytest.raises(UnsupportedVersionError, match="upgrade"):
+            running.wait(PATIENCE_S)
+
+
+def test_a_position_below_the_logs_start_stops_it(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    from confluent_kafka import TopicPartition
+
+    with tracking(logs, spark, checkpoint):
+        pass
+    ids = logs.send(100)
+    logs.start(*ids, timeout_ms=600_000)
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    place = TopicPartition(logs.config.marker_topic, logs.place(ids[0]), 50)
+    for deleted in admin.delete_records([place]).values():
+        deleted.result(30)
+    tracker = SparkTracker(logs.config, checkpoint=checkpoint, spark=spark)
+    with pytest.raises(DataLossError, match="records are gone"), tracker:
+        tracker.wait(PATIENCE_S)

@@ -1,0 +1,55 @@
+"""A namespace that a Spark tracker serves, for tests; what happened is read from the topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tests.integration.tracker_logs import Logs, wait_until
+
+from kafkamq.config import TrackerConfig
+from kafkamq.spark.tracker import SparkTracker
+from kafkamq.testing.checker import Verdict, check_logs, record_of
+from kafkamq.types import MessageId, Outcome
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PATIENCE_S = 120.0  # a first batch on a busy machine
+
+__all__ = ["PATIENCE_S", "Logs", "settled", "tracking", "verdict", "wait_until", "wait_until_live"]
+
+
+@contextmanager
+def tracking(
+    logs: Logs, spark: SparkSession, checkpoint: str, tracker: TrackerConfig | None = None
+) -> Iterator[SparkTracker]:
+    """A tracker that runs, and is live in every partition (R17)."""
+    running = SparkTracker(logs.config, tracker, checkpoint=checkpoint, spark=spark, trigger_s=0.2)
+    with running:
+        wait_until_live(running, logs.marker_partitions)
+        yield running
+
+
+def wait_until_live(running: SparkTracker, partitions: int) -> None:
+    def is_live() -> bool:
+        running.wait(0.05)  # raises why it ended
+        return sum(status.is_live for status in running.statuses().values()) == partitions
+
+    wait_until(is_live, timeout_s=PATIENCE_S)
+
+
+def settled(logs: Logs, *ids: MessageId) -> bool:
+    """Whether a tracker has written an END of each of these."""
+    return set(ids) <= set(logs.ends(Outcome.REDELIVERED, Outcome.DEAD_LETTERED))
+
+
+def verdict(logs: Logs) -> Verdict:
+    """The checker's judgement, from the topics alone."""
+    return check_logs(
+        messages=map(record_of, logs.read(logs.config.message_topic)),
+        markers=map(record_of, logs.read(logs.config.marker_topic)),
+        dead_letters=map(record_of, logs.read(logs.config.dead_letter_topic)),
+        must_be_settled=False,
+    )
