@@ -1,0 +1,127 @@
+"""What the documents and examples show, runs.
+
+A fenced block whose language is followed by ``run`` is a whole program: ``python run`` brings its
+own broker if it needs one, ``bash run`` finds one in ``KAFKAMQ_BOOTSTRAP_SERVERS``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.integration.cli_tools import Commands
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+_BLOCK = re.compile(r"^```(\w+) run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)#]+?)(#[^)]*)?\)")
+TIMEOUT_S = 120
+
+
+def blocks(language: str) -> list[object]:
+    """All blocks of a language that are to run, named by document and number."""
+    found = []
+    for document in DOCUMENTS:
+        kinds = _BLOCK.findall(document.read_text(encoding="utf-8"))
+        own = [text for kind, text in kinds if kind == language]
+        found += [
+            pytest.param(text, id=f"{document.stem}-{number}")
+            for number, text in enumerate(own, start=1)
+        ]
+    return found
+
+
+def run(command: list[str], **environment: str) -> str:
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(TIMEOUT_S + 30)
+@pytest.mark.parametrize("program", blocks("python"))
+def test_python(program: str, bootstrap: str) -> None:
+    del bootstrap  # so that the jars are fetched
+    run([sys.executable, "-c", program])
+
+
+@pytest.mark.timeout(TIMEOUT_S + 30)
+@pytest.mark.parametrize("script", blocks("bash"))
+def test_bash(script: str, bootstrap: str, tmp_path: Path) -> None:
+    program = tmp_path / "kafkamq"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m kafkamq.cli "$@"\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    run(["bash", "-eu", "-c", script], PATH=path, KAFKAMQ_BOOTSTRAP_SERVERS=bootstrap)
+
+
+def test_every_document_shows_something_that_runs() -> None:
+    runnable = {
+        document.name
+        for document in DOCUMENTS
+        if _BLOCK.search(document.read_text(encoding="utf-8"))
+    }
+    assert runnable == {document.name for document in DOCUMENTS}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target, anchor in _LINK.findall(document.read_text(encoding="utf-8")):
+        if target.startswith("http"):
+            continue
+        linked = document.parent / target
+        assert linked.exists(), target
+        if anchor:
+            assert anchor[1:] in anchors(linked), anchor
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors of a document's headings, as they are made for Markdown."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.timeout(TIMEOUT_S + 30)
+def test_the_worker_example(bootstrap: str, namespace: str) -> None:
+    commands = Commands(bootstrap, namespace)
+    commands.run("create", "--partitions", "1", "--marker-partitions", "1", "--json")
+    commands.run("send", "orders", '{"id": 7}')
+    worker = subprocess.Popen(
+        [sys.executable, str(ROOT / "examples" / "worker.py"), bootstrap, namespace],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "order 7, delivery 1\n"
+        worker.send_signal(signal.SIGINT)
+        _, errors = worker.communicate(timeout=TIMEOUT_S)
+        assert worker.returncode == 0, errors
+    finally:
+        worker.kill()
+        worker.communicate()
+    assert commands.json("receive", "orders", "--timeout", "2") == []
+
+
+@pytest.mark.timeout(TIMEOUT_S + 30)
+def test_the_async_worker_example(bootstrap: str) -> None:
+    commands = Commands(bootstrap, "kafkamq")
+    commands.run("create", "--partitions", "2", "--marker-partitions", "2", "--json")
+    commands.run("send", "mails", *(str(number) for number in range(60)))
+    out = run([sys.executable, str(ROOT / "examples" / "async_worker.py"), bootstrap, "60"])
+    assert out.count("handled") == 60
