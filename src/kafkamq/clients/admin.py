@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -35,9 +36,13 @@ __all__ = ["Admin", "ClusterInfo", "TopicInfo"]
 
 T = TypeVar("T")
 _SLICE_S = 0.2
+_PATIENCE = 5  # retriable answers of one client in a row
+_ATTEMPT_S = 4.0
 _COORDINATOR_S = 1.0
 # librdkafka asks for a group's coordinator three times within half a second, and if none is there
 # yet (a fresh cluster, a restart) the request hangs until its timeout: short ones are repeated.
+# Requests on a connection to a broker that was frozen hang as long, and a client that missed an
+# election may be told so for ever: so repetitions use a new client.
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,56 +108,68 @@ class Admin:
         """The client underneath, for requests that have no method here; see ``wait``."""
         return self._client
 
-    def wait(self, future: Future[T], doing: str) -> T:
+    def wait(self, future: Future[T], doing: str, *, timeout_s: float = 0.0) -> T:
         """The result of one of the client's futures, within the bound.
+
+        Args:
+            future: As the client gave it.
+            doing: A participle, for errors.
+            timeout_s: Another bound than this Admin's; 0: that one.
 
         Raises:
             BrokerError, DeadlineExceededError: As described at the class.
         """
-        deadline_s = time.monotonic() + self._timeout_s
+        return self._wait(self._client, future, doing, timeout_s or self._timeout_s)
+
+    def _wait(self, client: AdminClient, future: Future[T], doing: str, timeout_s: float) -> T:
+        deadline_s = time.monotonic() + timeout_s
         while True:
             if self._is_closed:
                 raise StateError("this Admin is closed")
-            self._client.poll(0)  # serves the error callback
+            client.poll(0)  # serves the error callback
             self._watch.check(doing)
             done, _ = wait_for_futures((future,), timeout=_SLICE_S)
             if not done:
                 if time.monotonic() > deadline_s:
-                    raise self._watch.deadline(doing, self._timeout_s)
+                    raise self._watch.deadline(doing, timeout_s)
                 continue
             error = future.exception()
             if error is None:
                 self._watch.forget()
                 return future.result()
-            self._client.poll(0)
+            client.poll(0)
             self._watch.check(doing)
             if not isinstance(error, KafkaException):
                 raise error
             if kafka_error(error).code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
-                raise self._watch.deadline(doing, self._timeout_s)
+                raise self._watch.deadline(doing, timeout_s)
             raise broker_error(error, f"{doing} at {self.config.bootstrap_servers}")
 
-    def _again(self, call: Callable[[], T]) -> T:
-        """Repeat a question while the cluster says that it may be repeated, within the bound."""
+    def _ask(self, doing: str, call: Callable[[_Attempt], T], *, attempt_s: float) -> T:
+        """Repeat a question within the bound, while the answer is that it may be repeated."""
         deadline_s = time.monotonic() + self._timeout_s
+        failures = 0
         while True:
             client = self._client
+            left_s = max(_SLICE_S, deadline_s - time.monotonic())
             try:
-                return call()
+                return call(_Attempt(self, client, doing, min(attempt_s, left_s)))
             except DeadlineExceededError:
                 if time.monotonic() > deadline_s:
-                    raise
+                    raise self._watch.deadline(doing, self._timeout_s) from None
                 self._renew(client)
             except BrokerError as error:
                 if not error.is_retriable or time.monotonic() > deadline_s:
                     raise
+                failures += 1
+                if failures % _PATIENCE == 0:
+                    self._renew(client)
             time.sleep(0.1)  # a new topic's leader, or a coordinator that loads
 
     def _renew(self, stuck: AdminClient) -> None:
         """Go on with a new client, unless another thread did so already.
 
-        After a broker came back librdkafka may go on asking a coordinator that it has dropped, for
-        ever. The old client ends when the last thread that waits for it lets go.
+        The old one ends when the last thread that waits for it lets go.
         """
         with self._lock:
             if self._client is stuck and not self._is_closed:
@@ -160,42 +177,12 @@ class Admin:
 
     def cluster(self) -> ClusterInfo:
         """Brokers and identity of the cluster, and the settings of one broker."""
-        doing = "describing the cluster"
-        found = self.wait(self._client.describe_cluster(request_timeout=self._timeout_s), doing)
-        brokers = {node.id: f"{node.host}:{node.port}" for node in found.nodes}
-        controller = found.controller.id if found.controller is not None else -1
-        settings: dict[str, str] = {}
-        for broker in list(brokers)[:1]:
-            settings = self._configs(ResourceType.BROKER, [str(broker)], doing)[str(broker)]
-        return ClusterInfo(found.cluster_id, brokers, controller, settings)
+        return self._ask("describing the cluster", _cluster, attempt_s=_ATTEMPT_S)
 
     def topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """What these topics are; those that do not exist are absent."""
-        return self._again(lambda: self._topics(names))
-
-    def _topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         doing = f"describing topics {', '.join(names)}"
-        futures = self._client.describe_topics(
-            TopicCollection(list(names)), request_timeout=self._timeout_s
-        )
-        found = {}
-        for name, future in futures.items():
-            try:
-                found[name] = self.wait(future, doing)
-            except BrokerError as error:  # noqa: PERF203 - a handful of topics
-                if error.code != "UNKNOWN_TOPIC_OR_PART":
-                    raise
-        settings = self._configs(ResourceType.TOPIC, list(found), doing) if found else {}
-        return {
-            name: TopicInfo(
-                name,
-                _uuid_bytes(topic.topic_id),
-                len(topic.partitions),
-                min((len(part.replicas) for part in topic.partitions), default=0),
-                settings[name],
-            )
-            for name, topic in found.items()
-        }
+        return self._ask(doing, partial(_topics, names), attempt_s=_ATTEMPT_S)
 
     def require_topic(self, name: str) -> TopicInfo:
         """What one topic is.
@@ -213,22 +200,8 @@ class Admin:
 
     def group_assignments(self, group: str) -> list[frozenset[str]]:
         """The topics that each member of a group reads now; empty without such a group."""
-        return self._again(lambda: self._group_assignments(group))
-
-    def _group_assignments(self, group: str) -> list[frozenset[str]]:
         doing = f"describing group {group}"
-        bound_s = min(_COORDINATOR_S, self._timeout_s)
-        future = self._client.describe_consumer_groups([group], request_timeout=bound_s)[group]
-        try:
-            members = self.wait(future, doing).members
-        except BrokerError as error:
-            if error.code == "GROUP_ID_NOT_FOUND":
-                return []
-            raise
-        return [
-            frozenset(partition.topic for partition in member.assignment.topic_partitions)
-            for member in members
-        ]
+        return self._ask(doing, partial(_group_assignments, group), attempt_s=_COORDINATOR_S)
 
     def committed(
         self, requests: Sequence[tuple[str, TopicPartition]], *, stable: bool = True
@@ -238,65 +211,130 @@ class Admin:
         An offset below 0: nothing committed. ``stable``: wait for transactions that are under way
         with such an offset; a dead producer's last for its ``transaction.timeout.ms``.
         """
-        return self._again(lambda: self._committed(requests, stable))
-
-    def _committed(
-        self, requests: Sequence[tuple[str, TopicPartition]], stable: bool
-    ) -> list[TopicPartition]:
-        doing = "reading committed offsets"
-        pending = []
-        for group, partition in requests:
-            asked = ConsumerGroupTopicPartitions(group, [partition])
-            future = self._client.list_consumer_group_offsets(
-                [asked],
-                require_stable=stable,
-                request_timeout=min(_COORDINATOR_S, self._timeout_s),
-            )[group]
-            pending.append((group, future))
-        results = []
-        for group, future in pending:
-            partitions = self.wait(future, f"{doing} of {group}").topic_partitions or []
-            for partition in partitions:
-                if partition.error is not None:
-                    raise broker_error(partition.error, f"{doing} of {group}")
-                results.append(partition)
-        return results
+        groups = ", ".join(dict.fromkeys(group for group, _ in requests))
+        doing = f"reading committed offsets of {groups}"
+        return self._ask(doing, partial(_committed, requests, stable), attempt_s=_COORDINATOR_S)
 
     def log_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
         """First offset and end (of what is committed) of each partition."""
-        return self._again(lambda: self._log_bounds(topic, partitions))
-
-    def _log_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
-        doing = f"reading the bounds of {topic}"
         wanted = [TopicPartition(topic, partition) for partition in partitions]
-        ends = []
-        for spec in (
-            OffsetSpec.earliest(),  # type: ignore[no-untyped-call]  # of confluent_kafka
-            OffsetSpec.latest(),  # type: ignore[no-untyped-call]
-        ):
-            futures = self._client.list_offsets(
-                dict.fromkeys(wanted, spec),
-                isolation_level=IsolationLevel.READ_COMMITTED,
-                request_timeout=self._timeout_s,
-            )
-            found = {part.partition: self.wait(future, doing) for part, future in futures.items()}
-            ends.append({number: result.offset for number, result in found.items()})
-        return {number: (first, ends[1][number]) for number, first in ends[0].items()}
+        doing = f"reading the bounds of {topic}"
+        return self._ask(doing, partial(_log_bounds, wanted), attempt_s=_ATTEMPT_S)
 
-    def _configs(
-        self, kind: ResourceType, names: Sequence[str], doing: str
-    ) -> dict[str, dict[str, str]]:
-        resources = [ConfigResource(kind, name) for name in names]
-        found: dict[str, dict[str, str]] = {}
-        # Broker configurations are asked one by one: each goes to its own broker.
-        for resource, future in self._client.describe_configs(
-            resources, request_timeout=self._timeout_s
-        ).items():
-            entries = self.wait(future, doing)
-            found[resource.name] = {
-                name: entry.value for name, entry in entries.items() if entry.value is not None
-            }
-        return found
+
+class _Attempt:
+    """One client and one bound for one try at a question."""
+
+    __slots__ = ("_admin", "_doing", "client", "timeout_s")
+
+    def __init__(self, admin: Admin, client: AdminClient, doing: str, timeout_s: float) -> None:
+        self.client = client
+        self.timeout_s = timeout_s
+        self._admin = admin
+        self._doing = doing
+
+    def wait(self, future: Future[T]) -> T:
+        """The result; a little longer than the request's own timeout."""
+        return self._admin._wait(self.client, future, self._doing, self.timeout_s + _SLICE_S)
+
+
+def _cluster(attempt: _Attempt) -> ClusterInfo:
+    found = attempt.wait(attempt.client.describe_cluster(request_timeout=attempt.timeout_s))
+    brokers = {node.id: f"{node.host}:{node.port}" for node in found.nodes}
+    controller = found.controller.id if found.controller is not None else -1
+    settings: dict[str, str] = {}
+    for broker in list(brokers)[:1]:
+        settings = _configs(attempt, ResourceType.BROKER, [str(broker)])[str(broker)]
+    return ClusterInfo(found.cluster_id, brokers, controller, settings)
+
+
+def _topics(names: Sequence[str], attempt: _Attempt) -> dict[str, TopicInfo]:
+    futures = attempt.client.describe_topics(
+        TopicCollection(list(names)), request_timeout=attempt.timeout_s
+    )
+    found = {}
+    for name, future in futures.items():
+        try:
+            found[name] = attempt.wait(future)
+        except BrokerError as error:  # noqa: PERF203 - a handful of topics
+            if error.code != "UNKNOWN_TOPIC_OR_PART":
+                raise
+    settings = _configs(attempt, ResourceType.TOPIC, list(found)) if found else {}
+    return {
+        name: TopicInfo(
+            name,
+            _uuid_bytes(topic.topic_id),
+            len(topic.partitions),
+            min((len(part.replicas) for part in topic.partitions), default=0),
+            settings[name],
+        )
+        for name, topic in found.items()
+    }
+
+
+def _group_assignments(group: str, attempt: _Attempt) -> list[frozenset[str]]:
+    futures = attempt.client.describe_consumer_groups([group], request_timeout=attempt.timeout_s)
+    try:
+        members = attempt.wait(futures[group]).members
+    except BrokerError as error:
+        if error.code == "GROUP_ID_NOT_FOUND":
+            return []
+        raise
+    return [
+        frozenset(partition.topic for partition in member.assignment.topic_partitions)
+        for member in members
+    ]
+
+
+def _committed(
+    requests: Sequence[tuple[str, TopicPartition]], stable: bool, attempt: _Attempt
+) -> list[TopicPartition]:
+    pending = []
+    for group, partition in requests:
+        futures = attempt.client.list_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group, [partition])],
+            require_stable=stable,
+            request_timeout=attempt.timeout_s,
+        )
+        pending.append((group, futures[group]))
+    results = []
+    for group, future in pending:
+        for partition in attempt.wait(future).topic_partitions or []:
+            if partition.error is not None:
+                raise broker_error(partition.error, f"reading committed offsets of {group}")
+            results.append(partition)
+    return results
+
+
+def _log_bounds(wanted: Sequence[TopicPartition], attempt: _Attempt) -> dict[int, tuple[int, int]]:
+    bounds = []
+    for spec in (
+        OffsetSpec.earliest(),  # type: ignore[no-untyped-call]  # of confluent_kafka
+        OffsetSpec.latest(),  # type: ignore[no-untyped-call]
+    ):
+        futures = attempt.client.list_offsets(
+            dict.fromkeys(wanted, spec),
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=attempt.timeout_s,
+        )
+        found = {part.partition: attempt.wait(future) for part, future in futures.items()}
+        bounds.append({number: result.offset for number, result in found.items()})
+    return {number: (first, bounds[1][number]) for number, first in bounds[0].items()}
+
+
+def _configs(
+    attempt: _Attempt, kind: ResourceType, names: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    resources = [ConfigResource(kind, name) for name in names]
+    futures = attempt.client.describe_configs(resources, request_timeout=attempt.timeout_s)
+    found: dict[str, dict[str, str]] = {}
+    for resource, future in futures.items():
+        found[resource.name] = {
+            name: entry.value
+            for name, entry in attempt.wait(future).items()
+            if entry.value is not None
+        }
+    return found
 
 
 def _uuid_bytes(topic_id: object) -> bytes:

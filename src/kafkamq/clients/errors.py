@@ -97,6 +97,12 @@ _RETRIABLE = frozenset(
         KafkaError.UNSTABLE_OFFSET_COMMIT,
         KafkaError.REBALANCE_IN_PROGRESS,
         KafkaError.NETWORK_EXCEPTION,
+        KafkaError.FENCED_LEADER_EPOCH,  # the client has not heard of the election yet
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.BROKER_NOT_AVAILABLE,
     }
 )
 

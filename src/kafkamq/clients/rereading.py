@@ -53,7 +53,7 @@ class Rereader:
             self._admin.close()
             self._admin = None
 
-    def topic(self, name: str, *, timeout_s: float = 30.0) -> TopicInfo:
+    def topic(self, name: str, *, timeout_s: float = 10.0) -> TopicInfo:
         """What the messages or dead-letter topic is; at most a minute old.
 
         Raises:

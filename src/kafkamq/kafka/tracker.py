@@ -148,6 +148,7 @@ class LocalTracker:
             try:
                 self.run(stop)
             except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
+                _log.error("the tracker has stopped", extra={"why": str(error)})
                 failures.append(error)
 
         thread = threading.Thread(target=run, name="kafkamq-tracker", daemon=True)
