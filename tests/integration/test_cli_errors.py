@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.integration.cli_tools import Commands, run_program, wait_until
 
+from kafkamq.cli.app import main
+
 
 def closed_port() -> str:
     with socket.socket() as listener:
@@ -39,11 +41,30 @@ def closed_port() -> str:
         (["nothing"], "No such command"),
     ],
 )
-def test_usage(arguments: list[str], said: str) -> None:
-    code, out, errors = run_program(arguments, {"COLUMNS": "200"})
-    assert code in (1, 2)
-    assert said in errors
+def test_usage(
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in [name for name in os.environ if name.startswith("KAFKAMQ_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("sys.argv", ["kafkamq", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    shown = capsys.readouterr()
+    assert caught.value.code in (1, 2)
+    assert said in shown.err
+    assert shown.out == ""
+    assert "hunter2" not in shown.err
+
+
+def test_the_program_says_it_without_a_traceback() -> None:
+    code, out, errors = run_program(["send", "q", "x", "-p", "sasl.password=hunter2"], {})
+    assert code == 2
     assert out == ""
+    assert errors.startswith("kafkamq: --property sasl.password")
     assert "Traceback" not in errors
     assert "hunter2" not in errors
 

@@ -20,6 +20,7 @@ from kafkamq.wire.status import TrackerStatus
 __all__ = ["MarkerPartition", "Overview", "QueueBacklog", "overview"]
 
 MAX_SCANNED = 100_000
+TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ def overview(config: ServiceConfig, *, max_scanned: int = MAX_SCANNED) -> Overvi
         BrokerError: A topic does not exist, or the broker refuses.
         DeadlineExceededError: No broker answers.
     """
-    with Admin(config) as admin:
+    with Admin(config, timeout_s=TIMEOUT_S) as admin:
         bounds = _bounds(admin, config.message_topic)
         marker_bounds = _bounds(admin, config.marker_topic)
         dead = _bounds(admin, config.dead_letter_topic)

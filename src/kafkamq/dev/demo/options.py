@@ -27,7 +27,7 @@ class DemoOptions:
     backoff: Mapping[str, float] = field(
         default_factory=lambda: {"first": 1.0, "max": 2.0, "jitter": 0.2}
     )
-    send_per_s: int = 1500
+    send_per_s: int = 2500
     kill_at: float = 0.5  # share of the messages that is settled when a worker is killed
     drain_timeout: float = 120.0  # s
     kafka: Mapping[str, str] = field(
