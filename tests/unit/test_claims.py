@@ -206,6 +206,8 @@ def test_s1_a_brokers_clock_that_steps_back_costs_nothing() -> None:
     told = ClaimFold()
     told.claims(1000, "a")
     told.beat(970, "a", 5)  # another broker leads, 30 s behind: no time has passed
+    assert told.owner(1089) == "a.i-a"
+    assert told.owner(1090) == ""
     told.claims(1080, "b")  # 110 s later
     assert told.owner(1080) == "a.i-a"
     told.claims(1090, "b")
@@ -310,6 +312,27 @@ def test_s4_a_former_owner_does_not_move_the_position(late: int) -> None:
     assert told.at(1126).offset == 80
     told.claims(1246, "c")
     assert told.at(1246).offset == 80
+
+
+def test_s4_a_former_owner_that_goes_on_moves_the_position_forward() -> None:
+    """Its second heartbeat was not under way when it lost the partition: it is consuming."""
+    told = ClaimFold()
+    told.claims(1000, "a")
+    told.claims(1121, "b")
+    told.release(1122, "b", 80)
+    offsets = []
+    for offset in (55, 60, 90, 85):
+        told.beat(1123, "a", offset)
+        offsets.append(told.at(1123).offset)
+    told.release(1124, "a", 70)
+    offsets.append(told.at(1124).offset)
+    assert offsets == [80, 80, 90, 90, 90]
+    told.beat(1125, "a", 10)
+    told.release(1126, "a", 10)
+    assert told.at(1126).offset == 90, "the release of a first heartbeat's sender moves nothing"
+    told.claims(1127, "a")
+    told.beat(1128, "a", 20)
+    assert told.at(1128).offset == 20, "an owner by right says where it is"
 
 
 def test_s4_a_stale_owner_that_nobody_replaced_goes_on() -> None:

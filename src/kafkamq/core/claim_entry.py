@@ -52,6 +52,7 @@ class Claim:
     rivals: int = 0  # when it is not certain: other clients that may hold it
     max_offset: int = 0  # when it is not certain: the largest offset that may be the true one
     renewed_at: int = -1  # the record that renewed it last
+    released_at: int = -1  # the last release that counted
     intent_at: int = -1  # the owner's last ClaimingMessages record
     rival_at: int = -1  # the last ignored heartbeat of somebody else
 
@@ -86,6 +87,7 @@ class Entry:
         "max_offset",
         "offset",
         "release_s",
+        "released_at",
         "renewed_at",
         "retired",
         "rival_at",
@@ -104,6 +106,7 @@ class Entry:
         self.heartbeat_s = 0
         self.release_s = 0
         self.renewed_at = -1
+        self.released_at = -1
         self.intent_at = -1
         self.rival_at = -1
         # What only the safe rules use:

@@ -81,6 +81,7 @@ class PeerRules:
         entry.offset = record.offset
         entry.heartbeat_s = 0
         entry.release_s = record.time_s
+        entry.released_at = at
         return True
 
     def intend(self, entry: Entry, record: MarshalRecord, at: int) -> bool:
@@ -205,6 +206,7 @@ class SafeRules:
         entry.max_offset = 0
         entry.heartbeat_s = 0
         entry.release_s = record.time_s
+        entry.released_at = at
         return True
 
     def intend(self, entry: Entry, record: MarshalRecord, at: int) -> bool:

@@ -154,6 +154,7 @@ class Finish:
 
     reason: End
     offset: int  # the position, -1 when it never held the partition
+    is_confirmed: bool = False  # released (or kept) by us, as the log says
 
 
 Step = Write | LookUp | Fetch | HandOut | Stop | Finish

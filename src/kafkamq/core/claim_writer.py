@@ -43,10 +43,15 @@ class ClaimWriter:
         if self.pending is not None and self.pending.ticket == ticket:
             self.pending.offset = offset
 
-    def on_failed(self, ticket: int, monotonic_ms: int) -> None:
-        """It may be in the log all the same; what is written later stands behind it."""
-        if self.pending is not None and self.pending.ticket == ticket:
-            self.pause(monotonic_ms)
+    def on_failed(self, ticket: int, monotonic_ms: int) -> bool:
+        """It may be in the log all the same; what is written later stands behind it.
+
+        False: the ticket is not of the pending write.
+        """
+        if self.pending is None or self.pending.ticket != ticket:
+            return False
+        self.pause(monotonic_ms)
+        return True
 
     def pause(self, monotonic_ms: int) -> None:
         """Forget the pending write, and wait before the next."""

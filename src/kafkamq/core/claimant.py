@@ -143,7 +143,8 @@ class Claimant:
 
     def on_failed(self, ticket: int, monotonic_ms: int) -> None:
         """The write failed, or nobody knows; it is repeated."""
-        self._writer.on_failed(ticket, monotonic_ms)
+        if self._writer.on_failed(ticket, monotonic_ms):
+            self._next_beat_ms = monotonic_ms  # a heartbeat does not wait for its next turn
 
     def on_offsets(
         self, earliest_offset: int, latest_offset: int, committed_offset: int, *, monotonic_ms: int
@@ -232,7 +233,7 @@ class Claimant:
             self._steps.append(Stop(self._end, is_lost=False))
         elif self.token >= 0:
             self._begin_release(monotonic_ms)
-        elif self.phase is not Phase.CLAIMING and not self._is_taking_over:
+        elif self.phase not in (Phase.CLAIMING, Phase.STARTING):  # nothing is under way
             self._finish(self._end)
 
     # ---- what to do
@@ -255,6 +256,9 @@ class Claimant:
         """
         claim = self._claim(now_s)
         self._observe(claim, monotonic_ms, now_s)
+        is_drained = self._work.is_idle or monotonic_ms >= self._drain_until_ms
+        if self.phase is Phase.DRAINING and is_drained:
+            self._begin_release(monotonic_ms)
         can_write = self._writer.can_write(monotonic_ms)
         if self.phase is Phase.LOOKING:
             if not self._is_looking and monotonic_ms >= self._writer.retry_ms:
@@ -274,9 +278,6 @@ class Claimant:
                 self._give_up(End.REFUSED, monotonic_ms)
         elif self.phase in (Phase.OWNING, Phase.DRAINING):
             self._go_on(monotonic_ms, now_s, random_unit)
-        is_drained = self._work.is_idle or monotonic_ms >= self._drain_until_ms
-        if self.phase is Phase.DRAINING and is_drained:
-            self._begin_release(monotonic_ms)
         if self.phase is Phase.RELEASING:
             self._release(claim, monotonic_ms, now_s)
         steps = self._steps.copy()
@@ -292,7 +293,9 @@ class Claimant:
             self._writer.write(
                 MarshalType.RELEASING_PARTITION, monotonic_ms, now_s, offset=claim.offset
             )
-        elif claim.is_claimable and self._is_free_for_peers(wall_s):  # C1
+        elif claim.is_claimable and (
+            self._peers is None or self._claim(wall_s, self._peers).is_claimable
+        ):  # C1
             self._begin(Phase.CLAIMING, monotonic_ms)
             self._writer.write(MarshalType.CLAIMING_PARTITION, monotonic_ms, now_s)
         elif self._may_reclaim(claim, now_s):  # C4
@@ -306,13 +309,6 @@ class Claimant:
         self.phase = phase
         self._since_offset = self._log.next_offset
         self._lease_from_ms = monotonic_ms
-
-    def _is_free_for_peers(self, wall_s: float) -> bool:
-        if self._peers is None:
-            return True
-        config = self.config
-        claim = self._peers.claim(config.group, config.topic, config.partition, now_s=wall_s)
-        return claim.is_claimable
 
     def _may_reclaim(self, claim: Claim, now_s: float) -> bool:
         """C4: fresh only, though the Go client takes over any claim that holds."""
@@ -399,9 +395,9 @@ class Claimant:
         self._work.watch(monotonic_ms)
         self._steps.append(Fetch(start.offset, start.deleted, start.beyond))
 
-    def _claim(self, now_s: float) -> Claim:
-        config = self.config
-        return self._log.claim(config.group, config.topic, config.partition, now_s=now_s)
+    def _claim(self, now_s: float, log: ClaimLog | None = None) -> Claim:
+        log, config = log or self._log, self.config
+        return log.claim(config.group, config.topic, config.partition, now_s=now_s)
 
     def _is_ours(self, claim: Claim) -> bool:
         owner = (self.config.client, self.config.instance)
@@ -453,11 +449,6 @@ class Claimant:
     def _patience_ms(self) -> int:
         return self.config.interval_ms // 4
 
-    @property
-    def _is_taking_over(self) -> bool:
-        """C4: the heartbeat that takes a partition over may be in the log."""
-        return self._is_restart and self.phase is Phase.STARTING
-
     def _give_up(self, reason: End, monotonic_ms: int) -> None:
         """It is lost, or may be: hand nothing out, and let others have it."""
         self._end = reason
@@ -480,7 +471,11 @@ class Claimant:
 
     def _release(self, claim: Claim, monotonic_ms: int, now_s: float) -> None:
         assert self._end is not None, "it ends for a reason"
-        if self._writer.is_read(self._log.next_offset) or monotonic_ms >= self._give_up_ms:
+        pending = self._writer.pending
+        if pending is not None and 0 <= pending.offset < self._log.next_offset:
+            at = claim.renewed_at if self._keeps_claim else claim.released_at
+            self._finish(self._end, is_confirmed=at == pending.offset)
+        elif monotonic_ms >= self._give_up_ms:
             self._finish(self._end)
         elif self._writer.can_write(monotonic_ms):
             position = self._work.advance()
@@ -494,10 +489,12 @@ class Claimant:
                 now_s,
                 offset=claim.offset if offset < 0 else offset,
                 commit_offset=offset if commits else -1,
+                must_commit=commits and self._release_offset is not None,
             )
 
-    def _finish(self, reason: End) -> None:
+    def _finish(self, reason: End, *, is_confirmed: bool = False) -> None:
         self._end = reason
         self.phase = Phase.OVER
         self._writer.pending = None
-        self._steps.append(Finish(reason, self.position))
+        position = self.position if self.token >= 0 else -1
+        self._steps.append(Finish(reason, position, is_confirmed))

@@ -151,6 +151,7 @@ class ClaimLog:
             rivals=rules.rivals(entry, now_s),
             max_offset=most,
             renewed_at=entry.renewed_at,
+            released_at=entry.released_at,
             intent_at=entry.intent_at,
             rival_at=entry.rival_at,
         )

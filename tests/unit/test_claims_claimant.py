@@ -1,0 +1,760 @@
+"""The claimant's steps, C1-C7, one at a time."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.claim_desk import Desk
+from tests.unit.claim_fold import GROUP, TOPIC
+
+from kafkamq.core.claim_steps import (
+    ClaimantConfig,
+    Delivery,
+    End,
+    Fetch,
+    Finish,
+    HandOut,
+    LookUp,
+    Phase,
+    Stop,
+    Write,
+)
+from kafkamq.core.claims import ClaimLog
+from kafkamq.errors import ConfigError, LeaseLostError, StateError
+from kafkamq.types import MarshalRecord, MarshalType
+
+AMO = Delivery.AT_MOST_ONCE
+
+
+# ---- C1
+
+
+def test_c1_claim_read_back_look_up_heartbeat_read_back_fetch() -> None:
+    desk = Desk()
+    desk.offsets = (3, 1000, 7)
+    claim = desk.one(Write)
+    assert claim.record == MarshalRecord(
+        MarshalType.CLAIMING_PARTITION, 1000, "1", "me", GROUP, TOPIC, 0
+    )
+    assert claim.commit_offset == -1
+    assert desk.plan() == [], "one write at a time"
+    token = desk.land(claim)
+    assert desk.plan() == [LookUp()]
+    assert desk.plan() == []
+    desk.look_up()
+    beat = desk.one(Write)
+    assert (beat.record.type, beat.record.offset) == (MarshalType.HEARTBEAT, 7)
+    assert beat.commit_offset == 7
+    assert not desk.claimant.is_live(desk.ms)
+    desk.land(beat)
+    assert desk.plan() == [Fetch(7)]
+    assert desk.claimant.is_live(desk.ms)
+    assert desk.claimant.token == token == 0
+    assert desk.claimant.position == 7
+
+
+def test_c1_nothing_is_believed_before_it_is_read() -> None:
+    desk = Desk()
+    claim = desk.one(Write)
+    desk.land(claim, is_read=False)
+    assert desk.plan() == []
+    assert desk.claimant.token == -1
+
+
+def test_c1_the_race_is_lost() -> None:
+    desk = Desk()
+    claim = desk.one(Write)
+    desk.claims(1000, "other")
+    desk.land(claim)
+    assert desk.plan() == [Finish(End.REFUSED, -1)]
+    assert desk.claimant.phase is Phase.OVER
+    assert desk.plan() == []
+    assert desk.claimant.wake_ms() is None
+
+
+def test_c1_what_is_held_or_paused_is_not_tried() -> None:
+    desk = Desk()
+    desk.claims(1000, "other")
+    assert desk.plan() == [Finish(End.HELD, -1)]
+    desk = Desk()
+    desk.pause(1000, 1100)
+    assert desk.plan() == [Finish(End.PAUSED, -1)]
+    desk.now_s = 1100
+    desk.attempt()
+    assert desk.one(Write)
+    desk = Desk(ignores_pause=True)
+    desk.pause(1000, 1100)
+    assert desk.one(Write)
+
+
+def test_c1_a_stale_one_is_taken_over_at_its_position() -> None:
+    desk = Desk()
+    desk.claims(800, "other")
+    desk.beat(880, "other", 42)
+    assert Fetch(42) in desk.go()
+
+
+def test_c1_a_claim_of_unknown_fate_is_repeated_and_counts_from_the_first() -> None:
+    desk = Desk()
+    first = desk.one(Write)
+    desk.claimant.on_failed(first.ticket, desk.ms)
+    assert desk.plan() == [], "not at once"
+    desk.now_s += 10
+    second = desk.one(Write)
+    assert second.record.type is MarshalType.CLAIMING_PARTITION
+    desk.append(first.record, desk.now_s)  # it arrives after all
+    assert desk.plan() == [LookUp()]
+    assert desk.claimant.lease_until_ms == 1_060_000
+    desk.land(second)
+    desk.look_up()
+    assert Fetch(0) in desk.go()
+    assert desk.claimant.token == 0
+
+
+def test_c1_a_claim_that_is_not_confirmed_in_time_ends_and_is_released_when_it_shows() -> None:
+    desk = Desk()
+    claim = desk.one(Write)
+    desk.claimant.on_failed(claim.ticket, desk.ms)
+    desk.now_s += 60
+    assert desk.plan() == [Finish(End.TIMED_OUT, -1)]
+    desk.append(claim.record, desk.now_s)
+    assert desk.owner(desk.now_s) == "me.1"
+    desk.attempt()
+    steps = desk.go()
+    assert desk.written(steps) == ["ReleasingPartition 0", "ClaimingPartition 0", "Heartbeat 0"]
+    assert Fetch(0) in steps
+
+
+def test_c1_a_log_from_its_middle_is_read_for_two_intervals_first() -> None:
+    desk = Desk(since_s=990)
+    assert desk.plan() == [Finish(End.HELD, -1)]
+    desk.now_s = 1110
+    desk.attempt()
+    assert Fetch(0) in desk.go()
+
+
+def test_c1_a_failed_look_up_is_repeated() -> None:
+    desk = Desk()
+    desk.land(desk.one(Write))
+    assert desk.plan() == [LookUp()]
+    desk.claimant.on_lookup_failed(desk.ms)
+    assert desk.plan() == []
+    assert desk.claimant.wake_ms() == desk.ms + 500
+    desk.now_s += 0.5
+    assert desk.plan() == [LookUp()]
+
+
+def test_c1_positions_outside_the_log_are_told() -> None:
+    desk = Desk()
+    desk.claims(800, "other")
+    desk.beat(801, "other", 42)
+    desk.offsets = (50, 60, -1)
+    assert Fetch(50, deleted=8) in desk.go()
+    desk = Desk()
+    desk.claims(800, "other")
+    desk.beat(801, "other", 42)
+    desk.offsets = (0, 20, -1)
+    assert Fetch(20, beyond=22) in desk.go()
+
+
+# ---- C2
+
+
+def test_c2_heartbeats_keep_it() -> None:
+    desk = Desk()
+    desk.offsets = (0, 0, -1)
+    desk.go()
+    steps = desk.wait(600)
+    beats = [step for step in steps if isinstance(step, Write)]
+    assert 600 / 30 <= len(beats) <= 600 / 15
+    assert LookUp() in steps
+    assert desk.claimant.is_live(desk.ms)
+    assert desk.end() is None
+
+
+@pytest.mark.parametrize(("random_unit", "after_s"), [(0, 15), (0.5, 22.5), (0.999, 29.985)])
+def test_c2_heartbeats_are_spread_over_a_quarter_to_half_an_interval(
+    random_unit: float, after_s: float
+) -> None:
+    desk = Desk()
+    for _ in range(3):
+        for step in desk.plan(random_unit=random_unit):
+            if isinstance(step, Write):
+                desk.land(step)
+            elif isinstance(step, LookUp):
+                desk.look_up()
+    assert desk.claimant.wake_ms() == 1_000_000 or desk.plan(random_unit=random_unit)
+    assert desk.claimant.wake_ms() == pytest.approx(1_000_000 + after_s * 1000, abs=1)
+
+
+def test_c2_the_lease_counts_from_before_the_heartbeat_was_sent() -> None:
+    desk = Desk()
+    desk.go()
+    desk.now_s += 30
+    beat = desk.one(Write)
+    desk.now_s += 10
+    desk.land(beat)
+    assert desk.claimant.lease_until_ms == 1_060_000, "it is read back by plan"
+    desk.plan()
+    assert desk.claimant.lease_until_ms == 1_090_000
+
+
+def test_c2_after_the_lease_nothing_is_handed_out_and_it_is_given_up() -> None:
+    desk = Desk()
+    desk.go()
+    assert desk.claimant.hand_out([0, 1], desk.ms)
+    desk.now_s += 59.999
+    assert desk.claimant.hand_out([2], desk.ms)
+    desk.now_s += 0.001
+    assert not desk.claimant.hand_out([3], desk.ms)
+    assert not desk.claimant.is_live(desk.ms)
+    steps = desk.plan()
+    assert steps[0] == Stop(End.EXPIRED, is_lost=True)
+    assert isinstance(steps[1], Write)
+    assert steps[1].record.type is MarshalType.RELEASING_PARTITION
+    assert steps[1].commit_offset == -1, "another may have committed since"
+    with pytest.raises(LeaseLostError, match="no heartbeat was confirmed"):
+        desk.claimant.commit(0)
+    desk.land(steps[1])
+    assert desk.plan() == [Finish(End.EXPIRED, 0, is_confirmed=True)]
+    assert desk.at(desk.now_s).is_claimable, "others need not wait for its end"
+
+
+def test_c2_a_zombie_releases_nothing_that_it_lost() -> None:
+    desk = Desk()
+    desk.go()
+    desk.claimant.hand_out(range(5), desk.ms)
+    desk.now_s += 300
+    desk.claims(desk.now_s, "other")
+    desk.beat(desk.now_s, "other", 80)
+    assert desk.plan() == [Stop(End.TAKEN, is_lost=True), Finish(End.TAKEN, 0)]
+    assert desk.owner(desk.now_s) == "other.i-other"
+
+
+def test_c2_a_zombie_that_has_not_read_yet_moves_nothing() -> None:
+    desk = Desk()
+    desk.go()
+    desk.now_s += 300
+    steps = desk.plan()  # it resumes, and has not read that another claimed
+    desk.claims(desk.now_s, "other")
+    desk.beat(desk.now_s, "other", 80)
+    release = steps[-1]
+    assert isinstance(release, Write)
+    desk.land(release)
+    assert desk.go() == [Finish(End.EXPIRED, 0)]
+    claim = desk.at(desk.now_s)
+    assert (claim.client, claim.offset) == ("other", 80)
+
+
+def test_c2_a_heartbeat_that_came_too_late_is_not_believed() -> None:
+    desk = Desk()
+    desk.go()
+    desk.now_s += 30
+    beat = desk.one(Write)
+    desk.now_s += 200
+    desk.claims(desk.now_s, "other")
+    desk.land(beat)
+    assert desk.plan()[0] == Stop(End.TAKEN, is_lost=True)
+
+
+def test_c2_failed_heartbeats_are_repeated_within_the_lease() -> None:
+    desk = Desk()
+    desk.go()
+    desk.now_s += 30
+    beat = desk.one(Write)
+    desk.claimant.on_failed(beat.ticket, desk.ms)
+    desk.claimant.on_written(beat.ticket, 99)  # too late an answer changes nothing
+    assert desk.claimant.wake_ms() == desk.ms + 500
+    desk.now_s += 0.5
+    desk.land(desk.one(Write))
+    desk.plan()
+    assert desk.claimant.lease_until_ms == desk.ms + 60_000
+
+
+def test_c2_a_shorter_lease_can_be_set_and_a_longer_one_than_two_intervals_cannot() -> None:
+    desk = Desk(lease_ms=20_000, interval_ms=60_000)
+    desk.go()
+    desk.now_s += 20
+    assert not desk.claimant.is_live(desk.ms)
+    with pytest.raises(ConfigError, match="lease_ms"):
+        Desk(lease_ms=120_000)
+
+
+# ---- C3
+
+
+def test_c3_release_waits_for_verdicts_and_says_the_position() -> None:
+    desk = Desk()
+    desk.go()
+    desk.claimant.hand_out(range(3), desk.ms)
+    desk.claimant.commit(0)
+    desk.claimant.release(desk.ms, drain_ms=5000)
+    assert desk.plan() == [Stop(End.RELEASED, is_lost=False)]
+    assert not desk.claimant.hand_out([3], desk.ms)
+    desk.claimant.commit(1)
+    assert desk.plan() == []
+    assert desk.claimant.wake_ms() == desk.ms + 5000
+    desk.now_s += 5
+    release = desk.one(Write)
+    assert (release.record.offset, release.commit_offset) == (2, 2)
+    with pytest.raises(LeaseLostError):
+        desk.claimant.commit(2)
+    desk.land(release)
+    assert desk.plan() == [Finish(End.RELEASED, 2, is_confirmed=True)]
+    claim = desk.at(desk.now_s)
+    assert (claim.client, claim.offset) == ("", 2)
+
+
+def test_c3_release_is_at_once_when_nothing_is_outstanding() -> None:
+    desk = Desk()
+    desk.go()
+    desk.claimant.hand_out(range(3), desk.ms)
+    for offset in range(3):
+        desk.claimant.commit(offset)
+    desk.claimant.release(desk.ms, drain_ms=5000)
+    assert desk.written(desk.go()) == ["ReleasingPartition 3"]
+    assert desk.end() is End.RELEASED
+
+
+def test_c3_while_it_drains_it_heartbeats() -> None:
+    desk = Desk()
+    desk.go()
+    desk.claimant.hand_out([0], desk.ms)
+    desk.claimant.release(desk.ms, drain_ms=200_000)
+    assert "Heartbeat 0" in desk.written(desk.wait(100))
+    assert desk.claimant.phase is Phase.DRAINING
+    desk.claimant.commit(0)
+    assert "ReleasingPartition 1" in desk.written(desk.go())
+
+
+def test_c3_a_claim_can_be_kept_for_a_restart() -> None:
+    desk = Desk()
+    desk.go()
+    desk.claimant.hand_out([0], desk.ms)
+    desk.claimant.commit(0)
+    desk.claimant.release(desk.ms, keeps_claim=True)
+    assert desk.written(desk.go()) == ["Heartbeat 1"]
+    assert desk.end() is End.KEPT
+    assert desk.owner(desk.now_s) == "me.1"
+
+
+def test_c3_a_kept_claim_is_not_renewed_after_its_lease() -> None:
+    desk = Desk()
+    desk.go()
+    desk.now_s += 59
+    desk.claimant.release(desk.ms, keeps_claim=True)
+    beat = desk.one(Write)
+    desk.claimant.on_failed(beat.ticket, desk.ms)
+    desk.now_s += 1
+    assert desk.plan() == [Finish(End.KEPT, 0)]
+
+
+def test_c3_release_that_cannot_be_written_ends_all_the_same() -> None:
+    desk = Desk()
+    desk.go()
+    desk.claimant.release(desk.ms)
+    for _ in range(200):
+        for step in desk.plan():
+            if isinstance(step, Write):
+                desk.claimant.on_failed(step.ticket, desk.ms)
+        desk.now_s += 0.5
+    assert desk.end() is End.RELEASED
+
+
+def test_c3_released_before_anything_was_written() -> None:
+    desk = Desk()
+    desk.claimant.release(desk.ms)
+    assert desk.plan() == [Finish(End.RELEASED, -1)]
+
+
+@pytest.mark.parametrize("wins", [True, False])
+def test_c3_released_while_the_claim_is_on_its_way(wins: bool) -> None:
+    desk = Desk()
+    claim = desk.one(Write)
+    desk.claimant.release(desk.ms)
+    assert desk.plan() == [], "what is under way is awaited"
+    if not wins:
+        desk.claims(desk.now_s, "other")
+    desk.land(claim)
+    assert desk.written(desk.go()) == (["ReleasingPartition 0"] if wins else [])
+    assert desk.end() is End.RELEASED
+    assert desk.owner(desk.now_s) == ("" if wins else "other.i-other")
+
+
+def test_c3_released_while_the_claim_has_failed() -> None:
+    desk = Desk()
+    claim = desk.one(Write)
+    desk.claimant.release(desk.ms)
+    desk.claimant.on_failed(claim.ticket, desk.ms)
+    desk.now_s += 30
+    assert desk.plan() == [], "it is not claimed again"
+    desk.now_s += 30
+    assert desk.plan() == [Finish(End.RELEASED, -1)]
+
+
+def test_c3_a_release_can_move_the_position() -> None:
+    desk = Desk()
+    desk.go()
+    desk.claimant.release(desk.ms, offset=33)
+    (release,) = [step for step in desk.go() if isinstance(step, Write)]
+    assert (release.record.offset, release.commit_offset) == (33, 33)
+    assert desk.at(desk.now_s).offset == 33
+
+
+# ---- C4
+
+
+def test_c4_a_restart_takes_over_with_a_heartbeat() -> None:
+    desk = Desk()
+    desk.claims(960, "me.0")
+    desk.beat(961, "me.0", 42)
+    steps = desk.go()
+    assert desk.written(steps) == ["Heartbeat 42"]
+    assert Fetch(42) in steps
+    assert desk.claimant.token == 2
+    assert desk.owner(1000) == "me.1"
+    desk.beat(1001, "me.0", 60)
+    assert desk.go() == [], "the former instance changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("at_s", "who", "reclaim", "expected"),
+    [
+        (940, "me.0", True, "Heartbeat"),  # fresh to the second
+        (939, "me.0", True, "held"),  # the Go client would take it over
+        (880, "me.0", True, "ClaimingPartition"),
+        (960, "me.0", False, "held"),
+        (960, "other.0", True, "held"),
+    ],
+)
+def test_c4_only_what_is_fresh_and_of_the_same_client(
+    at_s: int, who: str, reclaim: bool, expected: str
+) -> None:
+    desk = Desk(reclaim=reclaim)
+    desk.claims(at_s, who)
+    if expected == "held":
+        assert desk.plan() == [Finish(End.HELD, -1)]
+    else:
+        assert desk.written(desk.go())[0].startswith(expected)
+
+
+def test_c4_it_begins_where_the_former_instance_came_meanwhile() -> None:
+    desk = Desk()
+    desk.claims(960, "me.0")
+    desk.beat(961, "me.0", 42)
+    assert desk.plan() == [LookUp()]
+    desk.look_up()
+    beat = desk.one(Write)
+    assert beat.record.offset == 42
+    desk.beat(1000, "me.0", 55)
+    desk.land(beat)
+    assert desk.plan() == [Fetch(55)]
+    assert desk.claimant.position == 55
+
+
+def test_c4_taken_by_another_meanwhile() -> None:
+    desk = Desk()
+    desk.claims(960, "me.0")
+    assert desk.plan() == [LookUp()]
+    desk.look_up()
+    beat = desk.one(Write)
+    desk.release(1000, "me.0", 50)
+    desk.claims(1000, "other")
+    desk.land(beat)
+    assert desk.plan() == [Finish(End.REFUSED, -1)]
+    assert desk.at(1000).offset == 50
+
+
+def test_c4_released_meanwhile() -> None:
+    desk = Desk()
+    desk.claims(960, "me.0")
+    assert desk.plan() == [LookUp()]
+    desk.release(1000, "me.0", 50)
+    desk.look_up()
+    assert desk.plan() == [Finish(End.REFUSED, -1)], "a heartbeat now would be a claim"
+
+
+def test_c4_from_the_middle_of_the_log() -> None:
+    desk = Desk(since_s=800)
+    desk.beat(990, "me.0", 42)
+    assert Fetch(42) in desk.go()
+    desk = Desk(since_s=800)
+    desk.beat(980, "other.0", 42)
+    desk.beat(990, "me.0", 42)
+    assert desk.plan() == [Finish(End.HELD, -1)], "the other may hold it"
+
+
+# ---- C5
+
+
+def test_c5_the_position_is_the_first_gap() -> None:
+    desk = Desk()
+    desk.go()
+    desk.claimant.hand_out([0, 1, 2, 5], desk.ms)
+    desk.claimant.commit(1)
+    desk.claimant.commit(0)
+    desk.claimant.commit(5)
+    assert desk.claimant.outstanding == 1
+    assert "Heartbeat 2" in desk.written(desk.wait(31))
+    desk.claimant.commit(2)
+    assert "Heartbeat 6" in desk.written(desk.wait(31))
+    with pytest.raises(StateError):
+        desk.claimant.commit(2)
+    with pytest.raises(StateError):
+        desk.claimant.commit(9)
+    with pytest.raises(StateError):
+        desk.claimant.hand_out([5], desk.ms)
+
+
+# ---- C6
+
+
+def at_most_once() -> Desk:
+    desk = Desk(delivery=AMO)
+    desk.go()
+    assert desk.claimant.wants_batch
+    return desk
+
+
+def test_c6_a_batch_is_announced_committed_and_then_handed_out() -> None:
+    desk = at_most_once()
+    desk.claimant.offer(0, 500, desk.ms)
+    assert not desk.claimant.wants_batch
+    intent = desk.one(Write)
+    assert (intent.record.type, intent.record.offset) == (MarshalType.CLAIMING_MESSAGES, 500)
+    assert intent.commit_offset == -1
+    assert desk.plan() == []
+    desk.land(intent)
+    beat = desk.one(Write)
+    assert (beat.record.type, beat.record.offset) == (MarshalType.HEARTBEAT, 500)
+    assert (beat.commit_offset, beat.must_commit) == (500, True)
+    assert desk.claimant.position == 0
+    desk.land(beat)
+    assert desk.plan() == [HandOut(0, 500)]
+    assert desk.claimant.position == 500
+    assert desk.claimant.wants_batch
+
+
+def test_c6_batches_follow_each_other_and_may_leave_gaps() -> None:
+    desk = at_most_once()
+    for first, following in ((0, 10), (10, 20), (25, 30)):
+        desk.claimant.offer(first, following, desk.ms)
+        assert HandOut(first, following) in desk.go()
+    for first, following in ((29, 31), (31, 31), (40, 35)):
+        with pytest.raises(StateError):
+            desk.claimant.offer(first, following, desk.ms)
+    desk.claimant.offer(30, 31, desk.ms)
+    with pytest.raises(StateError, match="none is wanted"):
+        desk.claimant.offer(31, 32, desk.ms)
+
+
+def test_c6_nothing_is_handed_out_twice_when_a_write_is_repeated() -> None:
+    desk = at_most_once()
+    desk.claimant.offer(0, 10, desk.ms)
+    for type in (MarshalType.CLAIMING_MESSAGES, MarshalType.HEARTBEAT):
+        write = desk.one(Write)
+        assert write.record.type is type
+        desk.append(write.record, desk.now_s)  # it arrives, but nobody says so
+        desk.claimant.on_failed(write.ticket, desk.ms)
+        desk.now_s += 1
+        again = desk.one(Write)
+        assert again.record.type is type
+        desk.land(again)
+    assert desk.go() == [HandOut(0, 10)]
+    assert desk.go() == []
+
+
+def test_c6_lost_between_announcement_and_heartbeat() -> None:
+    desk = at_most_once()
+    desk.claimant.offer(0, 10, desk.ms)
+    desk.land(desk.one(Write))
+    beat = desk.one(Write)
+    desk.now_s += 130
+    desk.claims(desk.now_s, "other")
+    desk.land(beat)
+    steps = desk.go()
+    assert steps == [Stop(End.TAKEN, is_lost=True), Finish(End.TAKEN, 0)]
+    assert desk.at(desk.now_s).offset == 0, "the successor begins with this batch"
+
+
+def test_c6_the_heartbeat_is_read_back_after_the_lease() -> None:
+    """Nobody took over; but somebody may, at any moment: the batch is lost, not doubled."""
+    desk = at_most_once()
+    desk.claimant.offer(0, 10, desk.ms)
+    desk.land(desk.one(Write))
+    beat = desk.one(Write)
+    desk.land(beat)
+    desk.now_s += 60
+    assert not any(isinstance(step, HandOut) for step in desk.go())
+    assert desk.end() is End.EXPIRED
+    assert desk.at(desk.now_s).offset == 0, "it was handed out to nobody: it is free"
+
+
+def test_c6_an_announcement_under_a_claim_that_did_not_hold_is_worth_nothing() -> None:
+    desk = Desk(delivery=AMO, interval_ms=60_000)
+    desk.go()
+    desk.claimant.offer(0, 10, desk.ms)
+    intent = desk.one(Write)
+    at = desk.append(intent.record, desk.now_s + 125)  # the broker's clock went ahead
+    desk.beat(desk.now_s + 125, "me.1", 0)
+    desk.claimant.on_written(intent.ticket, at)
+    assert desk.plan()[0] == Stop(End.EXPIRED, is_lost=True)
+
+
+def test_c6_a_release_waits_for_the_batch_under_way() -> None:
+    desk = at_most_once()
+    desk.claimant.offer(0, 10, desk.ms)
+    desk.land(desk.one(Write))
+    desk.claimant.release(desk.ms, drain_ms=5000)
+    steps = desk.go()
+    assert HandOut(0, 10) in steps
+    assert desk.written(steps) == ["Heartbeat 10", "ReleasingPartition 10"]
+    desk = at_most_once()
+    desk.claimant.offer(0, 10, desk.ms)
+    desk.plan()
+    desk.claimant.release(desk.ms)
+    assert desk.written(desk.go()) == ["ReleasingPartition 0"], "not for ever"
+
+
+def test_c6_starts_behind_everything_that_may_have_been_handed_out() -> None:
+    desk = Desk(delivery=AMO)
+    desk.claims(800, "other")
+    desk.beat(801, "other", 42)
+    desk.offsets = (0, 1000, 60)
+    assert Fetch(60) in desk.go()
+    desk = Desk(delivery=AMO, since_s=700)
+    desk.beat(800, "one", 42)
+    desk.beat(801, "two", 80)
+    assert Fetch(80) in desk.go()
+    desk = Desk(since_s=700)  # and at least once before everything that may not be done
+    desk.beat(800, "one", 42)
+    desk.beat(801, "two", 80)
+    assert Fetch(42) in desk.go()
+
+
+# ---- C7
+
+
+def test_c7_a_pause_releases_and_lets_verdicts_come() -> None:
+    desk = Desk()
+    desk.go()
+    desk.claimant.hand_out([0], desk.ms)
+    desk.pause(desk.now_s, 5000)
+    assert desk.plan() == [Stop(End.PAUSED, is_lost=False)]
+    desk.claimant.commit(0)
+    assert desk.written(desk.go()) == ["ReleasingPartition 1"]
+    assert desk.end() is End.PAUSED
+
+
+def test_c7_the_admin_of_a_pause_stays() -> None:
+    desk = Desk(ignores_pause=True)
+    desk.pause(desk.now_s, 5000)
+    desk.go()
+    assert desk.claimant.is_live(desk.ms)
+
+
+def test_c7_falling_behind_three_times_releases() -> None:
+    desk = Desk()
+    desk.go()
+    position = 0
+    for cycle in range(1, 12):
+        desk.offsets = (0, 1000 + 500 * cycle, -1)
+        desk.claimant.hand_out([position], desk.ms)
+        desk.claimant.commit(position)
+        position += 1
+        desk.wait(23)
+        if desk.end() is not None:
+            break
+    assert desk.end() is End.BEHIND
+    assert desk.at(desk.now_s).offset == position
+    assert cycle == 3
+
+
+@pytest.mark.parametrize("option", ["release_if_behind", "is_whole_topic"])
+def test_c7_unless_that_is_not_wanted(option: str) -> None:
+    desk = Desk(**{option: option == "is_whole_topic"})
+    desk.go()
+    for cycle in range(1, 12):
+        desk.offsets = (0, 1000 + 500 * cycle, -1)
+        if not desk.claimant.outstanding:
+            desk.claimant.hand_out([cycle], desk.ms)
+        desk.claimant.commit(cycle)
+        desk.wait(23)
+    assert desk.end() is None
+
+
+def test_c7_stuck_releases_and_idle_does_not() -> None:
+    desk = Desk()
+    desk.offsets = (0, 0, -1)
+    desk.go()
+    desk.wait(300)
+    assert desk.end() is None
+    desk.offsets = (0, 20, -1)
+    desk.wait(30)
+    assert desk.end() is End.STUCK
+
+
+def test_c7_gives_way_to_a_rival_beside_clients_of_other_rules() -> None:
+    for yields, expected in ((True, End.RIVAL), (False, None)):
+        desk = Desk(yields_to_rivals=yields)
+        desk.go()
+        desk.beat(1001, "go", 7)
+        desk.go()
+        assert desk.end() is expected
+    desk = Desk(yields_to_rivals=True)
+    desk.go()
+    desk.beat(1001, "go", 7)
+    desk.go()
+    desk.beat(1002, "go", 8)
+    assert desk.owner(1002) == "go.i-go", "and the log says so"
+
+
+def test_c7_nothing_is_claimed_that_the_other_rules_hold() -> None:
+    peers = ClaimLog("peer")
+    record = MarshalRecord(MarshalType.HEARTBEAT, 1100, "i", "go", GROUP, TOPIC)
+    peers.apply(record, offset=0, observed_at_s=1000)
+    desk = Desk(peers=peers)
+    assert desk.plan(wall_s=1150) == [Finish(End.HELD, -1)]
+    desk.attempt()
+    assert desk.plan(wall_s=1220)[0] != Finish(End.HELD, -1)
+
+
+def test_uncertain_is_lost() -> None:
+    desk = Desk(since_s=800)
+    desk.go()
+    desk.beat(1001, "me.0", 9)  # from before what was read, or a second process of this client
+    steps = desk.go()
+    assert steps[0] == Stop(End.UNCERTAIN, is_lost=True)
+    assert desk.end() is End.UNCERTAIN
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"client": ""}, {"client": "a/b"}, {"instance": ""}, {"group": "x" * 250}, {"topic": "/"},
+     {"partition": -1}, {"partition": 2**31}, {"interval_ms": 0}, {"retry_ms": 0},
+     {"lease_ms": -1}, {"lease_ms": 120_000}],
+)  # fmt: skip
+def test_settings_are_checked(wrong: dict[str, object]) -> None:
+    settings: dict[str, object] = {
+        "client": "c", "instance": "i", "group": "g", "topic": "t", "partition": 0
+    }  # fmt: skip
+    ClaimantConfig(**settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        ClaimantConfig(**{**settings, **wrong})  # type: ignore[arg-type]
+
+
+def test_a_heartbeats_lateness_is_known() -> None:
+    desk = Desk()
+    desk.go()
+    desk.now_s += 31
+    desk.plan()
+    assert desk.claimant.lateness_ms == 8500
+
+
+def test_the_peers_rules_work_as_well() -> None:
+    desk = Desk(rules="peer")
+    desk.offsets = (0, 0, -1)
+    assert Fetch(0) in desk.go()
+    desk.wait(300)
+    assert desk.end() is None
+    desk.beat(desk.now_s, "zombie", 5)
+    assert desk.go()[0] == Stop(End.TAKEN, is_lost=True)
