@@ -13,6 +13,7 @@ from tests.integration.tracker_logs import read_topic, wait_until
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.kafka import Consumer, Message, Service
+from kafkamq.kafka.gate import process_gate
 from kafkamq.kafka.tracker import LocalTracker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 from kafkamq.wire.markers import decode_marker
@@ -110,6 +111,7 @@ def die(consumer: Consumer) -> None:
     """End a worker as a crash would: no END, no RELEASE, no KEEPALIVE any more."""
     consumer._heart.stop()
     consumer._reader.close()
+    process_gate.leave(consumer._worker.leases)  # R6: it was another process
 
 
 def set_topic(bootstrap: str, topic: str, name: str, value: str) -> None:

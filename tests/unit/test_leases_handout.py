@@ -109,6 +109,14 @@ class TestAlone:
         self.rule.entered(self.second)
         assert self.rule.enter_last(self.first, 0)
 
+    def test_a_closed_consumer_is_not_alone_any_more(self) -> None:
+        self.rule.enter_last(self.first, 0)
+        self.rule.entered(self.first, lease())
+        self.rule.leave(self.second)
+        assert not self.enter(self.second)
+        self.rule.leave(self.first)
+        assert self.enter(self.second)
+
     def test_a_closed_consumer_counts_no_more(self) -> None:
         self.second.open_count = 5
         self.rule.leave(self.second)

@@ -60,6 +60,7 @@ class LastDeliveries:
         self._holders: list[Holder] = []
         self._entering: list[Holder] = []
         self._alone: Lease | None = None
+        self._alone_holder: Holder | None = None
         self._claims: dict[int, int] = {}  # id of the holder -> when it last asked to be alone
 
     def join(self, holder: Holder) -> None:
@@ -71,6 +72,8 @@ class LastDeliveries:
         self._holders = [other for other in self._holders if other is not holder]
         self.entered(holder)
         self._claims.pop(id(holder), None)
+        if self._alone_holder is holder:
+            self._alone = self._alone_holder = None
 
     def enter(self, holder: Holder, monotonic_ms: int) -> bool:
         """Whether ordinary messages may be STARTed now; True: until ``entered``."""
@@ -99,7 +102,7 @@ class LastDeliveries:
         """The STARTs are planned; ``alone``: the lease of the last delivery."""
         self._entering = [other for other in self._entering if other is not holder]
         if alone is not None:
-            self._alone = alone
+            self._alone, self._alone_holder = alone, holder
             self._claims.pop(id(holder), None)
 
     def _is_taken(self, monotonic_ms: int) -> bool:
@@ -107,7 +110,7 @@ class LastDeliveries:
             if monotonic_ms - asked_ms > _CLAIM_MS:
                 del self._claims[member]
         if self._alone is not None and self._alone.state in _CLOSED:
-            self._alone = None
+            self._alone = self._alone_holder = None
         return self._alone is not None
 
 

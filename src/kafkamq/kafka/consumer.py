@@ -15,6 +15,7 @@ from kafkamq.core.handout import ReceiveAhead
 from kafkamq.core.intake import Intake
 from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, StateError
 from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.commits import Commit
 from kafkamq.kafka.gate import process_gate
 from kafkamq.kafka.heart import Heart
 from kafkamq.kafka.message import Message
@@ -105,7 +106,7 @@ class Consumer:
         ``close`` gives those back.
 
         Args:
-            timeout: Seconds to wait. A commit under way is waited for, up to 20 s more.
+            timeout: Seconds to wait.
 
         Raises:
             StateError: Closed, or in a forked child.
@@ -215,16 +216,20 @@ class Consumer:
             self._closing.wait(min(timeout_s, _GATE_S))
 
     def _finish(self, batch: Batch, timeout_s: float) -> None:
+        began_s = time.monotonic()
         try:
-            if not self._starter.wait(batch, timeout_s):
+            if not batch.is_started and not self._starter.wait(batch, timeout_s):
                 return
-            if not self._reader.commit():
-                _log.info("the group moved on before a commit", extra={"queue": self.queue_id})
-                self._give_up(batch)
-                return
+            outcome = self._reader.commit(max(0.0, timeout_s - (time.monotonic() - began_s)))
         except KafkaMQError:
             self._give_up(batch)
             raise
+        if outcome is Commit.PENDING:
+            return
+        if outcome is Commit.FAILED:
+            _log.info("a commit failed and is made again", extra={"queue": self.queue_id})
+            self._give_up(batch)
+            return
         self._batch = None
         self._ready.extend(self._starter.finish(batch))
         self._ready_count, self._ready_ms = len(self._ready), monotonic_ms()
@@ -298,22 +303,24 @@ class Consumer:
         with self._owner:
             if self._worker.is_closed:
                 return
-            self._release_all(timeout / 2)
-            self._heart.stop()
-            failure = self._verdicts.close(max(0.0, deadline_s - time.monotonic()))
-            self._worker.is_closed = True
-            process_gate.leave(self._worker.leases)
-            self._worker.writer.close()
-            self._reader.close()
+            try:
+                self._release_all(timeout / 2)
+                self._heart.stop()
+                failure = self._verdicts.close(max(0.0, deadline_s - time.monotonic()))
+            finally:
+                self._worker.is_closed = True
+                process_gate.leave(self._worker.leases)
+                self._worker.writer.close()
+                self._reader.close()
         if failure is not None:
             raise failure
 
     def _release_all(self, timeout_s: float) -> None:
         """R8: RELEASE of what is STARTed and committed; the rest runs out."""
-        batch = self._batch
+        deadline_s = time.monotonic() + timeout_s
         try:
-            if batch is not None:
-                self._finish(batch, timeout_s)
+            while self._batch is not None and time.monotonic() < deadline_s:
+                self._finish(self._batch, deadline_s - time.monotonic())
             if self._batch is not None:
                 self._give_up(self._batch)
             self._verdicts.release(list(self._ready))

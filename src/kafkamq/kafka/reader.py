@@ -14,8 +14,9 @@ from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.core.intake import Intake, Polled
-from kafkamq.errors import BrokerError, DataLossError, DeadlineExceededError, KafkaMQError
+from kafkamq.errors import DataLossError
 from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.commits import Commit, Committer, is_passing
 from kafkamq.kafka.message import Message
 
 __all__ = ["Membership", "MessageReader", "group_of"]
@@ -24,6 +25,7 @@ MAX_POLL = 1000  # records of one consume() while our own messages come
 MAX_SKIP = 10_000  # while only foreign ones come
 COMMIT_INTERVAL_MS = 1000  # foreign messages are committed this often
 REQUEST_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 10.0
 _WAIT_S = 0.25  # one blocking wait; between two, errors are looked at
 _log = logging.getLogger(__name__)
 
@@ -35,16 +37,6 @@ _PASSING = frozenset(
         KafkaError._TRANSPORT,
         KafkaError._TIMED_OUT,
         KafkaError._RESOLVE,
-    }
-)
-_MEMBERSHIP = frozenset(
-    {  # a commit that failed because the group has moved on
-        KafkaError.REBALANCE_IN_PROGRESS,
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.FENCED_MEMBER_EPOCH,
-        KafkaError.STALE_MEMBER_EPOCH,
-        KafkaError._ASSIGNMENT_LOST,
     }
 )
 
@@ -90,6 +82,8 @@ class MessageReader:
         self._poll_size = MAX_POLL
         self._is_paused = False
         self._committed_ms = monotonic_ms()
+        self._committer = Committer(self._topic, queue.queue_id)
+        self._committing: dict[int, int] = {}
         self._connect()
 
     def _connect(self) -> None:
@@ -181,9 +175,11 @@ class MessageReader:
         """Make a new client after a fatal error; it reads from what is committed."""
         self._intake.revoked(list(self._intake.partitions()))
         self._unplaced.clear()
+        self._committer.give_up()
         old = self._consumer
         self._connect()
-        old.close()
+        self._committer.finish(lambda: _leave(old), CLOSE_TIMEOUT_S)
+        self._committer = Committer(self._topic, self._queue.queue_id)
 
     # Positions.
 
@@ -201,22 +197,22 @@ class MessageReader:
                     TopicPartition(self._topic, found.partition), timeout=REQUEST_TIMEOUT_S
                 )
                 position = self._unplaced[found.partition]
+                start = position if position >= 0 else found.offset
                 if found.offset < 0:  # nothing committed: the log's start, and commit that first
-                    self._consumer.commit(
-                        offsets=[TopicPartition(self._topic, found.partition, low)],
-                        asynchronous=False,
-                    )
+                    start = low
+                    if not self._commit_now({found.partition: low}):
+                        return
                     self._intake.placed(found.partition, low)
-                else:
-                    position = position if position >= 0 else found.offset
-                    self._report_loss(found.partition, position, low, high)
+                elif not low <= start <= high:  # else a former owner has committed meanwhile
+                    self._report_loss(found.partition, start, low, high)
+                    start = low
                     self._intake.skipped_to(found.partition, low)
-                self._read_from(found.partition, low)
+                self._read_from(found.partition, start)
                 self._unplaced.pop(found.partition, None)
         except KafkaException as error:
             inner = kafka_error(error)
             wrapped = broker_error(error, f"finding where to read {self._topic}")
-            if inner.code() not in _MEMBERSHIP and not _is_passing(wrapped):
+            if not is_passing(wrapped, inner.code()):
                 raise wrapped from error
             # The group moves on, or a broker is not ready. What is not revoked stays ours without
             # being assigned again (cooperative), and Kafka does not ask twice for its position: the
@@ -224,6 +220,15 @@ class MessageReader:
             _log.info(
                 "where to read is not known yet", extra={"topic": self._topic, "code": inner.name()}
             )
+
+    def _commit_now(self, offsets: dict[int, int]) -> bool:
+        """Commit and wait, bounded; False: ask again later."""
+        if self._committer.is_pending:  # a batch's, which comes first
+            return False
+        self._committer.begin(self._consumer, offsets)
+        done = self._committer.wait(REQUEST_TIMEOUT_S) is Commit.DONE
+        self._committer.give_up()
+        return done
 
     def _report_loss(self, partition: int, position: int, low: int, high: int) -> None:
         where = f"{self._topic}[{partition}] of queue {self._queue.queue_id!r}"
@@ -277,32 +282,24 @@ class MessageReader:
 
     # Commits.
 
-    def commit(self) -> bool:
-        """Commit up to the last STARTs (R5), foreign messages along; waits, bounded.
-
-        Returns:
-            False: The group has moved on; nothing that was polled may be handed out.
+    def commit(self, timeout_s: float) -> Commit:
+        """Commit up to the last STARTs (R5), foreign messages along; call again while pending.
 
         Raises:
-            BrokerError, DeadlineExceededError: It failed.
+            BrokerError: It failed, and would fail again.
         """
-        offsets = self._intake.committable()
-        if not offsets:
-            return True
-        try:
-            results = self._consumer.commit(
-                offsets=[TopicPartition(self._topic, p, o) for p, o in offsets.items()],
-                asynchronous=False,
-            )
-            for result in results or ():
-                if result.error is not None:
-                    raise KafkaException(result.error)
-        except KafkaException as error:
-            if kafka_error(error).code() in _MEMBERSHIP:
-                return False
-            raise broker_error(error, f"committing offsets of {self._topic}") from error
-        self._committed(offsets)
-        return True
+        if not self._committer.is_pending:
+            offsets = self._intake.committable()
+            if not offsets:
+                return Commit.DONE
+            self._committing = offsets
+            self._committer.begin(self._consumer, offsets)
+        outcome = self._committer.wait(min(timeout_s, _WAIT_S))
+        if outcome is Commit.DONE:
+            self._committed(self._committing)
+        elif outcome is Commit.PENDING and timeout_s > 0:
+            self.tend()  # the group may wait for us
+        return outcome
 
     def _committed(self, offsets: dict[int, int]) -> None:
         self._intake.committed(offsets)
@@ -311,7 +308,7 @@ class MessageReader:
     def _commit_skipped(self) -> None:
         """Foreign messages: by count, and by time when nothing else commits."""
         skipped = self._intake.uncommitted_count
-        if not skipped:
+        if not skipped or self._committer.is_pending:
             return
         is_due = monotonic_ms() - self._committed_ms >= COMMIT_INTERVAL_MS
         if skipped < self._queue.max_messages_per_commit and not is_due:
@@ -364,21 +361,28 @@ class MessageReader:
         self._member.lost(numbers)
 
     def close(self) -> None:
-        """Leave the group."""
-        self._consumer.close()
+        """Leave the group; what Kafka keeps waiting ends behind us."""
+        consumer = self._consumer
+        if not self._committer.finish(lambda: _leave(consumer), CLOSE_TIMEOUT_S):
+            _log.warning(
+                "leaving the group takes long and goes on", extra={"queue": self._queue.queue_id}
+            )
 
 
-def _is_passing(error: KafkaMQError) -> bool:
-    """Whether the same call may succeed later."""
-    if isinstance(error, BrokerError):
-        return error.is_retriable
-    return isinstance(error, DeadlineExceededError)
+def _leave(consumer: KafkaConsumer) -> None:
+    # Without it, librdkafka (2.16) closes a member that has no partitions without a word to the
+    # group, which then waits for it until its session times out.
+    consumer.unsubscribe()
+    consumer.close()
 
 
 def _settings(config: ServiceConfig, queue: QueueConfig) -> dict[str, object]:
-    proposals: dict[str, object] = {"socket.timeout.ms": 10_000}  # bounds a commit
+    proposals: dict[str, object] = {"socket.timeout.ms": 10_000}
     if config.kafka.get("group.protocol") != "consumer":  # there the broker assigns
         proposals["partition.assignment.strategy"] = "cooperative-sticky"
+        # A worker that was killed is missed after 10 s, not 45; others are noticed within 1 s.
+        proposals["session.timeout.ms"] = 10_000
+        proposals["heartbeat.interval.ms"] = 1000
     return consumer_settings(config, group_id=group_of(config, queue.queue_id), **proposals)
 
 

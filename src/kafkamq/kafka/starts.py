@@ -34,6 +34,7 @@ class Batch:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.starts: list[bytes] = []  # beside them; emptied when they are written
+        self.is_started = False  # every START is in the log
 
     def partitions(self) -> set[int]:
         """Of the messages topic."""
@@ -178,6 +179,7 @@ class Starter:
                 writer.renew()
             raise broker_error(error, f"writing STARTs to {writer.topic}")
         self._intake.started()
+        batch.is_started = True
         return True
 
     def finish(self, batch: Batch) -> list[Message]:

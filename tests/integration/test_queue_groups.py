@@ -1,0 +1,240 @@
+"""Consumer groups: rebalances, classic and of Kafka 4, and positions that are not in the log."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from tests.integration.queue_logs import (
+    ends,
+    make_service,
+    markers,
+    receive_all,
+    tracked,
+    wait_until,
+)
+
+from kafkamq.errors import DataLossError
+from kafkamq.kafka import Consumer, Message, Service
+from kafkamq.types import MarkerType, Outcome
+
+
+@pytest.fixture
+def service(bootstrap: str, namespace: str) -> Iterator[Service]:
+    with make_service(bootstrap, namespace) as service:
+        yield service
+
+
+def send(service: Service, queue_id: str, *payloads: bytes) -> None:
+    producer = service.queue(queue_id).producer()
+    for delivery in [producer.send(payload) for payload in payloads]:
+        delivery.result(30)
+
+
+PROTOCOLS = {
+    "cooperative": {},
+    "eager": {"partition_assignment_strategy": "range"},
+    "kafka-4": {"group_protocol": "consumer"},
+}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_workers_come_and_go_while_messages_flow(
+    bootstrap: str, namespace: str, protocol: str
+) -> None:
+    """Nothing is lost, and no copy is made of what was acked in time."""
+    with make_service(bootstrap, namespace, partitions=4, **PROTOCOLS[protocol]) as service:
+        queue = service.queue("a", redelivery_timeout=20)
+        total = 2000
+        done: Counter[bytes | None] = Counter()
+        lock = threading.Lock()
+        stop = threading.Event()
+        failures: list[BaseException] = []
+
+        def work(rounds: int) -> None:
+            try:
+                for _ in range(rounds):
+                    consumer = queue.consumer()
+                    until_s = time.monotonic() + (1e9 if rounds == 1 else 1.5)
+                    while not stop.is_set() and time.monotonic() < until_s:
+                        for message in consumer.receive_many(30, 0.1):
+                            with lock:
+                                done[message.payload] += 1
+                            message.ack()
+                    consumer.flush()
+                    consumer.close()
+            except BaseException as error:  # noqa: BLE001 - the test raises it
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(rounds,)) for rounds in (1, 3, 3)]
+        for thread in threads:
+            thread.start()
+        producer = queue.producer()
+        for number in range(total):
+            producer.send(b"%d" % number)
+            if number % 50 == 0:
+                time.sleep(0.05)
+        producer.flush()
+        deadline_s = time.monotonic() + 60
+        while len(done) < total and time.monotonic() < deadline_s and not failures:
+            time.sleep(0.05)
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+        assert not failures
+        assert len(done) == total
+        assert set(done.values()) == {1}
+        assert len(set(ends(service.config, Outcome.ACK))) == total
+
+
+def test_held_messages_keep_their_leases_when_partitions_move(service: Service) -> None:
+    """Their KEEPALIVEs and ENDs still count, whoever owns the partition now (R7, R8)."""
+    with tracked(service.config):
+        send(service, "a", *(b"%d" % number for number in range(20)))
+        queue = service.queue("a", redelivery_timeout=0.8)
+        first = queue.consumer()
+        messages = receive_all(first, 20)
+        second = queue.consumer()
+        wait_until(lambda: _owned(first) == 1 and _owned(second) == 1)
+        time.sleep(1.6)
+        for message in messages:
+            message.ack()
+        first.flush()
+        assert second.receive(1.5) is None
+    assert not ends(service.config, Outcome.REDELIVERED)
+
+
+def _owned(consumer: Consumer, got: list[Message] | None = None) -> int:
+    """Partitions that it owns now; what it received on the way goes into ``got``."""
+    messages = consumer.receive_many(10, 0.05)
+    assert got is not None or not messages
+    if got is not None:
+        got += messages
+    return len(consumer._reader._consumer.assignment())
+
+
+def test_a_busy_worker_does_not_hold_up_the_group(service: Service) -> None:
+    """Its heart polls for it, so that another one gets its share at once."""
+    send(service, "a", b"x")
+    queue = service.queue("a")
+    busy = queue.consumer()
+    (message,) = receive_all(busy, 1)  # and now it works, and does not receive
+    other = queue.consumer()
+    wait_until(lambda: _owned(other) == 1, timeout_s=20)
+    send(service, "a", *[b"y"] * 40)
+    assert receive_all(other, 1)
+    message.ack(wait=True)
+    rest = receive_all(busy, 1)  # what was paused goes on
+    assert rest[0].payload == b"y"
+
+
+def test_messages_polled_for_a_lost_partition_are_not_started(service: Service) -> None:
+    send(service, "a", *(b"%d" % number for number in range(100)))
+    queue = service.queue("a")
+    first = queue.consumer()
+    held = receive_all(first, 1)
+    wait_until(lambda: len(first._intake))
+    second = queue.consumer()
+    wait_until(lambda: _owned(second, held) == 1)
+    wait_until(lambda: len(first._reader._consumer.assignment()) == 1)
+    got = Counter(message.payload for message in held)
+    deadline_s = time.monotonic() + 30
+    while sum(got.values()) < 100 and time.monotonic() < deadline_s:
+        for consumer in (first, second):
+            for message in consumer.receive_many(10, 0.05):
+                got[message.payload] += 1
+    assert set(got.values()) == {1}
+    assert len(got) == 100
+
+
+def group(service: Service, queue_id: str) -> str:
+    return f"kafkamq.{service.config.namespace}.{queue_id}"
+
+
+def delete_before(service: Service, offsets: dict[int, int]) -> None:
+    admin = AdminClient({"bootstrap.servers": service.config.bootstrap_servers})
+    asked = [TopicPartition(service.config.message_topic, p, o) for p, o in offsets.items()]
+    for future in admin.delete_records(asked).values():
+        future.result()
+
+
+def test_a_new_queue_begins_at_the_log_s_start_and_commits_that(service: Service) -> None:
+    send(service, "other", *[b"x"] * 40)
+    delete_before(service, {0: 5, 1: 7})
+    consumer = service.queue("a").consumer()
+    assert consumer.receive(0.5) is None
+    reader = KafkaConsumer(
+        {"bootstrap.servers": service.config.bootstrap_servers, "group.id": group(service, "a")}
+    )
+    asked = [TopicPartition(service.config.message_topic, number) for number in (0, 1)]
+    wait_until(lambda: all(each.offset > 0 for each in reader.committed(asked, timeout=10)))
+    reader.close()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_deleted_messages_are_counted_and_never_skipped_in_silence(
+    bootstrap: str, namespace: str, protocol: str
+) -> None:
+    """Hole of `auto.offset.reset=earliest`: a position that retention has passed."""
+    with make_service(bootstrap, namespace, partitions=1, **PROTOCOLS[protocol]) as service:
+        queue = service.queue("a")
+        send(service, "a", *(b"%d" % number for number in range(30)))
+        consumer = queue.consumer()
+        for message in receive_all(consumer, 10):
+            message.ack()
+        consumer.close()
+        delete_before(service, {0: 25})
+        late = queue.consumer()
+        for _ in range(2):  # it does not go away by itself
+            with pytest.raises(DataLossError, match="15 messages") as raised:
+                receive_all(late, 1)
+            assert "on_data_loss" in str(raised.value)
+        late.close()
+        willing = service.queue("a", on_data_loss="skip").consumer()
+        messages = receive_all(willing, 5)
+        assert [message.payload for message in messages] == [b"25", b"26", b"27", b"28", b"29"]
+        for message in messages:
+            message.ack()
+        willing.flush()
+
+
+def test_a_position_beyond_the_log_is_an_error(service: Service) -> None:
+    send(service, "a", b"x")
+    reader = KafkaConsumer(
+        {"bootstrap.servers": service.config.bootstrap_servers, "group.id": group(service, "a")}
+    )
+    reader.commit(
+        offsets=[TopicPartition(service.config.message_topic, n, 500) for n in (0, 1)],
+        asynchronous=False,
+    )
+    reader.close()
+    with service.queue("a").consumer() as consumer:
+        with pytest.raises(DataLossError, match="beyond the log's end"):
+            receive_all(consumer, 1)
+    willing = service.queue("a", on_data_loss="skip").consumer()
+    assert receive_all(willing, 1)[0].payload == b"x"
+
+
+def test_what_was_polled_too_long_ago_is_fetched_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R5: no START for what was polled more than 20 s ago."""
+    send(service, "a", *(b"%d" % number for number in range(50)))
+    consumer = service.queue("a").consumer()
+    got: list[Message] = receive_all(consumer, 1)
+    wait_until(lambda: len(consumer._intake) or got.extend(receive_all(consumer, 1)))
+    polled = {id(message) for message in consumer._intake._queue}
+    monkeypatch.setattr("kafkamq.core.intake.MAX_AGE_MS", -1)
+    consumer.receive(0)
+    monkeypatch.undo()
+    assert not polled & {id(message) for message in consumer._intake._queue}
+    got += receive_all(consumer, 50 - len(got))
+    assert Counter(message.payload for message in got) == Counter(b"%d" % n for n in range(50))
+    started = [r.marker for r in markers(service.config) if r.marker.type is MarkerType.START]
+    assert len(started) == 50
