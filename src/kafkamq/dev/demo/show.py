@@ -103,13 +103,14 @@ class Show:
     def verdict(self, verdict: Verdict) -> None:
         """The table of the verdict, and one line that says it."""
         table = Table(title="What the logs say", title_justify="left")
-        for name in _COLUMNS:
-            table.add_column(name.replace("_", " "), justify="left" if name == "queue" else "right")
+        for name, title in _COLUMNS.items():
+            table.add_column(title, justify="left" if name == "queue" else "right")
         for row in verdict.queues:
             table.add_row(*_cells(row, row.queue))
         table.add_section()
         table.add_row(*_cells(verdict.total, "all"), style="bold")
         self._console.print(table)
+        self._console.print(Text(_LEGEND, "dim"))
         if verdict.is_ok:
             self._console.print(
                 Text("ok", "bold green")
@@ -123,22 +124,28 @@ class Show:
             self._console.print(Text("failed", "bold red") + Text(f": {failure}"), soft_wrap=True)
 
 
-_COLUMNS = (
-    "queue",
-    "sent",
-    "acked",
-    "redelivered",
-    "dead_lettered",
-    "lost",
-    "duplicated",
-    "late_p50_s",
-    "late_p99_s",
+_COLUMNS = {
+    "queue": "queue",
+    "sent": "sent",
+    "acked": "acked",
+    "redelivered": "redelivered",
+    "dead_lettered": "dead letters",
+    "lost": "lost",
+    "duplicated": "done twice",
+    "late_p50_s": "late p50",
+    "late_p99_s": "late p99",
+}
+
+
+_LEGEND = (
+    "late: from the end of a lease, a back-off or a delay until the copy is in its log. "
+    "done twice: a handler had finished when its worker was killed, its ACK was not in the log yet."
 )
 
 
 def _cells(row: QueueResult, name: str) -> list[str]:
     cells = [name]
-    for column in _COLUMNS[1:]:
+    for column in list(_COLUMNS)[1:]:
         value = getattr(row, column)
         if value is None:
             cells.append("-")
