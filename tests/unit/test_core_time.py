@@ -6,6 +6,7 @@ import pytest
 from tests.unit.core_fold import START_MS, Fold, T
 
 from kafkamq.core.clock import NO_TIMESTAMP, LogClock
+from kafkamq.core.delivery import DueCause
 from kafkamq.types import Outcome
 
 
@@ -207,7 +208,7 @@ def test_r03_never_once_max_lease_has_passed() -> None:
     fold = Fold()
     fold.start(START_MS, max_lease=5000)
     fold.tick(START_MS + 5001)
-    assert fold.state() == "due"
+    assert fold.settle().cause is DueCause.MAX_LEASE
 
 
 def test_r03_grace_does_not_reach_beyond_max_lease() -> None:
