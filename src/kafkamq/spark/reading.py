@@ -25,6 +25,7 @@ __all__ = ["LogRange", "LogReader", "Record", "log_reader", "shared_out"]
 _LOG_BEGIN = -2  # ListOffsets' names for the ends of a log
 _LOG_END = -1
 _CHUNK_RECORDS = 8192
+_RETRY_S = 0.1
 _STALL_S = 60.0  # without a record or an end of the log: give up
 
 
@@ -96,9 +97,22 @@ class LogReader:
     def _offsets(
         self, topic: str, partitions: Sequence[int], which: int, timeout_s: float
     ) -> dict[int, int]:
+        """Asked again while the cluster says so: leaders move, and new topics have none yet."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self._offsets_once(topic, partitions, which, timeout_s)
+            except BrokerError as error:
+                if not error.is_retriable or time.monotonic() > deadline_s:
+                    raise
+            time.sleep(_RETRY_S)
+
+    def _offsets_once(
+        self, topic: str, partitions: Sequence[int], which: int, timeout_s: float
+    ) -> dict[int, int]:
         if not partitions:
             return {}
-        doing = f"asking for offsets of {topic}"
+        doing = f"asking for offsets of {topic} at {self._servers}"
         try:
             answers = self._consumer.offsets_for_times(
                 [TopicPartition(topic, partition, which) for partition in partitions],
@@ -106,10 +120,10 @@ class LogReader:
             )
         except KafkaException as error:
             self._watch.check(doing)
-            raise broker_error(error, f"{doing} at {self._servers}") from error
+            raise broker_error(error, doing) from error
         for answer in answers:
             if answer.error is not None:
-                raise broker_error(answer.error, f"{doing}[{answer.partition}]")
+                raise broker_error(answer.error, f"{doing}, partition {answer.partition},")
         return {answer.partition: answer.offset for answer in answers}
 
     def read(self, wanted: LogRange) -> Iterator[list[Record]]:

@@ -28,6 +28,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.spark.batches import current_batch
 from kafkamq.spark.checkpoint import CheckpointNote, read_note, write_note
+from kafkamq.spark.grouping import group_key
 from kafkamq.spark.reading import log_reader
 from kafkamq.spark.session import activate
 from kafkamq.types import Headers
@@ -150,7 +151,9 @@ def _with_slots(frame: DataFrame, slots: int) -> DataFrame:
     parts = [fn.col("topic"), fn.col("partition"), fn.col("key"), fn.col("value")]
     rows = rows.withColumn("_identity", fn.xxhash64(*parts, fn.to_json(fn.col("headers"))))
     rows = rows.withColumn("_slot", fn.pmod(fn.col("_identity"), fn.lit(slots)).cast("int"))
-    return rows.repartition(slots, "_slot").sortWithinPartitions("_slot")
+    # One slot, one task: by keys that Spark's hash sends where we want them (grouping.py).
+    keys = fn.array(*(fn.lit(group_key("slot", slot, slots)) for slot in range(slots)))
+    return rows.repartition(slots, fn.element_at(keys, fn.col("_slot") + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,22 +201,21 @@ class _SinkWriter(DataSourceStreamArrowWriter):
         self._settings = settings
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a worker: the rows of some slots, one slot after the other."""
+        """In a worker: the rows of a slot; of several, where Spark placed them together."""
         batch = current_batch()
         done = _Written(0, 0)
-        slot: _Slot | None = None
+        slots: dict[int, _Slot] = {}
         try:
             for rows in iterator:
                 for row in rows.to_pylist():
-                    if slot is None or slot.number != row["_slot"]:
-                        if slot is not None:
-                            slot.commit(done)
-                        slot = _Slot(self._settings, row["_slot"], batch)
-                    slot.add(row)
-            if slot is not None:
+                    number = row["_slot"]
+                    if number not in slots:
+                        slots[number] = _Slot(self._settings, number, batch)
+                    slots[number].add(row)
+            for slot in slots.values():
                 slot.commit(done)
         finally:
-            if slot is not None:
+            for slot in slots.values():
                 slot.close()
         return done
 

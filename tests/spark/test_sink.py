@@ -1,0 +1,248 @@
+"""The exactly-once sink: batches that are repeated are not written again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from tests.integration.tracker_logs import read_topic, wait_until
+from tests.spark.test_source import produce
+
+from kafkamq.clients.topics import create_topics
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError, StateError
+from kafkamq.spark.batches import BATCH_ID
+from kafkamq.spark.query import query_failure
+from kafkamq.spark.sink import write_stream
+from kafkamq.spark.source import register_source
+from kafkamq.wire.partitions import key_partition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+PATIENCE_S = 120.0
+
+
+@pytest.fixture
+def config(bootstrap: str, namespace: str) -> ServiceConfig:
+    config = ServiceConfig(bootstrap_servers=bootstrap, namespace=namespace)
+    create_topics(config, partitions=2, marker_partitions=1)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    topics = [NewTopic(f"{namespace}.{name}", 2, 1) for name in ("in", "out")]
+    for created in admin.create_topics(topics).values():
+        created.result(30)
+    return config
+
+
+def source(spark: SparkSession, config: ServiceConfig, *, limit: int = 100_000) -> DataFrame:
+    name = register_source(spark, config)
+    return (
+        spark.readStream.format(name)
+        .option("topic", f"{config.namespace}.in")
+        .option("maxRowsPerTrigger", limit)
+        .load()
+    )
+
+
+def run(frame: DataFrame, config: ServiceConfig, checkpoint: str, **options: object) -> None:
+    """Write what there is, then end."""
+    query = write_stream(
+        frame, config, topic=f"{config.namespace}.out", checkpoint=checkpoint,
+        available_now=True, **options,  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert query.awaitTermination(PATIENCE_S)
+
+
+def written(config: ServiceConfig) -> Counter[bytes | None]:
+    return Counter(
+        message.value() for message in read_topic(config.bootstrap_servers, _out(config))
+    )
+
+
+def _out(config: ServiceConfig) -> str:
+    return f"{config.namespace}.out"
+
+
+def expected(count: int) -> Counter[bytes | None]:
+    return Counter(b"%d" % number for number in range(count))
+
+
+def test_the_batch_is_a_property_of_the_task(
+    spark: SparkSession, config: ServiceConfig, checkpoint: str
+) -> None:
+    """Internal to Spark, and what exactly-once rests on: pinned here."""
+    produce(config.bootstrap_servers, f"{config.namespace}.in", 30)
+    seen: set[tuple[int, int]] = set()
+
+    def look(frames):  # type: ignore[no-untyped-def]
+        import pandas as pd
+        from pyspark import TaskContext
+
+        for _ in frames:
+            context = TaskContext.get()
+            assert context is not None
+            batch = int(context.getLocalProperty(BATCH_ID))
+            yield pd.DataFrame([(batch,)], columns=["batch"])
+
+    def take(frame: DataFrame, batch: int) -> None:
+        seen.update((batch, row.batch) for row in frame.collect())
+
+    query = (
+        source(spark, config, limit=10).mapInPandas(look, "batch INT")
+        .writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True).start()
+    )  # fmt: skip
+    assert query.awaitTermination(PATIENCE_S)
+    assert seen == {(0, 0), (1, 1), (2, 2)}
+
+
+def test_rows_keep_key_headers_and_partition(
+    spark: SparkSession, config: ServiceConfig, checkpoint: str
+) -> None:
+    produce(config.bootstrap_servers, f"{config.namespace}.in", 40)
+    frame = source(spark, config).selectExpr(
+        "key",
+        "value",
+        "array(named_struct('key', 'n', 'value', value)) AS headers",
+        "IF(offset = 0, 1, NULL) AS partition",
+    )
+    run(frame, config, checkpoint)
+    messages = read_topic(config.bootstrap_servers, _out(config))
+    assert Counter(message.value() for message in messages) == expected(40)
+    for message in messages:
+        assert message.headers() == [("n", message.value())]
+        key = message.key()
+        assert key == b"k" + (message.value() or b"")
+        usual = 1 if message.value() == b"0" else key_partition(key, 2)
+        assert message.partition() == usual
+
+
+def _repeat_last_batch(checkpoint: str) -> None:
+    """As if the driver had died before it noted the end of the last batch."""
+    commits = Path(checkpoint, "commits")
+    numbers = [int(path.name) for path in commits.iterdir() if path.name.isdigit()]
+    (commits / str(max(numbers))).unlink()
+
+
+def test_a_repeated_batch_is_skipped(
+    spark: SparkSession, config: ServiceConfig, checkpoint: str
+) -> None:
+    topic = f"{config.namespace}.in"
+    produce(config.bootstrap_servers, topic, 300)
+    run(source(spark, config, limit=100).select("key", "value"), config, checkpoint)
+    assert written(config) == expected(300)
+    _repeat_last_batch(checkpoint)
+    produce(config.bootstrap_servers, topic, 50, first=300)
+    run(source(spark, config, limit=100).select("key", "value"), config, checkpoint)
+    assert written(config) == expected(350)
+
+
+def test_a_changed_batch_is_not_taken_for_the_old_one(
+    spark: SparkSession, config: ServiceConfig, checkpoint: str
+) -> None:
+    produce(config.bootstrap_servers, f"{config.namespace}.in", 50)
+    run(source(spark, config).select("key", "value"), config, checkpoint)
+    _repeat_last_batch(checkpoint)
+    frame = source(spark, config).selectExpr("key", "value").where("offset <> 7")
+    with pytest.raises(Exception, match="checkpoint older than its ledger") as caught:
+        run(frame.select("key", "value"), config, checkpoint)
+    assert isinstance(query_failure(caught.value), StateError)
+    assert written(config) == expected(50)
+
+
+def test_an_older_checkpoint_is_refused(
+    spark: SparkSession, config: ServiceConfig, checkpoint: str
+) -> None:
+    produce(config.bootstrap_servers, f"{config.namespace}.in", 300)
+    run(source(spark, config, limit=100).select("key", "value"), config, checkpoint)
+    for folder in ("offsets", "commits"):
+        for number in (1, 2):
+            Path(checkpoint, folder, str(number)).unlink(missing_ok=True)
+    with pytest.raises(Exception, match="checkpoint older than its ledger"):
+        run(source(spark, config, limit=100).select("key", "value"), config, checkpoint)
+    assert written(config) == expected(300)
+
+
+def test_slots_are_fixed_with_the_checkpoint(
+    spark: SparkSession, config: ServiceConfig, checkpoint: str
+) -> None:
+    produce(config.bootstrap_servers, f"{config.namespace}.in", 10)
+    run(source(spark, config).select("value"), config, checkpoint, slots=3)
+    with pytest.raises(ConfigError, match="was made with 3"):
+        run(source(spark, config).select("value"), config, checkpoint, slots=2)
+    assert written(config) == expected(10)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [(["key"], "needs `value`"), (["value", "offset"], "select and rename")],
+)
+def test_rows_that_cannot_be_written_are_refused(
+    spark: SparkSession, config: ServiceConfig, checkpoint: str, columns: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(source(spark, config).select(*columns), config, checkpoint)
+
+
+_PROGRAM = """
+import sys
+from kafkamq.config import ServiceConfig
+from kafkamq.spark.session import build_session
+from kafkamq.spark.sink import write_stream
+from kafkamq.spark.source import register_source
+spark = build_session(settings={"spark.sql.shuffle.partitions": "2"})
+config = ServiceConfig(bootstrap_servers=sys.argv[1], namespace=sys.argv[2])
+stream = spark.readStream.format(register_source(spark, config))
+rows = stream.option("topic", sys.argv[2] + ".in").option("maxRowsPerTrigger", 500).load()
+write_stream(rows.select("key", "value"), config, topic=sys.argv[2] + ".out",
+             checkpoint=sys.argv[3], trigger_s=0.0, slots=2).awaitTermination()
+"""
+
+
+@pytest.mark.timeout(500)
+def test_a_writer_that_is_killed_neither_loses_nor_repeats(
+    spark: SparkSession, config: ServiceConfig, checkpoint: str
+) -> None:
+    count = 15_000
+    produce(config.bootstrap_servers, f"{config.namespace}.in", count)
+    arguments = [config.bootstrap_servers, config.namespace, checkpoint]
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    for goal in (1500, 4000):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *arguments], env=path, start_new_session=True
+        )
+        try:
+            wait_until(_reached(config, goal, process), timeout_s=PATIENCE_S)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(30)
+        assert sum(written(config).values()) < count, "the kill came too late to show anything"
+    run(source(spark, config).select("key", "value"), config, checkpoint)
+    assert written(config) == expected(count)
+
+
+def _reached(
+    config: ServiceConfig, goal: int, process: subprocess.Popen[bytes]
+) -> Callable[[], bool]:
+    def is_reached() -> bool:
+        assert process.poll() is None, "the writer ended by itself"
+        return sum(written(config).values()) >= goal
+
+    return is_reached
+
+
+@pytest.fixture(autouse=True)
+def _no_query_left(spark: SparkSession) -> Iterator[None]:
+    yield
+    for query in spark.streams.active:
+        query.stop()
