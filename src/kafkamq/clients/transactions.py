@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -16,6 +17,7 @@ from kafkamq.clients.errors import (
     broker_error,
     kafka_error,
 )
+from kafkamq.clients.guard import CallAbandonedError, CallGuard
 from kafkamq.clients.settings import connect, transactional_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, StateError
@@ -28,6 +30,7 @@ Record: TypeAlias = tuple[str, int, "bytes | None", "bytes | None", Headers]
 
 _SLICE_S = 0.5  # one blocking call; between two of them errors of the connection are looked at
 _CLOSE_S = 5.0
+_OVERDUE_S = 12.0  # a call of one slice that has not returned by then never will
 
 
 class TransactionalProducer:
@@ -48,6 +51,7 @@ class TransactionalProducer:
         self._config = config
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._producer: Producer | None = None
+        self._guard = CallGuard()
         self._is_ready = False  # initialised, and neither fenced nor broken since
         self._in_transaction = False
 
@@ -166,6 +170,7 @@ class TransactionalProducer:
         """End the client; an open transaction is aborted (bounded). Idempotent."""
         self.abort(timeout_s=_CLOSE_S)
         self._discard()
+        self._guard.close()
 
     def _ready(self) -> Producer:
         if self._producer is None or not self._is_ready:
@@ -196,10 +201,15 @@ class TransactionalProducer:
         deadline_s = time.monotonic() + timeout_s
         while True:
             left_s = deadline_s - time.monotonic()
+            slice_s = max(0.01, min(_SLICE_S, left_s))
             try:
-                call(max(0.01, min(_SLICE_S, left_s)))
+                self._guard.run(partial(call, slice_s), timeout_s=_OVERDUE_S, client=self._producer)
                 self._watch.forget()
                 return
+            except CallAbandonedError as error:
+                self._producer = None  # the guard keeps it
+                self._is_ready = self._in_transaction = False
+                raise BrokerError(f"{doing}: {error}", code="HANGS", is_retriable=True) from None
             except KafkaException as error:
                 inner = kafka_error(error)
                 resumable = inner.retriable() and not inner.txn_requires_abort()

@@ -1,0 +1,89 @@
+"""Calls into librdkafka that must end, even where librdkafka forgets their timeout.
+
+``rd_kafka_send_offsets_to_transaction`` can block for ever when a group's coordinator has left the
+cluster's metadata for a moment, as every restart of a broker does (librdkafka issues 5456, 5511).
+So such calls run in a thread of their own, and who waits for them has a bound. A call that is
+overdue is abandoned together with its client, which can neither be used nor ended any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+__all__ = ["CallAbandonedError", "CallGuard", "abandoned_calls"]
+
+_log = logging.getLogger(__name__)
+_abandoned: list[object] = []  # ending a client that a thread is inside of would hang, or crash
+
+
+class CallAbandonedError(Exception):
+    """The call did not return; its client must not be touched again."""
+
+
+def abandoned_calls() -> int:
+    """Clients that this process had to give up."""
+    return len(_abandoned)
+
+
+class CallGuard:
+    """Runs one client's calls one after the other in a daemon thread; one owner thread."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, call: Callable[[], object], *, timeout_s: float, client: object) -> None:
+        """Run ``call`` and raise what it raises.
+
+        Args:
+            call: What to run.
+            timeout_s: Bound; the call's own timeout should be well below.
+            client: Kept for ever if the call does not return.
+
+        Raises:
+            CallAbandonedError: It did not return in time. The guard is as new.
+        """
+        if self._thread is None:
+            self._calls = SimpleQueue()
+            self._thread = threading.Thread(
+                target=_serve, args=(self._calls,), name="kafkamq-calls", daemon=True
+            )
+            self._thread.start()
+        returned = threading.Event()
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001 - raised by the owner
+                failures.append(error)
+            returned.set()
+
+        self._calls.put(run)
+        if not returned.wait(timeout_s):
+            self._thread = None
+            _abandoned.append(client)
+            _log.warning(
+                "a call into librdkafka did not return; its client is abandoned",
+                extra={"timeout_s": timeout_s, "abandoned": len(_abandoned)},
+            )
+            raise CallAbandonedError(f"librdkafka did not return within {timeout_s:g} s")
+        if failures:
+            raise failures[0]
+
+    def close(self) -> None:
+        """End the thread, once it is idle; idempotent."""
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread = None
+
+
+def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    while True:
+        call = calls.get()
+        if call is None:
+            return
+        call()

@@ -1,0 +1,45 @@
+"""Calls that must end: what they raise comes through, and one that hangs is given up."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kafkamq.clients.guard import CallAbandonedError, CallGuard, abandoned_calls
+
+
+def test_calls_run_one_after_the_other_in_the_same_other_thread() -> None:
+    guard = CallGuard()
+    threads: list[int] = []
+    for _ in range(3):
+        guard.run(lambda: threads.append(threading.get_ident()), timeout_s=5, client=None)
+    assert len(set(threads)) == 1
+    assert threads[0] != threading.get_ident()
+    guard.close()
+    guard.close()
+
+
+def test_what_a_call_raises_is_raised() -> None:
+    guard = CallGuard()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        guard.run(fail, timeout_s=5, client=None)
+    guard.run(lambda: None, timeout_s=5, client=None)  # and the guard is still good
+    guard.close()
+
+
+def test_a_call_that_hangs_is_given_up_and_the_guard_goes_on() -> None:
+    guard = CallGuard()
+    hanging, before = threading.Event(), abandoned_calls()
+    with pytest.raises(CallAbandonedError):
+        guard.run(hanging.wait, timeout_s=0.05, client=object())
+    assert abandoned_calls() == before + 1
+    done: list[int] = []
+    guard.run(lambda: done.append(1), timeout_s=5, client=None)
+    assert done == [1]
+    hanging.set()
+    guard.close()
