@@ -66,8 +66,8 @@ def copy_tree(target: Path) -> None:
 
 def run_tests(root: Path, tests: Sequence[str]) -> int:
     """Exit code of pytest; -1 when it took too long."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    command += ["-m", "not faults", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--noconftest"]
+    command += ["-p", "no:cacheprovider", "-m", "not faults", *tests]
     environment = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(

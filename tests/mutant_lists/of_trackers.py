@@ -265,10 +265,18 @@ OF_TRACKERS = [
     ),
     Mutant(
         "R21",
-        "an empty record is taken for a START",
+        "an unknown type passes as a TICK",
         "wire/markers.py",
-        '    if not data:\n        raise WireError("the record is empty")\n',
-        "    data = data or b''\n",
+        '    raise WireError(f"unknown marker type {kind}")\n',
+        "    return Marker(_TICK)\n",
+        ("tests/wire/test_markers.py",),
+    ),
+    Mutant(
+        "R21",
+        "a negative offset passes",
+        "wire/markers.py",
+        "    if partition < 0 or offset < 0 or leader_epoch < 0:\n",
+        "    if partition < 0 or leader_epoch < 0:\n",
         ("tests/wire/test_markers.py",),
     ),
 ]
