@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kafkamq.core.claims import Claim, ClaimLog
 from kafkamq.types import MarshalRecord, MarshalType
 
@@ -9,8 +11,8 @@ GROUP, TOPIC = "gr", "test1"
 
 
 class ClaimFold:
-    def __init__(self, rules: str = "safe", **options: float | None) -> None:
-        self.log = ClaimLog(rules, **options)  # type: ignore[arg-type]
+    def __init__(self, rules: str = "safe", **options: Any) -> None:
+        self.log = ClaimLog(rules, **options)
         self.offset = 0
 
     def record(
@@ -50,17 +52,17 @@ class ClaimFold:
         self.offset += 1
         return at
 
-    def beat(self, at_s: float, who: str = "a", offset: int = 0, **more: int) -> int:
-        return self.record(MarshalType.HEARTBEAT, at_s, who, offset=offset, **more)  # type: ignore[arg-type]
+    def beat(self, at_s: float, who: str = "a", offset: int = 0, **more: Any) -> int:
+        return self.record(MarshalType.HEARTBEAT, at_s, who, offset=offset, **more)
 
-    def claims(self, at_s: float, who: str = "a", **more: int) -> int:
-        return self.record(MarshalType.CLAIMING_PARTITION, at_s, who, **more)  # type: ignore[arg-type]
+    def claims(self, at_s: float, who: str = "a", **more: Any) -> int:
+        return self.record(MarshalType.CLAIMING_PARTITION, at_s, who, **more)
 
-    def release(self, at_s: float, who: str = "a", offset: int = 0, **more: int) -> int:
-        return self.record(MarshalType.RELEASING_PARTITION, at_s, who, offset=offset, **more)  # type: ignore[arg-type]
+    def release(self, at_s: float, who: str = "a", offset: int = 0, **more: Any) -> int:
+        return self.record(MarshalType.RELEASING_PARTITION, at_s, who, offset=offset, **more)
 
-    def intend(self, at_s: float, who: str = "a", offset: int = 0, **more: int) -> int:
-        return self.record(MarshalType.CLAIMING_MESSAGES, at_s, who, offset=offset, **more)  # type: ignore[arg-type]
+    def intend(self, at_s: float, who: str = "a", offset: int = 0, **more: Any) -> int:
+        return self.record(MarshalType.CLAIMING_MESSAGES, at_s, who, offset=offset, **more)
 
     def pause(self, at_s: float, until_s: int, *, group: str = GROUP) -> int:
         return self.record(
