@@ -181,6 +181,8 @@ def test_totals_are_of_all_queues(rows: Rows) -> None:
 def test_what_no_log_shows_is_a_failure_too() -> None:
     empty = Verdict.from_rows([])
     assert empty.as_json()["verdict"] == "failed"
+    broken = Verdict(total=empty.total, queues=(), errors=("no Java",)).as_json()
+    assert (broken["verdict"], broken["failures"], broken["sent"]) == ("failed", ["no Java"], 0)
     row = {"queue": "", "sent": 9, "acked": 9}
     assert Verdict.from_rows([row], sent_confirmed=9).is_ok
     assert not Verdict.from_rows([row], sent_confirmed=10).is_ok

@@ -20,10 +20,20 @@ from kafkamq.cli.payloads import Line, read_lines
 from kafkamq.cli.settings import parse_properties
 from kafkamq.dev.artifacts import DEFAULT_VERSION
 from kafkamq.dev.broker import LocalKafka
-from kafkamq.dev.demo import DemoOptions, Kind, Planned, check_input, from_input, synthetic
+from kafkamq.dev.demo import (
+    DemoOptions,
+    Kind,
+    Planned,
+    QueueResult,
+    Verdict,
+    check_input,
+    from_input,
+    synthetic,
+)
 from kafkamq.dev.demo.show import Show
 from kafkamq.dev.environment import cache_dir_from, java_from
-from kafkamq.errors import ConfigError
+from kafkamq.dev.errors import LocalKafkaError
+from kafkamq.errors import ConfigError, KafkaMQError
 
 __all__ = ["register"]
 
@@ -39,7 +49,7 @@ class Engine(Enum):
 
 def dev(
     kafka_version: Annotated[
-        str, typer.Option("--kafka-version", help="Of Kafka, as published.")
+        str, typer.Option("--kafka-version", "--version", help="Of Kafka, as published.")
     ] = DEFAULT_VERSION,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 0,
     data_dir: Annotated[
@@ -53,9 +63,6 @@ def dev(
     as_json: Json = False,
 ) -> None:
     """Run a local Kafka broker until Ctrl-C; the first run fetches it."""
-    stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
     with _fetching() as on_progress:
         broker = LocalKafka(
             kafka_version,
@@ -67,11 +74,14 @@ def dev(
             java=java_from(os.environ),
             on_progress=on_progress,
         ).start()
+    stopping = threading.Event()
     try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopping.set())
         _say_where(broker, as_json=as_json)
         while not stopping.wait(0.5):
             if not broker.is_running:
-                raise ConfigError(f"the broker has ended by itself; see {broker.log_path}")
+                raise LocalKafkaError(f"the broker has ended by itself; see {broker.log_path}")
     finally:
         broker.stop()
 
@@ -137,7 +147,13 @@ def demo(
         java=java_from(os.environ),
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends all, as Ctrl-C
-    verdict = run_demo(planned, options, Show(output.errors() if as_json else output.output()))
+    try:
+        verdict = run_demo(planned, options, Show(output.errors() if as_json else output.output()))
+    except KafkaMQError as error:
+        if as_json:
+            failed = Verdict(total=QueueResult(queue=""), queues=(), errors=(str(error),))
+            output.print_json(failed.as_json())
+        raise
     if as_json:
         output.print_json(verdict.as_json())
     if not verdict.is_ok:

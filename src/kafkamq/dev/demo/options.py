@@ -20,7 +20,7 @@ class DemoOptions:
     namespace: str = "demo"
     workers: int = 3
     partitions: int = 4
-    marker_partitions: int = 4
+    marker_partitions: int = 2
     redelivery_timeout: float = 3.0  # s
     slow_s: float = 4.0  # how long a slow message is handled: more than the redelivery timeout
     max_deliveries: int = 3

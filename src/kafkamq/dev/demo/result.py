@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 __all__ = ["QueueResult", "Verdict"]
@@ -43,11 +43,13 @@ class Verdict:
     sent_confirmed: int | None = None  # what the senders were told; None: nobody counted
     is_settled: bool = True  # nothing was open when the logs were read
     seconds: float = 0.0
-    notes: Sequence[str] = field(default_factory=tuple)
+    errors: Sequence[str] = ()  # what ended the demo before its verdict
 
     @property
     def failures(self) -> list[str]:
         """What is wrong, in words; empty: all is well."""
+        if self.errors:
+            return list(self.errors)
         total = self.total
         found = []
         if total.sent == 0:
