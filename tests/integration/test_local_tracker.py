@@ -163,6 +163,29 @@ def test_a_schedule_fires_once_and_a_cancelled_one_never(tracked: Logs) -> None:
     assert headers == [{"kafkamq-id": b"n", "h": b"v"}]
 
 
+def test_a_long_schedule_is_carried_and_still_fires_once(bootstrap: str, namespace: str) -> None:
+    """R19: it is appended again whenever a quarter of the markers' retention has passed."""
+    logs = Logs(bootstrap, namespace, marker_retention_ms=6000, max_lease_ms=1000)
+    config = TrackerConfig(max_lease_ms=1000, position_interval_ms=200)
+    with LocalTracker(logs.config, config).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live)
+        first = logs.schedule(5000)
+        cancelled = logs.schedule(5000)
+        wait_until(lambda: sum(marker.carried_forward for _, marker in logs.markers()) >= 4)
+        logs.end_schedule(cancelled)  # by the place of its first record
+        wait_until(lambda: logs.ends(Outcome.REDELIVERED) == [first])
+    carried = [marker for _, marker in logs.markers() if marker.carried_forward]
+    assert {marker.message_id for marker in carried} == {first, cancelled}
+    assert all(marker.value == b"later" for marker in carried)
+    (fired,) = [message.timestamp()[1] for message in logs.read(logs.config.message_topic)]
+    (sent,) = [
+        m.timestamp()[1]
+        for m, _ in logs.markers()
+        if m.offset() == first.offset and m.partition() == first.partition
+    ]
+    assert fired - sent > 5000
+
+
 def test_payload_by_reference(tracked: Logs) -> None:
     (id_,) = tracked.send(value=b"large" * 100)
     tracked.start(id_, timeout_ms=300, value=None, by_reference=True)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from confluent_kafka import Consumer
+from confluent_kafka.admin import AdminClient, NewPartitions
 from tests.integration.tracker_logs import Logs, wait_until
 
 from kafkamq.clients.ledger import Ledger, LedgerKey, claim, read_positions
@@ -152,6 +153,23 @@ def test_a_repeated_batch_goes_on_behind_what_is_done(logs: Logs) -> None:
     for opened in (first, second):
         opened.close()
     settler.close()
+
+
+def test_partitions_that_are_added_are_tracked(bootstrap: str, namespace: str) -> None:
+    soon = {"topic.metadata.refresh.interval.ms": "500"}
+    logs = Logs(bootstrap, namespace, marker_partitions=PARTITIONS, kafka=soon)
+    with LocalTracker(logs.config, FAST).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live)
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        topic = logs.config.marker_topic
+        admin.create_partitions([NewPartitions(topic, PARTITIONS + 2)])[topic].result(10)
+        logs.marker_partitions = PARTITIONS + 2
+        wait_until(lambda: PARTITIONS + 1 in tracker.assigned and tracker.is_live)
+        ids = [MessageId(0, number * CHUNK) for number in range(20)]
+        assert {logs.place(id_) for id_ in ids} > {PARTITIONS, PARTITIONS + 1}
+        logs.start(*ids, timeout_ms=500)
+        wait_until(lambda: set(logs.ends(Outcome.REDELIVERED)) == set(ids))
+    assert len(logs.copies()) == len(ids)
 
 
 def test_a_former_member_of_the_group_cannot_settle(logs: Logs, bootstrap: str) -> None:

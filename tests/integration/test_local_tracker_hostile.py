@@ -75,7 +75,8 @@ def test_records_that_are_no_markers_are_set_aside_and_passed(tracked: Logs) -> 
 
 def test_a_newer_version_stops_the_tracker(logs: Logs) -> None:
     tracker = LocalTracker(logs.config, FAST)
-    with pytest.raises(UnsupportedVersionError, match="upgrade") as caught, tracker.in_thread():  # noqa: PT012
+    stops = pytest.raises(UnsupportedVersionError, match="upgrade")
+    with stops as caught, tracker.in_thread():
         wait_until(lambda: tracker.is_live)
         offset = logs.raw_marker(1, b"\x08\x01" + encode_end(MessageId(0, 1), Outcome.ACK))
         wait_until(lambda: tracker.is_over)

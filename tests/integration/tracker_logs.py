@@ -61,12 +61,21 @@ class Logs:
     namespace: str
     marker_partitions: int = 2
     partitions: int = 2
+    marker_retention_ms: int = 7 * 86_400_000
+    max_lease_ms: int = 43_200_000
+    kafka: dict[str, str] = field(default_factory=dict)
     config: ServiceConfig = field(init=False)
 
     def __post_init__(self) -> None:
-        self.config = ServiceConfig(bootstrap_servers=self.bootstrap, namespace=self.namespace)
+        self.config = ServiceConfig(
+            bootstrap_servers=self.bootstrap, namespace=self.namespace, kafka=self.kafka
+        )
         create_topics(
-            self.config, partitions=self.partitions, marker_partitions=self.marker_partitions
+            self.config,
+            partitions=self.partitions,
+            marker_partitions=self.marker_partitions,
+            marker_retention_ms=self.marker_retention_ms,
+            max_lease_ms=self.max_lease_ms,
         )
         self._producer = Producer({"bootstrap.servers": self.bootstrap, "acks": "all"})
         self.sent: dict[MessageId, int] = {}  # broker timestamps of the messages

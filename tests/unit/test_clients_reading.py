@@ -24,7 +24,8 @@ def play(wanted: list[int], log: list[int], end: int) -> list[tuple[int, bool]]:
     result = []
     for at in log:
         if scan.remains:
-            result += [(offset, found is not None) for offset, found in scan.take(Record(at))]  # type: ignore[arg-type]
+            answers = scan.take(Record(at))  # type: ignore[arg-type]
+            result += [(offset, found is not None) for offset, found in answers]
     result += [(offset, found is not None) for offset, found in scan.pass_to(end)]
     return result
 

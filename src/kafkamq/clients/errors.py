@@ -97,6 +97,7 @@ _RETRIABLE = frozenset(
         KafkaError.UNSTABLE_OFFSET_COMMIT,
         KafkaError.REBALANCE_IN_PROGRESS,
         KafkaError.NETWORK_EXCEPTION,
+        KafkaError._NOENT,  # no leader is known (yet): a partition that was just added
         KafkaError.FENCED_LEADER_EPOCH,  # the client has not heard of the election yet
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.OFFSET_NOT_AVAILABLE,

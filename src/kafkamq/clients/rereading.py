@@ -12,14 +12,14 @@ from kafkamq.clients.admin import Admin, TopicInfo
 from kafkamq.clients.reader import RecordReader
 from kafkamq.config import ServiceConfig
 from kafkamq.core.delivery import Carry, Settle
-from kafkamq.errors import BrokerError, DeadlineExceededError, WireError
+from kafkamq.errors import DeadlineExceededError, WireError
 from kafkamq.types import Marker, MessageId
 from kafkamq.wire.markers import decode_marker
 
 __all__ = ["Found", "Rereader"]
 
 _WINDOW = 5000  # rows whose reasons are held at once
-_REFRESH_S = 60.0  # partitions may be added, and limits changed, at any time
+_FRESH_S = 1.0
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Rereader:
         self._messages = RecordReader(config, config.message_topic)
         self._admin: Admin | None = None
         self._topics: dict[str, TopicInfo] = {}
-        self._topics_until_s = 0.0  # monotonic
+        self._topics_s = 0.0  # monotonic: when they were asked for
 
     def close(self) -> None:
         """Close the clients; idempotent."""
@@ -53,23 +53,28 @@ class Rereader:
             self._admin.close()
             self._admin = None
 
-    def topic(self, name: str, *, timeout_s: float = 10.0) -> TopicInfo:
-        """What the messages or dead-letter topic is; at most a minute old.
+    def topic(self, name: str, *, timeout_s: float = 10.0, max_age_s: float = 60.0) -> TopicInfo:
+        """What the messages or dead-letter topic is; partitions may be added at any time.
+
+        Args:
+            name: Of one of the two.
+            timeout_s: Bound of the question.
+            max_age_s: How old the answer may be; in an outage it may be older.
 
         Raises:
             BrokerError: It does not exist.
         """
         now_s = time.monotonic()
-        if now_s >= self._topics_until_s:
+        if not self._topics or now_s - self._topics_s >= max_age_s:
             if self._admin is None:
                 self._admin = Admin(self._config, timeout_s=timeout_s)
             names = (self._config.message_topic, self._config.dead_letter_topic)
             try:
                 self._topics = {name: self._admin.require_topic(name) for name in names}
-            except (BrokerError, DeadlineExceededError):
-                if not self._topics:  # what was known a minute ago will do in an outage
+            except DeadlineExceededError:
+                if not self._topics:
                     raise
-            self._topics_until_s = now_s + _REFRESH_S
+            self._topics_s = now_s
         return self._topics[name]
 
     def rows(
@@ -127,10 +132,11 @@ class Rereader:
 
     def _payload(self, message_id: MessageId, start: Marker, deadline_s: float) -> Message | None:
         """The message of a START by reference, if it still is the same one (R13, R18)."""
-        topic = self.topic(self._config.message_topic)
-        if message_id.partition >= topic.partitions:
-            return None
-        if message_id.topic_id and topic.topic_id and message_id.topic_id != topic.topic_id:
+        name = self._config.message_topic
+        # Never refused on the word of an old answer: the partition may be a new one.
+        if not _is_of(message_id, self.topic(name)) and not _is_of(
+            message_id, self.topic(name, max_age_s=_FRESH_S)
+        ):
             return None
         message = self._messages.read(
             message_id.partition, message_id.offset, timeout_s=_left_s(deadline_s)
@@ -144,6 +150,13 @@ class Rereader:
         if start.message_timestamp_ms and message.timestamp()[1] != start.message_timestamp_ms:
             return None
         return message
+
+
+def _is_of(message_id: MessageId, topic: TopicInfo) -> bool:
+    """Whether the message can be in this topic: its partition exists, and it was not made anew."""
+    if message_id.partition >= topic.partitions:
+        return False
+    return not (message_id.topic_id and topic.topic_id) or message_id.topic_id == topic.topic_id
 
 
 def _decoded(message: Message | None) -> Marker | None:

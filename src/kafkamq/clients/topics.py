@@ -83,13 +83,11 @@ def create_topics(
         ConfigError: An argument, or a topic that exists already, cannot work.
         BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
     """
-    for name, value in (
-        ("partitions", partitions),
-        ("marker_partitions", marker_partitions),
-        ("ledger_partitions", ledger_partitions),
-    ):
-        if value < 1:
-            raise ConfigError(f"{name} is {value}: it must be >= 1")
+    _require_positive(
+        partitions=partitions,
+        marker_partitions=marker_partitions,
+        ledger_partitions=ledger_partitions,
+    )
     if replication_factor == 0 or replication_factor < -1:
         raise ConfigError(f"replication_factor is {replication_factor}: -1, or >= 1")
     if -1 < marker_retention_ms < 2 * max_lease_ms:
@@ -101,38 +99,51 @@ def create_topics(
         replicas = replication_factor
         if replicas < 0:
             replicas = int(admin.cluster().settings.get("default.replication.factor", "1"))
-        common = {
-            "unclean.leader.election.enable": "false",
-            "min.insync.replicas": "2" if replicas >= 3 else "1",
-            "retention.bytes": "-1",
-            "cleanup.policy": "delete",
-        }
-        log = {**common, "message.timestamp.type": "LogAppendTime"}
-        large = {"max.message.bytes": str(max_message_bytes + HEADROOM_BYTES)}
-        state = {**common, "cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)}
+        messages, markers, letters, state, quarantine = _settings(
+            replicas, message_retention_ms, marker_retention_ms, max_message_bytes
+        )
         wanted = [
-            (
-                config.message_topic,
-                partitions,
-                {
-                    **log,
-                    "retention.ms": str(message_retention_ms),
-                    "max.message.bytes": str(max_message_bytes),
-                },
-            ),
-            (
-                config.marker_topic,
-                marker_partitions,
-                {**log, **large, "retention.ms": str(marker_retention_ms)},
-            ),
-            (config.dead_letter_topic, partitions, {**log, **large, "retention.ms": "-1"}),
+            (config.message_topic, partitions, messages),
+            (config.marker_topic, marker_partitions, markers),
+            (config.dead_letter_topic, partitions, letters),
             (config.tracker_topic, 1, state),
             (config.ledger_topic, ledger_partitions, state),
-            (config.quarantine_topic, 1, {**log, **large, "retention.ms": str(30 * _DAY_MS)}),
+            (config.quarantine_topic, 1, quarantine),
         ]
         created = _create(admin, wanted, replication_factor)
         _refuse(_findings(admin, config, max_lease_ms))
         return created
+
+
+def _require_positive(**counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise ConfigError(f"{name} is {value}: it must be >= 1")
+
+
+def _settings(
+    replicas: int, message_retention_ms: int, marker_retention_ms: int, max_message_bytes: int
+) -> tuple[dict[str, str], ...]:
+    """Of messages, markers, dead letters, the compacted topics, and the quarantine."""
+    common = {
+        "unclean.leader.election.enable": "false",
+        "min.insync.replicas": "2" if replicas >= 3 else "1",
+        "retention.bytes": "-1",
+        "cleanup.policy": "delete",
+    }
+    log = {**common, "message.timestamp.type": "LogAppendTime"}
+    large = {**log, "max.message.bytes": str(max_message_bytes + HEADROOM_BYTES)}
+    return (
+        {
+            **log,
+            "retention.ms": str(message_retention_ms),
+            "max.message.bytes": str(max_message_bytes),
+        },
+        {**large, "retention.ms": str(marker_retention_ms)},
+        {**large, "retention.ms": "-1"},
+        {**common, "cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)},
+        {**large, "retention.ms": str(30 * _DAY_MS)},
+    )
 
 
 def _create(

@@ -19,6 +19,7 @@ from kafkamq.errors import DataLossError
 __all__ = ["MarkerReader", "tracker_group"]
 
 _BATCH = 5000
+_NEW_PARTITIONS_MS = 30_000  # partitions that were added are found so soon
 _SESSION_MS = 6_000  # a killed replica's partitions wait so long for their next owner
 
 
@@ -50,7 +51,12 @@ class MarkerReader:
         self._doing = f"reading {self._topic}"
         self._reading: set[int] = set()
         settings = consumer_settings(
-            config, group_id=tracker_group(config), **{"session.timeout.ms": _SESSION_MS}
+            config,
+            group_id=tracker_group(config),
+            **{
+                "session.timeout.ms": _SESSION_MS,
+                "topic.metadata.refresh.interval.ms": _NEW_PARTITIONS_MS,
+            },
         )
         if settings.get("group.protocol") == "consumer":
             settings.pop("session.timeout.ms")  # the broker's, with that protocol
@@ -129,14 +135,32 @@ class MarkerReader:
         error = None if message is None else message.error()
         if error is None or message is None:
             return
-        ours = broker_error(error, f"{self._doing}[{message.partition()}]")
+        number = message.partition()
+        ours = broker_error(error, f"{self._doing}[{number}]")
         if isinstance(ours, DataLossError):
-            if message.partition() in self._reading:
-                raise ours
+            if number in self._reading and number is not None:
+                raise self._data_loss(number, message.offset(), ours)
             return  # of the member, which reads nothing
         if error.fatal():
             raise ours
         # Everything else librdkafka repeats by itself; credentials are found by the watch.
+
+    def _data_loss(self, number: int, wanted: int | None, cause: DataLossError) -> DataLossError:
+        """Say how many records are gone, if the broker still tells."""
+        try:
+            first, _ = self._reader.get_watermark_offsets(
+                TopicPartition(self._topic, number), timeout=5.0
+            )
+        except KafkaException:
+            return cause
+        if wanted is None or not 0 <= wanted < first:
+            return cause
+        return DataLossError(
+            f"{self._topic}[{number}]: up to {first - wanted} records were deleted before they "
+            f"were read ({wanted} to {first - 1}), and messages may be lost; the retention is too "
+            "short for this tracker",
+            code=cause.code,
+        )
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if partitions:

@@ -34,7 +34,7 @@ class PartitionStarter:
         self._config = config
         self._takeover = tracker.takeover
         self._admin = Admin(config)
-        self._keys = [LedgerKey.of_markers(config, number) for number in range(partitions)]
+        self._partitions = partitions
         self._lock = threading.Lock()
         self._epoch = 0  # of this process; 0: it has not started any partition yet
 
@@ -57,11 +57,13 @@ class PartitionStarter:
         """
         if old is not None:
             old.close()
+        with self._lock:
+            self._partitions = max(self._partitions, number + 1)  # partitions may be added
         epoch = self._choose(number)
         if not epoch:
             return None
         ledger = Ledger(
-            self._config, self._keys[number], engine=ENGINE, epoch=epoch, admin=self._admin
+            self._config, self._key(number), engine=ENGINE, epoch=epoch, admin=self._admin
         )
         try:
             ledger.fence()
@@ -113,7 +115,11 @@ class PartitionStarter:
         return 1 if newest is None else newest.epoch + 1
 
     def _positions(self) -> list[Position]:
-        return list(read_ledgers(self._admin, self._keys, stable=False).values())
+        keys = [self._key(number) for number in range(self._partitions)]
+        return list(read_ledgers(self._admin, keys, stable=False).values())
+
+    def _key(self, number: int) -> LedgerKey:
+        return LedgerKey.of_markers(self._config, number)
 
     def _checked_position(self, number: int, last: Position | None) -> int:
         """Where to read from; never jumps (R23)."""
@@ -126,7 +132,7 @@ class PartitionStarter:
             time.sleep(0.2)
             first, end = self._admin.log_bounds(topic, [number])[number]
         reset = (
-            f"to go on without them, delete the group {self._keys[number].transactional_id} "
+            f"to go on without them, delete the group {self._key(number).transactional_id} "
             "while no tracker runs"
         )
         if last.position < first:

@@ -158,8 +158,8 @@ class LocalTracker:
         finally:
             stop.set()
             thread.join(2 * _CLOSE_S + _SETTLE_S)
-        if failures:
-            raise failures[0]
+            if failures:  # also when the block failed, which then is but a consequence
+                raise failures[0]
         if thread.is_alive():
             raise DeadlineExceededError("the tracker's thread did not end; it is abandoned")
 
