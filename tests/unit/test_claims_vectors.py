@@ -105,8 +105,8 @@ def test_future_heartbeat_is_claimed_and_why_that_is_safe() -> None:
 
 
 def test_with_go_clients_in_the_group_a_claim_needs_both_rules() -> None:
-    """What the safe rules free earlier than the Go client does is not claimed: its clock is slow,
-    so that by its rules the owner is still heard; and the other way round.
+    """An owner whose clock is ahead counts longer for the Go client than for the safe rules, one
+    whose clock is behind shorter: neither rule alone keeps away from what the other one holds.
     """
     for sender_s, peer, safe in ((1060, False, True), (940, True, False)):
         told = {rules: ClaimFold(rules) for rules in ("peer", "safe")}
