@@ -28,6 +28,7 @@ from tests.integration.queue_logs import (
 from kafkamq.config import Backoff
 from kafkamq.errors import BrokerError, ConfigError, StateError
 from kafkamq.kafka import Message, Service
+from kafkamq.kafka.commits import Commit
 from kafkamq.types import MarkerType, Outcome
 
 T = 0.6
@@ -208,11 +209,11 @@ def test_25_a_failed_commit_is_sought_back(service: Service) -> None:
     commit = consumer._reader.commit
     failures = iter([BrokerError("injected", code="_TRANSPORT", is_retriable=True)])
 
-    def fail_once() -> bool:
+    def fail_once(timeout_s: float) -> Commit:
         failure = next(failures, None)
         if failure is not None:
             raise failure
-        return commit()
+        return commit(timeout_s)
 
     consumer._reader.commit = fail_once  # type: ignore[method-assign]
     with pytest.raises(BrokerError, match="injected"):

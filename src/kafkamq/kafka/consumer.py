@@ -209,7 +209,7 @@ class Consumer:
             return
         try:
             self._batch = self._starter.begin(min(wanted, room))
-        except KafkaMQError:
+        except BaseException:  # an interrupted plan too: nothing that was taken may be forgotten
             self._reader.seek_back()
             raise
         if self._batch is None:  # R6: others first
@@ -221,7 +221,7 @@ class Consumer:
             if not batch.is_started and not self._starter.wait(batch, timeout_s):
                 return
             outcome = self._reader.commit(max(0.0, timeout_s - (time.monotonic() - began_s)))
-        except KafkaMQError:
+        except BaseException:
             self._give_up(batch)
             raise
         if outcome is Commit.PENDING:

@@ -53,7 +53,7 @@ class Heart:
             self._beat()
 
     def _beat(self) -> None:
-        for step in (self._serve, self._renew, self._verdicts.tell, self._tend_all):
+        for step in (self._serve, self._renew, self._verdicts.tell_soon, self._tend_all):
             if self._stopped:
                 return
             try:

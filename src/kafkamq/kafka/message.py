@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from datetime import timedelta
 from types import TracebackType
@@ -22,7 +23,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Message"]
 
+_log = logging.getLogger(__name__)
+
 UNREPORTED = -2  # log time of an END without a delivery report; -1: Kafka gave none
+
+
+def _headers_of(record: Record) -> Headers:
+    try:
+        # confluent_kafka's type allows what may be produced; what is consumed are such pairs.
+        return cast("Headers", tuple(record.headers() or ()))
+    except UnicodeDecodeError:  # names that are no text: it must not stop the queue
+        _log.warning(
+            "headers of a message cannot be read",
+            extra={
+                "topic": record.topic(),
+                "partition": record.partition(),
+                "offset": record.offset(),
+            },
+        )
+        return ()
 
 
 class Message:
@@ -51,8 +70,7 @@ class Message:
         """Made by ``Consumer`` alone, when the record was polled; ``hold`` completes it."""
         self._verdicts = verdicts
         self._record = record
-        # confluent_kafka's type allows what may be produced; what is consumed are such pairs.
-        self._headers = headers = cast("Headers", tuple(record.headers() or ()))
+        self._headers = headers = _headers_of(record)
         self._read: MessageHeaders | None = None
         self._count = 1
         self._expiry_ms = 0

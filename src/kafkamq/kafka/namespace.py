@@ -104,18 +104,20 @@ class Namespace:
         return facts
 
     def refresh_if_old(self) -> None:
-        """Ask again when the facts are old; a failure leaves them as they are."""
+        """Ask again when the facts are old, without waiting for the answer."""
         if self._facts is None or time.monotonic() - self._asked_s < MAX_AGE_S:
             return
-        if not self._lock.acquire(blocking=False):
-            return
+        self._asked_s = time.monotonic()
+        threading.Thread(target=self._refresh, name="kafkamq-topics", daemon=True).start()
+
+    def _refresh(self) -> None:
+        """A failure leaves the facts as they are."""
         try:
-            self._facts = self._ask()
+            facts = self._ask()
         except KafkaMQError as error:
-            self._asked_s = time.monotonic()
-            _log.warning("topics could not be described again", extra={"error": str(error)})
-        finally:
-            self._lock.release()
+            _log.warning("topics could not be described again", extra={"said": str(error)})
+        else:
+            self._facts = facts
 
     def _ask(self) -> NamespaceFacts:
         names = (self.config.message_topic, self.config.marker_topic, self.config.dead_letter_topic)

@@ -51,6 +51,6 @@ class Queue:
 
         Args:
             on_lease_lost: Called with a message whose lease ended while it was handed out, or
-                whose verdict came too late; by the consumer's own thread, so keep it short.
+                whose verdict came too late; by a thread of the consumer's, one call at a time.
         """
         return self._service._consumer(self._config, on_lease_lost)

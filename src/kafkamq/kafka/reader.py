@@ -108,8 +108,6 @@ class MessageReader:
         """
         self.watch.check(f"reading {self._topic}")
         self._resume()
-        if self._unplaced:
-            self._place()
         size = max(1, min(self._poll_size, max(wanted, MAX_POLL // 10)))
         if self._poll_size > MAX_POLL:
             size = self._poll_size
@@ -125,6 +123,8 @@ class MessageReader:
             return
         if records:
             self._take(records, polled_ms)
+        if self._unplaced:
+            self._place()
         self._commit_skipped()
 
     def _take(self, records: Sequence[Record], polled_ms: int) -> None:
@@ -160,8 +160,6 @@ class MessageReader:
                 self._unplaced[record.partition() or 0] = -1 if offset is None else offset
             else:
                 self._event(error)
-        if self._unplaced:
-            self._place()
 
     def _event(self, error: KafkaError) -> None:
         self.watch.check(f"reading {self._topic}")
@@ -273,8 +271,8 @@ class MessageReader:
         for partition, offset in self._intake.rewind(partitions).items():
             try:
                 self._consumer.seek(TopicPartition(self._topic, partition, offset))
-            except KafkaException as error:  # noqa: PERF203 - one partition may be gone
-                self._intake.revoked([partition])
+            except KafkaException as error:  # noqa: PERF203 - it is gone, or stands still
+                self._unplaced[partition] = offset
                 _log.info(
                     "a partition could not be sought",
                     extra={"partition": partition, "code": kafka_error(error).name()},
@@ -336,7 +334,7 @@ class MessageReader:
         records = self._consumer.consume(1, 0)
         if records:  # of a partition that was assigned just now
             self._take(records, monotonic_ms())
-        self._commit_skipped()
+        self._commit_skipped()  # asynchronous: nothing here may wait
 
     def _pause_all(self) -> None:
         assignment = self._consumer.assignment()

@@ -15,7 +15,6 @@ from kafkamq.clients.errors import broker_error
 from kafkamq.core.handout import has_expired, is_last_delivery
 from kafkamq.core.intake import Intake, Polled
 from kafkamq.core.leases import Lease, LeaseState
-from kafkamq.errors import KafkaMQError
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.gate import process_gate
 from kafkamq.kafka.message import Message
@@ -88,7 +87,7 @@ class Starter:
                     message._lease.marker_partition,
                     message._start_reported,
                 )
-        except KafkaMQError:
+        except BaseException:
             self.abandon(batch)
             raise
         finally:
@@ -119,6 +118,9 @@ class Starter:
                     if is_last:
                         break
                     head = intake.head()
+        except BaseException:
+            self.abandon(batch)
+            raise
         finally:
             alone = batch.messages[0]._lease if is_last and batch.messages else None
             process_gate.entered(leases, alone)

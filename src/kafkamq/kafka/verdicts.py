@@ -38,6 +38,7 @@ class Verdicts:
         self.queue_id = worker.queue.queue_id
         self.has_news = threading.Event()  # something to tell, or to write again
         self._handed_out: dict[Lease, Message] = {}  # only filled when somebody wants to be told
+        self._telling = threading.Lock()
         self._late: list[Message] = []  # for flush
         self._to_tell: deque[Message] = deque()
         self._failed: deque[Message] = deque()  # ENDs to write again
@@ -250,8 +251,17 @@ class Verdicts:
                 self._failed.append(message)
                 return
 
+    def tell_soon(self) -> None:
+        """``tell`` in a thread of its own: the application's code must not hold up renewals."""
+        if self._to_tell:
+            threading.Thread(target=self.tell, name="kafkamq-lease-lost", daemon=True).start()
+
     def tell(self) -> None:
-        """Call ``on_lease_lost`` for what was learned since."""
+        """Call ``on_lease_lost`` for what was learned since, one after the other."""
+        with self._telling:
+            self._tell_all()
+
+    def _tell_all(self) -> None:
         while self._to_tell:
             message = self._to_tell.popleft()
             _log.info(

@@ -1,0 +1,93 @@
+"""SIGKILL of workers under load: nothing is lost, and nothing acked in time comes back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.integration.queue_logs import (
+    MarkerRecord,
+    make_service,
+    markers,
+    read_topic,
+    tracked,
+)
+
+from kafkamq.kafka import Service
+from kafkamq.types import MarkerType, MessageId, Outcome
+
+WORKER = Path(__file__).with_name("queue_worker.py")
+TOTAL = 3000
+KILLS = 4
+
+
+def start_worker(service: Service) -> subprocess.Popen[bytes]:
+    config = service.config
+    return subprocess.Popen(
+        [sys.executable, str(WORKER), config.bootstrap_servers, config.namespace, "a", "1.5"]
+    )
+
+
+def acked(records: list[MarkerRecord]) -> dict[MessageId | None, MarkerRecord]:
+    """Messages with an ACK, and the first one of each."""
+    found: dict[MessageId | None, MarkerRecord] = {}
+    for record in records:
+        marker = record.marker
+        if marker.type is MarkerType.END and marker.outcome is Outcome.ACK:
+            found.setdefault(marker.message_id, record)
+    return found
+
+
+@pytest.mark.slow
+def test_killed_workers_lose_nothing(bootstrap: str, namespace: str) -> None:
+    with make_service(bootstrap, namespace, partitions=4) as service, tracked(service.config):
+        workers = [start_worker(service) for _ in range(3)]
+        try:
+            producer = service.queue("a").producer()
+            sent = set()
+            deliveries = []
+            for number in range(TOTAL):
+                deliveries.append(producer.send(b"%d" % number))
+                if number % (TOTAL // KILLS) == TOTAL // KILLS - 1:
+                    time.sleep(1.0)
+                    victim = workers.pop(0)
+                    victim.kill()  # SIGKILL
+                    victim.wait()
+                    workers.append(start_worker(service))
+                elif number % 20 == 0:
+                    time.sleep(0.01)
+            sent = {delivery.result(30).id for delivery in deliveries}
+            deadline_s = time.monotonic() + 90
+            while _done(service) < sent:
+                assert time.monotonic() < deadline_s, f"{len(sent - _done(service))} are missing"
+                time.sleep(0.5)
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+        records = markers(service.config)
+    first_acks = acked(records)
+    redelivered = 0
+    for record in records:  # in the order of each marker partition
+        marker = record.marker
+        if marker.type is MarkerType.END and marker.outcome is Outcome.REDELIVERED:
+            redelivered += 1
+            ack = first_acks.get(marker.message_id)
+            # An ACK before the copy's END would have ended the message: that copy has no reason.
+            assert ack is None or ack.offset > record.offset, marker.message_id
+    assert redelivered  # the kills were felt
+
+
+def _done(service: Service) -> set[str]:
+    """Ids of messages of which some copy was acked, by the logs."""
+    config = service.config
+    done = acked(markers(config))
+    places = {(each.partition, each.offset) for each in done if each is not None}
+    return {
+        dict(record.headers() or [])["kafkamq-id"].decode()
+        for record in read_topic(config.bootstrap_servers, config.message_topic)
+        if (record.partition(), record.offset()) in places
+    }
