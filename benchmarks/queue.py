@@ -19,7 +19,6 @@ sys.path[:] = [each for each in sys.path if Path(each).resolve() != Path(__file_
 import argparse
 import json
 import statistics
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -116,14 +115,24 @@ class Bench:
         topic = service.config.marker_topic
         identity = MessageId(1, 1_000_000, b"t" * 16, 1)
         start = encode_start(
-            identity, b"work", PAYLOAD, redeliver_after_ms=10_000, consumer_id="c" * 24,
-            max_deliveries=5, max_lease_ms=43_200_000,
+            identity,
+            b"work",
+            PAYLOAD,
+            redeliver_after_ms=10_000,
+            consumer_id="c" * 24,
+            max_deliveries=5,
+            max_lease_ms=43_200_000,
         )
         end = encode_end(identity, Outcome.ACK, consumer_id="c" * 24)
         consumer = self.consumer(service.config.message_topic)
         producer = KafkaProducer(
-            {"bootstrap.servers": self.servers, "enable.idempotence": True, "acks": "all",
-             "linger.ms": 1, "compression.type": "lz4"}
+            {
+                "bootstrap.servers": self.servers,
+                "enable.idempotence": True,
+                "acks": "all",
+                "linger.ms": 1,
+                "compression.type": "lz4",
+            }
         )
         handled = 0
         first = consumer.consume(1, 30.0)
@@ -176,8 +185,15 @@ class Bench:
                             handled += 1
                     consumer.flush()
                     rates.append(handled / (time.perf_counter() - begin))
-        return Row("receive + ack, one by one, 100 B", statistics.median(rates), None, None,
-                   "messages/s", None, True)
+        return Row(
+            "receive + ack, one by one, 100 B",
+            statistics.median(rates),
+            None,
+            None,
+            "messages/s",
+            None,
+            True,
+        )
 
     # Sending.
 
@@ -194,8 +210,12 @@ class Bench:
 
     def _produce(self, service: Service) -> float:
         producer = KafkaProducer(
-            {"bootstrap.servers": self.servers, "enable.idempotence": True, "linger.ms": 1,
-             "compression.type": "lz4"}
+            {
+                "bootstrap.servers": self.servers,
+                "enable.idempotence": True,
+                "linger.ms": 1,
+                "compression.type": "lz4",
+            }
         )
         headers = [("kafkamq-id", str(uuid.uuid4()).encode())]
         topic = service.config.message_topic
@@ -223,8 +243,9 @@ class Bench:
                     _wait(consumer, 1)[0].ack()
                     waits.append(time.perf_counter() - begin)
         took = statistics.median(waits)
-        return Row("first message behind 400,000 foreign ones", took, None, None, "s", 1.5,
-                   took <= 1.5)
+        return Row(
+            "first message behind 400,000 foreign ones", took, None, None, "s", 1.5, took <= 1.5
+        )
 
     # Redelivery.
 
@@ -242,8 +263,9 @@ class Bench:
                 worker._heart.stop()  # as if it had died
                 late = _lateness(self, service.config, count, timeout_s)
         p99 = late[int(len(late) * 0.99)]
-        return Row("local redelivery after its deadline, p99", p99, None, None, "s", 0.5,
-                   p99 <= 0.5)
+        return Row(
+            "local redelivery after its deadline, p99", p99, None, None, "s", 0.5, p99 <= 0.5
+        )
 
 
 def _wait(consumer: Consumer, n: int) -> list:
@@ -272,12 +294,14 @@ def _lateness(bench: Bench, config: ServiceConfig, count: int, timeout_s: float)
     return sorted(late)
 
 
-def _records(
-    bench: Bench, topic: str, partitions: int, is_done: Callable[[], bool]
-) -> Iterator:
+def _records(bench: Bench, topic: str, partitions: int, is_done: Callable[[], bool]) -> Iterator:
     consumer = KafkaConsumer(
-        {"bootstrap.servers": bench.servers, "group.id": "bench", "enable.auto.commit": False,
-         "auto.offset.reset": "earliest"}
+        {
+            "bootstrap.servers": bench.servers,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
     )
     consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
     deadline = time.monotonic() + 60
@@ -310,8 +334,13 @@ def main() -> int:
     with _broker(args.bootstrap_servers) as servers:
         bench = Bench(servers, args.messages, args.rounds)
         rows = []
-        for run in (bench.hand_out, bench.one_by_one, bench.send, bench.behind_foreign,
-                    bench.redelivery):
+        for run in (
+            bench.hand_out,
+            bench.one_by_one,
+            bench.send,
+            bench.behind_foreign,
+            bench.redelivery,
+        ):
             if args.only in run.__name__:
                 row = run()
                 rows.append(row)
@@ -326,10 +355,9 @@ def _broker(servers: str) -> Iterator[str]:
     if servers:
         yield servers
         return
-    with tempfile.TemporaryDirectory(prefix="kafkamq-bench-") as folder:
-        # No quick-start options: this broker is here to be fast, not to be up soon.
-        with LocalKafka(data_dir=f"{folder}/kafka", heap="1g", jvm_options=()) as kafka:
-            yield kafka.bootstrap_servers
+    # No quick-start options: this broker is here to be fast, not to be up soon.
+    with LocalKafka(heap="1g", jvm_options=()) as kafka:
+        yield kafka.bootstrap_servers
 
 
 def _line(row: Row) -> str:

@@ -214,9 +214,11 @@ def test_a_position_beyond_the_log_is_an_error(service: Service) -> None:
         asynchronous=False,
     )
     reader.close()
-    with service.queue("a").consumer() as consumer:
-        with pytest.raises(DataLossError, match="beyond the log's end"):
-            receive_all(consumer, 1)
+    with (
+        service.queue("a").consumer() as consumer,
+        pytest.raises(DataLossError, match="beyond the log's end"),
+    ):
+        receive_all(consumer, 1)
     willing = service.queue("a", on_data_loss="skip").consumer()
     assert receive_all(willing, 1)[0].payload == b"x"
 

@@ -83,7 +83,7 @@ def test_settings_do_not_show_what_is_in_kafka() -> None:
 
 
 def test_no_broker_says_how_to_name_one() -> None:
-    with pytest.raises(ConfigError, match="KAFKAMQ_BOOTSTRAP_SERVERS.*kafkamq dev"):
+    with pytest.raises(ConfigError, match=r"KAFKAMQ_BOOTSTRAP_SERVERS.*kafkamq dev"):
         service_config(load_settings())
 
 
@@ -105,7 +105,7 @@ def test_a_bad_file_is_named(tmp_path: Path, name: str, text: str, said: str) ->
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere.toml: cannot read it"):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: cannot read it"):
         load_settings(config=tmp_path / "nowhere.toml")
 
 

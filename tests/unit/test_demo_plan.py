@@ -9,7 +9,7 @@ import pytest
 from kafkamq.dev.demo.plan import KIND_HEADER, Kind, check_input, from_input, kind_of, synthetic
 from kafkamq.dev.demo.tally import Tally
 from kafkamq.errors import ConfigError
-from kafkamq.types import Marker, MarkerType, MessageId, OutgoingMessage, Outcome
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome, OutgoingMessage
 
 
 def test_shares_are_exact_and_follow_the_seed() -> None:

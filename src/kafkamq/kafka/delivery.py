@@ -138,5 +138,5 @@ class Delivery:
         for function in callbacks or ():
             try:
                 function(self)
-            except Exception:  # noqa: BLE001, PERF203 - the user's code must not stop delivery reports
+            except Exception:  # noqa: BLE001, PERF203 - the user's code must not stop reports
                 _log.exception("a done callback of a delivery failed")

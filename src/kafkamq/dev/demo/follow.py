@@ -110,7 +110,7 @@ class Follower:
                     continue
                 queue_id = split_key(record.key())[0].decode("utf-8", "replace")
                 if record.topic() == messages:
-                    pairs: Headers = tuple(record.headers() or ())  # type: ignore[arg-type]  # pairs
+                    pairs: Headers = tuple(record.headers() or ())  # type: ignore[arg-type]
                     is_first = read_message_headers(pairs).origin is None
                     self._tally.message(place, queue_id, is_first=is_first)
                 else:
