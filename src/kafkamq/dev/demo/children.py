@@ -123,14 +123,14 @@ class Child:
     def _end_session(self) -> None:
         """Ends what it had started itself, Spark's JVM for example, which may take a moment."""
         deadline = time.monotonic() + END_TIMEOUT_S
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             while time.monotonic() < deadline:
                 os.killpg(self._process.pid, signal.SIGTERM)
                 time.sleep(0.05)
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _kill_session(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(END_TIMEOUT_S)
 

@@ -76,6 +76,9 @@ class _Engine:
     def _start_spark(self) -> None:
         from kafkamq.spark.session import build_session, session_settings
 
+        # Spark leaves files behind when it ends with us; there they go with the demo's folder.
+        files = self._folder / "spark"
+        files.mkdir()
         usual = session_settings(master=MASTER, driver_memory=DRIVER_MEMORY)
         options = "spark.driver.extraJavaOptions"
         try:
@@ -84,7 +87,9 @@ class _Engine:
                 master=MASTER,
                 driver_memory=DRIVER_MEMORY,
                 settings={
-                    options: f"{usual[options]} {QUICK_JVM}",
+                    options: f"{usual[options]} {QUICK_JVM} -Djava.io.tmpdir={files}",
+                    "spark.local.dir": str(files),
+                    "spark.sql.warehouse.dir": str(files / "warehouse"),
                     "spark.sql.shuffle.partitions": self._shuffle_partitions,
                     "spark.sql.debug.maxToStringFields": "200",
                 },
