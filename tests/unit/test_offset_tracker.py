@@ -167,6 +167,14 @@ def test_a_map_without_holes() -> None:
     assert tracker.committable_offset() == 20
 
 
+def test_a_map_that_ends_with_a_hole() -> None:
+    """Parallel Consumer may write one, when nothing has succeeded yet."""
+    tracker = OffsetTracker(10, highest_seen=15, incompletes=(10, 15))
+    assert tracker.progress() == Progress(10, 15, (10, 15), False, 0)
+    assert list(tracker.add(range(10, 17))) == [10, 15, 16]
+    assert tracker.progress().incompletes == (10, 15)
+
+
 def test_holes_that_vanished_from_the_log() -> None:
     tracker = OffsetTracker(10, highest_seen=20, incompletes=(10, 12, 15, 20))
     assert list(tracker.add([11, 12, 13])) == [12]  # 10 was compacted away

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from tests.unit.shard_records import Sample, all_offsets, lane_with, offsets, samples, scheduler
 
@@ -120,6 +122,20 @@ def test_a_long_shard_in_many_small_runs() -> None:
     assert lane.tracker.progress().is_complete
 
 
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_long_shard_lets_go_of_what_is_done(ordering: Ordering) -> None:
+    """Or an endless hot key would keep all of its records in memory."""
+    target = scheduler(ordering, max_run=10)
+    lane = lane_with(target, ["a"] * 1_000)
+    kept = 0
+    for first in range(1_000, 21_000, 10):
+        target.add(lane, samples(["a"] * 10, first=first))
+        (run,) = target.take(0, 10)
+        kept = max(kept, len(run.shard.records))
+        target.finish([run])
+    assert kept < 2_000
+
+
 # Turns.
 
 
@@ -149,6 +165,14 @@ def test_keys_take_turns() -> None:
         served += [run.shard.key for run in runs]
         target.finish(runs)
     assert served[:5] == [b"hot", b"a", b"b", b"c", b"hot"]
+
+
+def test_records_without_an_order_take_turns_with_keys() -> None:
+    target = scheduler(null_keys=NullKeys.PARALLEL, max_run=4)
+    lane = lane_with(target, [None] * 20)
+    target.add(lane, samples(["a", "b"], first=20))
+    served = [run.shard.key for _ in range(4) for run in target.take(0, 4)]
+    assert served[:4] == [None, b"a", b"b", None]
 
 
 def test_a_poison_record_without_delay_does_not_keep_the_others_waiting() -> None:
@@ -213,6 +237,23 @@ def test_closing_a_lane_leaves_the_delays_of_others() -> None:
     assert run.lane is stays
 
 
+def test_closing_a_lane_keeps_the_delays_of_others_in_order() -> None:
+    target = scheduler()
+    keys = [f"{index}" for index in range(40)]
+    gone, stays = (lane_with(target, keys, partition) for partition in (0, 1))
+    due = random.Random(3).sample(range(1_000), 80)
+    for run, due_ms in zip(target.take(0, 80), due, strict=True):
+        target.release(run, failed=[(run.records[0], due_ms)])
+    target.close(gone)
+    expected = sorted(due[40:])
+    seen = []
+    while (due_ms := target.next_due_ms()) is not None:
+        seen.append(due_ms)
+        (run,) = target.take(due_ms, 9)
+        assert run.lane is stays
+    assert seen == expected
+
+
 def test_an_assignment_that_comes_again_has_a_higher_epoch() -> None:
     target = scheduler()
     first = lane_with(target, ["a"])
@@ -252,6 +293,31 @@ def test_records_that_are_done_are_left_out() -> None:
     assert target.add(lane, samples(["a"] * 5, first=10)) == 0
 
 
+def test_runs_of_several_lanes_are_finished_together() -> None:
+    target = scheduler()
+    first = lane_with(target, ["a", "b"], partition=0)
+    second = lane_with(target, ["a", "b", "c"], partition=1)
+    runs = target.take(0, 9)
+    target.finish([runs[4], runs[0], runs[2]])
+    assert (first.tracker.open_count, second.tracker.open_count) == (1, 1)
+    assert first.tracker.committable_offset() == 1
+    assert second.tracker.progress().incompletes == (1,)
+
+
+def test_a_key_that_comes_again_after_its_last_record_was_done() -> None:
+    for done_first in (True, False):
+        target = scheduler()
+        lane = lane_with(target, ["a"])
+        (run,) = target.take(0)
+        if done_first:
+            target.complete(lane, [0])
+        target.release(run)
+        assert not lane.serial
+        target.complete(lane, [0])
+        target.add(lane, samples(["a"], first=1))
+        assert offsets(target.take(0)) == [[1]]
+
+
 def test_a_run_is_released_once() -> None:
     target = scheduler()
     lane_with(target, ["a"])
@@ -283,6 +349,7 @@ def test_nothing_above_the_ceiling_is_handed_out(ordering: Ordering) -> None:
     assert target.take(0, 100) == []
     target.check()
     target.set_ceiling(lane, 8)
+    target.check()
     runs = target.take(0, 100)
     assert all_offsets(runs) == [7, 8]
     target.finish(runs)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import json
+import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from tests.wire.strategies import bounded
 
 from kafkamq.errors import WireError
+from kafkamq.wire.offset_forms import split_runs
 from kafkamq.wire.offsets import OffsetMap, decode, encode
 
 VECTORS = json.loads(
@@ -140,11 +143,42 @@ def test_a_map_over_int32_is_split_into_runs() -> None:
     assert decode(0, metadata) == OffsetMap(4_999_999_999, holes)
 
 
-def test_a_long_range_costs_no_more_than_its_holes() -> None:
-    holes = tuple(range(0, 10**12, 10**9))  # bits of it would take 125 GB
-    metadata = encode(0, 10**12, holes)
+def test_runs_are_split_no_more_than_they_must() -> None:
+    largest = (1 << 31) - 1
+    assert split_runs([1, largest, 0], longest=largest) == [1, largest, 0]
+    assert split_runs([1, largest + 1], longest=largest) == [1, largest, 0, 1]
+    assert split_runs([0, 3 * largest], longest=largest) == [0, *[largest, 0] * 2, largest]
+
+
+@pytest.mark.parametrize(
+    ("end", "count"),
+    [
+        (30_000_000, 60),  # bits would have to win by less than their smallest frame
+        (2_000_000_000, 4_000),  # they take 250 MB
+        (10**12, 1_000),  # they do not exist
+    ],
+)
+def test_bits_of_a_long_range_are_not_made(end: int, count: int) -> None:
+    rng = random.Random(end)
+    holes = (0, *sorted(rng.sample(range(1, end), count)))
+    if count < 100:
+        holes = tuple(range(0, end, end // count))
+    tracemalloc.start()
+    metadata = encode(0, end, holes)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     assert magic(metadata) == "p"
-    assert decode(0, metadata) == OffsetMap(10**12, holes)
+    assert peak < 2_000_000
+    assert decode(0, metadata) == OffsetMap(end, holes)
+
+
+def test_plain_bits_where_nothing_can_be_compressed() -> None:
+    for length, expected in ((32_767, "l"), (32_768, "o")):  # Java: the same
+        rng = random.Random(length)
+        holes = tuple(hole for hole in range(length) if rng.random() < 0.5)
+        metadata = encode(0, length - 1, holes)
+        assert magic(metadata) == expected
+        assert decode(0, metadata) == OffsetMap(length - 1, holes)
 
 
 @pytest.mark.parametrize(
@@ -190,4 +224,5 @@ def test_a_map_that_ends_behind_the_log_is_refused() -> None:
     with pytest.raises(WireError, match="ends at 20, the log before 20"):
         decode(10, metadata, log_end=20)
     nothing = encode(10, 9, [10])
+    assert decode(10, nothing, log_end=3) == decode(10, "", log_end=3) == OffsetMap(9, ())
     assert decode(10, nothing, log_end=10) == decode(10, "", log_end=10) == OffsetMap(9, ())

@@ -172,6 +172,20 @@ def test_frames_that_are_not_exactly_one_whole_frame(magic: str) -> None:
         refuses(metadata(magic, bad))
 
 
+def test_a_frame_that_is_cut_off_is_not_taken_for_a_shorter_map() -> None:
+    body = struct.pack(">100000i", *range(100_000))
+    good = frame(body)
+    assert decompress(good, max_bytes=len(body)) == body
+    for end in (len(good) - 1, len(good) - 3, len(good) // 2, 70_000, 0):
+        with pytest.raises(WireError, match="cut off"):
+            decompress(good[:end], max_bytes=len(body))
+    for behind in (b"\0", b"\0" * 63, b"\0" * 200, good):
+        with pytest.raises(WireError, match="after the zstd frame"):
+            decompress(good + behind, max_bytes=len(body))
+    with pytest.raises(WireError, match="more than"):
+        decompress(good, max_bytes=len(body) - 1)
+
+
 def test_frames_of_other_writers_are_read() -> None:
     """With the length of the content, a checksum, or several blocks."""
     body = struct.pack(">i", 3_000_000) + b"\xff" * 375_000 + b"\0"

@@ -140,8 +140,7 @@ class Scheduler(Generic[R]):
         if lane.delayed_count:
             self._delayed = [entry for entry in self._delayed if entry[2].lane is not lane]
             heapify(self._delayed)
-        if self._lanes.get(lane.partition) is lane:
-            del self._lanes[lane.partition]
+        del self._lanes[lane.partition]
         lane.waiting_count = lane.in_flight_count = lane.delayed_count = 0
         lane.parallel = None
         for collection in (lane.serial, lane.ready, lane.blocked, lane.failures):

@@ -52,8 +52,6 @@ def runs_of(base: int, length: int, holes: Sequence[int]) -> list[int]:
             runs.append(incomplete)
             runs.append(hole - position)
             incomplete = 1
-        else:
-            continue
         position = hole + 1
     runs.append(incomplete)
     if position < base + length:
