@@ -22,7 +22,7 @@ def broker() -> Iterator[LocalKafka]:
         yield broker
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize("kind", ["kill", "pause"])
 def test_an_outage_delays_and_neither_loses_nor_repeats(
     broker: LocalKafka, namespace: str, kind: str

@@ -248,12 +248,7 @@ class _ClientLog:
             return
         self._last[facility] = now
         # A client that cannot connect goes on trying; who waits raises. So never above WARNING.
-        _log.log(
-            min(level, logging.WARNING),
-            "librdkafka %s",
-            facility,
-            extra={"client": client, "said": text},
-        )
+        _log.log(min(level, logging.WARNING), "%s: %s", facility, text, extra={"client": client})
 
 
 Client = TypeVar("Client", Consumer, Producer, AdminClient)
