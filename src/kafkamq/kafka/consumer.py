@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from types import TracebackType
 
 from kafkamq.config import QueueConfig
@@ -28,6 +28,7 @@ from kafkamq.kafka.worker import Worker
 __all__ = ["Consumer"]
 
 IDLE_MS = 1000  # without a receive for so long, the heart looks after the group membership
+MAX_EXIT_S = 5.0  # how long the interpreter's end waits for verdicts
 _SLICE_S = 0.25
 _GATE_S = 0.02  # how often R6 is asked again
 _log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Consumer:
             namespace.config, queue, self._intake, self, lambda record: Message(verdicts, record)
         )
         process_gate.join(self._worker.leases)
+        atexit.register(self._flush_at_exit)
         self._heart = Heart(self._worker, self._verdicts, self._tend)
         self._heart.start()
 
@@ -146,26 +148,26 @@ class Consumer:
                 yield message
 
     def _receive(self, n: int, start: int, timeout: float) -> list[Message]:
-        deadline_s = time.monotonic() + timeout
-        with self._owned():
-            while True:
-                messages = self._hand_out(n)
-                if messages:
-                    return messages
-                left_s = deadline_s - time.monotonic()
-                self._step(start, max(0.0, left_s))
-                if left_s <= 0 or self._closing.is_set():
-                    return self._hand_out(n)
-
-    @contextmanager
-    def _owned(self) -> Iterator[None]:
         self._worker.check()
         with self._owner:
             self._worker.check()
             try:
-                yield
+                return self._wait_for(n, start, timeout)
             finally:
                 self._received_ms = monotonic_ms()
+
+    def _wait_for(self, n: int, start: int, timeout: float) -> list[Message]:
+        if self._ready:
+            messages = self._hand_out(n)
+            if messages:
+                return messages
+        deadline_s = time.monotonic() + timeout
+        while True:
+            left_s = deadline_s - time.monotonic()
+            self._step(start, max(0.0, left_s))
+            messages = self._hand_out(n)
+            if messages or left_s <= 0 or self._closing.is_set():
+                return messages
 
     def _hand_out(self, n: int) -> list[Message]:
         """R5's last step: not what has ended meanwhile."""
@@ -308,12 +310,18 @@ class Consumer:
                 self._heart.stop()
                 failure = self._verdicts.close(max(0.0, deadline_s - time.monotonic()))
             finally:
+                atexit.unregister(self._flush_at_exit)
                 self._worker.is_closed = True
                 process_gate.leave(self._worker.leases)
                 self._worker.writer.close()
                 self._reader.close()
         if failure is not None:
             raise failure
+
+    def _flush_at_exit(self) -> None:
+        """The process ends without ``close``: at least the verdicts given reach Kafka."""
+        if not self._worker.is_foreign and not self._worker.is_closed:
+            self._verdicts.close(MAX_EXIT_S)
 
     def _release_all(self, timeout_s: float) -> None:
         """R8: RELEASE of what is STARTed and committed; the rest runs out."""

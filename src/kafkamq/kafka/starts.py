@@ -127,7 +127,8 @@ class Starter:
         return batch
 
     def _is_last(self, polled: Polled[Message]) -> bool:
-        return is_last_delivery(polled.record.delivery_count, self._max_deliveries)
+        count = polled.record._count
+        return count > 1 and is_last_delivery(count, self._max_deliveries)
 
     def _add(
         self, batch: Batch, polled: Polled[Message], facts: NamespaceFacts, now_ms: int
