@@ -11,6 +11,7 @@ from tests.integration.tracker_logs import Logs, wait_until
 from kafkamq.config import TrackerConfig
 from kafkamq.kafka.tracker import LocalTracker
 from kafkamq.types import MarkerType, MessageId, Outcome
+from kafkamq.wire.markers import encode_keepalive
 
 FAST = TrackerConfig(position_interval_ms=200)
 
@@ -231,6 +232,22 @@ def test_a_message_that_is_held_through_a_restart_comes_back_once(logs: Logs) ->
         wait_until(lambda: tracker.is_live)
     assert logs.copied() == [(silent.partition, silent.offset)]
     assert logs.ends(Outcome.REDELIVERED) == [silent]
+
+
+def test_nothing_fires_before_all_that_a_predecessor_wrote_is_read(logs: Logs) -> None:
+    """R17: its END lies so far behind the START that they are read in different batches."""
+    (id_,) = logs.send()
+    logs.start(id_, timeout_ms=200)
+    time.sleep(0.5)  # the next record shows that the lease has ended
+    many = [encode_keepalive(None, consumer_id="nobody", redeliver_after_ms=1)] * 20_000
+    logs.markers_of([id_] * len(many), many)
+    logs.end(id_, outcome=Outcome.REDELIVERED)
+    with LocalTracker(logs.config, FAST).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live)
+        (after,) = logs.send()
+        logs.start(after, timeout_ms=200)
+        settle_down(logs, {after})
+    assert logs.copied() == [(after.partition, after.offset)]
 
 
 def test_a_quiet_namespace_gets_no_ticks(tracked: Logs) -> None:
