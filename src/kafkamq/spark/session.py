@@ -173,9 +173,11 @@ def stream_settings(tasks: int | None = None) -> dict[str, str]:
 
 
 def _worker_path() -> str:
-    """Where workers on this machine find kafkamq, whether it is installed or runs from a tree."""
+    """Where workers on this machine find kafkamq and what is beside it, installed or in a tree."""
     package_folder = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join([package_folder, *filter(None, sys.path[1:])])
+    own = (sys.prefix, sys.base_prefix)  # a worker finds these by itself
+    others = [entry for entry in sys.path if entry and not entry.startswith(own)]
+    return os.pathsep.join(dict.fromkeys([package_folder, *others]))
 
 
 def check_environment() -> dict[str, str]:

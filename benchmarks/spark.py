@@ -1,0 +1,270 @@
+"""The tracker on Spark, measured on a real broker: how much it folds, how late it fires.
+
+Run: python benchmarks/spark.py [--json] [--markers N] [--seconds N] [--master local[2]]
+
+It starts a broker of its own unless one is named. With ``--json`` the last line is one JSON list of
+rows ``{"row", "ours", "peer", "ratio", "unit", "goal", "ok"}``. What is measured is read from the
+topics: broker timestamps for lateness, and for throughput the positions that the tracker publishes
+after its first batch, so that the start of the JVM does not count.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: E402
+import sys
+from pathlib import Path
+
+# This file's folder is on the path first, where queue.py would hide the standard library's `queue`.
+sys.path[:] = [each for each in sys.path if Path(each).resolve() != Path(__file__).resolve().parent]
+
+import argparse
+import json
+import logging
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from kafkamq.clients.topics import create_topics
+from kafkamq.config import ServiceConfig
+from kafkamq.dev import LocalKafka
+from kafkamq.spark.session import build_session
+from kafkamq.spark.tracker import SparkTracker
+from kafkamq.types import MarkerType, MessageId, Outcome
+from kafkamq.wire.markers import StartEncoder, decode_marker, encode_end
+from kafkamq.wire.partitions import marker_key, marker_partition
+
+PAYLOAD = b"x" * 100
+MARKER_PARTITIONS = 4
+CHUNK = 500  # messages that a worker STARTs, then ENDs
+SILENT_EVERY = 100
+TIMEOUT_MS = 6_000
+WARM_UP = 500_000  # markers; three batches
+PATIENCE_S = 300.0
+
+
+@dataclass
+class Row:
+    """One line of the result."""
+
+    row: str
+    ours: float
+    peer: float | None
+    ratio: float | None
+    unit: str
+    goal: float | None
+    ok: bool
+
+
+class Load:
+    """Writes markers as workers do, in chunks: STARTs, then ENDs for most of them."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._producer = Producer(
+            {
+                "bootstrap.servers": config.bootstrap_servers,
+                "enable.idempotence": True,
+                "linger.ms": 5,
+                "compression.type": "lz4",
+                "queue.buffering.max.messages": 1_000_000,
+            }
+        )
+        self._start = StartEncoder(
+            redeliver_after_ms=TIMEOUT_MS, consumer_id="bench", max_deliveries=5
+        )
+        self._next = 0
+
+    def chunk(self, *, silent_every: int = 0) -> None:
+        """STARTs of one chunk of messages and their ENDs; every n-th falls silent."""
+        ids = [
+            MessageId(number % 4, number // 4) for number in range(self._next, self._next + CHUNK)
+        ]
+        self._next += CHUNK
+        for one in ids:
+            self._write(one, self._start.encode(one, b"bench", PAYLOAD))
+        for number, one in enumerate(ids):
+            if not silent_every or number % silent_every:
+                self._write(one, encode_end(one, Outcome.ACK, consumer_id="bench"))
+        self._producer.poll(0)
+
+    def _write(self, one: MessageId, value: bytes) -> None:
+        place = marker_partition(one.partition, one.offset, MARKER_PARTITIONS)
+        topic, key = self._config.marker_topic, marker_key(one.partition, one.offset)
+        try:
+            self._producer.produce(topic, value, key, place)
+        except BufferError:
+            self._producer.flush()
+            self._producer.produce(topic, value, key, place)
+
+    def flush(self) -> None:
+        """Everything is in the log."""
+        assert self._producer.flush(60) == 0, "the broker did not take the load"
+
+
+@contextmanager
+def namespace(servers: str) -> Iterator[tuple[ServiceConfig, str]]:
+    """A fresh namespace and a checkpoint folder."""
+    config = ServiceConfig(bootstrap_servers=servers, namespace=f"bench-{uuid.uuid4().hex[:8]}")
+    create_topics(config, partitions=4, marker_partitions=MARKER_PARTITIONS)
+    with tempfile.TemporaryDirectory(prefix="kafkamq-bench-") as folder:
+        yield config, f"{folder}/checkpoint"
+
+
+def measure_throughput(servers: str, markers: int, trigger_s: float) -> Row:
+    """Markers that wait in the log, folded as fast as it goes."""
+    with namespace(servers) as (config, checkpoint):
+        load = Load(config)
+        for _ in range(markers // (2 * CHUNK)):
+            load.chunk()
+        load.flush()
+        seen: list[tuple[float, int]] = []  # monotonic s, markers folded
+        with tracker(config, checkpoint, trigger_s) as running:
+            deadline_s = time.monotonic() + PATIENCE_S
+            folded = 0
+            while folded < markers:
+                assert time.monotonic() < deadline_s, f"only {folded} of {markers} were folded"
+                running.wait(0.01)
+                statuses = list(running.statuses().values())
+                now = sum(status.position for status in statuses)
+                if len(statuses) == MARKER_PARTITIONS and now > folded:
+                    folded = now
+                    seen.append((time.monotonic(), folded))
+            assert all(status.entries == 0 for status in running.statuses().values())
+    (begin_s, begin), (end_s, end) = seen[0], seen[-1]
+    rate = (end - begin) / (end_s - begin_s)
+    return Row("tracker throughput", round(rate), None, None, "markers/s", 60_000, rate >= 60_000)
+
+
+def measure_lateness(servers: str, seconds: float, rate: int, trigger_s: float) -> list[Row]:
+    """A steady load in which every hundredth message falls silent."""
+    with namespace(servers) as (config, checkpoint):
+        load = Load(config)
+        with tracker(config, checkpoint, trigger_s) as running:
+            deadline_s = time.monotonic() + PATIENCE_S
+            while sum(s.is_live for s in running.statuses().values()) < MARKER_PARTITIONS:
+                assert time.monotonic() < deadline_s, "the tracker is not live"
+                running.wait(0.1)
+            chunks = round(seconds * rate / (2 * CHUNK))
+            begin_s = time.monotonic()
+            for number in range(chunks):
+                time.sleep(max(0.0, begin_s + number * 2 * CHUNK / rate - time.monotonic()))
+                load.chunk(silent_every=SILENT_EVERY)
+            load.flush()
+            silent = chunks * (CHUNK // SILENT_EVERY)
+            while sum(s.redelivered for s in running.statuses().values()) < silent:
+                assert time.monotonic() < deadline_s + seconds, "not all were redelivered"
+                running.wait(0.1)
+        late_ms = lateness(config)
+    assert len(late_ms) == silent, f"{len(late_ms)} of {silent} were redelivered"
+    rows = []
+    for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
+        late_s = late_ms[min(len(late_ms) - 1, int(share * len(late_ms)))] / 1000
+        goal = 3.0 if name == "p99" else None
+        rows.append(
+            Row(
+                f"redelivery {name} after its deadline, at {rate} markers/s",
+                round(late_s, 3),
+                None,
+                None,
+                "s",
+                goal,
+                goal is None or late_s <= goal,
+            )
+        )
+    return rows
+
+
+def lateness(config: ServiceConfig) -> list[int]:
+    """Milliseconds from the end of each lease to the END of its redelivery, by the broker."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": config.bootstrap_servers,
+            "group.id": "bench",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.assign(
+        [TopicPartition(config.marker_topic, number, 0) for number in range(MARKER_PARTITIONS)]
+    )
+    due: dict[MessageId, int] = {}
+    late: list[int] = []
+    ended = 0
+    while ended < MARKER_PARTITIONS:
+        for message in consumer.consume(10_000, 1.0):
+            if message.error() is not None:
+                ended += 1
+                continue
+            marker, (_, stamp_ms) = decode_marker(message.value()), message.timestamp()
+            if marker.message_id is None:
+                continue
+            if marker.type is MarkerType.START:
+                due[marker.message_id] = stamp_ms + marker.redeliver_after_ms
+            elif marker.outcome is Outcome.REDELIVERED:
+                late.append(stamp_ms - due[marker.message_id])
+    consumer.close()
+    return sorted(late)
+
+
+@contextmanager
+def tracker(config: ServiceConfig, checkpoint: str, trigger_s: float) -> Iterator[SparkTracker]:
+    """A tracker in the session that the rows share."""
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.getActiveSession()
+    with SparkTracker(config, checkpoint=checkpoint, spark=spark, trigger_s=trigger_s) as running:
+        yield running
+
+
+def measure(servers: str, options: argparse.Namespace) -> list[Row]:
+    """All rows; the first query of a session is only there to warm it up."""
+    spark = build_session(app_name="kafkamq benchmark", master=options.master)
+    try:
+        measure_throughput(servers, WARM_UP, options.trigger)
+        rows = [measure_throughput(servers, options.markers, options.trigger)]
+        rows += measure_lateness(servers, options.seconds, options.rate, options.trigger)
+    finally:
+        spark.stop()
+    return rows
+
+
+def show(rows: Sequence[Row]) -> None:
+    """For people."""
+    for row in rows:
+        goal = "" if row.goal is None else f"  goal {row.goal:g}: {'ok' if row.ok else 'MISSED'}"
+        print(f"{row.row:55} {row.ours:>12,} {row.unit}{goal}")
+
+
+def main() -> int:
+    """Measure and print; 1 when a goal is missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON, last")
+    parser.add_argument("--markers", type=int, default=1_200_000, help="for the throughput")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of load for the lateness")
+    parser.add_argument("--rate", type=int, default=5_000, help="markers/s of that load")
+    parser.add_argument("--trigger", type=float, default=1.0, help="seconds between batches")
+    parser.add_argument("--master", default="local[2]", help="where Spark runs")
+    parser.add_argument("--bootstrap-servers", default="", help="a broker that is there already")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR)
+    if options.bootstrap_servers:
+        rows = measure(options.bootstrap_servers, options)
+    else:
+        with LocalKafka(heap="1g", jvm_options=()) as broker:
+            rows = measure(broker.bootstrap_servers, options)
+    show(rows)
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows]))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
