@@ -236,6 +236,9 @@ class Checker:
         must_die, reasons = False, frozenset[DeadLetterReason]()
         if life.is_explained:
             self.verdict.extra_copies += life.is_extra
+            if life.is_extra and all(map(timeline.was_remembered, (life, *life.others))):
+                text = "it had ended less than 60 s before, and no engine started since"
+                self._problem("unexplained", place, f"{at}: {life.ending.value}, but {text}")
             self.verdict.lateness_ms.append(timeline.clocks[life.end] - life.deadline_ms)
             must_die, reasons = self._reasons(timeline, life, start)
         elif not is_loss:
@@ -264,7 +267,6 @@ class Checker:
     def _most_likely(self, timeline: Timeline, life: Life, place: Place) -> Life:
         """Of the lives that explain an extra END (R12), one that what was written agrees with."""
         for one in (life, *life.others):
-            one.is_extra = True
             start = timeline.marker(one.begin)
             count = max(1, start.delivery_count)
             if one.ending is Ending.REDELIVERED:

@@ -21,6 +21,7 @@ __all__ = ["Ending", "Life", "Timeline", "Why", "read_timelines"]
 
 _BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 _MAX_GRACE_MS = 3000
+_MEMORY_MS = 60_000
 
 
 class Why(Enum):
@@ -56,9 +57,14 @@ class Life:
     why: Why | None = None  # it fell due
     due: int = -1  # the record that the clock passed its deadline with
     deadline_ms: int = -1  # by the log's clock; while it is not due, what it was last
-    is_extra: bool = False  # its START came after an END of the same message (R12)
+    after: int = -1  # the END that its START came behind (R12); -1: it is the first life
     others: list[Life] = field(default_factory=list)  # of an extra one: what else explains its end
     late_at: list[int] = field(default_factory=list)  # ACKs that came behind the deadline
+
+    @property
+    def is_extra(self) -> bool:
+        """Its START came after an END of the same message (R12)."""
+        return self.after >= 0
 
     @property
     def late_acks(self) -> int:
@@ -107,6 +113,8 @@ class Timeline:
     steps: list[int] = field(default_factory=list)
     of_message: dict[tuple[bool, MessageId], list[int]] = field(default_factory=dict)
     of_consumer: dict[str, list[int]] = field(default_factory=dict)  # KEEPALIVEs without id
+    engines: set[tuple[str, int]] = field(default_factory=set)
+    starts_of_engines: list[int] = field(default_factory=list)  # their first TICKs (R17)
     last_ms: int = -1
 
     def add(self, record: LogRecord) -> None:
@@ -134,6 +142,11 @@ class Timeline:
             self.records.append(None)
             return
         self.records.append(marker)
+        if marker.type is MarkerType.TICK:
+            engine = (marker.consumer_id, marker.engine_epoch)
+            if engine not in self.engines:
+                self.engines.add(engine)
+                self.starts_of_engines.append(at)
         if marker.type is MarkerType.KEEPALIVE and marker.message_id is None:
             self.of_consumer.setdefault(marker.consumer_id, []).append(at)
             return
@@ -154,6 +167,17 @@ class Timeline:
     def before(self, life: Life) -> int:
         """The clock before a life's END: all that the tracker can have known."""
         return self.clocks[life.end - 1] if life.end > 0 else 0
+
+    def was_remembered(self, life: Life) -> bool:
+        """Whether any tracker that was alive must have known the END before this life (R12).
+
+        It did if the START came within 60 s of log time, and no engine started in between: each
+        start shows by its TICK.
+        """
+        if self.clocks[life.begin] > self.clocks[life.after] + _MEMORY_MS:
+            return False
+        started = bisect_right(self.starts_of_engines, life.after)
+        return started == bisect_left(self.starts_of_engines, life.end)
 
     # ---- lives
 
@@ -176,7 +200,8 @@ class Timeline:
                 break
             before = [at for at in own[behind : starts[0]] if self._ends(at)]
             lives += self._stray(message_id, of_schedule, lives, before)
-            life = self._best(message_id, of_schedule, own, starts, is_extra=bool(lives))
+            after = lives[-1].end if lives else -1
+            life = self._best(message_id, of_schedule, own, starts, after)
             lives.append(life)
             if life.end < 0:
                 break
@@ -208,28 +233,27 @@ class Timeline:
         of_schedule: bool,
         own: list[int],
         starts: list[int],
-        *,
-        is_extra: bool,
+        after: int,
     ) -> Life:
         """The life that begins with the first START; after an END, any that explains the next.
 
         A tracker that was started anew between them knows only the later START (R12).
         """
-        first = self._walk(message_id, of_schedule, own, starts[0])
-        first.is_extra = is_extra
-        if not is_extra or first.ending is Ending.ACKED:
+        first = self._walk(message_id, of_schedule, own, starts[0], after)
+        if not first.is_extra or first.ending is Ending.ACKED:
             return first
-        others = [self._walk(message_id, of_schedule, own, start) for start in starts[1:]]
+        others = [self._walk(message_id, of_schedule, own, start, after) for start in starts[1:]]
         others = [one for one in others if one.is_explained and one.end == first.end]
         if others and not first.is_explained:
             first = others.pop(0)
-            first.is_extra = True
         first.others = others
         return first
 
-    def _walk(self, message_id: MessageId, of_schedule: bool, own: list[int], first: int) -> Life:
+    def _walk(
+        self, message_id: MessageId, of_schedule: bool, own: list[int], first: int, after: int
+    ) -> Life:
         """Follow a life from own[first] on to its end."""
-        life = Life(message_id, of_schedule, own[first])
+        life = Life(message_id, of_schedule, own[first], after=after)
         lease = self._begin(own[first], of_schedule)
         at = own[first]
         for next_at in (*own[first + 1 :], len(self.records)):
