@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from kafkamq import kafka as sync
 from kafkamq.config import Backoff, QueueConfig, ServiceConfig
-from kafkamq.errors import BrokerError, StateError
+from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
 from kafkamq.kafka.service import DEFAULT_BACKOFF
 from kafkamq.types import Headers, MessageId, OutgoingMessage, ScheduleToken, SentMessage
 
@@ -389,6 +389,11 @@ class Consumer:
         return self._queue.queue_id
 
     @property
+    def in_flight(self) -> int:
+        """Messages held: STARTed ahead, or handed out and without verdict."""
+        return 0 if self._sync is None else self._sync.in_flight
+
+    @property
     def is_closed(self) -> bool:
         """Whether ``close`` was called."""
         return self._closed.is_set()
@@ -413,8 +418,8 @@ class Consumer:
         while not self._closed.is_set():
             try:
                 message = await self.receive(timeout_s)
-            except BrokerError as error:
-                if not error.is_retriable:
+            except (BrokerError, DeadlineExceededError) as error:
+                if isinstance(error, BrokerError) and not error.is_retriable:
                     raise
                 _log.warning("receiving failed and goes on", extra={"said": str(error)})
                 await asyncio.sleep(_PAUSE_S)

@@ -5,18 +5,27 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewPartitions
-from tests.integration.queue_logs import make_service, markers, receive_all, set_topic
+from tests.integration.queue_logs import (
+    ends,
+    make_service,
+    markers,
+    receive_all,
+    set_topic,
+    wait_until,
+)
 
 from kafkamq.dev import LocalKafka
 from kafkamq.dev.properties import server_properties
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, StateError
 from kafkamq.kafka import Service
+from kafkamq.types import Outcome
 
 PASSWORD = "correct-horse-battery"
 
@@ -158,6 +167,40 @@ def test_a_broker_that_goes_down_loses_nothing() -> None:
         (message,) = receive_all(consumer, 1)
         assert message.payload == b"during"
         message.ack(wait=True)
+
+
+def test_an_iteration_survives_a_broker_that_crashes() -> None:
+    """Nothing is lost and nobody has to start anything again."""
+    done: list[bytes | None] = []
+    with LocalKafka() as kafka, make_service(kafka.bootstrap_servers, "crash") as service:
+        queue = service.queue("a", redelivery_timeout=60, next_message_timeout=0.2)
+        producer = queue.producer()
+        consumer = queue.consumer()
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                for message in consumer:
+                    message.ack()
+                    done.append(message.payload)
+            except BaseException as error:  # noqa: BLE001 - the test raises it
+                failures.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        deliveries = [producer.send(b"%d" % number) for number in range(100)]
+        wait_until(lambda: done)
+        kafka.kill()
+        deliveries += [producer.send(b"%d" % number) for number in range(100, 200)]
+        kafka.restart()
+        for delivery in deliveries:
+            delivery.result(30)
+        wait_until(lambda: len(set(done)) == 200 or failures, timeout_s=60)
+        assert not failures
+        consumer.flush(30)
+        consumer.close()
+        thread.join(30)
+        assert len(set(ends(service.config, Outcome.ACK))) == 200
 
 
 @pytest.fixture(scope="module")

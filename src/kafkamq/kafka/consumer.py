@@ -13,7 +13,13 @@ from types import TracebackType
 from kafkamq.config import QueueConfig
 from kafkamq.core.handout import ReceiveAhead
 from kafkamq.core.intake import Intake
-from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, StateError
+from kafkamq.errors import (
+    BrokerError,
+    ConfigError,
+    DeadlineExceededError,
+    KafkaMQError,
+    StateError,
+)
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.commits import Commit
 from kafkamq.kafka.gate import process_gate
@@ -134,8 +140,8 @@ class Consumer:
         while not self._closing.is_set():
             try:
                 message = self.receive(timeout_s)
-            except BrokerError as error:
-                if not error.is_retriable:
+            except (BrokerError, DeadlineExceededError) as error:
+                if isinstance(error, BrokerError) and not error.is_retriable:
                     raise
                 _log.warning("receiving failed and goes on", extra={"said": str(error)})
                 self._closing.wait(_SLICE_S)
