@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+import signal
 import uuid
 
 import pytest
 
 from kafkamq.dev import LocalKafka
+
+# Started in the background by a shell, the tests would ignore Ctrl-C, and so would every process
+# that they start and interrupt: an ignored signal is inherited, a handled one is not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
