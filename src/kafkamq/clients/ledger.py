@@ -9,6 +9,7 @@ transaction as what it speaks of, so it can neither lag nor lead.
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from collections.abc import Sequence
@@ -345,6 +346,8 @@ def claim(
                     is_later = isinstance(error, FencedError) and error.code == "LATER_START"
                     if is_later or time.monotonic() > deadline_s:
                         raise
+                    # Engines that start at one moment would fence each other for ever.
+                    time.sleep(random.uniform(0.02, 0.3))
                 finally:
                     one.close()
                 if time.monotonic() > deadline_s:
