@@ -12,11 +12,16 @@ ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 MEMORY_MS = 60_000
 
 
-@pytest.mark.parametrize("outcome", ENDING)
-@pytest.mark.parametrize("before", ["unknown", "held", "waiting", "due"])
+@pytest.mark.parametrize(
+    ("outcome", "before"),
+    [
+        (outcome, before)
+        for outcome in ENDING
+        for before in ("unknown", "held", "waiting", "due")
+        if (outcome, before) != (Outcome.ACK, "due")  # a late ACK ends nothing
+    ],
+)
 def test_r12_a_zombies_late_start_is_not_tracked(outcome: Outcome, before: str) -> None:
-    if (outcome, before) == (Outcome.ACK, "due"):
-        pytest.skip("a late ACK ends nothing")
     fold = Fold()
     fold.tick(START_MS)
     if before != "unknown":
