@@ -348,3 +348,49 @@ def test_uncertain_is_lost() -> None:
     steps = desk.go()
     assert steps[0] == Stop(End.UNCERTAIN, is_lost=True)
     assert desk.end() is End.UNCERTAIN
+
+
+def test_a_batch_that_nobody_waits_for_is_announced_and_not_committed() -> None:
+    """C6: so what was read ahead is not lost with the process."""
+    desk = Desk(delivery=AMO)
+    desk.go()
+    desk.claimant.offer(0, 10, desk.ms, is_wanted=False)
+    steps = desk.go()
+    assert [step.record.type for step in steps if isinstance(step, Write)] == [
+        MarshalType.CLAIMING_MESSAGES
+    ]
+    desk.now_s += 40
+    steps = desk.go()
+    beats = [step.record for step in steps if isinstance(step, Write)]
+    assert [(beat.type, beat.offset) for beat in beats] == [(MarshalType.HEARTBEAT, 0)]
+    assert not [step for step in steps if isinstance(step, HandOut)]
+    assert desk.claimant.want_batch()
+    steps = desk.go()
+    assert [step for step in steps if isinstance(step, HandOut)] == [HandOut(0, 10)]
+    assert desk.claimant.confirmed_position == 10
+    assert not desk.claimant.want_batch()
+
+
+def test_what_was_only_announced_is_given_back_with_the_claim() -> None:
+    desk = Desk(delivery=AMO)
+    desk.go()
+    desk.claimant.offer(0, 10, desk.ms, is_wanted=False)
+    desk.go()
+    wake_ms = desk.claimant.wake_ms()
+    assert wake_ms is not None
+    assert wake_ms > desk.ms, "nothing is to do before the next heartbeat"
+    desk.claimant.release(desk.ms, drain_ms=30_000)  # nobody will ask for it
+    steps = desk.go()
+    (release,) = [step.record for step in steps if isinstance(step, Write)]
+    assert (release.type, release.offset) == (MarshalType.RELEASING_PARTITION, 0)
+
+
+def test_a_position_can_be_written_at_once() -> None:
+    desk = Desk()
+    desk.go()
+    assert desk.claimant.hand_out((0, 1), desk.ms)
+    desk.claimant.commit(0)
+    assert desk.go() == []
+    desk.claimant.beat_soon(desk.ms)
+    desk.go()
+    assert desk.claimant.confirmed_position == 1

@@ -9,6 +9,7 @@ from kafkamq.errors import ConfigError
 from kafkamq.types import MarshalRecord
 
 __all__ = [
+    "HOLDING",
     "ClaimantConfig",
     "Delivery",
     "End",
@@ -20,6 +21,7 @@ __all__ = [
     "Step",
     "Stop",
     "Write",
+    "lost_text",
 ]
 
 _MAX_ID_CHARACTERS = 249
@@ -45,6 +47,10 @@ class Phase(Enum):
     OVER = "over"
 
 
+HOLDING = (Phase.LOOKING, Phase.STARTING, Phase.OWNING, Phase.DRAINING)
+"""The partition is ours, as far as the log was read, or is being taken over."""
+
+
 class End(Enum):
     """Why a claimant does not hold its partition (any more)."""
 
@@ -56,6 +62,7 @@ class End(Enum):
     EXPIRED = "no heartbeat was confirmed in time"
     UNCERTAIN = "another may hold it"
     RIVAL = "a client with other rules believes that it holds it"
+    FENCED = "its fenced producer failed, or another took it over"
     BEHIND = "consuming too slowly"
     STUCK = "no message for too long"
     RELEASED = "released"
@@ -99,6 +106,11 @@ class ClaimantConfig:
             )
         if self.lease_ms == 0:
             object.__setattr__(self, "lease_ms", self.interval_ms)
+
+    @property
+    def patience_ms(self) -> int:
+        """How long verdicts are awaited when a claim is given up."""
+        return self.interval_ms // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +170,12 @@ class Finish:
 
 
 Step = Write | LookUp | Fetch | HandOut | Stop | Finish
+
+
+def lost_text(config: ClaimantConfig, end: End | None, offset: int) -> str:
+    """What an error says when a verdict comes after the claim."""
+    reason = "" if end is None else f" ({end.value})"
+    return (
+        f"{config.topic}[{config.partition}] is not claimed any more{reason}: offset {offset}"
+        " cannot be committed, its message may be with another consumer"
+    )

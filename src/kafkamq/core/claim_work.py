@@ -8,10 +8,20 @@ from dataclasses import dataclass
 from kafkamq.core.claim_health import HealthMonitor, HealthVerdict
 from kafkamq.core.claim_positions import DeliveredOffsets, StartPosition, start_position
 from kafkamq.core.claim_steps import ClaimantConfig, Delivery, End, HandOut
-from kafkamq.core.claims import Claim
+from kafkamq.core.claims import Claim, ClaimState
 from kafkamq.errors import StateError
 
-__all__ = ["ClaimBatch", "ClaimWork"]
+__all__ = ["ClaimBatch", "ClaimWork", "may_reclaim"]
+
+
+def may_reclaim(config: ClaimantConfig, claim: Claim) -> bool:
+    """C4: fresh only, though the Go client takes over any claim that holds."""
+    return (
+        config.reclaim
+        and claim.client == config.client
+        and claim.state is ClaimState.FRESH
+        and not claim.rivals
+    )
 
 
 @dataclass(slots=True)
@@ -20,7 +30,9 @@ class ClaimBatch:
 
     first_offset: int
     next_offset: int
-    is_announced: bool = False
+    is_wanted: bool = True  # the application waits for it
+    is_announced: bool = False  # its ClaimingMessages was read back
+    is_sent: bool = False  # its heartbeat is on its way
 
 
 class ClaimWork:
@@ -49,6 +61,12 @@ class ClaimWork:
     def is_idle(self) -> bool:
         """Nothing is waited for."""
         return not self._offsets.outstanding and self.batch is None
+
+    @property
+    def is_pressing(self) -> bool:
+        """A batch is to be announced or committed at once."""
+        batch = self.batch
+        return batch is not None and (batch.is_wanted or not batch.is_announced)
 
     @property
     def is_at_most_once(self) -> bool:
@@ -107,18 +125,30 @@ class ClaimWork:
         if not self._offsets.commit(offset):
             raise StateError(f"offset {offset} was not handed out, or is committed already")
 
-    def offer(self, first_offset: int, next_offset: int, monotonic_ms: int) -> None:
+    def offer(
+        self, first_offset: int, next_offset: int, monotonic_ms: int, *, is_wanted: bool
+    ) -> None:
         if not self.position <= first_offset < next_offset:
             raise StateError(
                 f"a batch from {first_offset} to {next_offset} is offered at {self.position}"
             )
-        self.batch = ClaimBatch(first_offset, next_offset)
+        self.batch = ClaimBatch(first_offset, next_offset, is_wanted)
         self._saw_messages(monotonic_ms)
+
+    def want_batch(self) -> bool:
+        if self.batch is not None:
+            self.batch.is_wanted = True
+        return self.batch is not None
+
+    def drop_unwanted(self) -> None:
+        """Nobody will ask for a batch any more; what was only announced may be repeated."""
+        if self.batch is not None and not self.batch.is_wanted:
+            self.batch = None
 
     def hand_out_batch(self) -> HandOut | None:
         """C6: its heartbeat was read back; None: there is no batch, or it was not its heartbeat."""
         batch = self.batch
-        if batch is None or not batch.is_announced:
+        if batch is None or not (batch.is_announced and batch.is_sent):
             return None
         self.batch = None
         self._offsets = DeliveredOffsets(batch.next_offset)

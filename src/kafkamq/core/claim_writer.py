@@ -17,6 +17,7 @@ class PendingWrite:
     ticket: int
     type: MarshalType
     sent_ms: int  # monotonic, before it was sent
+    position: int = 0  # what it says: the next offset to consume
     offset: int = -1  # where it stands in the log; -1: not known
 
 
@@ -75,7 +76,7 @@ class ClaimWriter:
     ) -> None:
         config = self._config
         self._tickets += 1
-        self.pending = PendingWrite(self._tickets, type, monotonic_ms)
+        self.pending = PendingWrite(self._tickets, type, monotonic_ms, offset)
         record = MarshalRecord(
             type,
             time_s=int(now_s),

@@ -33,6 +33,7 @@ from collections.abc import Sequence
 
 from kafkamq.core.claim_positions import StartPosition
 from kafkamq.core.claim_steps import (
+    HOLDING,
     ClaimantConfig,
     End,
     Fetch,
@@ -41,17 +42,15 @@ from kafkamq.core.claim_steps import (
     Phase,
     Step,
     Stop,
+    lost_text,
 )
-from kafkamq.core.claim_work import ClaimWork
+from kafkamq.core.claim_work import ClaimWork, may_reclaim
 from kafkamq.core.claim_writer import ClaimWriter
-from kafkamq.core.claims import Claim, ClaimLog, ClaimState
+from kafkamq.core.claims import Claim, ClaimLog
 from kafkamq.errors import LeaseLostError, StateError
 from kafkamq.types import MarshalType
 
 __all__ = ["Claimant", "Phase"]
-
-
-_HOLDING = (Phase.LOOKING, Phase.STARTING, Phase.OWNING, Phase.DRAINING)
 
 
 class Claimant:
@@ -62,16 +61,14 @@ class Claimant:
     ) -> None:
         """A claimant that has done nothing.
 
-        Args:
-            log: The coordination partition's state; its owner applies every record to it.
-            config: Who claims what.
-            peers: The same partition under the other clients' rules: nothing is claimed that
-                these rules do not free as well.
+        ``log`` is the coordination partition's state, its owner applies every record to it;
+        ``peers`` is the same under other clients' rules, that must free what is claimed as well.
         """
         self.config = config
         self.phase = Phase.SEEKING
         self.token = -1  # of the claim; -1: it is not ours
         self.lateness_ms = 0  # of the last heartbeat
+        self.confirmed_position = -1  # of the last heartbeat that was read back; -1: none
         self._log = log
         self._peers = peers
         self._steps: list[Step] = []
@@ -125,9 +122,9 @@ class Claimant:
             if not self._is_looking:
                 times.append(writer.retry_ms)
         elif writer.pending is None:
-            is_idle = phase in (Phase.OWNING, Phase.DRAINING) and self._work.batch is None
+            is_idle = phase in (Phase.OWNING, Phase.DRAINING) and not self._work.is_pressing
             times.append(max(writer.retry_ms, self._next_beat_ms if is_idle else writer.retry_ms))
-        if phase is Phase.CLAIMING or phase in _HOLDING:
+        if phase is Phase.CLAIMING or phase in HOLDING:
             times.append(self.lease_until_ms)
         if phase is Phase.DRAINING:
             times.append(self._drain_until_ms)
@@ -160,7 +157,7 @@ class Claimant:
         elif self.phase is Phase.OWNING:
             reason = self._work.judge(latest_offset, monotonic_ms)
             if reason is not None:  # C7
-                self.release(monotonic_ms, drain_ms=self._patience_ms, reason=reason)
+                self.release(monotonic_ms, drain_ms=self.config.patience_ms, reason=reason)
 
     def on_lookup_failed(self, monotonic_ms: int) -> None:
         """Answer to ``LookUp``; a claim that has not begun asks again."""
@@ -183,26 +180,35 @@ class Claimant:
         """At least once: the message is done.
 
         Raises:
-            LeaseLostError: the claim ended meanwhile; the message may be with another consumer.
+            LeaseLostError: the claim ended meanwhile.
             StateError: it was not handed out, or everything up to it is done.
         """
         if self.phase not in (Phase.OWNING, Phase.DRAINING):
-            reason = "" if self._end is None else f" ({self._end.value})"
-            raise LeaseLostError(
-                f"{self.config.topic}[{self.config.partition}] is not claimed any more{reason}:"
-                f" offset {offset} cannot be committed, its message may be with another consumer"
-            )
+            raise LeaseLostError(lost_text(self.config, self._end, offset))
         self._work.commit(offset)
 
-    def offer(self, first_offset: int, next_offset: int, monotonic_ms: int) -> None:
+    def offer(
+        self, first_offset: int, next_offset: int, monotonic_ms: int, *, is_wanted: bool = True
+    ) -> None:
         """At most once: a batch was fetched; ``HandOut`` says when it may be used.
+
+        With ``is_wanted=False`` it is only announced, and may still be repeated after a crash,
+        until ``want_batch`` commits it.
 
         Raises:
             StateError: no batch is wanted now, or it overlaps what was handed out.
         """
         if not self.wants_batch:
             raise StateError("a batch is offered while none is wanted")
-        self._work.offer(first_offset, next_offset, monotonic_ms)
+        self._work.offer(first_offset, next_offset, monotonic_ms, is_wanted=is_wanted)
+
+    def want_batch(self) -> bool:
+        """At most once: the application waits for the offered batch; False: there is none."""
+        return self._work.want_batch()
+
+    def beat_soon(self, monotonic_ms: int) -> None:
+        """Write the position at the next ``plan``, rather than at the next heartbeat's turn."""
+        self._next_beat_ms = min(self._next_beat_ms, monotonic_ms)
 
     def release(
         self,
@@ -229,6 +235,7 @@ class Claimant:
         self._release_offset = offset
         if self.phase is Phase.OWNING:
             self.phase = Phase.DRAINING
+            self._work.drop_unwanted()
             self._drain_until_ms = monotonic_ms + drain_ms
             self._steps.append(Stop(self._end, is_lost=False))
         elif self.token >= 0:
@@ -311,14 +318,7 @@ class Claimant:
         self._lease_from_ms = monotonic_ms
 
     def _may_reclaim(self, claim: Claim, now_s: float) -> bool:
-        """C4: fresh only, though the Go client takes over any claim that holds."""
-        return (
-            self.config.reclaim
-            and claim.client == self.config.client
-            and claim.state is ClaimState.FRESH
-            and not claim.rivals
-            and self._log.is_ready(now_s=now_s)
-        )
+        return may_reclaim(self.config, claim) and self._log.is_ready(now_s=now_s)
 
     # ---- what the log says
 
@@ -327,9 +327,9 @@ class Claimant:
         if self.phase is Phase.SEEKING:
             if is_read:
                 self._writer.clear(monotonic_ms)
-        elif self.phase is Phase.CLAIMING or (self.phase in _HOLDING and self.token < 0):
+        elif self.phase is Phase.CLAIMING or (self.phase in HOLDING and self.token < 0):
             self._observe_attempt(claim, monotonic_ms, is_read=is_read)
-        elif self.phase in _HOLDING and self._still_holds(claim, monotonic_ms, now_s) and is_read:
+        elif self.phase in HOLDING and self._still_holds(claim, monotonic_ms, now_s) and is_read:
             self._confirm(claim, monotonic_ms)
 
     def _observe_attempt(self, claim: Claim, monotonic_ms: int, *, is_read: bool) -> None:
@@ -366,8 +366,8 @@ class Claimant:
         elif not self.config.ignores_pause and self._log.is_paused(
             self.config.group, now_s=now_s
         ):  # C7
-            self.release(monotonic_ms, drain_ms=self._patience_ms, reason=End.PAUSED)
-        return self.phase in _HOLDING
+            self.release(monotonic_ms, drain_ms=self.config.patience_ms, reason=End.PAUSED)
+        return self.phase in HOLDING
 
     def _confirm(self, claim: Claim, monotonic_ms: int) -> None:
         """The pending write was read back, and the partition is ours."""
@@ -381,6 +381,7 @@ class Claimant:
                 self._work.batch.is_announced = True
             return
         self._lease_from_ms = pending.sent_ms  # C2
+        self.confirmed_position = pending.position
         if self.phase is Phase.STARTING:
             self._own(monotonic_ms)
         elif monotonic_ms < self.lease_until_ms:
@@ -411,7 +412,8 @@ class Claimant:
             self._writer.write(
                 MarshalType.CLAIMING_MESSAGES, monotonic_ms, now_s, offset=batch.next_offset
             )
-        elif batch is not None:
+        elif batch is not None and batch.is_wanted:
+            batch.is_sent = True
             self._beat(batch.next_offset, monotonic_ms, now_s, random_unit, must_commit=True)
         elif monotonic_ms >= self._next_beat_ms:
             self.lateness_ms = monotonic_ms - self._next_beat_ms
@@ -444,10 +446,6 @@ class Claimant:
         self._steps.append(LookUp())
 
     # ---- the end
-
-    @property
-    def _patience_ms(self) -> int:
-        return self.config.interval_ms // 4
 
     def _give_up(self, reason: End, monotonic_ms: int) -> None:
         """It is lost, or may be: hand nothing out, and let others have it."""

@@ -1,0 +1,325 @@
+"""``claims``: who holds which partition; pauses and positions of live groups."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Annotated, Any
+
+import typer
+
+from kafkamq.claims import Admin, Claim, Cluster, init_topic
+from kafkamq.cli import claims_log, output
+from kafkamq.cli.options import Json, connected
+from kafkamq.config import ServiceConfig
+from kafkamq.core.claim_history import ClaimEventKind, ClaimHistory
+from kafkamq.errors import ConfigError
+from kafkamq.kafka.claims.scan import scan_topic
+from kafkamq.wire.marshal import COORDINATION_TOPIC
+
+__all__ = ["register"]
+
+Topic = Annotated[str, typer.Option("--topic", "-t", help="The coordination topic.")]
+Interval = Annotated[
+    float, typer.Option("--interval", "-i", min=0.5, help="Heartbeat interval, in seconds.")
+]
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.")]
+Rules = Annotated[str, typer.Option("--rules", help="safe, or peer with Go clients.")]
+
+
+def _cluster(config: ServiceConfig, topic: str, interval: float, rules: str = "safe") -> Cluster:
+    cluster = Cluster(
+        config.bootstrap_servers,
+        coordination_topic=topic,
+        heartbeat_interval=interval,
+        rules=rules,
+        kafka=config.kafka,
+    )
+    cluster.ready()
+    return cluster
+
+
+@connected
+def init(
+    config: ServiceConfig,
+    topic: Topic = COORDINATION_TOPIC,
+    interval: Interval = 60.0,
+    partitions: Annotated[int, typer.Option(min=1, help="Cannot be changed while in use.")] = 8,
+    replication_factor: Annotated[int, typer.Option(help="-1: the broker's default.")] = -1,
+    retention: Annotated[float, typer.Option(help="Seconds that records are kept.")] = 86_400.0,
+    rules: Rules = "safe",
+    as_json: Json = False,
+) -> None:
+    """Create the coordination topic, or check the one that exists."""
+    created = init_topic(
+        config.bootstrap_servers,
+        topic,
+        partitions=partitions,
+        replication_factor=replication_factor,
+        retention=retention,
+        heartbeat_interval=interval,
+        rules=rules,
+        kafka=config.kafka,
+    )
+    if as_json:
+        output.print_json({"topic": topic, "created": created})
+    else:
+        output.note(f"{topic} was created." if created else f"{topic} exists, and is fit.")
+
+
+@connected
+def state(
+    config: ServiceConfig,
+    group: Annotated[str | None, typer.Option("--group", "-g", help="Only this group.")] = None,
+    topic: Topic = COORDINATION_TOPIC,
+    interval: Interval = 60.0,
+    rules: Rules = "safe",
+    as_json: Json = False,
+) -> None:
+    """Show who holds which partition, and where each group is."""
+    with _cluster(config, topic, interval, rules) as cluster:
+        found = sorted(
+            cluster.claims(group), key=lambda each: (each.group, each.topic, each.partition)
+        )
+        rows = [_claim_object(each, cluster.paused_until(each.group)) for each in found]
+    if as_json:
+        for row in rows:
+            output.print_json(row)
+        return
+    columns = ("group", "topic", "partition", "state", "client", "instance", "age_s", "offset",
+               "token", "paused_until")  # fmt: skip
+    output.print_table("", columns, [[row[name] for name in columns] for row in rows])
+
+
+def _claim_object(claim: Claim, paused_until: float) -> dict[str, Any]:
+    return {
+        "group": claim.group,
+        "topic": claim.topic,
+        "partition": claim.partition,
+        "state": claim.state.value,
+        "client": claim.client,
+        "instance": claim.instance,
+        "age_s": round(claim.age_s, 3) if claim.age_s < 1e9 else None,
+        "offset": claim.offset,
+        "token": claim.token if claim.client else None,
+        "is_certain": claim.is_certain,
+        "last_client": claim.last_client,
+        "paused_until": _time_text(paused_until) if paused_until else None,
+    }
+
+
+def _time_text(epoch_s: float) -> str:
+    return datetime.fromtimestamp(epoch_s, tz=timezone.utc).isoformat(timespec="seconds")
+
+
+@connected
+def watch(
+    config: ServiceConfig,
+    group: Annotated[str | None, typer.Option("--group", "-g", help="Only this group.")] = None,
+    topic: Topic = COORDINATION_TOPIC,
+    interval: Interval = 60.0,
+    heartbeats: Annotated[bool, typer.Option(help="Show renewals as well.")] = False,
+    follow: Annotated[bool, typer.Option(help="Go on for ever.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Show how partitions change hands, from the topic's start on."""
+    histories: dict[int, ClaimHistory] = {}
+    for each in scan_topic(config, topic, follow=follow):
+        if each.record is None:
+            continue
+        history = histories.get(each.partition)
+        if history is None:
+            since_s = each.timestamp_ms / 1000 if each.offset else None
+            history = histories[each.partition] = ClaimHistory(interval, since_s)
+        event = history.apply(each.record, offset=each.offset, broker_time_ms=each.timestamp_ms)
+        is_quiet = event.kind in (ClaimEventKind.RENEWED, ClaimEventKind.ANNOUNCED)
+        if (is_quiet and not heartbeats) or (group is not None and each.record.group != group):
+            continue
+        row = {
+            "time": _time_text(each.timestamp_ms / 1000),
+            "event": event.kind.value,
+            "group": each.record.group,
+            "topic": each.record.topic,
+            "partition": each.record.partition,
+            "by": f"{each.record.client}.{each.record.instance}",
+            "owner": event.client,
+            "position": event.position,
+            "silence_s": round(event.silence_s, 3),
+        }
+        if as_json:
+            output.print_json(row)
+        else:
+            where = f"{row['group']} {row['topic']}[{row['partition']}]"
+            output.output().print(
+                f"{row['time']} {row['event']:<12} {where} by {row['by']} at {row['position']}",
+                markup=False,
+            )
+
+
+@connected
+def pause(
+    config: ServiceConfig,
+    group: Group,
+    seconds: Annotated[float, typer.Option("--for", min=1, help="How long, in seconds.")],
+    wait: Annotated[bool, typer.Option(help="Wait until nobody holds anything.")] = True,
+    topic: Topic = COORDINATION_TOPIC,
+    interval: Interval = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Let no member of a group hold a partition for a while."""
+    with _cluster(config, topic, interval) as cluster:
+        admin = Admin(cluster, group)
+        until = admin.pause(seconds)
+        if wait:
+            admin.wait_until_free(2 * interval + 10)
+    if as_json:
+        output.print_json({"group": group, "paused_until": _time_text(until)})
+    else:
+        output.note(f"{group} is paused until {_time_text(until)}.")
+
+
+@connected
+def resume(
+    config: ServiceConfig,
+    group: Group,
+    topic: Topic = COORDINATION_TOPIC,
+    interval: Interval = 60.0,
+    as_json: Json = False,
+) -> None:
+    """End the pause of a group."""
+    with _cluster(config, topic, interval) as cluster:
+        Admin(cluster, group).resume()
+    if as_json:
+        output.print_json({"group": group, "paused_until": None})
+    else:
+        output.note(f"{group} goes on.")
+
+
+@connected
+def set_position(
+    config: ServiceConfig,
+    group: Group,
+    positions: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TOPIC:PARTITION=WHERE...",
+            help="WHERE: an offset, earliest, latest, or a time such as 2030-01-31T12:00:00Z.",
+        ),
+    ],
+    topic: Topic = COORDINATION_TOPIC,
+    interval: Interval = 60.0,
+    timeout: Annotated[float | None, typer.Option(help="Seconds to claim them all.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Move positions of a live group, all or nothing."""
+    wanted = parse_positions(positions)
+    with _cluster(config, topic, interval) as cluster:
+        moved = Admin(cluster, group).set_position(wanted, timeout=timeout)
+    for (name, partition), offset in sorted(moved.items()):
+        if as_json:
+            output.print_json({"topic": name, "partition": partition, "offset": offset})
+        else:
+            output.note(f"{name}[{partition}] goes on at {offset}.")
+
+
+def parse_positions(texts: Sequence[str]) -> dict[tuple[str, int], int | str | datetime]:
+    """``topic:partition=where`` as ``Admin.set_position`` takes it.
+
+    Raises:
+        ConfigError: One is no such text.
+    """
+    found: dict[tuple[str, int], int | str | datetime] = {}
+    for text in texts:
+        place, equals, where = text.partition("=")
+        name, colon, partition = place.rpartition(":")
+        if not (equals and colon and name and partition.isdigit()):
+            raise ConfigError(f"position {text!r}: write it as TOPIC:PARTITION=WHERE")
+        if where in ("earliest", "latest"):
+            found[name, int(partition)] = where
+        elif where.isdigit():
+            found[name, int(partition)] = int(where)
+        else:
+            try:
+                at = datetime.fromisoformat(where.replace("Z", "+00:00"))
+            except ValueError:
+                raise ConfigError(
+                    f"position {text!r}: {where!r} is no offset, earliest, latest or ISO time"
+                ) from None
+            found[name, int(partition)] = at if at.tzinfo else at.astimezone()
+    return found
+
+
+@connected
+def consume(
+    config: ServiceConfig,
+    group: Group,
+    topics: Annotated[list[str], typer.Argument(metavar="WORK...", help="What to read.")],
+    client: Annotated[str, typer.Option(help="Unique in the group; the same after a restart.")],
+    delivery: Annotated[str, typer.Option(help="at-least-once or at-most-once.")] = "at-least-once",
+    mode: Annotated[str, typer.Option("--claims", help="balanced, greedy or topic.")] = "balanced",
+    max_claims: Annotated[int | None, typer.Option(help="The most to hold.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="The most messages of a batch.")] = 500,
+    limit: Annotated[int | None, typer.Option("--count", "-c", min=1, help="End after.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="End when nothing came for so many seconds.")
+    ] = None,
+    topic: Topic = COORDINATION_TOPIC,
+    interval: Interval = 60.0,
+    rules: Rules = "safe",
+    as_json: Json = False,
+) -> None:
+    """Print the messages of the partitions that this process claims."""
+    left = limit if limit is not None else 1 << 62
+    with (
+        _cluster(config, topic, interval, rules) as cluster,
+        cluster.member(client, group).consumer(
+            topics,
+            delivery=delivery,
+            claims=mode,
+            max_claims=max_claims,
+            batch=min(batch, left),
+        ) as consumer,
+    ):
+        last_s = time.monotonic()
+        while left > 0:
+            found = consumer.next_batch(0.5)
+            if found is None:
+                if timeout is not None and time.monotonic() - last_s >= timeout:
+                    break
+                continue
+            last_s = time.monotonic()
+            for message in found.messages[:left]:
+                _print_message(message, as_json=as_json)
+                if delivery == "at-least-once":
+                    message.commit()
+            left -= len(found)
+
+
+def _print_message(message: Any, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(
+            {
+                **{name: getattr(message, name) for name in ("topic", "partition", "offset")},
+                "token": message.token,
+                "timestamp_ms": message.timestamp_ms,
+                **output.bytes_fields("key", message.key),
+                **output.bytes_fields("payload", message.payload),
+            }
+        )
+    else:
+        where = f"{message.topic}[{message.partition}]@{message.offset}"
+        output.output().print(f"{where} {output.text_of(message.payload)}", markup=False)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the group of commands."""
+    group = typer.Typer(
+        name="claims",
+        help="Claims of partitions: Marshal's coordination protocol.",
+        no_args_is_help=True,
+    )
+    for command in (init, state, watch, pause, resume, set_position, consume):
+        group.command()(command)
+    claims_log.register(group)
+    app.add_typer(group)

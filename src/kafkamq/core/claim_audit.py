@@ -1,0 +1,118 @@
+"""Looks through a coordination log for what must not be in it; knows nothing of the rule sets.
+
+An instance *acts* as the owner of a partition when it heartbeats or announces messages there; its
+claims and releases end what it did before. Two instances own a partition at once when one of them
+acts, another one acts, and the first acts again, all within two heartbeat intervals of the broker's
+time: whatever claims were accepted, both believed that it was theirs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from kafkamq.types import MarshalRecord, MarshalType
+
+__all__ = ["ClaimAudit", "ClientAudit", "DualClaim"]
+
+_MAX_DUAL_CLAIMS = 1000
+_MAX_PARTITION = 2**31 - 1
+_ACTS = (MarshalType.HEARTBEAT, MarshalType.CLAIMING_MESSAGES)
+
+_Place = tuple[str, str, int]
+_Instance = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class DualClaim:
+    """Two owners at once."""
+
+    group: str
+    topic: str
+    partition: int
+    first: _Instance  # client, instance; it acted before and after the other
+    second: _Instance
+    offset: int  # of the record that shows it
+    broker_time_ms: int
+
+
+@dataclass(slots=True)
+class ClientAudit:
+    """What the log tells of one client of a group."""
+
+    records: int = 0
+    instances: set[str] = field(default_factory=set)
+    least_skew_s: float = 0.0  # its time minus the broker's, and the most of it
+    most_skew_s: float = 0.0
+    last_ms: int = 0  # the broker's time of its last record
+
+
+class ClaimAudit:
+    """One coordination partition; ``apply`` takes its records in order.
+
+    Attributes:
+        dual_claims: Two owners at once; bounded.
+        clients: By group and client.
+        types: Records by type.
+        impossible: Records of a partition that Kafka cannot have.
+        steps_back: Records whose broker's time is before that of the record before.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        """``interval_s``: the heartbeat interval of the topic's clients."""
+        self._stale_ms = round(2000 * interval_s)
+        self._acts: dict[_Place, dict[_Instance, tuple[int, int]]] = {}
+        self._last_ms = -1
+        self.dual_claims: list[DualClaim] = []
+        self.clients: dict[tuple[str, str], ClientAudit] = {}
+        self.types: Counter[str] = Counter()
+        self.impossible = 0
+        self.steps_back = 0
+
+    def apply(self, record: MarshalRecord, *, offset: int, broker_time_ms: int) -> None:
+        """Look at one record; total."""
+        self.types[record.type.value] += 1
+        self.steps_back += broker_time_ms < self._last_ms
+        self._last_ms = broker_time_ms
+        self._meet(record, broker_time_ms)
+        if record.type is MarshalType.RELEASE_GROUP:
+            return
+        if not 0 <= record.partition <= _MAX_PARTITION:
+            self.impossible += 1
+            return
+        acts = self._acts.setdefault((record.group, record.topic, record.partition), {})
+        me = (record.client, record.instance)
+        if record.type not in _ACTS:
+            acts.pop(me, None)
+            return
+        self._forget(acts, broker_time_ms)
+        mine_ms, mine_at = acts.get(me, (-1, -1))
+        for other, (_, at) in acts.items():
+            if other != me and mine_ms >= 0 and at > mine_at:
+                self._found(record, me, other, offset, broker_time_ms)
+        acts[me] = (broker_time_ms, offset)
+
+    def _forget(self, acts: dict[_Instance, tuple[int, int]], now_ms: int) -> None:
+        for instance, (at_ms, _) in list(acts.items()):
+            if now_ms - at_ms >= self._stale_ms:
+                del acts[instance]
+
+    def _found(
+        self, record: MarshalRecord, me: _Instance, other: _Instance, offset: int, at_ms: int
+    ) -> None:
+        if len(self.dual_claims) < _MAX_DUAL_CLAIMS:
+            self.dual_claims.append(
+                DualClaim(record.group, record.topic, record.partition, me, other, offset, at_ms)
+            )
+
+    def _meet(self, record: MarshalRecord, broker_time_ms: int) -> None:
+        skew_s = record.time_s - broker_time_ms / 1000
+        client = self.clients.get((record.group, record.client))
+        if client is None:
+            client = self.clients[record.group, record.client] = ClientAudit()
+            client.least_skew_s = client.most_skew_s = skew_s
+        client.records += 1
+        client.instances.add(record.instance)
+        client.least_skew_s = min(client.least_skew_s, skew_s)
+        client.most_skew_s = max(client.most_skew_s, skew_s)
+        client.last_ms = broker_time_ms

@@ -1,0 +1,134 @@
+"""Topics, records and observers for tests of claims on a real broker."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import Producer as KafkaProducer
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kafkamq.claims import Cluster, init_topic
+from kafkamq.core.claim_audit import ClaimAudit
+from kafkamq.errors import WireError
+from kafkamq.types import MarshalRecord
+from kafkamq.wire.marshal import decode_value
+
+INTERVAL_S = 1.0
+
+
+class ClaimTopics:
+    """A coordination topic and a topic of work that no other test uses."""
+
+    def __init__(self, bootstrap: str, *, partitions: int = 2, interval_s: float = INTERVAL_S):
+        self.bootstrap = bootstrap
+        self.interval_s = interval_s
+        name = uuid.uuid4().hex[:8]
+        self.coordination = f"claims-{name}"
+        self.work = f"work-{name}"
+        self.group = f"group-{name}"
+        self.partitions = partitions
+        init_topic(bootstrap, self.coordination, partitions=2, heartbeat_interval=interval_s)
+        self.create(self.work, partitions)
+        self.filled = 0
+        self.producer = KafkaProducer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+
+    def create(self, topic: str, partitions: int, **config: str) -> None:
+        settings = dict(config)
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        for future in admin.create_topics(
+            [NewTopic(topic, partitions, 1, config=settings)]
+        ).values():
+            future.result(15)
+
+    def cluster(self, **options: object) -> Cluster:
+        options = {"heartbeat_interval": self.interval_s, **options}
+        options = {"coordination_topic": self.coordination, **options}
+        return Cluster(self.bootstrap, **options)  # type: ignore[arg-type]
+
+    def fill(self, count: int, *, first: int = 0) -> None:
+        """Messages ``first`` to ``first + count``, in turn to the partitions."""
+        for number in range(first, first + count):
+            self.producer.produce(
+                self.work, str(number).encode(), partition=number % self.partitions
+            )
+        assert self.producer.flush(15) == 0
+        self.filled += count
+
+    def write(self, *values: str | bytes, partition: int | None = None, **headers: bytes) -> None:
+        """Raw records to the coordination topic, by default where the work's claims are."""
+        from kafkamq.wire.marshal import coordination_partition
+
+        where = coordination_partition(self.work, 2) if partition is None else partition
+        for value in values:
+            self.producer.produce(
+                self.coordination, value, partition=where, headers=list(headers.items())
+            )
+        assert self.producer.flush(15) == 0
+
+    def records(self) -> Iterator[tuple[int, int, int, MarshalRecord | None]]:
+        """Everything in the coordination topic: partition, offset, broker's time, record."""
+        for partition, offset, time_ms, value in read_topic(self.bootstrap, self.coordination):
+            try:
+                record = decode_value(value)
+            except WireError:
+                record = None
+            yield partition, offset, time_ms, record
+
+    def audit(self) -> ClaimAudit:
+        """What an observer of the coordination log finds (partition by partition)."""
+        audits = [ClaimAudit(self.interval_s), ClaimAudit(self.interval_s)]
+        for partition, offset, time_ms, record in self.records():
+            if record is not None:
+                audits[partition].apply(record, offset=offset, broker_time_ms=time_ms)
+        audits[0].dual_claims += audits[1].dual_claims
+        return audits[0]
+
+
+def read_topic(bootstrap: str, topic: str) -> Iterator[tuple[int, int, int, bytes | None]]:
+    """All committed records of a topic, partition by partition."""
+    consumer = KafkaConsumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "observer",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
+    )
+    try:
+        metadata = consumer.list_topics(topic, timeout=15).topics[topic]
+        for partition in sorted(metadata.partitions):
+            consumer.assign([TopicPartition(topic, partition, 0)])
+            deadline_s = time.monotonic() + 30
+            while time.monotonic() < deadline_s:
+                message = consumer.poll(1.0)
+                if message is None:
+                    continue
+                if message.error() is not None:
+                    break  # the end
+                yield partition, message.offset(), message.timestamp()[1], message.value()
+    finally:
+        consumer.close()
+
+
+def wait_for(condition: object, timeout_s: float = 40.0) -> None:
+    """Wait until a callable says so."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline_s, "it did not come so"
+        time.sleep(0.02)
+
+
+@contextmanager
+def joined(*clusters: Cluster) -> Iterator[None]:
+    """Close them all."""
+    try:
+        yield
+    finally:
+        for cluster in clusters:
+            cluster.close(10)

@@ -1,0 +1,60 @@
+"""The asyncio twins of claims."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.integration.claim_logs import ClaimTopics
+
+from kafkamq.aio.claims import Admin, Cluster
+
+
+def test_claims_with_asyncio(bootstrap: str) -> None:
+    topics = ClaimTopics(bootstrap)
+    topics.fill(6)
+
+    async def run() -> None:
+        async with Cluster(
+            bootstrap,
+            coordination_topic=topics.coordination,
+            heartbeat_interval=topics.interval_s,
+        ) as cluster:
+            member = await cluster.member("a", topics.group)
+            async with member.consumer(topics.work, claims="greedy") as consumer:
+                await consumer.wait_for_claims(2)
+                seen = []
+                async for message in consumer:
+                    seen.append(int(message.payload or b""))
+                    message.commit()
+                    if len(seen) == 6:
+                        break
+                assert sorted(seen) == list(range(6))
+                # What a cancelled poll would have returned is returned by the next one.
+                waiting = asyncio.create_task(consumer.poll(30.0))
+                await asyncio.sleep(0.2)
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+                topics.fill(1, first=6)
+                late = await consumer.poll(10.0)
+                assert late is not None
+                assert late.payload == b"6"
+                late.commit()
+                await consumer.flush()
+                admin = Admin(cluster, topics.group)
+                moved = await admin.set_position({(topics.work, 0): 3, (topics.work, 1): "latest"})
+                assert moved == {(topics.work, 0): 3, (topics.work, 1): 3}
+                again = await consumer.poll(10.0)
+                assert again is not None
+                assert again.payload == b"6"
+                again.commit()
+            async with member.consumer(topics.work, delivery="at-most-once") as consumer:
+                topics.fill(2, first=7)
+                found = []
+                async for batch in consumer.batches(timeout=10.0):
+                    found += [message.payload for message in batch.messages]
+                    if len(found) == 2:
+                        break
+                assert sorted(found) == [b"7", b"8"]
+            assert all(not claim.client for claim in await cluster.claims(topics.group))
+
+    asyncio.run(asyncio.wait_for(run(), 60.0))

@@ -1,0 +1,252 @@
+"""Members that are killed, stopped and misled: nothing twice at most once, nothing lost at least
+once, and never two owners at a time.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.integration.claim_logs import ClaimTopics, read_topic, wait_for
+from tests.integration.claim_worker import STEPS, HandOut, overlaps, read_trace, start
+
+from kafkamq.dev import LocalKafka
+from kafkamq.types import MarshalType
+
+BATCH = 10
+
+
+def read_to_the_end(topics: ClaimTopics, traces: list[Path], number: int, *more: str) -> None:
+    """A last member, until every partition was handed out up to its end."""
+    end = dict.fromkeys(range(topics.partitions), topics.filled // topics.partitions)
+
+    def reached() -> dict[int, int]:
+        ends: dict[int, int] = {}
+        for each in read_trace(*traces):
+            ends[each.partition] = max(each.next, ends.get(each.partition, 0))
+        return ends
+
+    process = start(traces[number], topics, *more)
+    try:
+        wait_for(lambda: reached() == end, 90.0)
+    finally:
+        kill(process)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate(timeout=30)
+
+
+def counts(trace: list[HandOut]) -> Counter[tuple[int, int]]:
+    """How often each message was handed out."""
+    return Counter((e.partition, offset) for e in trace for offset in range(e.first, e.next))
+
+
+def die_at_each_step(topics: ClaimTopics, folder: Path, plan: list[tuple[str, int]]) -> None:
+    """One life after the other, each killed at a step; then one that reads to the end."""
+    per_life = 6 * BATCH
+    total = per_life * (len(plan) + 1)
+    topics.fill(total)
+    # One client, that takes its own up again, and another one, that waits until they are stale.
+    traces = [folder / "a.trace", folder / "b.trace"]
+    for number, (step, count) in enumerate(plan):
+        process = start(traces[number % 3 == 2], topics, "--step", step, "--count", str(count))
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL, step
+    read_to_the_end(topics, traces, 0)
+    trace = read_trace(*traces)
+    handed_out = counts(trace)
+    assert max(handed_out.values()) == 1, "handed out twice"
+    lost = total - len(handed_out)
+    assert lost <= BATCH * len(plan), "more than one batch was lost for a kill"
+    assert overlaps(trace) == []
+    assert topics.audit().dual_claims == []
+
+
+def test_at_most_once_killed(bootstrap: str, tmp_path: Path) -> None:
+    """A few of the steps; the next test has them all."""
+    topics = ClaimTopics(bootstrap, interval_s=0.5)
+    steps = ("committing", "heartbeat", "returned")
+    die_at_each_step(topics, tmp_path, [(step, 2) for step in steps])
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(4))
+def test_at_most_once_killed_at_every_step_many_times(
+    bootstrap: str, tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    plan = [(step, chance.randint(1, 5)) for step in STEPS for _ in range(4)]
+    chance.shuffle(plan)
+    die_at_each_step(ClaimTopics(bootstrap, interval_s=0.5), tmp_path, plan)
+
+
+def at_least_once_with_kills(topics: ClaimTopics, folder: Path, kills: int, seed: int) -> None:
+    chance = random.Random(seed)
+    total = 3 * 30 * kills + 60  # more than they can take
+    topics.fill(total)
+    traces = [folder / f"{name}.trace" for name in "abc"]
+    for number in range(kills):
+        trace = traces[number % 2]
+        before = len(read_trace(trace))
+        process = start(
+            trace, topics, "--delivery", "at-least-once", "--batch", "3", "--work", "0.02"
+        )
+        wanted = before + chance.randint(5, 30)
+        wait_for(lambda trace=trace, n=wanted: len(read_trace(trace)) >= n, 40.0)
+        kill(process)
+    read_to_the_end(topics, traces, 2, "--delivery", "at-least-once")
+    trace = read_trace(*traces)
+    handed_out = counts(trace)
+    assert len(handed_out) == total, "lost"
+    assert overlaps(trace) == []
+    assert topics.audit().dual_claims == []
+    # A tenure begins where the last heartbeat before it says: only what came since is repeated.
+    beats: dict[int, list[tuple[int, int]]] = {0: [], 1: []}  # coordination offset, position
+    for _, at, _, record in topics.records():
+        if record is not None and record.type is MarshalType.HEARTBEAT:
+            beats[record.partition].append((at, record.offset))
+    first: dict[tuple[int, int], int] = {}
+    for each in trace:
+        first.setdefault((each.partition, each.token), each.first)
+    for (partition, token), begins in first.items():
+        said = [position for at, position in beats[partition] if at < token]
+        assert begins == (said[-1] if said else 0)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_at_least_once_killed_many_times(bootstrap: str, tmp_path: Path) -> None:
+    at_least_once_with_kills(ClaimTopics(bootstrap, interval_s=0.5), tmp_path, 15, 2)
+
+
+@pytest.mark.parametrize(
+    "delivery", [pytest.param("at-least-once", marks=pytest.mark.faults), "at-most-once"]
+)
+def test_a_zombie_hands_nothing_out_and_rewinds_nothing(
+    bootstrap: str, tmp_path: Path, delivery: str
+) -> None:
+    topics = ClaimTopics(bootstrap, interval_s=1.0)
+    output = f"{topics.work}-out"
+    topics.create(output, 1)
+    topics.fill(4000)
+    one, two = tmp_path / "one.trace", tmp_path / "two.trace"
+    options = ("--delivery", delivery, "--work", "0.05", "--output", output)
+    zombie = start(one, topics, *options)
+    wait_for(lambda: {e.partition for e in read_trace(one)} == {0, 1})
+    other = start(two, topics, *options)
+    try:
+        zombie.send_signal(signal.SIGSTOP)
+        stopped_at = len(read_trace(one))
+        wait_for(lambda: len(read_trace(two)) >= 20)
+        zombie.send_signal(signal.SIGCONT)
+        assert zombie.stdout is not None
+        said = ""
+        while not said.startswith(("lost:", "refused:")):  # what it was in the middle of
+            said = zombie.stdout.readline()
+            assert said, "it ended"
+        more = len(read_trace(two)) + 20
+        wait_for(lambda: len(read_trace(two)) >= more)
+        later = read_trace(one)[stopped_at:]
+        assert not {e.token for e in later} & {e.token for e in read_trace(one)[:stopped_at]}
+    finally:
+        kill(zombie)
+        kill(other)
+    assert overlaps(read_trace(one, two)) == []
+    assert topics.audit().dual_claims == []
+    produced = Counter(value for _, _, _, value in read_topic(bootstrap, output))
+    if delivery == "at-most-once":
+        assert max(produced.values()) == 1
+    # Positions only rise: the zombie's heartbeats and releases count for nothing.
+    handed = [each for each in read_trace(two) if each.token]
+    for partition in (0, 1):
+        firsts = [each.first for each in handed if each.partition == partition]
+        assert firsts == sorted(firsts)
+
+
+def misled(topics: ClaimTopics, folder: Path, rounds: int, *more: str) -> list[Path]:
+    """Four members with wrong clocks, that come and go."""
+    topics.fill(4000)
+    clocks = {"ahead": (30, -60), "behind": (-30, 0), "jumps": (0, -30), "right": (0, 0)}
+    traces = {name: folder / f"{name}.trace" for name in clocks}
+
+    def begin(name: str) -> subprocess.Popen[str]:
+        skew, jump = clocks[name]
+        return start(
+            traces[name],
+            topics,
+            *("--skew", str(skew), "--jump", str(jump), "--delivery", "at-least-once"),
+            *("--work", "0.02", "--max-claims", "1", *more),
+        )
+
+    running = {name: begin(name) for name in clocks}
+    chance = random.Random(7)
+    try:
+        for _ in range(rounds):
+            wanted = len(read_trace(*traces.values())) + 40
+            wait_for(lambda n=wanted: len(read_trace(*traces.values())) >= n, 40.0)
+            name = chance.choice(list(clocks))
+            kill(running[name])
+            running[name] = begin(name)
+    finally:
+        for process in running.values():
+            kill(process)
+    return list(traces.values())
+
+
+def test_wrong_clocks_never_make_two_owners(bootstrap: str, tmp_path: Path) -> None:
+    topics = ClaimTopics(bootstrap, interval_s=0.5)
+    traces = misled(topics, tmp_path, 3)
+    assert overlaps(read_trace(*traces)) == []
+    audit = topics.audit()
+    assert audit.dual_claims == []
+
+
+def test_the_observer_finds_two_owners_when_there_are(bootstrap: str, tmp_path: Path) -> None:
+    """The same with rules that accept every claim: a test that could not fail shows nothing."""
+    topics = ClaimTopics(bootstrap, interval_s=0.5)
+    traces = misled(topics, tmp_path, 2, "--unsafe")
+    assert overlaps(read_trace(*traces)) or topics.audit().dual_claims
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", ["crash", "pause"])
+def test_a_broker_that_goes_away_ends_the_leases_and_comes_back(how: str) -> None:
+    with LocalKafka() as kafka:
+        topics = ClaimTopics(kafka.bootstrap_servers)
+        topics.fill(200)
+        with (
+            topics.cluster() as cluster,
+            cluster.member("a", topics.group).consumer(topics.work, claims="greedy") as consumer,
+        ):
+            consumer.wait_for_claims(2)
+            seen = set()
+            for _ in range(100):
+                message = consumer.poll(10.0)
+                assert message is not None
+                seen.add(message.payload)
+                message.commit()
+            if how == "crash":
+                kafka.kill()
+            else:
+                kafka.pause()
+            wait_for(lambda: not consumer.claims, 30.0)
+            assert consumer.poll(0.1) is None  # what is queued is not handed out without a lease
+            if how == "crash":
+                kafka.restart()
+            else:
+                kafka.resume()
+            consumer.wait_for_claims(2, 90.0)
+            while len(seen) < 200:
+                message = consumer.poll(30.0)
+                assert message is not None
+                seen.add(message.payload)
+                message.commit()
+        assert topics.audit().dual_claims == []

@@ -1,0 +1,89 @@
+"""Members that share one partition by ranges, on a real broker."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+from tests.integration.claim_logs import ClaimTopics, wait_for
+
+from kafkamq.claims import RangeClaims
+from kafkamq.errors import ConfigError, LeaseLostError
+
+
+def members(topics: ClaimTopics, *names: str, **options: int) -> list[RangeClaims]:
+    return [
+        RangeClaims(
+            topics.bootstrap,
+            topics.work,
+            client_id=name,
+            group_id=topics.group,
+            range_topic=topics.coordination,
+            heartbeat_interval=topics.interval_s,
+            **options,
+        )
+        for name in names
+    ]
+
+
+def test_members_share_one_partition_and_a_silent_one_is_replaced(bootstrap: str) -> None:
+    topics = ClaimTopics(bootstrap, partitions=1)
+    topics.fill(1000)
+    first, second = members(topics, "a", "b", size=50)
+    seen: Counter[int] = Counter()
+    took: Counter[str] = Counter()
+    # The first one dies with two ranges in hand, one of them claimed ahead.
+    wait_for(lambda: len(first.held()) == 2)
+    lost = first.next_range(10.0)
+    assert lost is not None
+    first._is_closed = True  # no heartbeat any more
+
+    def work(member: RangeClaims, name: str) -> None:
+        for claimed in member:
+            for message in claimed:
+                seen[int(message.payload or b"")] += 1
+                took[name] += 1
+                assert message.token == claimed.token
+            claimed.done()
+
+    third = members(topics, "c", size=50)[0]
+    threads = [
+        threading.Thread(target=work, args=(member, name), daemon=True)
+        for member, name in ((second, "b"), (third, "c"))
+    ]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: len(seen) == 1000, 40.0)
+    with pytest.raises(LeaseLostError, match="not held any more"):
+        lost.done(lost.next)
+    for member in (second, third):
+        member.stop()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert set(seen.values()) == {1}
+    assert set(took) == {"b", "c"}
+    second.close()
+    third.close()
+    # What is done is done for those who come later.
+    topics.fill(10, first=1000)
+    (late,) = members(topics, "d", size=50)
+    with late:
+        claimed = late.next_range(10.0)
+        assert claimed is not None
+        found = []
+        for message in claimed:
+            found.append(int(message.payload or b""))
+            if len(found) == 10:
+                break
+        assert found == list(range(1000, 1010))
+        claimed.done()
+
+
+def test_what_cannot_work_is_said(bootstrap: str) -> None:
+    topics = ClaimTopics(bootstrap, partitions=1)
+    with pytest.raises(ConfigError, match="size"):
+        members(topics, "a", size=0)
+    with pytest.raises(ConfigError, match="client_id"):
+        members(topics, "a/b")

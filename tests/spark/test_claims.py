@@ -1,0 +1,95 @@
+"""Spark reads what its driver holds, and no more; the coordination log as a table."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.integration.claim_logs import ClaimTopics, wait_for
+
+from kafkamq.claims import Admin
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError, LeaseLostError
+from kafkamq.spark.claims import claimed_assign, coordination_frame
+from kafkamq.spark.source import register_source
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_query_reads_what_is_held_and_stops_when_it_is_lost(
+    spark: SparkSession, bootstrap: str, tmp_path: Path
+) -> None:
+    topics = ClaimTopics(bootstrap, partitions=3)
+    topics.fill(30)
+    config = ServiceConfig(bootstrap_servers=bootstrap)
+    name = register_source(spark, config, name="claimed")
+    with topics.cluster() as cluster:
+        hold = cluster.member("driver", topics.group).hold(
+            topics.work, claims="greedy", max_claims=2
+        )
+        with pytest.raises(LeaseLostError, match="wait for claims"):
+            claimed_assign(hold, "no-such-topic")
+        hold.wait_for_claims(2)
+        assign = claimed_assign(hold, topics.work)
+        held = set(assign.tokens)
+        assert len(held) == 2
+        frame = spark.readStream.format(name).options(**assign.options).load()
+        query = (
+            frame.writeStream.format("memory")
+            .queryName("claimed")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )
+        with assign.guard(query) as guard:
+            wait_for(lambda: spark.table("claimed").count() == 20, 60.0)
+            read = {row.partition for row in spark.table("claimed").select("partition").collect()}
+            assert read == held
+            wait_for(lambda: set(hold.positions().values()) == {10})
+            assert not guard.wait(0.1)
+            hold.flush()
+            Admin(cluster, topics.group).pause(60.0)  # whatever ends a claim
+            with pytest.raises(LeaseLostError, match="are lost"):
+                guard.wait(60.0)
+        assert not query.isActive
+        seen = cluster.member("o", topics.group)
+        assert {seen.claim_of(topics.work, number).offset for number in held} == {10}
+
+
+def test_the_log_as_a_table(spark: SparkSession, bootstrap: str) -> None:
+    topics = ClaimTopics(bootstrap)
+    topics.fill(4)
+    with (
+        topics.cluster() as cluster,
+        cluster.member("a", topics.group).consumer(topics.work, claims="greedy") as consumer,
+    ):
+        consumer.wait_for_claims(2)
+    now = int(time.time())
+    place = f"{topics.group}/{topics.work}/0"
+    topics.write("nonsense")
+    for number in range(2):  # in turn: each believes that it owns the partition
+        topics.write(f"Heartbeat/1/{now}/i1/x/{place}/{number}")
+        topics.write(f"Heartbeat/1/{now}/i2/y/{place}/{number}")
+    frame = coordination_frame(
+        spark,
+        ServiceConfig(bootstrap_servers=bootstrap),
+        topic=topics.coordination,
+        heartbeat_interval=topics.interval_s,
+    )
+    rows = frame.orderBy("coordination_offset").collect()
+    events = [row.event for row in rows if row.partition == 0 and row.client == "a"]
+    assert events[0] == "claimed"
+    assert events[-1] == "released"
+    assert set(events[1:-1]) == {"renewed"}
+    owner = next(row for row in rows if row.event == "claimed" and row.partition == 0)
+    assert (owner.owner_client, owner.token) == ("a", owner.coordination_offset)
+    assert [row.error for row in rows if row.type is None] == [
+        "the type of a coordination record is unknown"
+    ]
+    assert [row.client for row in rows if row.is_dual] == ["x", "y"]
+    with pytest.raises(ConfigError, match="heartbeat_interval"):
+        coordination_frame(spark, ServiceConfig(bootstrap_servers=bootstrap), heartbeat_interval=0)

@@ -1,0 +1,176 @@
+"""Which partitions a member tries next; what an observer of the log finds; what records did."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.claim_fold import GROUP, TOPIC
+
+from kafkamq.core.claim_audit import ClaimAudit
+from kafkamq.core.claim_history import ClaimEventKind, ClaimHistory
+from kafkamq.core.claim_policy import ClaimMode, ClaimPolicy, Prospect
+from kafkamq.core.claim_steps import End
+from kafkamq.types import MarshalRecord, MarshalType
+
+
+def policy(mode: ClaimMode, max_claims: int = 0) -> ClaimPolicy:
+    return ClaimPolicy(mode, max_claims=max_claims, pause_ms=3000, rest_ms=60_000)
+
+
+def free(count: int, topic: str = "t", **more: bool) -> list[Prospect]:
+    return [Prospect(topic, number, is_claimable=True, **more) for number in range(count)]
+
+
+def held(*numbers: int, topic: str = "t") -> list[Prospect]:
+    return [Prospect(topic, number, is_ours=True, is_held=True) for number in numbers]
+
+
+def numbers(chosen: list[Prospect]) -> list[int]:
+    return [each.partition for each in chosen]
+
+
+def test_greedy_takes_all_that_is_free() -> None:
+    taken = [Prospect("t", 9)]
+    assert numbers(policy(ClaimMode.GREEDY).choose(free(4) + taken, 0)) == [0, 1, 2, 3]
+
+
+def test_limits_count_what_is_held_and_tried_and_come_before_restarts() -> None:
+    """G1, G5."""
+    greedy = policy(ClaimMode.GREEDY, 3)
+    back = [Prospect("t", 7, is_reclaimable=True), Prospect("t", 8, is_reclaimable=True)]
+    assert numbers(greedy.choose(free(4) + back, 0)) == [7, 8, 0]
+    tried = [Prospect("t", 5, is_ours=True), *held(6)]
+    assert numbers(greedy.choose(free(4) + back + tried, 0)) == [7]
+    assert greedy.choose(free(4) + held(6, 7, 8), 0) == []
+
+
+def test_balanced_doubles_until_another_was_first() -> None:
+    """G3."""
+    balanced = policy(ClaimMode.BALANCED)
+    assert len(balanced.choose(free(64), 0, random_unit=0.5)) == 1
+    assert balanced.choose(free(64), 1499) == []
+    assert len(balanced.choose(free(63), 1500)) == 2
+    assert len(balanced.choose(free(61), 3000)) == 4
+    balanced.on_end("t", 3, End.REFUSED, 4000, was_held=False)
+    assert len(balanced.choose(free(57), 4500)) == 1
+    back = [Prospect("t", 90, is_reclaimable=True)]
+    assert numbers(balanced.choose(free(50) + back, 4501)) == [90]  # without a pause
+
+
+def test_what_was_too_slow_rests() -> None:
+    """G6."""
+    greedy = policy(ClaimMode.GREEDY)
+    greedy.on_end("t", 0, End.BEHIND, 1000, was_held=True)
+    greedy.on_end("t", 1, End.RELEASED, 1000, was_held=True)
+    assert numbers(greedy.choose(free(2), 60_999)) == [1]
+    assert numbers(greedy.choose(free(2), 61_000)) == [0, 1]
+
+
+def test_whole_topics_begin_with_their_key() -> None:
+    """G4, G5."""
+    topic = policy(ClaimMode.TOPIC, 1)
+    both = free(3, "a") + free(3, "b")
+    (key,) = topic.choose(both, 0)
+    assert (key.topic, key.partition) == ("a", 0)
+    tried = [Prospect("a", 0, is_ours=True), *free(3, "a")[1:], *free(3, "b")]
+    assert topic.choose(tried, 0) == []  # not before the key is held
+    partial = [*held(0, topic="a"), *free(3, "a")[1:], *free(3, "b")]
+    assert [(each.topic, each.partition) for each in topic.choose(partial, 0)] == [
+        ("a", 1),
+        ("a", 2),
+    ]
+    assert topic.complete_topics(partial) == []
+    assert topic.complete_topics(held(0, 1, 2, topic="a") + free(1, "b")) == ["a"]
+    topic.on_end("a", 1, End.TAKEN, 0, was_held=True)
+    topic.on_end("b", 1, End.RELEASED, 0, was_held=True)
+    assert topic.take_broken_topics() == {"a"}
+    assert topic.take_broken_topics() == set()
+
+
+# ---- the observer
+
+
+class Log:
+    def __init__(self) -> None:
+        self.audit = ClaimAudit(60)
+        self.history = ClaimHistory(60)
+        self.offset = 0
+
+    def add(
+        self, at_s: float, type: MarshalType, client: str, position: int = 0, **more: int
+    ) -> ClaimEventKind:
+        topic = "" if type is MarshalType.RELEASE_GROUP else TOPIC
+        record = MarshalRecord(
+            type, int(at_s) + more.pop("skew", 0), f"i-{client}", client, GROUP, topic,
+            offset=position, **more,
+        )  # fmt: skip
+        event = self.history.apply(record, offset=self.offset, broker_time_ms=int(at_s * 1000))
+        self.audit.apply(record, offset=self.offset, broker_time_ms=int(at_s * 1000))
+        self.offset += 1
+        return event.kind
+
+
+BEAT = MarshalType.HEARTBEAT
+CLAIM = MarshalType.CLAIMING_PARTITION
+RELEASE = MarshalType.RELEASING_PARTITION
+ANNOUNCE = MarshalType.CLAIMING_MESSAGES
+
+
+def test_an_orderly_log_shows_no_two_owners() -> None:
+    log = Log()
+    assert log.add(0, CLAIM, "a") is ClaimEventKind.CLAIMED
+    assert log.add(1, BEAT, "a") is ClaimEventKind.RENEWED
+    assert log.add(2, CLAIM, "b") is ClaimEventKind.REFUSED
+    assert log.add(30, ANNOUNCE, "a", 5) is ClaimEventKind.ANNOUNCED
+    assert log.add(31, BEAT, "a", 5) is ClaimEventKind.RENEWED
+    assert log.add(40, RELEASE, "a", 5) is ClaimEventKind.RELEASED
+    assert log.add(41, CLAIM, "b") is ClaimEventKind.CLAIMED
+    assert log.add(42, BEAT, "b", 5) is ClaimEventKind.RENEWED
+    assert log.add(162, CLAIM, "a") is ClaimEventKind.TAKEN_OVER  # b fell silent
+    assert log.add(163, BEAT, "a", 5) is ClaimEventKind.RENEWED
+    assert log.add(164, BEAT, "b", 5) is ClaimEventKind.IGNORED  # too late to have been beside it
+    assert log.add(165, RELEASE, "b", 5) is ClaimEventKind.IGNORED
+    assert log.audit.dual_claims == []
+
+
+def test_two_that_act_in_turn_are_found() -> None:
+    log = Log()
+    log.add(0, BEAT, "a")
+    assert log.add(10, BEAT, "b") is ClaimEventKind.HANDED_OVER
+    log.add(20, BEAT, "a")
+    (found,) = log.audit.dual_claims
+    assert (found.first[0], found.second[0], found.offset) == ("a", "b", 2)
+    log.add(40, BEAT, "b")
+    assert len(log.audit.dual_claims) == 2
+
+
+def test_a_restart_that_takes_over_is_no_second_owner() -> None:
+    log = Log()
+    log.add(0, BEAT, "a")
+    log.add(5, BEAT, "b")
+    log.add(10, BEAT, "b")
+    assert log.audit.dual_claims == []
+
+
+@pytest.mark.parametrize("end", [CLAIM, RELEASE])
+def test_what_ends_a_tenure_ends_its_acts(end: MarshalType) -> None:
+    log = Log()
+    log.add(0, BEAT, "a")
+    log.add(5, end, "a")
+    log.add(10, BEAT, "b")
+    log.add(20, BEAT, "a")
+    assert log.audit.dual_claims == []
+
+
+def test_clocks_instances_and_impossible_records_are_counted() -> None:
+    log = Log()
+    log.add(100, BEAT, "a", skew=30)
+    log.add(99, BEAT, "a", skew=-2)
+    log.add(101, BEAT, "a", partition=-1)
+    log.add(101, BEAT, "a", partition=2**31)
+    assert log.add(102, MarshalType.RELEASE_GROUP, "a", expires_at_s=200) is ClaimEventKind.PAUSED
+    assert log.add(103, MarshalType.RELEASE_GROUP, "a", expires_at_s=0) is ClaimEventKind.RESUMED
+    client = log.audit.clients[GROUP, "a"]
+    assert (client.least_skew_s, client.most_skew_s) == (-2, 30)
+    assert log.audit.impossible == 2
+    assert log.audit.steps_back == 1
+    assert log.audit.types["Heartbeat"] == 4

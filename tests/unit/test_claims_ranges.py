@@ -1,0 +1,227 @@
+"""Range claims: the wire, the fold and a member."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from kafkamq.core.range_claims import RangeLog
+from kafkamq.core.range_member import RangeMember
+from kafkamq.errors import WireError
+from kafkamq.types import RangeRecord, RangeType
+from kafkamq.wire.ranges import decode_range, encode_range
+
+INTERVAL_S = 10
+CLAIM, BEAT, DONE, FREE = RangeType.CLAIM, RangeType.BEAT, RangeType.DONE, RangeType.FREE
+
+
+class Told:
+    """A log of one partition, and readers of it."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[float, RangeRecord]] = []
+        self.log = RangeLog(INTERVAL_S)
+
+    def add(
+        self, at_s: float, type: RangeType, who: str, first: int, next: int, frontier: int = 0
+    ) -> int:
+        record = RangeRecord(type, int(at_s), who, who, "g", "t", 0, first, next, frontier)
+        self.log.apply(record, offset=len(self.records), broker_time_s=at_s)
+        self.log.check()
+        self.records.append((at_s, record))
+        return len(self.records) - 1
+
+    def held(self, who: str, log: RangeLog | None = None) -> list[tuple[int, int]]:
+        return [(e.first, e.next) for e in (log or self.log).held("g", "t", 0, who)]
+
+    def reader(self, first: int) -> RangeLog:
+        log = RangeLog(INTERVAL_S, since_s=self.records[first][0] if first else None)
+        for offset in range(first, len(self.records)):
+            at_s, record = self.records[offset]
+            log.apply(record, offset=offset, broker_time_s=at_s)
+            log.check()
+        return log
+
+
+def test_the_wire() -> None:
+    record = RangeRecord(CLAIM, 7, "i", "c", "g", "t", 3, 10, 20, 5)
+    value = encode_range(record)
+    assert value == b"ClaimRange/1/7/i/c/g/t/3/10/20/5"
+    assert decode_range(value) == record
+    bad = [
+        *(None, b"", b"ClaimRange", value + b"/1", value.replace(b"ClaimRange", b"Claim")),
+        *(value.replace(b"/3/", b"/-3/"), value.replace(b"/g/", b"/\xff/"), b"/" * 20_000),
+        value.replace(b"/10/", b"/1_0/"),
+    ]
+    for each in bad:
+        with pytest.raises(WireError):
+            decode_range(each)
+    for wrong in (replace(record, group="a/b"), replace(record, first=-1)):
+        with pytest.raises(WireError):
+            encode_range(wrong)
+
+
+def test_rc2_ranges_follow_each_other_and_the_first_claim_wins() -> None:
+    told = Told()
+    told.add(0, CLAIM, "a", 100, 200)
+    told.add(0, CLAIM, "b", 100, 200)
+    told.add(1, CLAIM, "b", 200, 300)
+    told.add(1, CLAIM, "c", 350, 400)  # not at the frontier
+    told.add(1, CLAIM, "c", 250, 400)
+    told.add(1, CLAIM, "c", 300, 300)
+    assert (told.held("a"), told.held("b"), told.held("c")) == ([(100, 200)], [(200, 300)], [])
+    assert told.log.refused == 4
+    assert told.log.frontier("g", "t", 0) == 300
+
+
+def test_rc2_what_a_silent_owner_held_is_claimed_again_as_it_was() -> None:
+    told = Told()
+    told.add(0, CLAIM, "a", 0, 100)
+    told.add(19, CLAIM, "b", 0, 100)
+    assert told.held("b") == []
+    told.add(20, CLAIM, "b", 0, 90)
+    assert told.held("b") == []
+    token = told.add(20, CLAIM, "b", 0, 100)
+    assert told.held("b") == [(0, 100)]
+    assert told.log.held("g", "t", 0, "b")[0].token == token
+    told.add(21, BEAT, "a", 0, 100)  # a zombie
+    told.add(21, DONE, "a", 0, 100)
+    assert told.held("b") == [(0, 100)]
+    assert told.log.ignored == 2
+
+
+def test_rc4_done_in_parts_and_given_back() -> None:
+    told = Told()
+    told.add(0, CLAIM, "a", 0, 100)
+    told.add(1, DONE, "a", 0, 40)
+    assert told.held("a") == [(40, 100)]
+    assert told.log.position("g", "t", 0) == 40
+    told.add(2, FREE, "a", 40, 100)
+    assert told.held("a") == []
+    told.add(2, CLAIM, "b", 40, 100)
+    told.add(3, DONE, "b", 40, 100)
+    assert told.log.position("g", "t", 0) == told.log.frontier("g", "t", 0) == 100
+
+
+def test_rc3_a_reader_from_the_middle_waits_and_then_knows_all() -> None:
+    told = Told()
+    told.add(0, CLAIM, "a", 0, 100)
+    told.add(0, CLAIM, "b", 100, 200)
+    told.add(1, DONE, "b", 100, 200)
+    middle = told.add(30, BEAT, "a", 0, 100, 200)  # heard at 10 and 20 as well
+    told.add(31, BEAT, "b", 0, 0, 200)
+    log = told.reader(middle)
+    assert not log.is_warm
+    told.add(40, BEAT, "a", 0, 100, 200)
+    told.add(50, BEAT, "a", 0, 100, 200)
+    log = told.reader(middle)
+    assert log.is_warm
+    assert told.held("a", log) == [(0, 100)]
+    assert log.frontier("g", "t", 0) == 200
+
+
+def test_rc3_a_reader_from_the_middle_claims_nothing_before_and_knows_zombies() -> None:
+    told = Told()
+    told.add(0, CLAIM, "a", 0, 100)
+    middle = told.add(30, BEAT, "a", 0, 100, 200)
+    told.add(31, BEAT, "z", 50, 150, 200)  # a zombie: its range overlaps
+    told.add(32, CLAIM, "c", 200, 300)
+    log = told.reader(middle)
+    assert log.refused == 1
+    assert told.held("z", log) == []
+    assert log.ignored == 1
+
+
+def test_rc3_who_read_from_the_beginning_knows_every_range() -> None:
+    told = Told()
+    told.add(0, CLAIM, "a", 0, 100)
+    told.add(1, BEAT, "z", 500, 600, 700)  # of a range that nobody gave it
+    assert told.held("z") == []
+    assert told.log.frontier("g", "t", 0) == 100
+    assert told.log.ignored == 1
+
+
+def test_what_is_abandoned_at_a_time() -> None:
+    told = Told()
+    told.add(100, CLAIM, "a", 0, 100)
+    assert told.log.abandoned("g", "t", 0, now_s=119.9) == []
+    (left,) = told.log.abandoned("g", "t", 0, now_s=120)
+    assert (left.first, left.next) == (0, 100)
+
+
+def a_member(told: Told, who: str, ahead: int = 1) -> RangeMember:
+    return RangeMember(
+        told.log, client=who, instance=who, group="g", topic="t", size=10, ahead=ahead,
+        interval_ms=INTERVAL_S * 1000,
+    )  # fmt: skip
+
+
+def test_rc6_abandoned_ranges_come_first_and_claims_are_awaited() -> None:
+    told = Told()
+    told.add(0, CLAIM, "dead", 0, 10)
+    told.add(19, BEAT, "other", 0, 0, 10)
+    member = a_member(told, "me")
+
+    def claims(at_s: float) -> list[tuple[int, int]]:
+        writes = member.plan(round(at_s * 1000), at_s, ends={0: 100}, bases={0: 0})
+        found = [write.record for write in writes if write.record.type is CLAIM]
+        return [(record.first, record.next) for record in found]
+
+    assert claims(20) == [(0, 10), (10, 20)]
+    assert claims(20.1) == [], "they are not read back yet"
+
+
+def test_rc7_a_range_is_live_for_one_interval_from_before_the_write() -> None:
+    told = Told()
+    member = a_member(told, "me", ahead=0)
+    (write,) = (
+        each
+        for each in member.plan(1000, 1, ends={0: 5}, bases={0: 0})
+        if each.record.type is CLAIM
+    )
+    at = told.add(2, CLAIM, "me", write.record.first, write.record.next)
+    ((partition, held),) = member.held([0])
+    assert not member.is_live(partition, held, 1001), "not read back"
+    member.on_written(write, at)
+    member.observe([0])
+    assert member.is_live(partition, held, 10_999)
+    assert not member.is_live(partition, held, 11_000)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_members_never_hold_the_same_offsets_and_all_is_done_once(seed: int) -> None:
+    """Three members, of which two die, on one log with a clock that steps."""
+    chance = random.Random(seed)
+    told = Told()
+    members = {
+        who: RangeMember(
+            told.log, client=who, instance=who, group="g", topic="t", size=10, ahead=1,
+            interval_ms=INTERVAL_S * 1000,
+        )
+        for who in "abc"
+    }  # fmt: skip
+    now_s, done = 100.0, list[int]()
+    for step in range(3000):
+        now_s += chance.choice([0.1, 0.5, 1.0])
+        if step == 400:
+            del members["a"]
+        if step == 800:
+            del members["b"]
+        who = chance.choice(list(members))
+        member, now_ms = members[who], round(now_s * 1000)
+        writes = member.plan(now_ms, now_s, ends={0: 300}, bases={0: 0})
+        for partition, each in member.held([0]):
+            if member.is_live(partition, each, now_ms) and chance.random() < 0.3:
+                if each.next <= 300:
+                    done += range(each.first, each.next)
+                    place = (partition, each.first, each.next)
+                    writes.append(member.end(DONE, place, now_ms, now_s))
+                break
+        for write in writes:
+            record = write.record
+            at = told.add(now_s, record.type, who, record.first, record.next, record.frontier)
+            member.on_written(write, at)
+        member.observe([0])
+    assert sorted(done) == list(range(300))
