@@ -1,0 +1,344 @@
+"""The parallel consumer beside Confluent's Parallel Consumer for Java, on the same topics.
+
+Run: python benchmarks/parallel.py [--json] [--rounds N] [--rows TEXT] [--no-peer]
+
+Each value is the time in microseconds that its record's handler sleeps. Rounds of ours and of the
+peer alternate; a figure is the median of messages a second from the first record polled to the last
+one processed. The peer's rounds begin with a row that does not count, as its JVM has to warm up.
+Rows that the same sleeps bound on both sides are ties; all-distinct keys flatter every system.
+
+With ``--json`` the last line is one JSON list of rows
+``{"row", "ours", "peer", "ratio", "unit", "goal", "ok"}``; goals are ratios where there is a peer,
+and figures where the row's name ends with "alone". CPU and memory are rows of their own.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: E402
+import sys
+from pathlib import Path
+
+# This file's folder is on the path first, where it would hide the standard library's `queue`.
+sys.path[:] = [each for each in sys.path if Path(each).resolve() != Path(__file__).resolve().parent]
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import accumulate, count
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kafkamq import ParallelConsumer, ParallelRecord
+from kafkamq.dev import LocalKafka
+
+PEER = Path(__file__).parent / "peers" / "parallel-consumer"
+RATIO_GOAL = 0.97
+KEY_COUNTS = (1, 2, 5, 10, 20, 50, 100, 1000, 10_000)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is in a topic."""
+
+    messages: int
+    keys: int
+    sleep_us: int = 0  # the most; 0: no work
+    is_fixed: bool = False  # all sleep alike
+    is_zipf: bool = False
+
+    @property
+    def topic(self) -> str:
+        """Its name."""
+        kind = "zipf" if self.is_zipf else "even"
+        return f"bench-{self.messages}-{self.keys}-{self.sleep_us}-{kind}"
+
+    def records(self) -> Iterator[tuple[bytes, bytes]]:
+        """Values and keys; the same each time."""
+        chance = random.Random(42)
+        keys: Iterator[int] = (number % self.keys for number in count())
+        if self.is_zipf:
+            weights = list(accumulate(1 / rank for rank in range(1, self.keys + 1)))
+            keys = iter(chance.choices(range(self.keys), cum_weights=weights, k=self.messages))
+        for _ in range(self.messages):
+            us = (
+                self.sleep_us
+                if self.is_fixed or not self.sleep_us
+                else chance.randrange(self.sleep_us)
+            )
+            yield b"%d" % us, b"k%d" % next(keys)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: a load, and how it is worked off."""
+
+    name: str
+    load: Load
+    ordering: str
+    concurrency: int
+    goal: float | None = None  # messages a second of ours alone
+    has_peer: bool = True
+
+
+@dataclass
+class Result:
+    """One measurement."""
+
+    seconds: float
+    cpu_s: float
+    memory_mib: int
+    done: bool
+
+
+@dataclass
+class Row:
+    """One line of the result."""
+
+    row: str
+    ours: float
+    peer: float | None
+    ratio: float | None
+    unit: str
+    goal: float | None
+    ok: bool
+
+
+def cases() -> list[Case]:
+    """All rows."""
+    found = []
+    for at_once in (16, 100):
+        for keys in KEY_COUNTS:
+            load = Load(10_000, keys, 5000)
+            found.append(Case(f"0-5 ms, {keys} keys, KEY, {at_once} at once", load, "key", at_once))
+        load = Load(10_000, 1000, 5000)
+        found.append(Case(f"0-5 ms, UNORDERED, {at_once} at once", load, "unordered", at_once))
+        found.append(Case(f"0-5 ms, PARTITION, {at_once} at once", load, "partition", at_once))
+    for kind, is_zipf in (("even", False), ("Zipf", True)):
+        load = Load(100_000, 1000, 100, is_fixed=True, is_zipf=is_zipf)
+        found.append(Case(f"100 us, 1000 keys {kind}, KEY, 16 at once", load, "key", 16))
+        found.append(Case(f"100 us, 1000 keys {kind}, KEY, 100 at once", load, "key", 100))
+    many, one = Load(1_000_000, 10_000), Load(1_000_000, 1)
+    found.append(Case("no work, 10,000 keys, KEY", many, "key", 16, goal=300_000))
+    found.append(Case("no work, UNORDERED", many, "unordered", 16, goal=600_000))
+    # One key never passes 910 messages a second there: 1,000,000 of them are for ours alone.
+    found.append(Case("no work, one key, KEY", one, "key", 16, goal=100_000, has_peer=False))
+    found.append(Case("no work, one key, 10,000 messages, KEY", Load(10_000, 1), "key", 16))
+    return found
+
+
+def fill(servers: str, load: Load) -> None:
+    """Make the topic, one partition, unless it is there."""
+    admin = AdminClient({"bootstrap.servers": servers})
+    if load.topic in admin.list_topics(timeout=10).topics:
+        return
+    admin.create_topics([NewTopic(load.topic, 1, 1)])[load.topic].result(30)
+    producer = Producer(
+        {
+            "bootstrap.servers": servers,
+            "enable.idempotence": True,
+            "linger.ms": 20,
+            "queue.buffering.max.messages": 2_000_000,
+        }
+    )
+    for number, (value, key) in enumerate(load.records()):
+        producer.produce(load.topic, value, key)
+        if number % 10_000 == 0:
+            producer.poll(0)
+    producer.flush()
+
+
+# Ours.
+
+
+def run_ours(servers: str, case: Case) -> Result:
+    """One row, in this process."""
+    numbers, ended = count(1), threading.Event()
+    times = [0.0, 0.0]
+    total, sleep, clock = case.load.messages, time.sleep, time.perf_counter
+
+    def handle(record: ParallelRecord) -> None:
+        us = int(record.value or b"0")
+        if us:
+            sleep(us / 1e6)
+        if next(numbers) == total:
+            times[1] = clock()
+            ended.set()
+
+    cpu_s = time.process_time()
+    consumer = ParallelConsumer(
+        case.load.topic,
+        group_id=f"ours-{uuid.uuid4().hex}",
+        bootstrap_servers=servers,
+        ordering=case.ordering,
+        concurrency=case.concurrency,
+    )
+    source = consumer._engine._source
+    poll = source.poll
+
+    def timed(limit: int, wait_s: float) -> list:
+        groups = poll(limit, wait_s)
+        if groups and not times[0]:
+            times[0] = clock()
+        return groups
+
+    source.poll = timed  # type: ignore[method-assign]
+    with consumer:
+        consumer.poll(handle)
+        is_done = ended.wait(170)
+        cpu_s = time.process_time() - cpu_s
+        memory = _memory_mib()
+    return Result(times[1] - times[0], cpu_s, memory, is_done)
+
+
+def _memory_mib() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) // 1024
+    return -1
+
+
+def run_ours_apart(servers: str, chosen: list[Case]) -> list[Result]:
+    """A round, in a process of its own."""
+    names = [case.name for case in chosen]
+    command = [sys.executable, __file__, "--worker", servers, json.dumps(names)]
+    return _results(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
+
+
+# The peer.
+
+
+def build_peer() -> str:
+    """The classpath of the harness."""
+    classpath = PEER / "target" / "cp"
+    if not classpath.exists() or not (PEER / "target/classes/Bench.class").exists():
+        if shutil.which("mvn") is None:
+            raise SystemExit("the peer is built by Maven (mvn): install it, or give --no-peer")
+        subprocess.run(
+            [
+                *("mvn", "-q", "-B", "compile", "dependency:build-classpath"),
+                "-Dmdep.outputFile=target/cp",
+            ],
+            cwd=PEER,
+            check=True,
+        )
+    return f"{PEER / 'target/classes'}{os.pathsep}{classpath.read_text().strip()}"
+
+
+def run_peer(servers: str, chosen: list[Case], classpath: str) -> list[Result]:
+    """A round, in one JVM; its first row is run twice and counted once."""
+    rows = [
+        f"{case.load.topic}:{case.ordering.upper()}:{case.concurrency}:{case.load.messages}"
+        for case in chosen
+    ]
+    warm_up = Case("", Load(10_000, 1000, 5000), "key", 100)
+    fill(servers, warm_up.load)
+    first = f"{warm_up.load.topic}:KEY:100:{warm_up.load.messages}"
+    command = ["java", "-Xmx1g", "-cp", classpath, "Bench", servers, first, *rows]
+    found = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    return _results(found.stdout)[1:]
+
+
+def _results(text: str) -> list[Result]:
+    return [Result(**json.loads(line)) for line in text.splitlines() if line.startswith("{")]
+
+
+# The table.
+
+
+def rows_of(case: Case, ours: list[Result], peer: list[Result]) -> list[Row]:
+    """Speed, CPU and memory of one case."""
+    speed = _speed(case, ours)
+    is_done = all(result.done for result in (*ours, *peer))
+    rows = []
+    if case.goal is not None:
+        is_ok = is_done and speed >= case.goal
+        rows.append(Row(f"{case.name}, alone", speed, None, None, "messages/s", case.goal, is_ok))
+    if not peer:
+        return rows or [Row(case.name, speed, None, None, "messages/s", None, is_done)]
+    other = _speed(case, peer)
+    ratio = speed / other
+    is_ok = is_done and ratio >= RATIO_GOAL
+    rows.append(Row(case.name, speed, other, ratio, "messages/s", RATIO_GOAL, is_ok))
+    if case.goal is not None:
+        for what, unit in (("cpu_s", "CPU s"), ("memory_mib", "MiB")):
+            mine = statistics.median(getattr(result, what) for result in ours)
+            its = statistics.median(getattr(result, what) for result in peer)
+            name = f"{case.name}: {'CPU' if what == 'cpu_s' else 'memory'}"
+            rows.append(Row(name, mine, its, its / max(mine, 1e-9), unit, 1.0, mine < its))
+    return rows
+
+
+def _speed(case: Case, results: list[Result]) -> float:
+    return statistics.median(case.load.messages / result.seconds for result in results)
+
+
+@contextmanager
+def _broker(servers: str) -> Iterator[str]:
+    if servers:
+        yield servers
+        return
+    with LocalKafka(heap="1g", jvm_options=()) as kafka:
+        yield kafka.bootstrap_servers
+
+
+def _worker(servers: str, names: list[str]) -> None:
+    by_name = {case.name: case for case in cases()}
+    for name in names:
+        print(json.dumps(asdict(run_ours(servers, by_name[name]))), flush=True)
+
+
+def main() -> int:
+    """Run all rows, or those whose names contain ``--rows``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print the rows as one JSON list, last")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", default="", help="only rows whose names contain this; | for or")
+    parser.add_argument("--no-peer", action="store_true", help="ours alone")
+    parser.add_argument("--bootstrap-servers", default="", help="use this cluster")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        _worker(args.worker[0], json.loads(args.worker[1]))
+        return 0
+    wanted = args.rows.split("|")
+    chosen = [case for case in cases() if any(text in case.name for text in wanted)]
+    classpath = "" if args.no_peer else build_peer()
+    ours: dict[str, list[Result]] = {case.name: [] for case in chosen}
+    peer: dict[str, list[Result]] = {case.name: [] for case in chosen}
+    with _broker(args.bootstrap_servers) as servers:
+        for case in chosen:
+            fill(servers, case.load)
+        for _ in range(args.rounds):
+            paired = [case for case in chosen if case.has_peer]
+            if classpath and paired:
+                for case, result in zip(paired, run_peer(servers, paired, classpath), strict=True):
+                    peer[case.name].append(result)
+            for case, result in zip(chosen, run_ours_apart(servers, chosen), strict=True):
+                ours[case.name].append(result)
+    rows = [row for case in chosen for row in rows_of(case, ours[case.name], peer[case.name])]
+    for row in rows:
+        print(_line(row), file=sys.stderr, flush=True)
+    if args.json:
+        print(json.dumps([asdict(row) for row in rows]))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def _line(row: Row) -> str:
+    peer = "" if row.peer is None else f"  peer {row.peer:,.5g}  ratio {row.ratio:.2f}"
+    goal = "" if row.goal is None else f"  goal {row.goal:g} {'ok' if row.ok else 'MISSED'}"
+    return f"{row.row:48} {row.ours:,.5g} {row.unit}{peer}{goal}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

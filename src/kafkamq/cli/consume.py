@@ -1,0 +1,109 @@
+"""``consume``: processes a topic with a function of the user's, many records at once."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from kafkamq.cli import output
+from kafkamq.cli.options import MetricsPort, connected, serving_metrics
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError
+from kafkamq.kafka.parallel import ParallelConsumer
+
+__all__ = ["load_handler", "register"]
+
+_SLICE_S = 0.2
+
+
+class Order(Enum):
+    """What stays in order."""
+
+    KEY = "key"
+    PARTITION = "partition"
+    UNORDERED = "unordered"
+
+
+def load_handler(name: str) -> Callable[..., object]:
+    """The function that ``module:function`` names.
+
+    Raises:
+        ConfigError: There is no such module or function.
+    """
+    module_name, colon, path = name.partition(":")
+    if not (module_name and colon and path):
+        raise ConfigError(f"the handler is {name!r}: name it as module:function")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the folder that the command was given in, as with python -m
+    try:
+        found: object = importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the handler {name!r} cannot be loaded: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"the handler {name!r} is no function")
+    return found
+
+
+@connected
+def consume(
+    config: ServiceConfig,
+    handler: Annotated[
+        str, typer.Argument(metavar="MODULE:FUNCTION", help="def or async def; gets a record.")
+    ],
+    topic: Annotated[list[str], typer.Option("--topic", "-t", help="May be repeated.")],
+    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
+    ordering: Annotated[Order, typer.Option(help="What stays in order.")] = Order.KEY,
+    concurrency: Annotated[int, typer.Option(min=1, help="Handlers at once.")] = 16,
+    processes: Annotated[
+        int, typer.Option(min=0, help="Run a def in so many processes instead of threads.")
+    ] = 0,
+    max_attempts: Annotated[
+        int | None, typer.Option(min=1, help="Then a record is a dead letter; default: never.")
+    ] = None,
+    dead_letter_topic: Annotated[str, typer.Option(help="Where dead letters go.")] = "",
+    max_rate: Annotated[float | None, typer.Option(help="Records a second, at most.")] = None,
+    drain: Annotated[
+        float, typer.Option(min=0.0, help="At Ctrl-C: s to process what was read already.")
+    ] = 0.0,
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Process records with a function, many at once, until Ctrl-C."""
+    function = load_handler(handler)
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    consumer = ParallelConsumer(
+        topic,
+        group_id=group,
+        bootstrap_servers=config.bootstrap_servers,
+        kafka=config.kafka,
+        ordering=ordering.value,
+        concurrency=concurrency,
+        processes=processes,
+        max_attempts=max_attempts,
+        dead_letter_topic=dead_letter_topic,
+        max_rate=max_rate,
+    )
+    with serving_metrics(metrics_port):
+        try:
+            consumer.poll(function)
+            output.note(f"Processing {', '.join(topic)} as {group}; Ctrl-C ends it.")
+            while not stopping.is_set():
+                if consumer.wait(_SLICE_S):
+                    break
+        finally:
+            consumer.close(drain=drain)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command of this module."""
+    app.command()(consume)

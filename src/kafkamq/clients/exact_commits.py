@@ -1,0 +1,323 @@
+"""Commits offsets, and reads what is committed, with metadata byte for byte.
+
+confluent-kafka (2.16) sends the metadata of a commit with the NUL that ends its C string: whoever
+decodes base64 strictly, as Java does, then drops it. So the list of offsets is built here with its
+true lengths and given to librdkafka's own C functions, for the client that confluent-kafka made.
+And so it is read: where no NUL was committed, confluent-kafka reads on in whatever memory follows.
+
+Where that client lives is not part of any interface: it is looked up in the Python object, read as
+memory (never as a pointer that might not be one) and must hold the client's unique name. Where that
+fails - another operating system, another layout - commits go the ordinary way, with the NUL, which
+our own reader ignores; ``is_exact`` says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+__all__ = ["ExactCommits", "OffsetCommit"]
+
+_log = logging.getLogger(__name__)
+_NAME_WITHIN = 16 * 1024  # bytes of the client's structure that are looked through
+_ERROR_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommit:
+    """An offset to commit, and what is to be said about it."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str = ""
+
+
+class _Partition(ctypes.Structure):
+    """``rd_kafka_topic_partition_t``: part of librdkafka's stable interface."""
+
+    _fields_ = (
+        ("topic", ctypes.c_char_p),
+        ("partition", ctypes.c_int32),
+        ("offset", ctypes.c_int64),
+        ("metadata", ctypes.c_void_p),
+        ("metadata_size", ctypes.c_size_t),
+        ("opaque", ctypes.c_void_p),
+        ("error", ctypes.c_int),
+        ("private", ctypes.c_void_p),
+    )
+
+
+class _PartitionList(ctypes.Structure):
+    """``rd_kafka_topic_partition_list_t``."""
+
+    _fields_ = (
+        ("count", ctypes.c_int),
+        ("size", ctypes.c_int),
+        ("elements", ctypes.POINTER(_Partition)),
+    )
+
+
+_List = ctypes.POINTER(_PartitionList)
+
+
+class _Library:
+    """The functions of the librdkafka that is loaded in this process."""
+
+    def __init__(self, path: str) -> None:
+        library = ctypes.CDLL(path)
+        pointer, text = ctypes.c_void_p, ctypes.c_char_p
+        for name, result, arguments in (
+            ("rd_kafka_name", text, (pointer,)),
+            ("rd_kafka_topic_partition_list_new", _List, (ctypes.c_int,)),
+            (
+                "rd_kafka_topic_partition_list_add",
+                ctypes.POINTER(_Partition),
+                (_List, text, ctypes.c_int32),
+            ),
+            ("rd_kafka_topic_partition_list_destroy", None, (_List,)),
+            ("rd_kafka_commit", ctypes.c_int, (pointer, _List, ctypes.c_int)),
+            ("rd_kafka_committed", ctypes.c_int, (pointer, _List, ctypes.c_int)),
+            ("rd_kafka_mem_malloc", pointer, (pointer, ctypes.c_size_t)),
+            ("rd_kafka_consumer_group_metadata", pointer, (pointer,)),
+            ("rd_kafka_consumer_group_metadata_destroy", None, (pointer,)),
+            (
+                "rd_kafka_send_offsets_to_transaction",
+                pointer,
+                (pointer, _List, pointer, ctypes.c_int),
+            ),
+            ("rd_kafka_error_code", ctypes.c_int, (pointer,)),
+            ("rd_kafka_error_string", text, (pointer,)),
+            ("rd_kafka_error_is_fatal", ctypes.c_int, (pointer,)),
+            ("rd_kafka_error_is_retriable", ctypes.c_int, (pointer,)),
+            ("rd_kafka_error_txn_requires_abort", ctypes.c_int, (pointer,)),
+            ("rd_kafka_error_destroy", None, (pointer,)),
+        ):
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name.removeprefix("rd_kafka_"), function)
+
+    def __getattr__(self, name: str) -> ctypes._NamedFuncPointer:
+        raise AttributeError(name)  # set above; this is for the type checker
+
+
+class ExactCommits:
+    """Commits for one consumer; calls may come from any thread, but none after its ``close``.
+
+    Args:
+        consumer: The member of the group.
+        client_id: Its ``client.id``, which must be unique in this process.
+    """
+
+    def __init__(self, consumer: Consumer, client_id: str) -> None:
+        self._consumer = consumer
+        self._library: _Library | None = None
+        self._handle = 0
+        self._plain: deque[list[TopicPartition]] = deque()
+        try:
+            library = _Library(_library_path())
+            self._handle = _handle_of(consumer, client_id, library)
+            self._library = library
+        except (OSError, AttributeError, ValueError) as error:
+            _log.warning(
+                "exact commit metadata is not to be had here: commits carry a trailing NUL, which"
+                " Parallel Consumer for Java cannot read",
+                extra={"said": str(error)},
+            )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the metadata is committed as given; else a NUL follows it."""
+        return self._library is not None
+
+    def commit(self, commits: Sequence[OffsetCommit]) -> None:
+        """Commit and wait for the answer (up to ``socket.timeout.ms``), where it is exact.
+
+        Raises:
+            KafkaException: The first error, of all or of one of them.
+        """
+        library = self._library
+        if library is None:
+            # confluent-kafka lets no other thread in while one polls all the time, and its own
+            # synchronous commit waits without a bound: so the owner begins it, without an answer.
+            self._plain.append(_plain(commits))
+            return
+        listed = _listed(library, self._handle, commits)
+        try:
+            code = library.commit(self._handle, listed, 0)
+            if code:
+                raise KafkaException(KafkaError(code))
+            content = listed.contents
+            for index in range(content.count):
+                if content.elements[index].error:
+                    raise KafkaException(KafkaError(content.elements[index].error))
+        finally:
+            library.topic_partition_list_destroy(listed)
+
+    def committed(
+        self, partitions: Sequence[tuple[str, int]], timeout_s: float
+    ) -> list[OffsetCommit]:
+        """What the group has committed; a negative offset: nothing.
+
+        Raises:
+            KafkaException: No answer, or an error for one of them.
+        """
+        library = self._library
+        if library is None:
+            return self._committed_plainly(partitions, timeout_s)
+        asked = [OffsetCommit(topic, number, -1) for topic, number in partitions]
+        listed = _listed(library, self._handle, asked)
+        try:
+            code = library.committed(self._handle, listed, int(timeout_s * 1000))
+            if code:
+                raise KafkaException(KafkaError(code))
+            content = listed.contents
+            found = [content.elements[index] for index in range(content.count)]
+            for each in found:
+                if each.error:
+                    raise KafkaException(KafkaError(each.error))
+            return [
+                OffsetCommit(each.topic.decode(), each.partition, each.offset, _metadata(each))
+                for each in found
+            ]
+        finally:
+            library.topic_partition_list_destroy(listed)
+
+    def _committed_plainly(
+        self, partitions: Sequence[tuple[str, int]], timeout_s: float
+    ) -> list[OffsetCommit]:
+        asked = [TopicPartition(topic, number) for topic, number in partitions]
+        result = []
+        for each in self._consumer.committed(asked, timeout=timeout_s):
+            if each.error is not None:
+                raise KafkaException(each.error)
+            try:
+                metadata = each.metadata or ""
+            except UnicodeDecodeError:  # somebody else's memory
+                metadata = "\ufffd"
+            result.append(OffsetCommit(each.topic, each.partition, each.offset, metadata))
+        return result
+
+    def serve(self) -> None:
+        """Where commits are not exact: begin those that wait; by the thread that polls."""
+        while self._plain:
+            self._consumer.commit(offsets=self._plain.popleft(), asynchronous=True)
+
+    def send_to_transaction(
+        self, producer: Producer, client_id: str, commits: Sequence[OffsetCommit], timeout_s: float
+    ) -> None:
+        """Commit in the producer's open transaction; ``client_id`` is the producer's.
+
+        Raises:
+            KafkaException: As ``Producer.send_offsets_to_transaction`` does.
+        """
+        library = self._library
+        handle = 0
+        if library is not None:
+            try:
+                handle = _handle_of(producer, client_id, library)
+            except (OSError, ValueError):
+                library = None
+        if library is None:
+            group = self._consumer.consumer_group_metadata()
+            producer.send_offsets_to_transaction(_plain(commits), group, timeout_s)
+            return
+        listed = _listed(library, handle, commits)
+        group = library.consumer_group_metadata(self._handle)
+        try:
+            error = library.send_offsets_to_transaction(
+                handle, listed, group, int(timeout_s * 1000)
+            )
+            if error:
+                raise KafkaException(_taken(library, error))
+        finally:
+            library.consumer_group_metadata_destroy(group)
+            library.topic_partition_list_destroy(listed)
+
+
+def _metadata(element: _Partition) -> str:
+    """To its length, not to a NUL that may not be there."""
+    if not element.metadata or not element.metadata_size:
+        return ""
+    data = ctypes.string_at(element.metadata, element.metadata_size)
+    return data.decode("utf-8", "replace")
+
+
+def _plain(commits: Iterable[OffsetCommit]) -> list[TopicPartition]:
+    return [
+        TopicPartition(each.topic, each.partition, each.offset, each.metadata)
+        if each.metadata
+        else TopicPartition(each.topic, each.partition, each.offset)
+        for each in commits
+    ]
+
+
+def _listed(
+    library: _Library, handle: int, commits: Sequence[OffsetCommit]
+) -> ctypes._Pointer[_PartitionList]:
+    """A list that librdkafka owns, metadata and all, until it is destroyed."""
+    listed: ctypes._Pointer[_PartitionList] = library.topic_partition_list_new(len(commits))
+    for each in commits:
+        element = library.topic_partition_list_add(
+            listed, each.topic.encode(), each.partition
+        ).contents
+        element.offset = each.offset
+        if each.metadata:
+            data = each.metadata.encode()
+            memory = library.mem_malloc(handle, len(data) + 1)
+            ctypes.memmove(memory, data + b"\0", len(data) + 1)
+            element.metadata, element.metadata_size = memory, len(data)
+    return listed
+
+
+def _taken(library: _Library, error: int) -> KafkaError:
+    """Librdkafka's error as confluent-kafka's; the former is destroyed."""
+    try:
+        said = library.error_string(error) or b""
+        return KafkaError(
+            library.error_code(error),
+            said[:_ERROR_BYTES].decode("utf-8", "replace"),
+            bool(library.error_is_fatal(error)),
+            bool(library.error_is_retriable(error)),
+            bool(library.error_txn_requires_abort(error)),
+        )
+    finally:
+        library.error_destroy(error)
+
+
+def _library_path() -> str:
+    """Where the librdkafka is that confluent-kafka has loaded."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        found = re.search(r"(/\S*librdkafka[^/]*)$", line)
+        if found:
+            return found.group(1)
+    raise OSError("no librdkafka is loaded as a library of its own")
+
+
+def _handle_of(client: Consumer | Producer, client_id: str, library: _Library) -> int:
+    """The ``rd_kafka_t`` of a client: the first field behind the object's head.
+
+    Raises:
+        OSError: That is not the address of anything.
+        ValueError: It is not the address of this client.
+    """
+    address = ctypes.c_void_p.from_address(id(client) + object.__basicsize__).value or 0
+    name = client_id.encode() + b"#"
+    descriptor = os.open("/proc/self/mem", os.O_RDONLY)
+    try:
+        memory = os.pread(descriptor, _NAME_WITHIN, address)
+    finally:
+        os.close(descriptor)
+    if name not in memory:
+        raise ValueError("confluent-kafka keeps its client elsewhere than expected")
+    if not (library.name(address) or b"").startswith(name):
+        raise ValueError("librdkafka names another client than expected")
+    return address

@@ -1,0 +1,242 @@
+"""Commits what is done, and the maps of what is done beyond it; in a thread of its own.
+
+A commit may wait behind the member's own request to join, for as long as the slowest member takes;
+nothing else waits for it then. What was not confirmed is committed again with the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from time import monotonic
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kafkamq.clients.errors import broker_error, kafka_error
+from kafkamq.clients.exact_commits import ExactCommits, OffsetCommit
+from kafkamq.core.flow import FlowLimits, MapVerdict, PartitionFlow, StallGuard
+from kafkamq.core.lanes import Lane, LaneState
+from kafkamq.core.offsets import Progress
+from kafkamq.kafka.commits import is_passing
+from kafkamq.kafka.parallel.config import ParallelConfig, Partition
+from kafkamq.kafka.parallel.desk import Desk
+from kafkamq.kafka.parallel.hooks import tell
+from kafkamq.kafka.parallel.record import ParallelRecord
+from kafkamq.kafka.parallel.stats import Stats
+from kafkamq.wire import offsets as offset_maps
+
+__all__ = ["Committer", "Duty", "Plan", "plan_commits"]
+
+_SOON_S = 0.05  # until the next commit, while a map is too long
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Duty:
+    """One assignment of a partition, as its owner and the committer see it."""
+
+    lane: Lane[ParallelRecord]
+    flow: PartitionFlow
+    guard: StallGuard
+    committed_offset: int
+    committed_version: int  # of the tracker's progress; -1: nothing is committed
+    is_paused: bool = False
+    map_chars: int = 0
+
+    @property
+    def place(self) -> Partition:
+        """Its partition."""
+        place = self.lane.partition
+        assert isinstance(place, tuple)
+        return place
+
+
+@dataclass(slots=True)
+class Plan:
+    """One commit: of one moment."""
+
+    parts: list[tuple[Duty, Progress, MapVerdict]] = field(default_factory=list)
+    commits: list[OffsetCommit] = field(default_factory=list)
+
+
+def plan_commits(
+    duties: Iterable[Duty], desk: Desk, stats: Stats, limits: FlowLimits, *, with_maps: bool
+) -> Plan:
+    """What there is to commit now."""
+    with desk.lock:
+        wanted = [
+            (duty, duty.lane.tracker.progress())
+            for duty in duties
+            if duty.lane.state is not LaneState.CLOSED
+            and duty.lane.tracker.version != duty.committed_version
+        ]
+    plan = Plan()
+    for duty, progress in wanted:
+        metadata = ""
+        if progress.needs_map and with_maps:
+            metadata = offset_maps.encode(
+                progress.committable_offset, progress.highest_succeeded, progress.incompletes
+            )
+        verdict = duty.flow.judge_map(len(metadata), progress)
+        if not verdict.is_written:
+            stats.maps_cut += 1
+            whole, (metadata, end) = len(metadata), _cut(progress, len(metadata), limits)
+            _log.warning(
+                "an offset map is too long and is cut: after a restart what is done beyond its end"
+                " is done again",
+                extra={"partition": duty.place, "chars": whole, "end": end},
+            )
+        duty.map_chars = len(metadata)
+        topic, partition = duty.place
+        plan.parts.append((duty, progress, verdict))
+        plan.commits.append(OffsetCommit(topic, partition, progress.committable_offset, metadata))
+    with desk.lock:
+        for duty, _, verdict in plan.parts:
+            if duty.lane.state is not LaneState.CLOSED:
+                desk.scheduler.set_ceiling(duty.lane, verdict.ceiling)
+    return plan
+
+
+def _cut(progress: Progress, chars: int, limits: FlowLimits) -> tuple[str, int]:
+    """The map of as much of the progress as may be committed, and the last offset in it."""
+    base, end = progress.committable_offset, progress.highest_succeeded
+    while end >= base:
+        # Its length goes by its range, more or less: a little less than that, until it fits.
+        end = (
+            base - 1 + min(end - base, int((end - base + 1) * limits.max_map_chars / chars * 0.95))
+        )
+        metadata = offset_maps.encode(base, end, progress.incompletes) if end >= base else ""
+        chars = len(metadata)
+        if chars <= limits.max_map_chars:
+            return metadata, end
+    return "", base - 1
+
+
+class Committer:
+    """Commits every ``commit_interval``, and when told to; not for transactions."""
+
+    def __init__(
+        self,
+        config: ParallelConfig,
+        desk: Desk,
+        commits: ExactCommits,
+        duties: Callable[[], list[Duty]],
+        stats: Stats,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._config = config
+        self._desk = desk
+        self._commits = commits
+        self._duties = duties
+        self._stats = stats
+        self._fail = fail
+        self._with_maps = True
+        self._wanted = threading.Condition()
+        self._asked = 0
+        self._answered = 0
+        self._is_ended = False
+        self._thread = threading.Thread(target=self._run, name="kafkamq-commits", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def commit_now(self, timeout_s: float) -> bool:
+        """Commit what is done by now, and wait; False: no answer in time, which may still come."""
+        deadline_s = monotonic() + timeout_s
+        with self._wanted:
+            self._asked += 1
+            mine = self._asked
+            self._wanted.notify_all()
+            while self._answered < mine:
+                left_s = deadline_s - monotonic()
+                if left_s <= 0 or not self._thread.is_alive():
+                    return False
+                self._wanted.wait(min(left_s, 0.5))
+        return True
+
+    def request(self) -> None:
+        """Commit soon."""
+        with self._wanted:
+            self._asked += 1
+            self._wanted.notify_all()
+
+    def end(self, timeout_s: float) -> bool:
+        """Commit no more; False: a commit is still under way."""
+        with self._wanted:
+            self._is_ended = True
+            self._wanted.notify_all()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        interval_s = self._config.commit_interval_ms / 1000
+        wait_s = interval_s
+        while True:
+            with self._wanted:
+                if self._asked == self._answered and not self._is_ended:
+                    self._wanted.wait(wait_s)
+                if self._is_ended:
+                    return
+                asked = self._asked
+            try:
+                is_crowded = self._commit()
+            except Exception as error:  # noqa: BLE001 - the owner raises it
+                self._fail(error)
+                is_crowded = False
+            wait_s = min(_SOON_S, interval_s) if is_crowded else interval_s
+            with self._wanted:
+                self._answered = asked
+                self._wanted.notify_all()
+
+    def _commit(self) -> bool:
+        """One commit; says whether a map holds work back."""
+        plan = plan_commits(
+            self._duties(),
+            self._desk,
+            self._stats,
+            self._config.limits,
+            with_maps=self._with_maps,
+        )
+        if not plan.commits:
+            return False
+        try:
+            self._commits.commit(plan.commits)
+        except KafkaException as error:
+            self._failed(error)
+            return True
+        self.confirm(plan)
+        return any(verdict.ceiling is not None for _, _, verdict in plan.parts)
+
+    def _failed(self, error: KafkaException) -> None:
+        self._stats.commit_failures += 1
+        inner = kafka_error(error)
+        if inner.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
+            self._with_maps = False
+            _log.error(
+                "the broker takes shorter commit metadata than offset maps need: commits go without"
+                " maps from now on; raise offset.metadata.max.bytes to 4096",
+                extra={"group": self._config.group_id},
+            )
+            return
+        ours = broker_error(error, f"committing offsets of group {self._config.group_id}")
+        if not is_passing(ours, inner.code()):
+            raise ours from error
+        _log.info("a commit failed and is made again", extra={"code": inner.name()})
+
+    def confirm(self, plan: Plan) -> None:
+        """Note that Kafka has it, and tell the user."""
+        with self._desk.lock:
+            for duty, progress, _ in plan.parts:
+                duty.committed_version = progress.version
+                duty.committed_offset = progress.committable_offset
+        self._stats.commits += 1
+        self._stats.last_commit_s = monotonic()
+        self._stats.map_chars = max(len(each.metadata) for each in plan.commits)
+        tell(
+            "on_committed",
+            self._config.hooks.on_committed,
+            {(each.topic, each.partition): each.offset for each in plan.commits},
+        )

@@ -1,0 +1,162 @@
+"""What users may ask of a parallel consumer, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from enum import Enum
+from typing import TypedDict
+
+from kafkamq.config import Backoff, ServiceConfig, milliseconds
+from kafkamq.core.flow import FlowLimits
+from kafkamq.core.shards import NullKeys, Ordering
+from kafkamq.errors import ConfigError
+from kafkamq.kafka.parallel.config import (
+    CommitMode,
+    Hooks,
+    OnExhausted,
+    ParallelConfig,
+    Partition,
+    RetryDelay,
+    Verdict,
+    choice,
+)
+from kafkamq.kafka.parallel.record import ParallelRecord
+
+__all__ = ["ParallelOptions", "make_config"]
+
+_TRANSACTION_INTERVAL_S = 0.1
+
+
+class ParallelOptions(TypedDict, total=False):
+    """All of them may be left out; times are s, or timedeltas."""
+
+    null_keys: str
+    """By key, records without one are "serial" (the default), as of one key, or "parallel"."""
+    processes: int
+    """Run a ``def`` handler in so many processes, for work that needs the CPU; importable there."""
+    batch_size: int
+    """Give the handler lists of up to so many records; 0 (the default): single records."""
+    batch_linger: float | timedelta
+    """How long a list that is not full waits for more; 0."""
+    max_attempts: int | None
+    """Then a record is given up; None (the default): it is tried for ever."""
+    backoff: Backoff | RetryDelay
+    """Until the next attempt: 1 s, doubled up to 60 s; or a function of the record."""
+    on_exhausted: str
+    """What is given up goes to the "dead-letter" topic (the default), or "skip" or "stop"."""
+    dead_letter_topic: str
+    """Where dead letters go."""
+    commit_mode: str
+    """"asynchronous" (the default), "synchronous", or "transactional" with the results."""
+    commit_interval: float | timedelta
+    """Between commits; 1, transactional 0.1."""
+    commit_timeout: float | timedelta
+    """For the answer to a commit, where one is waited for; 10."""
+    send_timeout: float | timedelta
+    """Until Kafka has results and dead letters; 30."""
+    revoke_timeout: float | timedelta
+    """For what is in flight when partitions go to others; 2."""
+    stall_after: float | timedelta
+    """A record that holds the committed offset back for so long is reported; 60."""
+    on_stall: str | Callable[[str, int, int, float], object]
+    """Then: "report" (the default), "dead-letter", or a function of topic, partition, offset, s."""
+    max_rate: float | None
+    """Records a second, at most."""
+    max_open: int
+    """Records of a partition that are read and not done, at most (and one poll); 10,000."""
+    start: str
+    """Without a committed offset: "earliest" (the default), "latest", or "none": an error."""
+    on_data_loss: str
+    """The position is not in the log: "raise" (the default), or "skip" to its start."""
+    on_foreign_metadata: str
+    """What another program left at the committed offset: "ignore" (the default) or "raise"."""
+    on_failure: Callable[[ParallelRecord, BaseException], Verdict | None]
+    """A handler raised: gets record and error, may return a verdict."""
+    on_dead_letter: Callable[[ParallelRecord, str], object]
+    """A dead letter is in Kafka: gets record and reason."""
+    on_committed: Callable[[Mapping[Partition, int]], object]
+    """Offsets are committed: gets them by (topic, partition)."""
+    on_assigned: Callable[[list[Partition]], object]
+    """Partitions came."""
+    on_revoked: Callable[[list[Partition], bool], object]
+    """Partitions went; with whether they were lost without notice."""
+
+
+def make_config(
+    service: ServiceConfig,
+    topics: str | Sequence[str],
+    group_id: str,
+    *,
+    ordering: str,
+    concurrency: int,
+    options: ParallelOptions,
+) -> ParallelConfig:
+    """The configuration that is meant.
+
+    Raises:
+        ConfigError: A setting cannot work.
+        TypeError: There is no such option.
+    """
+    for name in options:
+        if name not in ParallelOptions.__annotations__:
+            raise TypeError(f"there is no option {name!r}")
+    mode = CommitMode(
+        _choice("commit_mode", options.get("commit_mode", "asynchronous"), CommitMode)
+    )
+    interval = _TRANSACTION_INTERVAL_S if mode is CommitMode.TRANSACTIONAL else 1.0
+    max_open = options.get("max_open", 10_000)
+    if max_open < 1:
+        raise ConfigError(f"max_open is {max_open}: it must be at least 1")
+    return ParallelConfig(
+        service=service,
+        topics=(topics,) if isinstance(topics, str) else tuple(topics),
+        group_id=group_id,
+        ordering=Ordering(_choice("ordering", ordering, Ordering)),
+        null_keys=NullKeys(_choice("null_keys", options.get("null_keys", "serial"), NullKeys)),
+        concurrency=concurrency,
+        processes=options.get("processes", 0),
+        batch_size=options.get("batch_size", 0),
+        batch_linger_ms=milliseconds(options.get("batch_linger", 0.0), name="batch_linger"),
+        max_attempts=options.get("max_attempts"),
+        backoff=options.get("backoff", Backoff(max=60.0)),
+        on_exhausted=OnExhausted(
+            _choice("on_exhausted", options.get("on_exhausted", "dead-letter"), OnExhausted)
+        ),
+        dead_letter_topic=options.get("dead_letter_topic", ""),
+        commit_mode=mode,
+        commit_interval_ms=_ms("commit_interval", options.get("commit_interval", interval)),
+        commit_timeout_ms=_ms("commit_timeout", options.get("commit_timeout", 10.0)),
+        send_timeout_ms=_ms("send_timeout", options.get("send_timeout", 30.0)),
+        revoke_timeout_ms=milliseconds(options.get("revoke_timeout", 2.0), name="revoke_timeout"),
+        stall_after_ms=_ms("stall_after", options.get("stall_after", 60.0)),
+        park_stalled=options.get("on_stall") == "dead-letter",
+        max_rate=options.get("max_rate"),
+        limits=FlowLimits(max_open=max_open, resume_open=max_open // 2),
+        start=options.get("start", "earliest"),
+        on_data_loss=options.get("on_data_loss", "raise"),
+        on_foreign_metadata=options.get("on_foreign_metadata", "ignore"),
+        hooks=_hooks(options),
+    )
+
+
+def _hooks(options: ParallelOptions) -> Hooks:
+    on_stall = options.get("on_stall", "report")
+    if not callable(on_stall):
+        choice("on_stall", on_stall, ("report", "dead-letter"))
+    return Hooks(
+        on_failure=options.get("on_failure"),
+        on_dead_letter=options.get("on_dead_letter"),
+        on_committed=options.get("on_committed"),
+        on_stall=on_stall if callable(on_stall) else None,
+        on_assigned=options.get("on_assigned"),
+        on_revoked=options.get("on_revoked"),
+    )
+
+
+def _ms(name: str, value: float | timedelta) -> int:
+    return milliseconds(value, name=name, minimum=1)
+
+
+def _choice(name: str, value: str, kind: type[Enum]) -> str:
+    return choice(name, value, tuple(str(each.value) for each in kind))

@@ -1,0 +1,169 @@
+"""Writes results and dead letters; one producer and the thread that serves it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from time import monotonic, sleep
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.settings import connect, producer_settings
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import KafkaMQError, StateError
+from kafkamq.kafka.parallel.record import ParallelRecord
+from kafkamq.types import DeadLetterReason, Headers
+from kafkamq.wire.headers import Origin, dead_letter_headers
+
+__all__ = ["Delivered", "Outbox"]
+
+_POLL_S = 0.1
+_log = logging.getLogger(__name__)
+
+Delivered = Callable[["KafkaError | None", Message], None]
+
+
+class Outbox:
+    """An idempotent producer (acks=all), made when it is first needed; thread-safe."""
+
+    def __init__(self, config: ServiceConfig, *, send_timeout_s: float) -> None:
+        self._config = config
+        self._send_timeout_s = send_timeout_s
+        self._watch = ErrorWatch(config.bootstrap_servers)
+        self._lock = threading.Lock()
+        self._client: Producer | None = None
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]],
+        on_delivery: Delivered,
+        partition: int = -1,
+    ) -> None:
+        """Queue one record; waits while the queue is full.
+
+        Raises:
+            BrokerError: librdkafka refuses it.
+            DeadlineExceededError: The queue stayed full.
+            StateError: Closed.
+        """
+        client = self._connected()
+        deadline_s = 0.0
+        while True:
+            try:
+                client.produce(
+                    topic,
+                    value,
+                    key,
+                    partition,
+                    on_delivery=on_delivery,
+                    headers=list(headers) if headers else None,
+                )
+                return
+            except BufferError:  # noqa: PERF203 - the loop is the waiting
+                now_s = monotonic()
+                deadline_s = deadline_s or now_s + self._send_timeout_s
+                if now_s >= deadline_s:
+                    raise self._watch.deadline(
+                        "sending (the queue is full)", self._send_timeout_s
+                    ) from None
+                sleep(0.005)  # the thread makes room
+            except KafkaException as error:
+                self._renew_if_fatal(client, error)
+                raise broker_error(error, f"sending to {topic}") from error
+
+    def park(
+        self, topic: str, group_id: str, record: ParallelRecord, reason: DeadLetterReason, said: str
+    ) -> Future[None]:
+        """Write a dead letter; the future is done when Kafka has it."""
+        parked: Future[None] = Future()
+
+        def delivered(error: KafkaError | None, _message: Message) -> None:
+            if error is None:
+                parked.set_result(None)
+            else:
+                parked.set_exception(broker_error(error, f"writing a dead letter to {topic}"))
+
+        origin = Origin(record.topic, record.partition, record.offset, record.timestamp_ms)
+        failure = record._failure
+        headers: Headers = dead_letter_headers(
+            record.headers,
+            reason=reason,
+            error=said,
+            delivery_count=1 if failure is None else failure.attempts,
+            origin=origin,
+            queue_id=group_id,
+        )
+        try:
+            self.send(topic, record.value, record.key, headers, delivered)
+        except KafkaMQError as error:
+            parked.set_exception(error)
+        return parked
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all is confirmed or failed; False: not in time."""
+        client = self._client
+        return client is None or client.flush(max(0.0, timeout_s)) == 0
+
+    def close(self, timeout_s: float) -> None:
+        """Flush, and end; what is not confirmed by then fails. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            client = self._client
+        if client is not None:
+            client.flush(max(0.0, timeout_s))
+            if self._thread is not None:
+                self._thread.join(_POLL_S * 20)
+            _end(client)
+            self._client = None
+
+    def _connected(self) -> Producer:
+        client = self._client
+        if client is not None and not self._is_closed:
+            return client
+        with self._lock:
+            if self._is_closed:
+                raise StateError("the consumer is closed; it sends no more")
+            if self._client is None:
+                self._client = self._made()
+                self._thread = threading.Thread(
+                    target=self._serve, name="kafkamq-outbox", daemon=True
+                )
+                self._thread.start()
+            return self._client
+
+    def _made(self) -> Producer:
+        settings = producer_settings(self._config, partitioner="murmur2_random")
+        return connect(Producer, settings, self._watch)
+
+    def _renew_if_fatal(self, failed: Producer, error: KafkaException) -> None:
+        inner = error.args[0]
+        if not isinstance(inner, KafkaError) or not inner.fatal():
+            return
+        with self._lock:
+            if self._client is failed:
+                self._watch = ErrorWatch(self._config.bootstrap_servers)
+                self._client = self._made()
+                _log.warning("the producer was made anew after a fatal error")
+                _end(failed)
+
+    def _serve(self) -> None:
+        """The thread: delivery reports."""
+        while not self._is_closed:
+            client = self._client
+            if client is not None:
+                client.poll(_POLL_S)
+
+
+def _end(client: Producer) -> None:
+    if len(client):
+        client.purge()
+        client.flush(_POLL_S)  # serves the reports
+    client.close()

@@ -1,0 +1,190 @@
+"""What follows when a handler fails or gives a verdict: another attempt, or the dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from kafkamq.config import Backoff
+from kafkamq.core.delivery import backoff_delay_ms
+from kafkamq.core.retries import Done, GiveUp, Retry, judge
+from kafkamq.errors import ConfigError, KafkaMQError, StateError
+from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.parallel.config import OnExhausted, ParallelConfig, Verdict
+from kafkamq.kafka.parallel.hooks import tell
+from kafkamq.kafka.parallel.record import Failure, ParallelRecord
+from kafkamq.kafka.parallel.stats import Stats
+from kafkamq.types import Ack, DeadLetterReason, Nack, Reject
+
+__all__ = ["VERDICTS", "Settler"]
+
+VERDICTS = (Ack, Nack, Reject)
+_STOPPED_MS = 3_600_000  # a record that stops the consumer is not tried again by it
+_MAX_DELAY_S = 366 * 86_400.0
+_log = logging.getLogger(__name__)
+
+Park = Callable[[ParallelRecord, DeadLetterReason, str], "Future[None]"]
+
+
+class Settler:
+    """Applies the retry policy; thread-safe.
+
+    Args:
+        config: The policy.
+        stats: Where dead letters and skips are counted.
+        park: Writes a dead letter; its future is done when Kafka has it.
+        fail: Stops the consumer.
+    """
+
+    def __init__(
+        self,
+        config: ParallelConfig,
+        stats: Stats,
+        park: Park,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._config = config
+        self._stats = stats
+        self._park = park
+        self._fail = fail
+
+    def fail(self, error: BaseException) -> None:
+        """A worker cannot go on, by no fault of its handler: stop the consumer."""
+        self._fail(error)
+
+    def settle(self, record: ParallelRecord, outcome: object) -> int | None:
+        """What becomes of a record whose handler raised or returned ``outcome``.
+
+        Returns:
+            When to try again (monotonic ms), or None: it is done; a dead letter is in Kafka then.
+        """
+        decision, error = self._decide(record, outcome)
+        if not isinstance(decision, GiveUp):
+            return self._due(record, decision, error)
+        parked = self._give_up(record, decision, error)
+        if parked is None:
+            return self._due_if_stopped()
+        try:
+            parked.result(self._config.send_timeout_ms / 1000)
+        except (KafkaMQError, TimeoutError) as failure:
+            return self._not_parked(record, error, failure)
+        self._parked(record, decision)
+        return None
+
+    async def settle_async(self, record: ParallelRecord, outcome: object) -> int | None:
+        """As ``settle``, on an event loop."""
+        decision, error = self._decide(record, outcome)
+        if not isinstance(decision, GiveUp):
+            return self._due(record, decision, error)
+        parked = self._give_up(record, decision, error)
+        if parked is None:
+            return self._due_if_stopped()
+        try:
+            timeout_s = self._config.send_timeout_ms / 1000
+            await asyncio.wait_for(asyncio.wrap_future(parked), timeout_s)
+        except (KafkaMQError, TimeoutError, asyncio.TimeoutError) as failure:
+            return self._not_parked(record, error, failure)
+        self._parked(record, decision)
+        return None
+
+    def _decide(
+        self, record: ParallelRecord, outcome: object
+    ) -> tuple[Done | Retry | GiveUp, BaseException | None]:
+        error: BaseException | None = None
+        verdict: Verdict = Ack()
+        if isinstance(outcome, BaseException):
+            error, verdict = outcome, self._verdict_on(record, outcome)
+        elif isinstance(outcome, VERDICTS):
+            verdict = outcome
+        elif inspect.isawaitable(outcome):
+            error = ConfigError("the handler returned an awaitable: declare it with async def")
+            self._fail(error)
+            verdict = Nack(delay=_STOPPED_MS / 1000)
+        attempt = record.attempt
+        decision = judge(verdict, attempt=attempt, max_attempts=self._config.max_attempts)
+        if not isinstance(decision, Done):
+            reason = "" if isinstance(verdict, Ack) else verdict.reason
+            record._failure = Failure(attempt, error, reason or _said(error))
+        return decision, error
+
+    def _verdict_on(self, record: ParallelRecord, error: BaseException) -> Verdict:
+        verdict = tell("on_failure", self._config.hooks.on_failure, record, error)
+        return verdict if isinstance(verdict, VERDICTS) else Nack()
+
+    def _due(
+        self, record: ParallelRecord, decision: Done | Retry, error: BaseException | None
+    ) -> int | None:
+        if isinstance(decision, Done):
+            return None
+        delay_ms = self._delay_ms(record, decision)
+        _log.info(
+            "a record failed and is tried again",
+            extra={
+                "record": repr(record),
+                "attempt": record.attempt - 1,
+                "delay_ms": delay_ms,
+                "said": _said(error),
+            },
+        )
+        return monotonic_ms() + delay_ms
+
+    def _delay_ms(self, record: ParallelRecord, decision: Retry) -> int:
+        delay_s = decision.delay_s
+        backoff = self._config.backoff
+        if delay_s is None and not isinstance(backoff, Backoff):
+            told = tell("backoff", backoff, record)
+            delay_s = float(told) if isinstance(told, int | float) else 1.0
+        if delay_s is not None:
+            return round(min(max(delay_s, 0.0), _MAX_DELAY_S) * 1000)
+        assert isinstance(backoff, Backoff)
+        return backoff_delay_ms(backoff, record.attempt - 1, random.random())
+
+    def _give_up(
+        self, record: ParallelRecord, decision: GiveUp, error: BaseException | None
+    ) -> Future[None] | None:
+        """Write the dead letter, or do what else the policy says (None)."""
+        config = self._config
+        failure = record._failure
+        said = failure.reason if failure is not None else _said(error)
+        if config.on_exhausted is OnExhausted.STOP:
+            self._fail(
+                StateError(f"{record!r} cannot be processed ({said}); the offset stays before it")
+            )
+            return None
+        if config.on_exhausted is OnExhausted.SKIP or not config.dead_letter_topic:
+            self._stats.skipped += 1
+            _log.error("a record is given up and skipped", extra={"record": repr(record)})
+            return None
+        return self._park(record, decision.reason, said)
+
+    def _due_if_stopped(self) -> int | None:
+        if self._config.on_exhausted is OnExhausted.STOP:
+            return monotonic_ms() + _STOPPED_MS
+        return None
+
+    def _parked(self, record: ParallelRecord, decision: GiveUp) -> None:
+        self._stats.dead_lettered += 1
+        _log.warning(
+            "a record is given up; it is a dead letter",
+            extra={"record": repr(record), "reason": decision.reason.value},
+        )
+        tell("on_dead_letter", self._config.hooks.on_dead_letter, record, decision.reason.value)
+
+    def _not_parked(
+        self, record: ParallelRecord, error: BaseException | None, failure: BaseException
+    ) -> int:
+        _log.error(
+            "a dead letter could not be written; its record is tried again",
+            extra={"record": repr(record), "said": str(failure)},
+        )
+        due = self._due(record, Retry(), error)
+        assert due is not None
+        return due
+
+
+def _said(error: BaseException | None) -> str:
+    return "" if error is None else f"{type(error).__name__}: {error}"
