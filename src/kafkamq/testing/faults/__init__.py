@@ -1,0 +1,46 @@
+"""Faults for real clusters, histories of what clients saw, and a checker that reads only those.
+
+`KafkaCluster` is three brokers on machines of their own: kill, pause, cut and heal them, fill their
+disks. `BrokerClock` moves a broker's wall clock, `SlowLink` delays what goes over it. `Part` and
+``python -m kafkamq.testing.faults.actors`` are senders, workers and trackers that write histories;
+`check_run` judges histories and topics. The pytest fixture ``kafka_cluster`` gives one cluster.
+"""
+
+from kafkamq.testing.faults.clock import BrokerClock, why_no_clock
+from kafkamq.testing.faults.cluster import KafkaCluster
+from kafkamq.testing.faults.history import Event, HistoryError, Recorder, digest, read_histories
+from kafkamq.testing.faults.invariants import Finding, Report, check_run
+from kafkamq.testing.faults.network import Host, Network, NetworkError, why_no_network
+from kafkamq.testing.faults.part import POISON, Part
+from kafkamq.testing.faults.proxy import SlowLink
+from kafkamq.testing.faults.records import (
+    NamespaceRecords,
+    committed_positions,
+    read_namespace,
+    read_records,
+)
+
+__all__ = [
+    "BrokerClock",
+    "Event",
+    "Finding",
+    "HistoryError",
+    "Host",
+    "KafkaCluster",
+    "NamespaceRecords",
+    "Network",
+    "NetworkError",
+    "POISON",
+    "Part",
+    "Recorder",
+    "Report",
+    "SlowLink",
+    "check_run",
+    "committed_positions",
+    "digest",
+    "read_histories",
+    "read_namespace",
+    "read_records",
+    "why_no_clock",
+    "why_no_network",
+]

@@ -1,0 +1,355 @@
+"""Judges a run from its histories and its topics alone; it never asks what it judges.
+
+- I1 ``lost``: what was confirmed to its sender is acked, a dead letter, or (before the end) open;
+  what was confirmed to its worker is in the log.
+- I2 ``duplicate``: a copy is handed out once, and none follows an ACK that was confirmed in time.
+- I3 ``overlap``: nobody gets a copy while a live worker, out of reach of every fault, holds the one
+  before.
+- I5 ``count``, ``content``: as the log says; each copy counts one more, and is what was sent.
+- I6 ``premature``: no copy and no dead letter without a reason in the log before it.
+- I7 ``phantom``: nothing is received that nobody sent.
+- I8 ``stall``: after the faults work goes on.
+- I9 ``regress``: positions never go back, and never pass a message that nobody STARTed.
+
+I4 (order) does not hold for queues with markers, by design; I10 (Spark against local) is a property
+test of the trackers. I5's reasons, I6 and much of I1 are `check_logs`'.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from kafkamq.errors import WireError
+from kafkamq.testing.checker import CheckFailedError, Verdict, check_logs
+from kafkamq.testing.faults.history import Event, digest
+from kafkamq.testing.log import LogRecord
+from kafkamq.types import Marker, MarkerType, Outcome
+from kafkamq.wire.headers import read_message_headers
+from kafkamq.wire.keys import split_key
+from kafkamq.wire.markers import decode_marker
+
+__all__ = ["Finding", "Report", "check_run"]
+
+Place = tuple[int, int]
+"""Partition and offset in the messages topic."""
+
+_LOG_KINDS = {
+    "lost": "I1 lost",
+    "count": "I5 count",
+    "content": "I5 content",
+    "reason": "I5 reason",
+    "dead letter": "I5 dead letter",
+    "unexplained": "I6 premature",
+}
+_MAX_SHOWN = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A broken invariant."""
+
+    kind: str  # I1 lost, I2 duplicate, ...
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+@dataclass(slots=True)
+class Report:
+    """What a run came to."""
+
+    verdict: Verdict
+    sent: int = 0  # confirmed to their senders
+    unsure: int = 0  # neither confirmed nor known to have failed
+    received: int = 0
+    confirmed: int = 0  # verdicts that their workers took for final
+    told_late: int = 0
+    second_starts: int = 0  # of one copy
+    innocent_dead: int = 0  # handed out, neither rejected nor poison nor told late; dead letters
+    late_untold: int = 0  # ACKs behind a second START of their message: R9's second limit
+    faults: Counter[str] = field(default_factory=Counter)
+    longest_gap_s: float = 0.0  # between two messages handed out, anywhere
+    recovery_s: float = 0.0  # from the end of the faults to the last message handed out
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def violations(self) -> Counter[str]:
+        """How many findings of each kind."""
+        return Counter(finding.kind for finding in self.findings)
+
+    def require_ok(self, context: str = "") -> None:
+        """Raise when an invariant was broken.
+
+        Raises:
+            CheckFailedError: with ``context`` and the first findings.
+        """
+        if self.findings:
+            shown = "\n".join(map(str, self.findings[:_MAX_SHOWN]))
+            raise CheckFailedError(f"{context}{dict(self.violations)}\n{shown}")
+
+    def row(self) -> dict[str, object]:
+        """The figures, for tables."""
+        return {
+            "sent": self.sent,
+            "received": self.received,
+            "acked": self.verdict.acked,
+            "redelivered": self.verdict.redelivered,
+            "dead_lettered": self.verdict.dead_lettered,
+            "told_late": self.told_late,
+            "processed_twice": self.verdict.processed_twice,
+            "extra_copies": self.verdict.extra_copies,
+            "second_starts": self.second_starts,
+            "faults": dict(self.faults),
+            "longest_gap_s": round(self.longest_gap_s, 1),
+            "recovery_s": round(self.recovery_s, 1),
+            "violations": dict(self.violations),
+        }
+
+
+def check_run(
+    events: Sequence[Event],
+    *,
+    messages: Iterable[LogRecord],
+    markers: Iterable[LogRecord],
+    dead_letters: Iterable[LogRecord],
+    max_recovery_s: float = 60.0,
+    must_be_settled: bool = True,
+    judge_logs: bool = True,
+) -> Report:
+    """Judge one run.
+
+    Args:
+        events: Of all processes, by time.
+        messages: All committed records of the messages topic.
+        markers: Of the markers topic.
+        dead_letters: Of the dead letters topic.
+        max_recovery_s: How long after the faults messages may still be on their way (I8).
+        must_be_settled: False: the run was cut short, open messages are no loss.
+        judge_logs: False: only what histories show; for logs that `check_logs` cannot read.
+    """
+    return _Run(
+        list(events), list(messages), list(markers), list(dead_letters), max_recovery_s
+    ).check(must_be_settled=must_be_settled, judge_logs=judge_logs)
+
+
+class _Run:
+    """One run, indexed."""
+
+    def __init__(
+        self,
+        events: list[Event],
+        messages: list[LogRecord],
+        markers: list[LogRecord],
+        dead_letters: list[LogRecord],
+        max_recovery_s: float,
+    ) -> None:
+        self._messages, self._markers, self._letters = messages, markers, dead_letters
+        self._max_recovery_s = max_recovery_s
+        self._events: dict[str, list[Event]] = defaultdict(list)
+        for event in events:
+            self._events[event.op].append(event)
+        self._by_place = {(one.partition, one.offset): one for one in messages}
+        self._starts: Counter[Place] = Counter()
+        self._ends: dict[Place, list[Marker]] = defaultdict(list)
+        for marker in _decoded(markers):
+            if marker.message_id is None or marker.of_schedule:
+                continue
+            place = (marker.message_id.partition, marker.message_id.offset)
+            if marker.type is MarkerType.START:
+                self._starts[place] += 1
+            elif marker.type is MarkerType.END:
+                self._ends[place].append(marker)
+        self._late = {tuple(place) for event in self._events["late"] for place in event["places"]}
+        self._report = Report(Verdict())
+
+    def check(self, *, must_be_settled: bool, judge_logs: bool) -> Report:
+        report = self._report
+        report.sent = len(self._events["sent"])
+        known = {event["id"] for op in ("sent", "unsent") for event in self._events[op]}
+        report.unsure = len({event["id"] for event in self._events["send"]} - known)
+        report.received = len(self._events["received"])
+        report.told_late = len(self._late)
+        report.second_starts = sum(count - 1 for count in self._starts.values())
+        report.innocent_dead = sum(map(self._is_innocent, self._letters))
+        report.faults = Counter(event["kind"] for event in self._events["fault"])
+        if judge_logs:
+            self._check_logs(must_be_settled)
+        self._check_sends()
+        self._check_received()
+        self._check_overlaps()
+        self._check_confirmed()
+        self._check_positions()
+        self._check_progress()
+        return report
+
+    def _find(self, kind: str, text: str) -> None:
+        self._report.findings.append(Finding(kind, text))
+
+    def _is_innocent(self, letter: LogRecord) -> bool:
+        """Whether its worker did all it should in the last delivery, and it died all the same.
+
+        Not so when no worker got it: its START was in the log, but a rebalance that outlasts the
+        lease kept the offset from being committed.
+        """
+        headers = read_message_headers(letter.headers)
+        last = [
+            (event["partition"], event["offset"])
+            for event in self._events["verdict"]
+            if event["id"] == headers.id and event["outcome"] == "ack"
+        ]
+        counts = {
+            (event["partition"], event["offset"]): event["count"]
+            for event in self._events["received"]
+            if event["id"] == headers.id
+        }
+        return any(
+            counts.get(place) == headers.delivery_count and place not in self._late
+            for place in last
+        )
+
+    def _check_logs(self, must_be_settled: bool) -> None:
+        confirmed = {
+            (event["topic"], event["partition"], event["offset"]) for event in self._events["sent"]
+        }
+        verdict = check_logs(
+            messages=self._messages,
+            markers=self._markers,
+            dead_letters=self._letters,
+            confirmed=confirmed,
+            must_be_settled=must_be_settled,
+        )
+        self._report.verdict = verdict
+        for problem in verdict.problems:
+            self._find(_LOG_KINDS.get(problem.kind, problem.kind), str(problem))
+
+    def _check_sends(self) -> None:
+        """I1, I7: what failed for certain is nowhere."""
+        refused = {event["id"] for event in self._events["unsent"] if event["known"]}
+        for record in self._messages if refused else ():
+            id_ = read_message_headers(record.headers).id
+            if id_ in refused:
+                self._find("I7 phantom", f"{id_} failed for certain and is in the log")
+
+    def _check_received(self) -> None:
+        """I2, I5, I7: against what was sent, and what the log holds."""
+        sent = {event["id"]: event["sha"] for event in self._events["send"]}
+        first: dict[Place, Event] = {}
+        for event in self._events["received"]:
+            place = (event["partition"], event["offset"])
+            at = f"{event['id']} at {place} in {event.process}"
+            if event["id"] not in sent:
+                self._find("I7 phantom", f"{at}: nobody sent it")
+            elif sent[event["id"]] != event["sha"]:
+                self._find("I5 content", f"{at}: its payload is another one")
+            before = first.setdefault(place, event)
+            if before is not event:
+                self._find("I2 duplicate", f"{at}: it was handed out to {before.process} already")
+            record = self._by_place.get(place)
+            if record is None:
+                self._find("I7 phantom", f"{at}: the log has no such message")
+                continue
+            headers = read_message_headers(record.headers)
+            if (headers.id, digest(record.value)) != (event["id"], event["sha"]):
+                self._find("I5 content", f"{at}: the log has another message there")
+            if headers.delivery_count != event["count"]:
+                text = f"{at}: count {event['count']}, the log says {headers.delivery_count}"
+                self._find("I5 count", text)
+            if not self._starts[place]:
+                self._find("I9 regress", f"{at}: handed out without a START")
+
+    def _check_overlaps(self) -> None:
+        """I3: with no fault near, the holder before has given its verdict."""
+        done = {(e["partition"], e["offset"]): e.time_s for e in self._events["verdict"]}
+        holders: dict[str, Event] = {}
+        for event in self._events["received"]:
+            before = holders.get(event["id"])
+            holders[event["id"]] = event
+            if before is None:
+                continue
+            place = (before["partition"], before["offset"])
+            if done.get(place, float("inf")) <= event.time_s or place in self._late:
+                continue
+            if not self._is_disturbed(before.time_s, event.time_s):
+                text = f"{event['id']}: to {event.process} while {before.process} held it"
+                self._find("I3 overlap", text)
+
+    def _is_disturbed(self, begin_s: float, end_s: float) -> bool:
+        """Whether some fault was there between two times."""
+        faulty_since = None
+        marks = sorted(self._events["fault"] + self._events["healed"], key=lambda e: e.time_s)
+        for event in marks:
+            if event.op == "fault" and faulty_since is None:
+                faulty_since = event.time_s
+            elif event.op == "healed" and faulty_since is not None:
+                if faulty_since <= end_s and event.time_s >= begin_s:
+                    return True
+                faulty_since = None
+        return faulty_since is not None and faulty_since <= end_s
+
+    def _check_confirmed(self) -> None:
+        """I1, I2: verdicts that their workers took for final."""
+        given = {(e["partition"], e["offset"]): e["outcome"] for e in self._events["verdict"]}
+        for event in self._events["confirmed"]:
+            for partition, offset in event["places"]:
+                place = (partition, offset)
+                if place in self._late or given.get(place) != "ack":
+                    continue
+                self._report.confirmed += 1
+                ends = self._ends.get(place, [])
+                if all(end.outcome is not Outcome.ACK for end in ends):
+                    self._find("I1 lost", f"the confirmed ack of {place} is not in the log")
+                if any(end.outcome in _OF_TRACKERS for end in ends):
+                    if self._starts[place] > 1:
+                        self._report.late_untold += 1  # R9's second limit
+                    else:
+                        text = f"{place} was acked, not told late, and delivered again"
+                        self._find("I2 duplicate", text)
+
+    def _check_positions(self) -> None:
+        """I9: no way back, and nothing passed over."""
+        last: dict[tuple[str, str, int], int] = {}
+        for event in self._events["position"]:
+            key = (event["group"], event["topic"], event["partition"])
+            if event["offset"] < last.get(key, -1):
+                self._find("I9 regress", f"{key} went from {last[key]} to {event['offset']}")
+            last[key] = event["offset"]
+        for (group, topic, partition), position in last.items():
+            queue_id = group.rsplit("/", 1)[-1]  # kafkamq/NS/QUEUE; a tracker's have no slash
+            for record in self._messages:
+                if (record.topic, record.partition) != (topic, partition):
+                    continue
+                if record.offset >= position or _queue_of(record) != queue_id:
+                    continue
+                if not self._starts[record.partition, record.offset]:
+                    text = f"{group} passed {topic}[{partition}]@{record.offset}, nobody STARTed it"
+                    self._find("I9 regress", text)
+
+    def _check_progress(self) -> None:
+        """I8: how long nothing was handed out, and how long the end took."""
+        report, times = self._report, [event.time_s for event in self._events["received"]]
+        if times:
+            report.longest_gap_s = max((b - a for a, b in pairwise(times)), default=0.0)
+        if self._events["healed"] and times:
+            healed_s = self._events["healed"][-1].time_s
+            report.recovery_s = max(0.0, times[-1] - healed_s)
+            if report.recovery_s > self._max_recovery_s:
+                self._find("I8 stall", f"{report.recovery_s:.0f} s after the faults still at work")
+
+
+_OF_TRACKERS = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+
+
+def _queue_of(record: LogRecord) -> str:
+    return split_key(record.key)[0].decode("utf-8", "replace") if record.key else ""
+
+
+def _decoded(markers: Iterable[LogRecord]) -> Iterable[Marker]:
+    for record in markers:
+        try:
+            yield decode_marker(record.value)
+        except WireError:  # noqa: PERF203 - hostile ones are part of some runs
+            continue

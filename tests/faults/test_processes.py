@@ -1,0 +1,201 @@
+"""F1, F2, F3, F6, F7, F10, F15: processes that die, stand still, are cut off, come and go."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tests.faults.stage import Actor, Stage
+
+from kafkamq.testing.faults import KafkaCluster
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(500)]
+
+KILLS = 20
+
+
+def test_workers_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_path: Path) -> None:
+    """F1: at random moments, in the middle of their work."""
+    with Stage(bootstrap, namespace, tmp_path, work_s=0.002) as stage:
+        stage.start("tracker")
+        for _ in range(3):
+            stage.start("worker")
+        stage.start("sender", count=8000, rate=250.0)
+        kill_some(stage, "worker")
+        stage.wait_for_senders()
+        stage.drain()
+        report = stage.judge("F1 SIGKILL of workers")
+    report.require_ok(f"seed {stage.seed}: ")
+    assert report.faults["kill worker"] == KILLS
+    assert report.verdict.redelivered > 0
+
+
+def test_workers_of_an_exactly_once_queue_are_killed_twenty_times(
+    bootstrap: str, namespace: str, tmp_path: Path
+) -> None:
+    """F1: and no message that a live worker holds is STARTed a second time."""
+    with Stage(bootstrap, namespace, tmp_path, exactly_once=True, work_s=0.001) as stage:
+        stage.start("tracker")
+        for _ in range(3):
+            stage.start("worker")
+        stage.start("sender", count=8000, rate=250.0)
+        kill_some(stage, "worker")
+        stage.wait_for_senders()
+        stage.drain()
+        report = stage.judge("F1 SIGKILL of workers, exactly_once")
+    report.require_ok(f"seed {stage.seed}: ")
+    assert report.second_starts == 0
+
+
+def kill_some(stage: Stage, role: str) -> None:
+    """Twenty times, at random moments, a random one of those that run; another takes its place."""
+    for _ in range(KILLS):
+        time.sleep(0.4 + 1.2 * stage.chance.random())
+        stage.replace(stage.chance.choice(stage.playing(role)))
+    stage.healed()
+
+
+def test_trackers_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_path: Path) -> None:
+    """F2: two of them, one or both at a time, also while they fire; many nacks to fire."""
+    with Stage(bootstrap, namespace, tmp_path, nacks=0.3, max_actions=20) as stage:
+        stage.start("tracker")
+        stage.start("tracker")
+        stage.start("worker")
+        stage.start("sender", count=10_000, rate=280.0, delayed=0.02)
+        kills = 0
+        while kills < KILLS:
+            time.sleep(0.8 + 1.2 * stage.chance.random())
+            victims = stage.playing("tracker")[: 1 + (stage.chance.random() < 0.3)]
+            for victim in victims:
+                stage.replace(victim)
+            kills += len(victims)
+        stage.healed()
+        stage.wait_for_senders()
+        stage.drain()
+        report = stage.judge("F2 SIGKILL of local trackers")
+    report.require_ok(f"seed {stage.seed}: ")
+    assert report.faults["kill tracker"] >= KILLS
+    assert report.verdict.redelivered > 500
+
+
+def test_senders_are_killed(bootstrap: str, namespace: str, tmp_path: Path) -> None:
+    """F3: what was confirmed is there; what was not may be."""
+    with Stage(bootstrap, namespace, tmp_path) as stage:
+        stage.start("tracker")
+        stage.start("worker")
+        for _ in range(6):
+            sender = stage.start("sender", count=100_000, rate=1000.0)
+            before = stage.count("sent")
+            stage.wait_until(lambda before=before: stage.count("sent") > before + 500)
+            stage.fault("kill sender", sender.part.name)
+            sender.kill()
+        stage.healed()
+        stage.drain()
+        report = stage.judge("F3 SIGKILL of senders")
+    report.require_ok(f"seed {stage.seed}: ")
+    assert report.sent > 3000
+
+
+@pytest.mark.parametrize("role", ["worker", "tracker"])
+def test_processes_that_are_paused(
+    bootstrap: str, namespace: str, tmp_path: Path, role: str
+) -> None:
+    """F7: for longer than a lease; what a paused worker does afterwards is late, and told."""
+    with Stage(bootstrap, namespace, tmp_path, redelivery_timeout=2.0, work_s=0.002) as stage:
+        for each in ("tracker", "tracker", "worker", "worker"):
+            stage.start(each)
+        stage.start("sender", count=5000, rate=200.0)
+        stage.wait_until(lambda: stage.count("received") > 200)
+        for _ in range(3):
+            victim = stage.chance.choice(stage.playing(role))
+            stage.fault(f"pause {role}", victim.part.name)
+            victim.send(signal.SIGSTOP)
+            time.sleep(4.5)
+            victim.send(signal.SIGCONT)
+            time.sleep(1.0)
+        stage.healed()
+        stage.wait_for_senders()
+        stage.drain()
+        report = stage.judge(f"F7 pause of a {role}")
+    report.require_ok(f"seed {stage.seed}: ")
+    if role == "worker":
+        assert report.verdict.redelivered > 0
+
+
+@pytest.mark.parametrize("role", ["worker", "tracker"])
+def test_processes_that_are_cut_off(
+    kafka_cluster: KafkaCluster, namespace: str, tmp_path: Path, role: str
+) -> None:
+    """F6: from all brokers, for longer than a lease, and back: a zombie with verdicts to give."""
+    cluster = kafka_cluster
+    far = cluster.network.add(f"far-{role}")
+    with Stage(cluster.bootstrap_servers, namespace, tmp_path, work_s=0.002) as stage:
+        for each in ("tracker", "worker", "worker"):
+            stage.start(each)
+        stage.start(role, launcher=far.prefix)
+        stage.start("sender", count=5000, rate=200.0)
+        stage.wait_until(lambda: stage.count("received") > 300)
+        for _ in range(2):
+            stage.fault(f"cut {role} off", far.name)
+            for number in cluster.brokers:
+                cluster.network.cut(far.name, f"broker-{number}")
+            time.sleep(8.0)
+            cluster.network.heal()
+            time.sleep(2.0)
+        stage.healed()
+        stage.wait_for_senders()
+        stage.drain()
+        report = stage.judge(f"F6 {role} cut from the cluster")
+    report.require_ok(f"seed {stage.seed}: ")
+
+
+def test_poison_kills_its_worker_and_nothing_else(
+    bootstrap: str, namespace: str, tmp_path: Path
+) -> None:
+    """F10, R6: 0.3 % of the messages kill the process; all of them end as dead letters, alone."""
+    with Stage(bootstrap, namespace, tmp_path, redelivery_timeout=1.0, max_deliveries=3) as stage:
+        stage.start("tracker")
+        for _ in range(4):
+            stage.start("worker", batch=5)
+        stage.start("sender", count=2000, rate=200.0, poison=0.003)
+        deadline_s = time.monotonic() + 150
+        while time.monotonic() < deadline_s and not (
+            not stage.playing("sender") and stage.is_drained()
+        ):
+            for actor in [a for a in stage.actors if a.role == "worker" and not a.is_running]:
+                if not actor.was_replaced:
+                    actor.was_replaced = True
+                    stage.fault("worker killed by poison", actor.part.name)
+                    stage.again(actor)
+            time.sleep(0.3)
+        stage.healed()
+        report = stage.judge("F10 poison messages")
+    report.require_ok(f"seed {stage.seed}: ")
+    assert report.faults["worker killed by poison"] > 0
+    assert report.innocent_dead == 0
+
+
+def test_a_storm_of_rebalances(bootstrap: str, namespace: str, tmp_path: Path) -> None:
+    """F15: every second a worker joins or leaves, for 40 s."""
+    with Stage(bootstrap, namespace, tmp_path, partitions=4) as stage:
+        stage.start("tracker")
+        stage.start("worker")
+        stage.start("sender", count=8000, rate=200.0)
+        stage.wait_until(lambda: stage.count("received") > 100)
+        guests: list[Actor] = []
+        for turn in range(40):
+            if turn % 2 == 0 or not guests:
+                guests.append(stage.start("worker"))
+                stage.fault("worker joins", guests[-1].part.name)
+            else:
+                guest = guests.pop(0)
+                stage.fault("worker leaves", guest.part.name)
+                guest.process.terminate()
+            time.sleep(1.0)
+        stage.healed()
+        stage.wait_for_senders()
+        stage.drain()
+        report = stage.judge("F15 rebalance storm")
+    report.require_ok(f"seed {stage.seed}: ")

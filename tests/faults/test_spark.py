@@ -1,0 +1,197 @@
+"""F4, F9 on Spark: twenty SIGKILLs of drivers and of Python workers; a checkpoint without room."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.integration.tracker_logs import Logs, wait_until
+
+from kafkamq.testing.checker import check_logs
+from kafkamq.testing.faults import Network, read_namespace, why_no_network
+from kafkamq.types import MessageId, Outcome
+
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(900)]
+
+KILLS = 20
+PATIENCE_S = 150.0
+_PROGRAM = """
+import sys
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.spark.tracker import run_spark_tracker
+config = ServiceConfig(bootstrap_servers=sys.argv[1], namespace=sys.argv[2])
+tracker = TrackerConfig(max_offsets_per_commit=100, position_interval_ms=500)
+run_spark_tracker(config, tracker, checkpoint=sys.argv[3], trigger_s=0.2)
+"""
+
+
+class Load:
+    """Messages whose workers die, some acked, some rejected; and what must become of them."""
+
+    def __init__(self, bootstrap: str, namespace: str) -> None:
+        self.logs = Logs(bootstrap, namespace, marker_partitions=2)
+        self.silent: set[MessageId] = set()
+        self.rejected: set[MessageId] = set()
+        self.seed = random.SystemRandom().randrange(10**6)
+        self.chance = random.Random(self.seed)
+
+    def add(self, count: int) -> None:
+        ids = self.logs.send(count, partition=self.chance.randrange(2))
+        self.logs.start(*ids, timeout_ms=1500)
+        self.logs.end(*ids[::4])
+        self.logs.end(*ids[1::4], outcome=Outcome.REJECT, reason="no")
+        self.rejected.update(ids[1::4])
+        self.silent.update(set(ids) - set(ids[::4]) - set(ids[1::4]))
+
+    def wait_until_settled(self) -> None:
+        wanted = self.silent | self.rejected
+        ended = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+        wait_until(lambda: wanted <= set(self.logs.ends(*ended)), timeout_s=PATIENCE_S)
+        time.sleep(3.0)  # whatever would be written twice has time to appear
+
+    def judge(self, title: str, faults: dict[str, int]) -> None:
+        logs = self.logs
+        found = read_namespace(logs.config)
+        verdict = check_logs(
+            messages=found.messages,
+            markers=found.markers,
+            dead_letters=found.dead_letters,
+            must_be_settled=False,
+        )
+        row = {"scenario": title, "seed": self.seed, "sent": len(logs.sent), "faults": faults}
+        row |= {"redelivered": verdict.redelivered, "violations": len(verdict.problems)}
+        print(row)  # noqa: T201 - shown with -s, and when it fails
+        verdict.require_ok(f"seed {self.seed}: ")
+        assert Counter(logs.copied()) == Counter((m.partition, m.offset) for m in self.silent)
+        assert Counter(logs.ends(Outcome.REDELIVERED)) == Counter(self.silent)
+        assert Counter(logs.ends(Outcome.DEAD_LETTERED)) == Counter(self.rejected)
+
+
+@contextmanager
+def driver(
+    logs: Logs, checkpoint: Path, launcher: Sequence[str] = (), output: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver with its JVM, in a process group of their own; killed at the end."""
+    config = logs.config
+    stream = open(output, "ab") if output else None  # noqa: SIM115, PTH123 - closed below
+    program = [sys.executable, "-c", _PROGRAM, config.bootstrap_servers, config.namespace]
+    process = subprocess.Popen(
+        [*launcher, *program, str(checkpoint)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        stdout=stream,
+        stderr=stream,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+        if stream:
+            stream.close()
+
+
+def test_drivers_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_path: Path) -> None:
+    """F4: at random moments: while Spark starts, folds, fires."""
+    load = Load(bootstrap, namespace)
+    cut_short = 0
+    for _ in range(KILLS):
+        with driver(load.logs, tmp_path / "checkpoint") as process:
+            load.add(400)
+            if load.chance.random() < 0.7:
+                before = len(load.logs.copied())
+
+                def fires(process: subprocess.Popen[bytes] = process, before: int = before) -> bool:
+                    assert process.poll() is None, "the driver ended by itself"
+                    return len(load.logs.copied()) > before
+
+                wait_until(fires, timeout_s=PATIENCE_S)
+            time.sleep(4.0 * load.chance.random() ** 3)
+        cut_short += len(load.logs.copied()) < len(load.silent)
+    with driver(load.logs, tmp_path / "checkpoint"):
+        load.wait_until_settled()
+    load.judge("F4 SIGKILL of Spark drivers", {"kill driver": KILLS, "while firing": cut_short})
+
+
+def python_workers(driver_pid: int) -> list[int]:
+    """The processes in which Spark runs Python: children of its daemon, not the daemon."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except (OSError, IndexError):
+            continue
+        parents[int(path.parent.name)] = int(fields[1])
+    children = [pid for pid, parent in parents.items() if _is_below(pid, driver_pid, parents)]
+    daemons = {pid for pid in children if "daemon" in _command(pid)}
+    return [pid for pid in daemons if parents[pid] in daemons]
+
+
+def _is_below(pid: int, top: int, parents: dict[int, int]) -> bool:
+    while pid in parents and pid != top:
+        pid = parents[pid]
+    return pid == top
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def test_python_workers_are_killed_twenty_times(
+    bootstrap: str, namespace: str, tmp_path: Path
+) -> None:
+    """F4: the query ends with its task, and starts again by itself."""
+    load = Load(bootstrap, namespace)
+    kills = 0
+    with driver(load.logs, tmp_path / "checkpoint") as process:
+        load.add(400)
+        wait_until(load.logs.copied, timeout_s=PATIENCE_S)
+        deadline_s = time.monotonic() + 300
+        while kills < KILLS and time.monotonic() < deadline_s:
+            load.add(200)
+            time.sleep(1.0 + 3.0 * load.chance.random())
+            assert process.poll() is None, "the driver ended"
+            workers = python_workers(process.pid)
+            if workers:
+                os.kill(load.chance.choice(workers), signal.SIGKILL)
+                kills += 1
+        load.wait_until_settled()
+    load.judge("F4 SIGKILL of Spark's Python workers", {"kill Python worker": kills})
+    assert kills == KILLS
+
+
+@pytest.mark.skipif(bool(why_no_network()), reason=why_no_network() or "it can")
+def test_a_checkpoint_without_room(bootstrap: str, namespace: str, tmp_path: Path) -> None:
+    """F9: the tracker says so, nothing is lost, and it goes on when there is room."""
+    load = Load(bootstrap, namespace)
+    checkpoint, output = tmp_path / "checkpoint", tmp_path / "output"
+    checkpoint.mkdir()
+    with Network() as network:
+        host = network.add("spark")
+        host.mount_tmpfs(checkpoint, 4 * 1024 * 1024)
+        # Its disk is another one; the broker is on the loopback, so only the mounts are its own.
+        launcher = ["nsenter", "-t", str(host.pid), "-m", f"--wd={Path.cwd()}", "--"]
+        with driver(load.logs, checkpoint, launcher, output):
+            load.add(400)
+            wait_until(load.logs.copied, timeout_s=PATIENCE_S)
+            host.run(
+                "sh", "-c", f"dd if=/dev/zero of={checkpoint}/filler bs=4k 2>/dev/null || true"
+            )
+            load.add(400)
+            wait_until(lambda: b"No space left" in output.read_bytes(), timeout_s=PATIENCE_S)
+            host.resize_tmpfs(checkpoint, 256 * 1024 * 1024)
+            load.add(400)
+            load.wait_until_settled()
+    load.judge("F9 Spark checkpoint without room", {"disk full": 1})
