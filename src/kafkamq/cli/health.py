@@ -1,0 +1,66 @@
+"""``health``: is the process behind a metrics port alive, can it work; for probes."""
+
+from __future__ import annotations
+
+import json
+from http.client import HTTPConnection, HTTPException
+from typing import Annotated, Any
+
+import typer
+
+from kafkamq.cli import output
+from kafkamq.cli.options import Json
+from kafkamq.errors import BrokerError, ConfigError
+
+__all__ = ["register"]
+
+_TIMEOUT_S = 5.0
+
+
+def health(
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65535, help="Its --metrics-port.")
+    ] = 9400,
+    host: Annotated[str, typer.Option(help="Where it runs.")] = "localhost",
+    live: Annotated[bool, typer.Option("--live", help="Only: do its loops turn?")] = False,
+    as_json: Json = False,
+) -> None:
+    """Ask a worker or tracker that serves --metrics-port whether it is alive and can work.
+
+    Exit code 0: yes; 1: no, or nobody answers. Ready means for a worker that it runs, for a tracker
+    that it has read what its predecessor wrote, and redelivers.
+    """
+    path = "/live" if live else "/ready"
+    found = _ask(host, port, path)
+    if as_json:
+        output.print_json(found)
+    else:
+        rows = [
+            (loop["name"], loop["is_live"], loop["is_ready"], loop["age_s"], loop["max_age_s"])
+            for loop in found["loops"]
+        ]
+        columns = ("loop", "alive", "ready", "age in s", "at most")
+        output.print_table(f"{path[1:]}: {'yes' if found['ok'] else 'no'}", columns, rows)
+    if not found["ok"]:
+        raise typer.Exit(1)
+
+
+def _ask(host: str, port: int, path: str) -> dict[str, Any]:
+    connection = HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        found = json.loads(connection.getresponse().read())
+    except (OSError, HTTPException) as error:
+        raise BrokerError(f"nobody answers at {host}:{port}: {error}", code="NO_ANSWER") from None
+    except ValueError:
+        found = None
+    finally:
+        connection.close()
+    if not isinstance(found, dict) or "loops" not in found:
+        raise ConfigError(f"--port {port}: what answers there is no --metrics-port of kafkamq")
+    return found
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(health)

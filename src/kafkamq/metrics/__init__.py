@@ -1,0 +1,22 @@
+"""Metrics and health of a process; counting needs no package, showing needs prometheus-client."""
+
+from kafkamq.metrics.catalog import families, register
+from kafkamq.metrics.exposition import (
+    Collector,
+    register_metrics,
+    serve_metrics,
+)
+from kafkamq.metrics.families import Counter, Gauge, Histogram
+from kafkamq.metrics.health import health
+
+__all__ = [
+    "serve_metrics",
+    "register_metrics",
+    "Collector",
+    "Counter",
+    "Gauge",
+    "Histogram",
+    "families",
+    "register",
+    "health",
+]

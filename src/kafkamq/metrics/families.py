@@ -1,0 +1,134 @@
+"""What is counted and how: counters, gauges and histograms that cost a dictionary entry.
+
+Standard library only: counting works without prometheus-client, which ``exposition.py`` needs to
+show what was counted. Hot paths add once per batch, never once per message.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Counter", "Family", "Gauge", "Histogram", "Labels", "Source"]
+
+Labels = tuple[str, ...]
+"""Values of a family's labels, in their order."""
+
+Source = Callable[[], Mapping[Labels, float]]
+"""Asked when somebody looks; must not wait for anything."""
+
+
+class Family:
+    """A named metric with a fixed set of labels; thread-safe.
+
+    What several sources and ``add`` say of the same labels is summed.
+    """
+
+    kind = ""
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...] = ()) -> None:
+        self.name = name
+        self.text = text
+        self.labels = labels
+        self._lock = threading.Lock()
+        self._values: dict[Labels, float] = {}
+        self._sources: list[Source] = []
+
+    def watch(self, source: Source) -> Callable[[], None]:
+        """Ask ``source`` from now on when somebody looks; the result ends that."""
+        with self._lock:
+            self._sources.append(source)
+
+        def forget() -> None:
+            with self._lock:
+                self._sources = [other for other in self._sources if other is not source]
+
+        return forget
+
+    def values(self) -> dict[Labels, float]:
+        """All values now."""
+        with self._lock:
+            sources = list(self._sources)
+        asked = [source() for source in sources]  # first: one may add what it has noted so far
+        with self._lock:
+            result = dict(self._values)
+        for found in asked:
+            for labels, value in found.items():
+                result[labels] = result.get(labels, 0.0) + value
+        return result
+
+    def _labels(self, labels: Iterable[object]) -> Labels:
+        found = tuple(str(label) for label in labels)
+        assert len(found) == len(self.labels), f"{self.name} has the labels {self.labels}"
+        return found
+
+
+class Counter(Family):
+    """Only grows; ``_total`` is added to its name where it is shown."""
+
+    kind = "counter"
+
+    def add(self, amount: float, *labels: object) -> None:
+        """Count ``amount`` more."""
+        key = self._labels(labels)
+        with self._lock:
+            self._values[key] = self._values.get(key, 0.0) + amount
+
+
+class Gauge(Family):
+    """A value that may grow and shrink."""
+
+    kind = "gauge"
+
+    def set(self, value: float, *labels: object) -> None:
+        """It is ``value`` now."""
+        key = self._labels(labels)
+        with self._lock:
+            self._values[key] = value
+
+
+@dataclass(slots=True)
+class Distribution:
+    """One histogram: observations per bucket (not cumulated), the last one for all above."""
+
+    counts: list[int]
+    total: float = field(default=0.0)
+
+
+class Histogram(Family):
+    """Seconds, in buckets."""
+
+    kind = "histogram"
+
+    def __init__(
+        self, name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]
+    ) -> None:
+        super().__init__(name, text, labels)
+        self.buckets = buckets
+        self._distributions: dict[Labels, Distribution] = {}
+
+    def observe(self, seconds: float, *labels: object, count: int = 1) -> None:
+        """Count ``count`` observations of the same length."""
+        self.observe_all(((seconds, count),), *labels)
+
+    def observe_all(self, observed: Iterable[tuple[float, int]], *labels: object) -> None:
+        """Count pairs of seconds and how many."""
+        key = self._labels(labels)
+        with self._lock:
+            found = self._distributions.get(key)
+            if found is None:
+                found = Distribution([0] * (len(self.buckets) + 1))
+                self._distributions[key] = found
+            for seconds, count in observed:
+                found.counts[bisect_left(self.buckets, seconds)] += count
+                found.total += seconds * count
+
+    def distributions(self) -> dict[Labels, Distribution]:
+        """All of them now."""
+        with self._lock:
+            return {
+                key: Distribution(list(found.counts), found.total)
+                for key, found in self._distributions.items()
+            }

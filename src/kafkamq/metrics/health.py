@@ -1,0 +1,95 @@
+"""Liveness and readiness: the ages of this process's loops.
+
+A loop that matters (a worker's heart, a tracker's turn) beats; who has not beaten for longer than
+it may is taken for hung. Standard library only.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["Health", "Loop", "LoopState", "health"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopState:
+    """One loop as it is now."""
+
+    name: str
+    age_s: float  # since its last turn
+    max_age_s: float
+    is_ready: bool
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has turned lately."""
+        return self.age_s <= self.max_age_s
+
+
+class Loop:
+    """One loop; ``beat`` belongs to it, everything else to whoever asks."""
+
+    def __init__(self, name: str, max_age_s: float, is_ready: Callable[[], bool]) -> None:
+        self.name = name
+        self._max_age_s = max_age_s
+        self._is_ready = is_ready
+        self._last_s = time.monotonic()
+
+    def beat(self) -> None:
+        """It has made a turn."""
+        self._last_s = time.monotonic()
+
+    def state(self) -> LoopState:
+        """How it is now."""
+        age_s = time.monotonic() - self._last_s
+        return LoopState(self.name, age_s, self._max_age_s, self._is_ready())
+
+
+class Health:
+    """The loops of a process; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loops: list[Loop] = []
+
+    def add(
+        self, name: str, *, max_age_s: float, is_ready: Callable[[], bool] = lambda: True
+    ) -> Loop:
+        """A loop begins.
+
+        Args:
+            name: For people.
+            max_age_s: A healthy one turns at least so often.
+            is_ready: Whether it can do its work; must not wait.
+        """
+        loop = Loop(name, max_age_s, is_ready)
+        with self._lock:
+            self._loops.append(loop)
+        return loop
+
+    def remove(self, loop: Loop) -> None:
+        """It has ended as it should; idempotent."""
+        with self._lock:
+            self._loops = [other for other in self._loops if other is not loop]
+
+    def states(self) -> list[LoopState]:
+        """All of them now."""
+        with self._lock:
+            loops = list(self._loops)
+        return [loop.state() for loop in loops]
+
+    def is_live(self) -> bool:
+        """Whether every loop turns."""
+        return all(state.is_live for state in self.states())
+
+    def is_ready(self) -> bool:
+        """Whether there is a loop, and all of them turn and can work."""
+        states = self.states()
+        return bool(states) and all(state.is_live and state.is_ready for state in states)
+
+
+health = Health()
+"""Of this process."""

@@ -1,0 +1,204 @@
+"""Metrics: names are a contract, what is counted is what is shown, and health is the loops' age."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from kafkamq.errors import ConfigError
+from kafkamq.metrics import Counter, Gauge, Histogram, families, register_metrics, serve_metrics
+from kafkamq.metrics.health import Health, health
+
+DASHBOARD = Path(__file__).parents[2] / "dashboards" / "kafkamq.json"
+BOTH = ("queue", "partition")
+QUEUE = ("queue",)
+PARTITION = ("partition",)
+
+NAMES = {  # alerts and dashboards of users name them: they do not change
+    "kafkamq_messages_sent": ("counter", BOTH),
+    "kafkamq_sends_failed": ("counter", QUEUE),
+    "kafkamq_send_seconds": ("histogram", QUEUE),
+    "kafkamq_messages_received": ("counter", BOTH),
+    "kafkamq_messages_received_again": ("counter", BOTH),
+    "kafkamq_messages_acked": ("counter", BOTH),
+    "kafkamq_messages_nacked": ("counter", BOTH),
+    "kafkamq_messages_rejected": ("counter", BOTH),
+    "kafkamq_messages_released": ("counter", BOTH),
+    "kafkamq_leases_lost": ("counter", BOTH),
+    "kafkamq_late_verdicts": ("counter", BOTH),
+    "kafkamq_in_flight": ("gauge", QUEUE),
+    "kafkamq_receive_to_verdict_seconds": ("histogram", QUEUE),
+    "kafkamq_tracker_redelivered": ("counter", PARTITION),
+    "kafkamq_tracker_dead_lettered": ("counter", PARTITION),
+    "kafkamq_tracker_late_verdicts": ("counter", PARTITION),
+    "kafkamq_tracker_malformed_markers": ("counter", PARTITION),
+    "kafkamq_tracker_in_progress": ("gauge", PARTITION),
+    "kafkamq_tracker_due": ("gauge", PARTITION),
+    "kafkamq_tracker_oldest_deadline_seconds": ("gauge", PARTITION),
+    "kafkamq_tracker_position": ("gauge", PARTITION),
+    "kafkamq_tracker_lag": ("gauge", PARTITION),
+    "kafkamq_tracker_live": ("gauge", PARTITION),
+    "kafkamq_lso_stalled_seconds": ("gauge", PARTITION),
+    "kafkamq_messages_lso_stalled_seconds": ("gauge", PARTITION),
+    "kafkamq_tracker_lateness_seconds": ("histogram", PARTITION),
+}
+
+
+def test_names_kinds_and_labels_are_pinned() -> None:
+    found = {family.name: (family.kind, family.labels) for family in families()}
+    assert {name: found.get(name) for name in NAMES} == NAMES
+    for name, (_, labels) in found.items():  # other parts' too
+        assert name.startswith("kafkamq_")
+        of_claims = name.startswith("kafkamq_claims_")
+        more = {"group", "topic", "client", "reason"} if of_claims else set()
+        assert set(labels) <= {"queue", "partition"} | more
+
+
+def test_the_dashboard_asks_for_what_there_is() -> None:
+    shown = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    expressions = [
+        target["expr"] for panel in shown["panels"] for target in panel.get("targets", [])
+    ]
+    asked = set(re.findall(r"kafkamq_[a-z_]+", " ".join(expressions)))
+    series = set()
+    for name, (kind, _) in NAMES.items():
+        series |= {
+            "counter": {f"{name}_total"},
+            "gauge": {name},
+            "histogram": {f"{name}_bucket"},
+        }[kind]
+    assert asked == series  # nothing that is not there, and nothing left out
+    labels = set(re.findall(r"by \(([^)]*)\)", " ".join(expressions)))
+    assert {label for each in labels for label in each.split(", ")} <= {"le", "queue", "partition"}
+    ids = [panel["id"] for panel in shown["panels"]]
+    assert len(ids) == len(set(ids))
+
+
+def test_what_is_added_and_what_is_watched_is_summed() -> None:
+    counter = Counter("kafkamq_test", "Text.", BOTH)
+    counter.add(2, "orders", 0)
+    counter.add(3, "orders", 0)
+    forget = counter.watch(lambda: {("orders", "0"): 10.0, ("orders", "1"): 1.0})
+    assert counter.values() == {("orders", "0"): 15.0, ("orders", "1"): 1.0}
+    forget()
+    forget()
+    assert counter.values() == {("orders", "0"): 5.0}
+
+
+def test_a_source_may_add_what_it_has_noted() -> None:
+    gauge = Gauge("kafkamq_test", "Text.", QUEUE)
+
+    def note() -> dict[tuple[str, ...], float]:
+        gauge.set(7, "late")
+        return {}
+
+    gauge.watch(note)
+    assert gauge.values() == {("late",): 7.0}
+
+
+def test_a_histogram_counts_into_the_bucket_that_holds_the_value() -> None:
+    histogram = Histogram("kafkamq_test", "Text.", QUEUE, (0.1, 1.0))
+    histogram.observe(0.1, "a")  # a bound belongs to its bucket: le
+    histogram.observe_all([(0.5, 2), (9.0, 1)], "a")
+    (found,) = histogram.distributions().values()
+    assert found.counts == [1, 2, 1]
+    assert found.total == pytest.approx(10.1)
+
+
+def test_what_is_served_can_be_read_by_prometheus() -> None:
+    (sent,) = [family for family in families() if family.name == "kafkamq_messages_sent"]
+    (took,) = [family for family in families() if family.name == "kafkamq_send_seconds"]
+    assert isinstance(sent, Counter)
+    assert isinstance(took, Histogram)
+    sent.add(3, "served", 1)
+    took.observe(0.02, "served", count=3)
+    with serve_metrics(0, host="127.0.0.1") as server:
+        text = _get(server.port, "/metrics")[1]
+        assert _get(server.port, "/elsewhere")[0] == 404
+    samples = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["kafkamq_messages_sent_total", (("partition", "1"), ("queue", "served"))] == 3
+    buckets = [
+        samples["kafkamq_send_seconds_bucket", (("le", bound), ("queue", "served"))]
+        for bound in ("0.01", "0.025", "+Inf")
+    ]
+    assert buckets == [0, 3, 3]  # cumulated
+
+
+def test_they_go_into_a_registry_of_the_applications() -> None:
+    registry = CollectorRegistry()
+    register_metrics(registry)
+    names = {family.name for family in registry.collect()}
+    assert set(NAMES) <= names
+
+
+def test_a_taken_port_is_said() -> None:
+    with serve_metrics(0, host="127.0.0.1") as server, pytest.raises(ConfigError, match="listen"):
+        serve_metrics(server.port, host="127.0.0.1")
+
+
+def test_nothing_is_imported_for_counting() -> None:
+    code = (
+        "import sys; import kafkamq.kafka, kafkamq.metrics; "
+        "print([name for name in ('prometheus_client', 'http.server') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_without_prometheus_client_it_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['prometheus_client'] = None\n"
+        "from kafkamq.metrics import serve_metrics\n"
+        "serve_metrics(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ConfigError" in done.stderr
+    assert "kafkamq[metrics]" in done.stderr
+
+
+def test_health_is_the_age_of_the_loops() -> None:
+    own = Health()
+    assert own.is_live()
+    assert not own.is_ready()  # nothing runs yet
+    able = [False]
+    hung = own.add("hung", max_age_s=0.0)
+    own.add("turning", max_age_s=60.0, is_ready=lambda: able[0])
+    assert not own.is_live()
+    own.remove(hung)
+    assert own.is_live()
+    assert not own.is_ready()
+    able[0] = True
+    assert own.is_ready()
+
+
+def test_probes_answer_by_status() -> None:
+    with serve_metrics(0, host="127.0.0.1") as server:
+        loop = health.add("of a test", max_age_s=0.0)
+        try:
+            status, text = _get(server.port, "/live")
+            assert status == 503
+            assert "of a test" in text
+        finally:
+            health.remove(loop)
+        assert "of a test" not in _get(server.port, "/ready")[1]
+
+
+def _get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
