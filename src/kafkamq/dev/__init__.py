@@ -4,9 +4,12 @@ from kafkamq.dev.artifacts import DEFAULT_VERSION, KafkaJars, fetch_kafka
 from kafkamq.dev.broker import LocalKafka
 from kafkamq.dev.environment import cache_dir_from, java_from
 from kafkamq.dev.errors import ArtifactError, JavaError, LocalKafkaError
+from kafkamq.dev.properties import Listener, Node
 
 __all__ = [
     "LocalKafka",
+    "Listener",
+    "Node",
     "KafkaJars",
     "fetch_kafka",
     "DEFAULT_VERSION",

@@ -13,18 +13,17 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from kafkamq.dev.artifacts import DEFAULT_VERSION, KafkaJars, Progress, fetch_kafka
 from kafkamq.dev.errors import LocalKafkaError
 from kafkamq.dev.java import java_command
 from kafkamq.dev.log import errors_in
-from kafkamq.dev.ports import free_port_pair
+from kafkamq.dev.ports import free_port_pair, free_ports
 from kafkamq.dev.process import BrokerProcess
-from kafkamq.dev.properties import HOST, format_properties, server_properties
-from kafkamq.errors import StateError
+from kafkamq.dev.properties import HOST, Listener, Node, format_properties, server_properties
+from kafkamq.errors import ConfigError, StateError
 
-__all__ = ["LocalKafka"]
+__all__ = ["LocalKafka", "new_cluster_id"]
 
 MAX_START_ATTEMPTS = 5  # each with new ports, when others took ours in between
 FORMAT_TIMEOUT_S = 60.0
@@ -41,8 +40,8 @@ _log = logging.getLogger(__name__)
 class LocalKafka:
     """A Kafka broker and controller in one process of its own, for development and tests.
 
-    It listens on 127.0.0.1 only and ends with this process, however that ends. Its data folder is
-    temporary unless you name one. Not thread-safe: one thread controls it.
+    It listens on 127.0.0.1 only, unless it is a ``node``, and ends with this process, however that
+    ends. Its data folder is temporary unless you name one. Not thread-safe: one thread controls it.
 
         with LocalKafka() as kafka:
             producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
@@ -56,6 +55,9 @@ class LocalKafka:
         data_dir: Path | str | None = None,
         keep: bool = False,
         properties: Mapping[str, str] | None = None,
+        listeners: Sequence[Listener] = (),
+        node: Node | None = None,
+        launcher: Sequence[str] = (),
         heap: str = "384m",
         jvm_options: Sequence[str] = QUICK_JVM,
         cache_dir: Path | str | None = None,
@@ -73,6 +75,9 @@ class LocalKafka:
             data_dir: Its folder; kept, and opened again when it has data. None: a temporary one.
             keep: Keeps a temporary folder too (`data_dir` says where it is).
             properties: Broker properties over our defaults (`kafkamq.dev.properties`).
+            listeners: More doors, each on a free port: `address_of` says where.
+            node: Its place in a cluster, whose addresses are yours; None: it is alone.
+            launcher: A command that Java's is appended to, such as ``nsenter ... --``.
             heap: The largest heap, as Java writes it.
             jvm_options: Java options; the default boots fast, at some cost in throughput.
             cache_dir: Of downloads; see `fetch_kafka`, as for ``ivy_settings``, ``on_progress``.
@@ -85,6 +90,9 @@ class LocalKafka:
         self._given_dir = None if data_dir is None else Path(data_dir).absolute()
         self._keep = keep or data_dir is not None
         self._overrides = dict(properties or {})
+        self._listeners = tuple(listeners)
+        self._node = node
+        self._launcher = tuple(launcher)
         self._jvm = [f"-Xmx{heap}", *jvm_options, *_LOGGING]
         self._cache_dir = None if cache_dir is None else Path(cache_dir)
         self._java = java
@@ -94,6 +102,7 @@ class LocalKafka:
         self._on_progress = on_progress
         self._folder: Path | None = None
         self._ports: tuple[int, int] | None = None  # once they have worked, they stay
+        self._more_ports: tuple[int, ...] = ()
         self._process: BrokerProcess | None = None
 
     # What it is
@@ -103,7 +112,31 @@ class LocalKafka:
         """The address for clients; the same over restarts."""
         if self._ports is None:
             raise StateError("the broker has not been started")
-        return f"{HOST}:{self._ports[0]}"
+        return f"{self._host}:{self._ports[0]}"
+
+    def address_of(self, listener: str) -> str:
+        """The address of one of the ``listeners``; the same over restarts.
+
+        Raises:
+            StateError: the broker has not been started.
+            ConfigError: there is no such listener.
+        """
+        port = self.port_of(listener)
+        one = next(one for one in self._listeners if one.name == listener)
+        return one.advertised or f"{self._host}:{port}"
+
+    def port_of(self, listener: str) -> int:
+        """Where one of the ``listeners`` listens, wherever it sends clients to.
+
+        Raises:
+            StateError, ConfigError: as `address_of`.
+        """
+        if self._ports is None:
+            raise StateError("the broker has not been started")
+        for one, port in zip(self._listeners, self._more_ports, strict=True):
+            if one.name == listener:
+                return port
+        raise ConfigError(f"no listener is called {listener!r}")
 
     @property
     def data_dir(self) -> Path:
@@ -133,6 +166,7 @@ class LocalKafka:
 
         Raises:
             StateError: it runs already.
+            ConfigError: nothing can be written in `data_dir`.
             ArtifactError: its jars cannot be fetched, or are not what they should be.
             JavaError: Java is missing or too old.
             LocalKafkaError: it did not start; with the errors of its log. The folder is kept.
@@ -148,13 +182,12 @@ class LocalKafka:
         )
         java = java_command(self._java)
         if self._folder is None:
-            self._folder = self._given_dir or Path(tempfile.mkdtemp(prefix="kafkamq-"))
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder = _writable(self._given_dir or Path(tempfile.mkdtemp(prefix="kafkamq-")))
         began = time.monotonic()
         for attempt in range(1, MAX_START_ATTEMPTS + 1):
-            ports = self._ports or free_port_pair(self._port)
+            ports = self._ports or self._choose_ports()
             try:
-                self._start_once(java, jars, self._folder, ports)
+                self._start_once([*self._launcher, java], jars, self._folder, ports)
                 break
             except _PortTakenError:
                 if self._ports is not None or attempt == MAX_START_ATTEMPTS:
@@ -200,15 +233,23 @@ class LocalKafka:
     def __enter__(self) -> LocalKafka:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # How it is done
+
+    @property
+    def _host(self) -> str:
+        return HOST if self._node is None else self._node.host
+
+    def _choose_ports(self) -> tuple[int, int]:
+        if self._node is not None:  # an address of its own: nobody else is there
+            first = self._node.controller_port + 1
+            self._more_ports = tuple(range(first, first + len(self._listeners)))
+            return self._node.port, self._node.controller_port
+        port, controller_port = free_port_pair(self._port)
+        self._more_ports = free_ports(len(self._listeners), besides=port)
+        return port, controller_port
 
     def _running(self) -> BrokerProcess:
         if self._process is None or not self._process.is_running:
@@ -225,13 +266,21 @@ class LocalKafka:
                 extra={"seconds": self._stop_timeout},
             )
 
-    def _start_once(self, java: str, jars: KafkaJars, folder: Path, ports: tuple[int, int]) -> None:
+    def _start_once(
+        self, java: Sequence[str], jars: KafkaJars, folder: Path, ports: tuple[int, int]
+    ) -> None:
         data, file = folder / "data", folder / "server.properties"
         properties = server_properties(
-            port=ports[0], controller_port=ports[1], data=data, overrides=self._overrides
+            port=ports[0],
+            controller_port=ports[1],
+            data=data,
+            overrides=self._overrides,
+            listeners=list(zip(self._listeners, self._more_ports, strict=True)),
+            node=self._node,
         )
+        file.touch(mode=0o600)  # listeners may hold secrets
         file.write_text(format_properties(properties), encoding="ascii")
-        command = [java, *self._jvm, "-cp", jars.class_path]
+        command = [*java, *self._jvm, "-cp", jars.class_path]
         if not (data / "meta.properties").exists():
             self._format(command, file, log_path=folder / "broker.log")
         log_from = _size(folder / "broker.log")
@@ -249,11 +298,19 @@ class LocalKafka:
             raise
 
     def _format(self, command: Sequence[str], file: Path, *, log_path: Path) -> None:
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
-        cluster = "k" + cluster[1:]  # a leading hyphen would look like an option
+        cluster = new_cluster_id() if self._node is None else self._node.cluster_id
         with log_path.open("ab") as log:
             log_from = log.tell()
-            tool = [*command, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(file)]
+            tool = [
+                *command,
+                "kafka.tools.StorageTool",
+                "format",
+                "-g",
+                "-t",
+                cluster,
+                "-c",
+                str(file),
+            ]
             try:
                 code = subprocess.run(
                     tool, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -270,8 +327,8 @@ class LocalKafka:
         while time.monotonic() < deadline:
             if not process.is_running:
                 raise self._failure(f"it ended with exit code {process.exit_code}", log_from)
-            is_open = is_open or _is_open(port)
-            if is_open and _answers(f"{HOST}:{port}", timeout_s=1.0):
+            is_open = is_open or _is_open(self._host, port)
+            if is_open and _answers(f"{self._host}:{port}", timeout_s=1.0):
                 return
             time.sleep(0.02)
         raise self._failure(f"it does not answer after {self._start_timeout:g} s", log_from)
@@ -292,13 +349,31 @@ class _PortTakenError(LocalKafkaError):
     """Another process bound a port between its choice and our use."""
 
 
+def _writable(folder: Path) -> Path:
+    """The folder, made if it is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(
+            f"data_dir is {folder}: it must be a folder to write in ({error})"
+        ) from None
+    return folder
+
+
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _is_open(port: int) -> bool:
+def new_cluster_id() -> str:
+    """A random cluster id, as Kafka writes them."""
+    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
+    return "k" + cluster[1:]  # a leading hyphen would look like an option
+
+
+def _is_open(host: str, port: int) -> bool:
     try:
-        socket.create_connection((HOST, port), timeout=0.5).close()
+        socket.create_connection((host, port), timeout=0.5).close()
     except OSError:
         return False
     return True

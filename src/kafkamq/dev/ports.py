@@ -10,7 +10,7 @@ from pathlib import Path
 from kafkamq.dev.errors import LocalKafkaError
 from kafkamq.dev.properties import HOST
 
-__all__ = ["free_port_pair"]
+__all__ = ["free_port_pair", "free_ports"]
 
 _FIRST, _LAST = 15_000, 65_000
 _MAX_TRIES = 1_000
@@ -33,12 +33,26 @@ def free_port_pair(port: int = 0) -> tuple[int, int]:
     """
     if port and not _is_free(port):
         raise LocalKafkaError(f"port {port} on {HOST} is in use: choose another, or 0 for any")
+    if port:
+        return port, free_ports(1, besides=port)[0]
+    first, second = free_ports(2)
+    return first, second
+
+
+def free_ports(count: int, *, besides: int = 0) -> tuple[int, ...]:
+    """Ports that nobody listens on now, different from each other and from ``besides``.
+
+    Raises:
+        LocalKafkaError: there are not so many.
+    """
     low, high = _ephemeral_range()
+    ports: list[int] = []
     with contextlib.ExitStack() as bound:  # all at once, so that they differ
-        ports = [port] if port else []
         for _ in range(_MAX_TRIES):
+            if len(ports) == count:
+                return tuple(ports)
             drawn = random.randint(_FIRST, _LAST)
-            if low <= drawn <= high or drawn in ports:
+            if low <= drawn <= high or drawn in ports or drawn == besides:
                 continue
             probe = bound.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
             try:
@@ -46,9 +60,7 @@ def free_port_pair(port: int = 0) -> tuple[int, int]:
             except OSError:
                 continue
             ports.append(drawn)
-            if len(ports) == 2:
-                return ports[0], ports[1]
-    raise LocalKafkaError(f"no two free ports on {HOST} in {_MAX_TRIES} tries")
+    raise LocalKafkaError(f"no {count} free ports on {HOST} in {_MAX_TRIES} tries")
 
 
 def _is_free(port: int) -> bool:

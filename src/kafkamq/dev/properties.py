@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kafkamq.errors import ConfigError
 
-__all__ = ["HOST", "OWNED", "format_properties", "server_properties"]
+__all__ = ["HOST", "OWNED", "Listener", "Node", "format_properties", "server_properties"]
 
 HOST = "127.0.0.1"
+_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+_OUR_LISTENERS = ("PLAINTEXT", "CONTROLLER")
 
 OWNED = frozenset(
     {
@@ -27,6 +31,43 @@ OWNED = frozenset(
     }
 )
 """Properties that decide who talks to whom and where data is; a user cannot change them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listener:
+    """One more door of a broker, beside the open one that it uses itself.
+
+    Its properties (certificates, SASL mechanisms, JAAS) are Kafka's names without the prefix
+    ``listener.name.NAME.``. They may hold secrets, so they are not shown.
+    """
+
+    name: str  # capital letters and digits
+    protocol: str  # PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    advertised: str = ""  # host:port that clients are sent to, e.g. a proxy's; "": the listener's
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("[A-Z][A-Z0-9]*", self.name) or self.name in _OUR_LISTENERS:
+            taken = " or ".join(_OUR_LISTENERS)
+            raise ConfigError(
+                f"listener name is {self.name!r}: capital letters and digits, not {taken}"
+            )
+        if self.protocol not in _PROTOCOLS:
+            known = ", ".join(_PROTOCOLS)
+            raise ConfigError(f"listener protocol is {self.protocol!r}: one of {known}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A broker's place in a cluster: who it is, where it is, and who votes."""
+
+    node_id: int
+    host: str  # an address that the broker has
+    voters: Mapping[int, str]  # node id -> host:port of its controller
+    cluster_id: str  # 22 characters of base64, the same for all
+    port: int = 9092
+    controller_port: int = 9093
+
 
 _DEFAULTS = {
     # One node: nothing can have a second copy.
@@ -57,9 +98,23 @@ _DEFAULTS = {
 
 
 def server_properties(
-    *, port: int, controller_port: int, data: Path, overrides: Mapping[str, str]
+    *,
+    port: int,
+    controller_port: int,
+    data: Path,
+    overrides: Mapping[str, str],
+    listeners: Sequence[tuple[Listener, int]] = (),
+    node: Node | None = None,
 ) -> dict[str, str]:
     """All properties of the broker; ``overrides`` win over our defaults.
+
+    Args:
+        port: Of the open listener.
+        controller_port: Of the controller.
+        data: The data folder.
+        overrides: The user's properties.
+        listeners: More listeners, and their ports.
+        node: Its place in a cluster; None: it is alone, on the loopback.
 
     Raises:
         ConfigError: an override is one of `OWNED`, or the data folder's path has a comma.
@@ -69,16 +124,29 @@ def server_properties(
             raise ConfigError(f"property {name!r} belongs to LocalKafka and cannot be set")
     if "," in str(data):
         raise ConfigError(f"data_dir is {str(data)!r}: Kafka splits folders at commas")
+    host = HOST if node is None else node.host
+    voters = {1: f"{host}:{controller_port}"} if node is None else node.voters
+    bound = {"PLAINTEXT": f"{host}:{port}", "CONTROLLER": f"{host}:{controller_port}"}
+    advertised = {"PLAINTEXT": bound["PLAINTEXT"]}
+    protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
+    special: dict[str, str] = {}
+    for listener, number in listeners:
+        bound[listener.name] = f"{host}:{number}"
+        advertised[listener.name] = listener.advertised or bound[listener.name]
+        protocols[listener.name] = listener.protocol
+        prefix = f"listener.name.{listener.name.lower()}."
+        special |= {prefix + name: value for name, value in listener.properties.items()}
     return {
         **_DEFAULTS,
         **overrides,
+        **special,
         "process.roles": "broker,controller",
-        "node.id": "1",
-        "controller.quorum.voters": f"1@{HOST}:{controller_port}",
+        "node.id": str(1 if node is None else node.node_id),
+        "controller.quorum.voters": ",".join(f"{id_}@{place}" for id_, place in voters.items()),
         "controller.listener.names": "CONTROLLER",
-        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listeners": ",".join(f"{name}://{place}" for name, place in bound.items()),
+        "advertised.listeners": ",".join(f"{name}://{at}" for name, at in advertised.items()),
+        "listener.security.protocol.map": ",".join(map(":".join, protocols.items())),
         "inter.broker.listener.name": "PLAINTEXT",
         "log.dirs": str(data),
     }

@@ -1,8 +1,8 @@
-"""Pytest fixture `kafka_broker`: one real broker for the whole test session.
+"""Pytest fixtures `kafka_broker`, one real broker, and `kafka_cluster`, three that can fail.
 
-It starts when the first test asks for it. ``--kafka-version`` (or ``kafkamq_kafka_version`` in
-the ini file) chooses another version of Kafka; ``KAFKAMQ_CACHE``, ``XDG_CACHE_HOME`` and
-``JAVA_HOME`` are respected.
+Each starts when the first test asks for it, and serves the whole session. ``--kafka-version`` (or
+``kafkamq_kafka_version`` in the ini file) chooses another version of Kafka; ``KAFKAMQ_CACHE``,
+``XDG_CACHE_HOME`` and ``JAVA_HOME`` are respected.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import pytest
 
 if TYPE_CHECKING:
     from kafkamq.dev.broker import LocalKafka
+    from kafkamq.testing.faults import KafkaCluster
 
-__all__ = ["kafka_broker", "pytest_addoption"]
+__all__ = ["kafka_broker", "kafka_cluster", "pytest_addoption"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,11 +36,41 @@ def kafka_broker(request: pytest.FixtureRequest) -> Iterator[LocalKafka]:
     from kafkamq.dev.broker import LocalKafka
     from kafkamq.dev.environment import cache_dir_from, java_from
 
-    config = request.config
-    chosen = config.getoption("--kafka-version") or config.getini("kafkamq_kafka_version")
     with LocalKafka(
-        str(chosen or DEFAULT_VERSION),
+        _version(request.config, DEFAULT_VERSION),
         cache_dir=cache_dir_from(os.environ),
         java=java_from(os.environ),
     ) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def _kafka_cluster(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
+    from kafkamq.dev.artifacts import DEFAULT_VERSION
+    from kafkamq.dev.environment import cache_dir_from, java_from
+    from kafkamq.testing.faults import KafkaCluster, why_no_network
+
+    if reason := why_no_network():
+        pytest.skip(f"no cluster on this machine: {reason}")
+    with KafkaCluster(
+        _version(request.config, DEFAULT_VERSION),
+        cache_dir=cache_dir_from(os.environ),
+        java=java_from(os.environ),
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def kafka_cluster(_kafka_cluster: KafkaCluster) -> Iterator[KafkaCluster]:
+    """Three running brokers in network namespaces, shared by the session, healed between tests.
+
+    Skips, and says why, where there can be no network namespaces (they need root).
+    """
+    _kafka_cluster.heal()
+    yield _kafka_cluster
+    _kafka_cluster.heal()
+
+
+def _version(config: pytest.Config, default: str) -> str:
+    chosen = config.getoption("--kafka-version") or config.getini("kafkamq_kafka_version")
+    return str(chosen or default)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import signal
@@ -21,9 +22,12 @@ from typing import IO, Any
 
 from kafkamq.errors import DeadlineExceededError, KafkaMQError
 
-__all__ = ["Child", "ChildError", "Orders", "tell"]
+__all__ = ["Child", "ChildError", "Orders", "serve", "tell"]
+
+_log = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 10.0
+GRACE_S = 0.5  # for what a child had started: all that it would tidy up goes with the demo's folder
 
 
 class ChildError(KafkaMQError):
@@ -121,8 +125,8 @@ class Child:
             self._process.stdout.close()
 
     def _end_session(self) -> None:
-        """Ends what it had started itself, Spark's JVM for example, which may take a moment."""
-        deadline = time.monotonic() + END_TIMEOUT_S
+        """Ends what it had started itself, Spark's JVM for example."""
+        deadline = time.monotonic() + GRACE_S
         with contextlib.suppress(ProcessLookupError, PermissionError):
             while time.monotonic() < deadline:
                 os.killpg(self._process.pid, signal.SIGTERM)
@@ -179,3 +183,19 @@ class Orders:
         for line in self._stdin:
             handler(json.loads(line))
         os._exit(3)  # the demo is gone; what we hold comes back by itself
+
+
+def serve(run: Callable[[Orders], None]) -> None:
+    """A child's ``main``: logs to stderr, and says why when ``run`` fails."""
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    try:
+        run(Orders())
+    except BaseException as error:
+        _log.exception("a process of the demo failed")
+        tell("error", text=f"{type(error).__name__}: {error}")
+        raise

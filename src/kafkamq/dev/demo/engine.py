@@ -1,143 +1,81 @@
-"""The demo's Spark process: the redelivery tracker, then the verdict's SQL, in one JVM.
-
-With ``--engine local`` the tracker is the in-process one, and Spark only judges.
-"""
+"""The demo's tracker process: Spark, or with ``--engine local`` the in-process one."""
 
 from __future__ import annotations
 
-import logging
 import queue
-import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.dev.demo.children import Orders, tell
-from kafkamq.dev.demo.verdict import HISTORY_SCHEMA, verdict_rows
+from kafkamq.dev.demo.children import Orders, serve, tell
+from kafkamq.dev.demo.session import demo_session
 from kafkamq.errors import DeadlineExceededError
+from kafkamq.kafka.tracker import LocalTracker
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 __all__ = ["main"]
 
-_log = logging.getLogger(__name__)
 LIVE_TIMEOUT_S = 90.0
 POLL_S = 0.1
-MASTER = "local[2]"
-DRIVER_MEMORY = "1g"
-QUICK_JVM = "-XX:TieredStopAtLevel=1"  # a minute's work: the better code would come too late
 
 
 def main() -> None:
-    """Obeys until the demo is gone."""
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    logging.getLogger("py4j").setLevel(logging.WARNING)
-    orders = Orders()
+    """Tracks when told to, until told to stop or until the demo is gone."""
+    serve(_run)
+
+
+def _run(orders: Orders) -> None:
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     orders.follow(inbox.put)
-    try:
-        folder = Path(orders.first["folder"])
-        _Engine(folder, messages=orders.first["messages"]).run(inbox)
-    except BaseException as error:
-        _log.exception("the demo's Spark process failed")
-        tell("error", text=f"{type(error).__name__}: {error}")
-        raise
-
-
-class _Engine:
-    def __init__(self, folder: Path, *, messages: int) -> None:
-        self._folder = folder
-        self._shuffle_partitions = str(1 + min(3, messages // 50_000))
-        self._spark: SparkSession | None = None
-        self._failed: BaseException | None = None
-        self._starting = threading.Thread(target=self._start_spark, name="spark-start")
-        self._starting.start()
-        self._tracking = ExitStack()
-        self._config: ServiceConfig | None = None
-
-    def run(self, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
-        while True:
-            order = inbox.get()
-            if order["do"] == "track":
-                self._track(order)
-                tell("tracking")
-            elif order["do"] == "verdict":
-                tell("verdict", rows=self._judge(order["histories"]))
-
-    def _start_spark(self) -> None:
-        from kafkamq.spark.session import build_session, session_settings
-
-        # Spark leaves files behind when it ends with us; there they go with the demo's folder.
-        files = self._folder / "spark"
-        files.mkdir()
-        usual = session_settings(master=MASTER, driver_memory=DRIVER_MEMORY)
-        options = "spark.driver.extraJavaOptions"
-        try:
-            self._spark = build_session(
-                app_name="kafkamq demo",
-                master=MASTER,
-                driver_memory=DRIVER_MEMORY,
-                settings={
-                    options: f"{usual[options]} {QUICK_JVM} -Djava.io.tmpdir={files}",
-                    "spark.local.dir": str(files),
-                    "spark.sql.warehouse.dir": str(files / "warehouse"),
-                    "spark.sql.shuffle.partitions": self._shuffle_partitions,
-                    "spark.sql.debug.maxToStringFields": "200",
-                },
-            )
-        except BaseException as error:  # noqa: BLE001  raised where Spark is needed
-            self._failed = error
-
-    def _session(self) -> SparkSession:
-        self._starting.join()
-        if self._failed is not None:
-            raise self._failed
-        assert self._spark is not None
-        return self._spark
-
-    def _track(self, order: dict[str, Any]) -> None:
-        config = self._config = ServiceConfig(
+    first = orders.first
+    folder = Path(first["folder"])
+    with ThreadPoolExecutor(1) as pool, ExitStack() as tracking:
+        session = None
+        if first["engine"] == "spark":  # beside the broker, before there is something to track
+            session = pool.submit(demo_session, "tracker", folder, messages=first["messages"])
+        order = inbox.get()
+        config = ServiceConfig(
             bootstrap_servers=order["bootstrap_servers"], namespace=order["namespace"]
         )
         settings = TrackerConfig(max_deliveries=order["max_deliveries"])
-        if order["engine"] == "spark":
-            from kafkamq.spark.tracker import SparkTracker
-
-            checkpoint = (self._folder / "checkpoint").as_uri()
-            spark_tracker = SparkTracker(
-                config, settings, checkpoint=checkpoint, spark=self._session()
-            )
-            self._tracking.enter_context(spark_tracker)
-            partitions = order["marker_partitions"]
-            _wait_until(
-                lambda: (
-                    sum(status.is_live for status in spark_tracker.statuses().values())
-                    == partitions
-                )
-            )
+        if session is None:
+            _track_here(config, settings, tracking)
         else:
-            from kafkamq.kafka.tracker import LocalTracker
+            checkpoint = (folder / "checkpoint").as_uri()
+            _track_on_spark(
+                config, settings, tracking, session, checkpoint, order["marker_partitions"]
+            )
+        tell("tracking")
+        inbox.get()
+        tracking.close()
+        tell("stopped")
 
-            local_tracker = LocalTracker(config, settings)
-            self._tracking.enter_context(local_tracker.in_thread())
-            _wait_until(lambda: local_tracker.is_live)
 
-    def _judge(self, histories: str) -> list[dict[str, Any]]:
-        assert self._config is not None, "it tracked before"
-        self._tracking.close()
-        spark = self._session()
-        _register_views(spark, self._config)
-        spark.read.schema(HISTORY_SCHEMA).json(histories).createOrReplaceTempView("history")
-        return verdict_rows(spark)
+def _track_here(config: ServiceConfig, settings: TrackerConfig, tracking: ExitStack) -> None:
+    tracker = LocalTracker(config, settings)
+    tracking.enter_context(tracker.in_thread())
+    _wait_until(lambda: tracker.is_live)
+
+
+def _track_on_spark(
+    config: ServiceConfig,
+    settings: TrackerConfig,
+    tracking: ExitStack,
+    session: Future[SparkSession],
+    checkpoint: str,
+    partitions: int,
+) -> None:
+    from kafkamq.spark.tracker import SparkTracker
+
+    tracker = SparkTracker(config, settings, checkpoint=checkpoint, spark=session.result())
+    tracking.enter_context(tracker)
+    _wait_until(lambda: sum(seen.is_live for seen in tracker.statuses().values()) == partitions)
 
 
 def _wait_until(is_live: Callable[[], bool]) -> None:
@@ -147,15 +85,6 @@ def _wait_until(is_live: Callable[[], bool]) -> None:
         if time.monotonic() > deadline:
             raise DeadlineExceededError(f"the tracker was not live after {LIVE_TIMEOUT_S:g} s")
         time.sleep(POLL_S)
-
-
-def _register_views(spark: SparkSession, config: ServiceConfig) -> None:
-    from kafkamq.spark.views import Views
-
-    views = Views(spark, config)
-    for name in ("messages", "markers", "dead_letters"):
-        frame: DataFrame = getattr(views, name)()
-        frame.createOrReplaceTempView(name)
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ class DemoOptions:
     workers: int = 3
     partitions: int = 4
     marker_partitions: int = 2
-    redelivery_timeout: float = 3.0  # s
-    slow_s: float = 4.0  # how long a slow message is handled: more than the redelivery timeout
+    redelivery_timeout: float = 2.5  # s
+    slow_s: float = 3.5  # how long a slow message is handled: more than the redelivery timeout
     max_deliveries: int = 3
     backoff: Mapping[str, float] = field(
-        default_factory=lambda: {"first": 1.0, "max": 2.0, "jitter": 0.2}
+        default_factory=lambda: {"first": 0.5, "max": 1.0, "jitter": 0.2}
     )
-    send_per_s: int = 2500
+    send_per_s: int = 4000
     kill_at: float = 0.5  # share of the messages that is settled when a worker is killed
     drain_timeout: float = 120.0  # s
     kafka: Mapping[str, str] = field(

@@ -1,9 +1,10 @@
 """The demo itself: starts everything, kills a worker half-way, waits, and asks for the verdict.
 
-Order of things: the broker and the Spark process start side by side; then the topics, the tracker,
-the workers, the messages. When half of the messages are settled, a worker that holds some is killed
-with SIGKILL and not replaced: its messages come back to the two that are left, and its partitions
-go to them when the broker has missed its heartbeats for six seconds.
+Order of things: the broker and the tracker's Spark start side by side; then the topics, the
+tracker, the workers, the messages, and beside them the judge. When half of the messages are
+settled, a worker that holds some is killed with SIGKILL and not replaced: its messages come back to
+the two that are left, and its partitions go to them when the broker has missed its heartbeats for
+six seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -86,13 +88,16 @@ class _Demo:
         self.queues = sorted({item.queue_id for item in planned})
         self.workers: list[Child] = []
         self.others: list[Child] = []
+        self.started: list[Child] = []
+        stack.callback(self._end_children)
 
     def run(self) -> Verdict:
         show = self.show
         with show.step("Starting Kafka, and Spark beside it"):
-            first = {"folder": str(self.folder), "messages": len(self.planned)}
-            spark = self._child("kafkamq.dev.demo.engine", first, "spark")
+            tracker = self._tracker()
+            self.others.append(tracker)
             broker = self._broker()
+            self.stack.callback(self._end_children)  # before the broker, if that has started
         config = ServiceConfig(
             bootstrap_servers=broker.bootstrap_servers,
             namespace=self.options.namespace,
@@ -100,9 +105,11 @@ class _Demo:
         )
         with show.step(f"Starting the tracker ({self.options.engine}) and the workers"):
             self._create_topics(config)
-            spark.order(self._tracker_orders(config))
+            tracker.order(self._tracker_orders(config))
             self._start_workers(config)
-            spark.wait_for("tracking", timeout_s=ENGINE_TIMEOUT_S)
+            tracker.wait_for("tracking", timeout_s=ENGINE_TIMEOUT_S)
+        judge = self._judge(config)
+        self.others.append(judge)
         follower = Follower(config, planned=len(self.planned))
         self.stack.callback(follower.stop)
         follower.start()
@@ -116,9 +123,9 @@ class _Demo:
                 follower, sender, until=lambda seen: sender.is_done and seen.is_settled
             )
         with show.step("Stopping workers and tracker; asking Spark SQL what the logs say"):
-            self._stop_workers()
-            spark.order({"do": "verdict", "histories": str(self.folder / "history-*.jsonl")})
-            said = spark.wait_for("verdict", timeout_s=VERDICT_TIMEOUT_S)
+            self._stop([*self.workers, tracker])
+            judge.order({"do": "verdict"})
+            said = judge.wait_for("verdict", timeout_s=VERDICT_TIMEOUT_S)
         return Verdict.from_rows(
             said["rows"], sent_confirmed=sender.confirmed, is_settled=is_settled
         )
@@ -135,9 +142,33 @@ class _Demo:
 
     def _child(self, module: str, orders: dict[str, Any], name: str) -> Child:
         child = Child(module, orders, name=name, log=self.folder / f"{name}.log")
-        self.stack.callback(child.end)
-        self.others.append(child)
+        self.started.append(child)
         return child
+
+    def _end_children(self) -> None:
+        """Ends all side by side; a JVM takes a second or two."""
+        children, self.started = self.started, []
+        with ThreadPoolExecutor(len(children) or 1) as pool:
+            for ending in [pool.submit(child.end) for child in children]:
+                ending.result()
+
+    def _tracker(self) -> Child:
+        orders = {
+            "folder": str(self.folder),
+            "messages": len(self.planned),
+            "engine": self.options.engine,
+        }
+        return self._child("kafkamq.dev.demo.engine", orders, "tracker")
+
+    def _judge(self, config: ServiceConfig) -> Child:
+        orders = {
+            "folder": str(self.folder),
+            "messages": len(self.planned),
+            "bootstrap_servers": config.bootstrap_servers,
+            "namespace": config.namespace,
+            "histories": str(self.folder / "history-*.jsonl"),
+        }
+        return self._child("kafkamq.dev.demo.judge", orders, "judge")
 
     def _create_topics(self, config: ServiceConfig) -> None:
         with Service(config.bootstrap_servers, config.namespace, kafka=config.kafka) as service:
@@ -150,7 +181,6 @@ class _Demo:
     def _tracker_orders(self, config: ServiceConfig) -> dict[str, Any]:
         return {
             "do": "track",
-            "engine": self.options.engine,
             "bootstrap_servers": config.bootstrap_servers,
             "namespace": config.namespace,
             "marker_partitions": self.options.marker_partitions,
@@ -172,9 +202,7 @@ class _Demo:
                 "slow_s": options.slow_s,
                 "history": str(self._history(name)),
             }
-            worker = self._child("kafkamq.dev.demo.worker", orders, name)
-            self.others.remove(worker)
-            self.workers.append(worker)
+            self.workers.append(self._child("kafkamq.dev.demo.worker", orders, name))
         for worker in self.workers:
             worker.wait_for("ready", timeout_s=ENGINE_TIMEOUT_S)
 
@@ -219,11 +247,11 @@ class _Demo:
     def _history(self, name: str) -> Path:
         return self.folder / f"history-{name}.jsonl"
 
-    def _stop_workers(self) -> None:
-        for worker in self.workers:
-            worker.order({"do": "stop"})
-        for worker in self.workers:
-            worker.wait_for("stopped", timeout_s=STOP_TIMEOUT_S)
+    def _stop(self, children: Sequence[Child]) -> None:
+        for child in children:
+            child.order({"do": "stop"})
+        for child in children:
+            child.wait_for("stopped", timeout_s=STOP_TIMEOUT_S)
 
 
 def _in_hand(history: Path) -> int:

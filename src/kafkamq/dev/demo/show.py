@@ -150,5 +150,10 @@ def _cells(row: QueueResult, name: str) -> list[str]:
         if value is None:
             cells.append("-")
         else:
-            cells.append(f"{value:.2f} s" if isinstance(value, float) else f"{value:,}")
+            cells.append(_seconds(value) if isinstance(value, float) else f"{value:,}")
     return cells
+
+
+def _seconds(value: float) -> str:
+    """Three digits, which fit in a column of a narrow terminal."""
+    return f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
