@@ -22,7 +22,16 @@ if TYPE_CHECKING:
         WireError,
     )
     from kafkamq.kafka import Consumer, Delivery, Message, Producer, Queue, Service
-    from kafkamq.types import MessageId, OutgoingMessage, ScheduleToken, SentMessage
+    from kafkamq.kafka.parallel import OutgoingRecord, ParallelConsumer, ParallelRecord
+    from kafkamq.types import (
+        Ack,
+        MessageId,
+        Nack,
+        OutgoingMessage,
+        Reject,
+        ScheduleToken,
+        SentMessage,
+    )
 
 __all__ = [
     "Service",
@@ -31,6 +40,12 @@ __all__ = [
     "Consumer",
     "Message",
     "Delivery",
+    "ParallelConsumer",
+    "ParallelRecord",
+    "OutgoingRecord",
+    "Ack",
+    "Nack",
+    "Reject",
     "Backoff",
     "OutgoingMessage",
     "SentMessage",
@@ -64,7 +79,16 @@ _HOMES = {
         "WireError",
     ),
     "kafkamq.kafka": ("Consumer", "Delivery", "Message", "Producer", "Queue", "Service"),
-    "kafkamq.types": ("MessageId", "OutgoingMessage", "ScheduleToken", "SentMessage"),
+    "kafkamq.kafka.parallel": ("OutgoingRecord", "ParallelConsumer", "ParallelRecord"),
+    "kafkamq.types": (
+        "Ack",
+        "MessageId",
+        "Nack",
+        "OutgoingMessage",
+        "Reject",
+        "ScheduleToken",
+        "SentMessage",
+    ),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

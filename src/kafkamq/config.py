@@ -20,11 +20,15 @@ __all__ = [
     "ServiceConfig",
     "TrackerConfig",
     "milliseconds",
+    "utf8",
 ]
 
 MAX_REDELIVERY_TIMEOUT_MS = 12 * 3_600_000  # kafka-mq-go's limit, and SQS's
 MAX_QUEUE_ID_BYTES = 1024
+MAX_COUNT = 2**31 - 1  # an int32 on the wire
+MAX_SHOWN = 80  # characters of a value in an error text
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_TOPIC_NAME_LIMIT = "1-249 of letters, digits, '.', '_' and '-'"
 
 
 def milliseconds(value: float | timedelta, *, name: str, minimum: int = 0) -> int:
@@ -35,18 +39,56 @@ def milliseconds(value: float | timedelta, *, name: str, minimum: int = 0) -> in
     """
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise ConfigError(f"{name} is {value!r}: give seconds as a number, or a timedelta")
+        raise _refusal(name, value, "seconds as a number, or a timedelta")
     if not -1e12 < seconds < 1e12:  # also refuses NaN
-        raise ConfigError(f"{name} is {value!r}: give a finite number of seconds")
+        raise _refusal(name, value, "a finite number of seconds, below 10^12")
     result = round(seconds * 1000)
     if result < minimum:
-        raise ConfigError(f"{name} is {value!r}: it must be at least {minimum / 1000:g} s")
+        raise _refusal(name, value, f"at least {minimum / 1000:g} s")
     return result
+
+
+def utf8(value: str, *, name: str) -> bytes:
+    """A text as it travels.
+
+    Raises:
+        ConfigError: no text, or with half a surrogate pair, which UTF-8 does not have.
+    """
+    if not isinstance(value, str):
+        raise _refusal(name, value, "a text")
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise _refusal(name, value, "a text without lone surrogates") from None
+
+
+def _refusal(name: str, value: object, limit: str) -> ConfigError:
+    try:
+        shown = repr(value)
+    except ValueError:  # of an int with thousands of digits
+        shown = f"a huge {type(value).__name__}"
+    if len(shown) > MAX_SHOWN:
+        shown = shown[: MAX_SHOWN - 3] + "..."
+    return ConfigError(f"{name} is {shown}: it must be {limit}")
 
 
 def _require(condition: bool, name: str, value: object, limit: str) -> None:
     if not condition:
-        raise ConfigError(f"{name} is {value!r}: it must be {limit}")
+        raise _refusal(name, value, limit)
+
+
+def _require_count(name: str, value: object, minimum: int = 1) -> None:
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    is_within = is_count and minimum <= value <= MAX_COUNT  # type: ignore[operator]  # an int
+    _require(is_within, name, value, f"a whole number >= {minimum} and < 2^31")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_topic_name(value: object) -> bool:
+    return isinstance(value, str) and bool(_TOPIC_NAME.fullmatch(value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +100,9 @@ class Backoff:
     jitter: float = 0.2  # the delay is multiplied by 1 - jitter .. 1 + jitter
 
     def __post_init__(self) -> None:
+        for name in ("first", "max", "jitter"):
+            value = getattr(self, name)
+            _require(_is_number(value), f"backoff.{name}", value, "a number")
         milliseconds(self.first, name="backoff.first")
         milliseconds(self.max, name="backoff.max")
         _require(self.max >= self.first, "backoff.max", self.max, f">= first ({self.first})")
@@ -79,23 +124,21 @@ class ServiceConfig:
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)  # verbatim, may hold secrets
 
     def __post_init__(self) -> None:
-        _require(bool(self.bootstrap_servers), "bootstrap_servers", "", "host:port[,host:port...]")
         _require(
-            bool(_TOPIC_NAME.fullmatch(self.namespace)),
-            "namespace",
-            self.namespace,
-            "1-249 of letters, digits, '.', '_' and '-'",
+            bool(utf8(self.bootstrap_servers, name="bootstrap_servers")),
+            "bootstrap_servers",
+            self.bootstrap_servers,
+            "host:port[,host:port...]",
         )
+        _require(_is_topic_name(self.namespace), "namespace", self.namespace, _TOPIC_NAME_LIMIT)
         for name, suffix in _TOPICS.items():
-            if not getattr(self, name):
+            if getattr(self, name) == "":
                 object.__setattr__(self, name, f"{self.namespace}.{suffix}")
             value: str = getattr(self, name)
-            _require(
-                bool(_TOPIC_NAME.fullmatch(value)),
-                name,
-                value,
-                "1-249 of letters, digits, '.', '_' and '-'",
-            )
+            _require(_is_topic_name(value), name, value, _TOPIC_NAME_LIMIT)
+        if not isinstance(self.kafka, Mapping):  # its values may be secrets: not shown
+            raise ConfigError(f"kafka is a {type(self.kafka).__name__}: it must be a mapping")
+        object.__setattr__(self, "kafka", dict(self.kafka))  # as it is now, whatever becomes of it
         names = [getattr(self, name) for name in _TOPICS]
         _require(len(set(names)) == len(names), "topic names", names, "different from each other")
 
@@ -128,7 +171,7 @@ class QueueConfig:
     exactly_once: bool = False
 
     def __post_init__(self) -> None:
-        encoded = self.queue_id.encode()
+        encoded = utf8(self.queue_id, name="queue_id")
         _require(
             0 < len(encoded) <= MAX_QUEUE_ID_BYTES,
             "queue_id",
@@ -142,25 +185,24 @@ class QueueConfig:
             self.redelivery_timeout_ms / 1000,
             "> 0 s and <= 12 h",
         )
-        _require(self.max_deliveries >= 1, "max_deliveries", self.max_deliveries, ">= 1")
         _require(
             self.max_lease_ms >= self.redelivery_timeout_ms,
             "max_lease",
             self.max_lease_ms / 1000,
             ">= redelivery_timeout",
         )
+        _require(isinstance(self.backoff, Backoff), "backoff", self.backoff, "a Backoff")
         for name in (
+            "max_deliveries",
             "max_in_flight",
             "receive_buffer",
             "next_message_timeout_ms",
             "max_messages_per_commit",
         ):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), ">= 1")
+            _require_count(name, getattr(self, name))
+        _require_count("max_inline_payload_bytes", self.max_inline_payload_bytes, 0)
         _require(
-            self.max_inline_payload_bytes >= 0,
-            "max_inline_payload_bytes",
-            self.max_inline_payload_bytes,
-            ">= 0",
+            isinstance(self.exactly_once, bool), "exactly_once", self.exactly_once, "True or False"
         )
         _require(
             self.on_data_loss in ("raise", "skip"),
@@ -191,7 +233,7 @@ class TrackerConfig:
             "max_deliveries",
             "max_lease_ms",
         ):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), ">= 1")
+            _require_count(name, getattr(self, name))
         _require(
             self.max_offsets_per_commit <= 50_000,
             "max_offsets_per_commit",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 __all__ = [
+    "Ack",
     "DeadLetterReason",
     "Headers",
     "Marker",
@@ -14,9 +15,13 @@ __all__ = [
     "MarshalRecord",
     "MarshalType",
     "MessageId",
+    "Nack",
     "OutgoingMessage",
     "Outcome",
+    "Reject",
     "ScheduleToken",
+    "RangeRecord",
+    "RangeType",
     "SentMessage",
 ]
 
@@ -55,9 +60,9 @@ class DeadLetterReason(Enum):
     PAYLOAD_LOST = "payload-lost"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class MessageId:
-    """Identity of a message (R13); empty parts match only empty parts.
+    """Identity of a message (R13); empty parts match only empty parts. Never mutated.
 
     For a SCHEDULE: the marker partition and offset of its first record, other parts empty.
     """
@@ -159,3 +164,48 @@ class MarshalRecord:
     offset: int = 0
     expires_at_s: int = 0  # RELEASE_GROUP: the group is paused until then
     version: int = 1  # of the peer's writer: 1, in a RELEASE_GROUP 0; no reader compares it
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """A handler's verdict: done; as returning None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nack:
+    """A handler's verdict: try again, after ``delay`` s (None: the back-off)."""
+
+    delay: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A handler's verdict: give up, to the dead letters."""
+
+    reason: str = ""
+
+
+class RangeType(Enum):
+    """Kinds of record on the topic of range claims, by their names on the wire."""
+
+    CLAIM = "ClaimRange"
+    BEAT = "RangeBeat"
+    DONE = "RangeDone"
+    FREE = "RangeFree"
+
+
+@dataclass(slots=True)
+class RangeRecord:
+    """One record of the topic of range claims; never mutated. ``wire/ranges.py`` is its text."""
+
+    type: RangeType
+    time_s: int  # epoch seconds by the sender's clock; nobody goes by it
+    instance: str  # random, of one start of the sender's process
+    client: str
+    group: str
+    topic: str
+    partition: int
+    first: int = 0  # half-open
+    next: int = 0
+    frontier: int = 0  # the first offset that nobody has claimed, as the sender knows

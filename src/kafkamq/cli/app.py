@@ -11,7 +11,18 @@ import typer
 from rich.markup import escape
 
 from kafkamq import __version__
-from kafkamq.cli import dead_letters, doctor, local, output, queues, stat, tracker
+from kafkamq.cli import (
+    claims,
+    consume,
+    dead_letters,
+    doctor,
+    health,
+    local,
+    output,
+    queues,
+    stat,
+    tracker,
+)
 from kafkamq.errors import ConfigError, KafkaMQError
 
 __all__ = ["app", "main"]
@@ -60,7 +71,7 @@ def _debug() -> bool:
     return os.environ.get("KAFKAMQ_DEBUG", "") not in ("", "0")
 
 
-for _module in (local, queues, tracker, stat, dead_letters, doctor):
+for _module in (local, queues, tracker, stat, dead_letters, claims, consume, doctor, health):
     _module.register(app)
 
 

@@ -192,6 +192,8 @@ def redrive_command(
     )
     if report.payload_lost:
         output.note(f"{report.payload_lost:,} cannot be: their payload is gone.")
+    if report.queue_unknown:
+        output.note(f"{report.queue_unknown:,} cannot be: nothing says which queue was theirs.")
 
 
 def _time(timestamp_ms: int) -> str:

@@ -14,7 +14,8 @@ import typer
 from kafkamq import __version__
 from kafkamq.cli import output
 from kafkamq.cli.options import Json, connected_if_named
-from kafkamq.clients.admin import Admin
+from kafkamq.clients.admin import Admin, ClusterInfo
+from kafkamq.clients.broker_release import broker_release
 from kafkamq.clients.topics import check_topics
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.environment import java_from
@@ -102,8 +103,7 @@ def _cluster(config: ServiceConfig, *, max_lease_ms: int) -> Iterator[Check]:
             cluster = admin.cluster()
         brokers = ", ".join(cluster.brokers.values())
         yield Check("ok", "brokers", f"{len(cluster.brokers)} ({brokers})")
-        version = _kafka_version(cluster.settings)
-        yield Check("ok", "kafka", version)
+        yield Check("ok", "kafka", _kafka_version(config, cluster))
         findings = check_topics(config, max_lease_ms=max_lease_ms, timeout_s=TIMEOUT_S)
     except (BrokerError, ConfigError, DeadlineExceededError) as error:
         yield Check("refuse", "cluster", str(error))
@@ -114,11 +114,14 @@ def _cluster(config: ServiceConfig, *, max_lease_ms: int) -> Iterator[Check]:
         yield Check("ok", "topics", f"those of namespace {config.namespace} are as they should be")
 
 
-def _kafka_version(settings: object) -> str:
-    """Brokers tell features, not their version; the protocol version setting is gone in Kafka 4."""
-    if isinstance(settings, dict) and (version := settings.get("inter.broker.protocol.version")):
-        return str(version)
-    return "4.0 or newer"
+def _kafka_version(config: ServiceConfig, cluster: ClusterInfo) -> str:
+    """Of one broker; where it does not tell, what its settings give away."""
+    for address in cluster.brokers.values():
+        release = broker_release(config, address)
+        if release is not None:
+            return release
+    # The setting is gone in Kafka 4.
+    return cluster.settings.get("inter.broker.protocol.version", "4.0 or newer")
 
 
 def register(app: typer.Typer) -> None:

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from kafkamq.cli import output
 from kafkamq.cli.settings import CliSettings, load_settings, service_config
 from kafkamq.config import ServiceConfig
+from kafkamq.metrics import serve_metrics
 
-__all__ = ["Json", "connected", "connected_if_named", "connected_without_n"]
+__all__ = [
+    "Json",
+    "MetricsPort",
+    "connected",
+    "connected_if_named",
+    "connected_without_n",
+    "serving_metrics",
+]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        min=0,
+        max=65535,
+        help="Serve /metrics, /live and /ready there while it runs; 0: a free port.",
+    ),
+]
 
 Bootstrap = Annotated[
     str | None,
@@ -52,6 +71,17 @@ _CONNECTION: Mapping[str, object] = {
     "kafka_property": Property,
     "config_file": ConfigFile,
 }
+
+
+@contextmanager
+def serving_metrics(port: int | None) -> Iterator[None]:
+    """Serve metrics and health while the block runs; None: don't."""
+    if port is None:
+        yield
+        return
+    with serve_metrics(port) as server:
+        output.note(f"Metrics: http://localhost:{server.port}/metrics (also /live and /ready)")
+        yield
 
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:

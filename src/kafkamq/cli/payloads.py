@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kafkamq.config import milliseconds, utf8
 from kafkamq.errors import ConfigError
 from kafkamq.types import OutgoingMessage
+from kafkamq.wire.outgoing import checked_headers, checked_id
 
 __all__ = ["MESSAGE_FIELDS", "Line", "parse_header", "read_lines"]
 
@@ -55,12 +57,12 @@ def parse_header(text: str) -> tuple[str, bytes]:
     """``name=value`` of ``--header``.
 
     Raises:
-        ConfigError: no ``=`` or no name.
+        ConfigError: no ``=``, no name, or a value that is no text.
     """
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ConfigError(f"--header {text!r}: write it as name=value")
-    return name, value.encode()
+    return name, utf8(value, name=f"--header {name!r}")
 
 
 def _object(line: str, where: str) -> dict[str, Any]:
@@ -86,19 +88,23 @@ def _message(fields: Mapping[str, Any], where: str) -> OutgoingMessage:
     if len(given) != 1:
         raise ConfigError(f"{where}: give one of payload, payload_base64 and json")
     if given == ["json"]:
-        payload: bytes | None = json.dumps(
-            fields["json"], ensure_ascii=False, separators=(",", ":")
-        ).encode()
+        text = json.dumps(fields["json"], ensure_ascii=False, separators=(",", ":"))
+        payload: bytes | None = _utf8(text, "payload", where)
     else:
         payload = _bytes(fields, "payload", where)
     ttl = fields.get("ttl")
     identity = fields.get("id")
-    if identity is not None and not isinstance(identity, str):
-        raise ConfigError(f"{where}: id must be a text")
+    headers = _headers(fields.get("headers") or {}, where)
+    try:
+        if identity is not None:
+            checked_id(identity)
+        checked_headers(headers)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
     return OutgoingMessage(
         payload=payload,
         key=_bytes(fields, "key", where),
-        headers=_headers(fields.get("headers") or {}, where),
+        headers=headers,
         delay=_seconds(fields.get("delay", 0.0), "delay", where),
         ttl=None if ttl is None else _seconds(ttl, "ttl", where),
         id=identity,
@@ -144,7 +150,6 @@ def _headers(value: object, where: str) -> dict[str, bytes]:
     return result
 
 
-def _seconds(value: object, name: str, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{where}: {name} must be a number of seconds")
+def _seconds(value: Any, name: str, where: str) -> float:
+    milliseconds(value, name=f"{where}: {name}")
     return float(value)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from itertools import islice
@@ -14,12 +15,18 @@ from typing import Annotated, TextIO
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.options import Json, connected, connected_without_n
+from kafkamq.cli.options import (
+    Json,
+    MetricsPort,
+    connected,
+    connected_without_n,
+    serving_metrics,
+)
 from kafkamq.cli.payloads import parse_header, read_lines
-from kafkamq.config import ServiceConfig
+from kafkamq.config import ServiceConfig, utf8
 from kafkamq.errors import ConfigError, KafkaMQError
-from kafkamq.kafka import Message, Producer, Service
-from kafkamq.types import OutgoingMessage
+from kafkamq.kafka import Consumer, Delivery, Message, Producer, Service
+from kafkamq.types import OutgoingMessage, SentMessage
 
 __all__ = ["register", "service"]
 
@@ -118,7 +125,12 @@ def send(
     headers = dict(parse_header(text) for text in header or ())
     given = [
         OutgoingMessage(
-            payload=payload.encode(), key=key, headers=headers, delay=delay, ttl=ttl, id=identity
+            payload=utf8(payload, name="PAYLOAD"),
+            key=key,
+            headers=headers,
+            delay=delay,
+            ttl=ttl,
+            id=identity,
         )
         for payload in payloads
     ]
@@ -146,38 +158,70 @@ def _send_all(
 ) -> None:
     """Sends in batches and waits for each; after an error it says how many Kafka has."""
     sent = 0
+    failure: KafkaMQError | None = None
     with service(config) as connection:
         producer = connection.queue(queue_id).producer()
-        try:
-            with output.progress(f"Sending to {queue_id}", None) as advance:
-                while batch := list(islice(messages, SEND_BATCH)):
-                    _send_batch(producer, batch, as_json=as_json)
-                    sent += len(batch)
-                    advance(len(batch))
-        except KafkaMQError:
-            output.note(f"{sent:,} messages were sent before the error; they are in the queue.")
-            raise
+        with output.progress(f"Sending to {queue_id}", None) as advance:
+            while failure is None:
+                deliveries, refusal = _queue_batch(producer, messages)
+                if not deliveries and refusal is None:
+                    break
+                confirmed, failure = _confirm(producer, deliveries)
+                failure = refusal or failure  # the first that happened
+                for each in confirmed if as_json else ():
+                    _print_sent(each)
+                sent += len(confirmed)
+                advance(len(confirmed))
+    if failure is not None:
+        output.note(f"{sent:,} messages were sent before the error; they are in the queue.")
+        raise failure
     if not as_json:
         output.note(f"Sent {sent:,} messages to {queue_id}.")
 
 
-def _send_batch(producer: Producer, messages: list[OutgoingMessage], *, as_json: bool) -> None:
-    deliveries = producer.send_many(messages)
-    producer.flush(SEND_TIMEOUT_S)
+def _queue_batch(
+    producer: Producer, messages: Iterator[OutgoingMessage]
+) -> tuple[list[Delivery], KafkaMQError | None]:
+    """The sends of one batch, and why there are no more of them, if something went wrong."""
+    deliveries: list[Delivery] = []
+    try:
+        for message in islice(messages, SEND_BATCH):
+            deliveries += producer.send_many((message,))
+    except KafkaMQError as error:
+        return deliveries, error
+    return deliveries, None
+
+
+def _confirm(
+    producer: Producer, deliveries: Sequence[Delivery]
+) -> tuple[list[SentMessage], KafkaMQError | None]:
+    """What is in Kafka, and the first failure of the rest."""
+    confirmed: list[SentMessage] = []
+    failure: KafkaMQError | None = None
+    try:
+        producer.flush(SEND_TIMEOUT_S)
+    except KafkaMQError as error:
+        failure = error
     for delivery in deliveries:
-        sent = delivery.result(SEND_TIMEOUT_S)
-        if as_json:
-            output.print_json(
-                {
-                    "id": sent.id,
-                    "queue_id": sent.queue_id,
-                    "topic": sent.topic,
-                    "partition": sent.partition,
-                    "offset": sent.offset,
-                    "timestamp_ms": sent.timestamp_ms,
-                    "delayed": sent.schedule is not None,
-                }
-            )
+        try:
+            confirmed.append(delivery.result(0.0 if failure else SEND_TIMEOUT_S))
+        except KafkaMQError as error:  # noqa: PERF203 - the others may be there
+            failure = failure or error
+    return confirmed, failure
+
+
+def _print_sent(sent: SentMessage) -> None:
+    output.print_json(
+        {
+            "id": sent.id,
+            "queue_id": sent.queue_id,
+            "topic": sent.topic,
+            "partition": sent.partition,
+            "offset": sent.offset,
+            "timestamp_ms": sent.timestamp_ms,
+            "delayed": sent.schedule is not None,
+        }
+    )
 
 
 class Verdict(Enum):
@@ -206,6 +250,7 @@ def receive(
         float, typer.Option(help="Seconds until it comes back when this process dies.")
     ] = 10.0,
     max_deliveries: Annotated[int, typer.Option(min=1, help="Then it is a dead letter.")] = 5,
+    metrics_port: MetricsPort = None,
     as_json: Json = False,
 ) -> None:
     """Receive messages, print them, and then give a verdict on each: ack, unless told otherwise."""
@@ -215,8 +260,17 @@ def receive(
     verdict = chosen[0] if chosen else Verdict.ACK
     if verdict is Verdict.REJECT and not reason:
         raise ConfigError("--reject needs --reason TEXT: it stands in the dead letter")
+    if delay is not None and verdict is not Verdict.NACK:
+        raise ConfigError("--delay belongs to --nack: the others bring nothing back")
+    if reason and verdict is Verdict.ACK:
+        raise ConfigError("--reason belongs to --nack and --reject")
+
+    def handle(message: Message) -> None:
+        _show(message, verdict, as_json=as_json)
+        _settle(message, verdict, delay=delay, reason=reason)
+
     received = 0
-    with service(config) as connection:
+    with serving_metrics(metrics_port), service(config) as connection:
         queue = connection.queue(
             queue_id, redelivery_timeout=redelivery_timeout, max_deliveries=max_deliveries
         )
@@ -226,9 +280,7 @@ def receive(
                 while follow or received < count:
                     wanted = RECEIVE_BATCH if follow else min(count - received, RECEIVE_BATCH)
                     messages = consumer.receive_many(wanted, 0.5)
-                    for message in messages:
-                        _show(message, verdict, as_json=as_json)
-                        _settle(message, verdict, delay=delay, reason=reason)
+                    _handle_each(consumer, messages, handle)
                     received += len(messages)
                     now = time.monotonic()
                     if messages:
@@ -240,6 +292,19 @@ def receive(
             consumer.flush()
     if not received and not as_json:
         output.note(f"No message in {queue_id} within {timeout:g} s.")
+
+
+def _handle_each(
+    consumer: Consumer, messages: Sequence[Message], handle: Callable[[Message], None]
+) -> None:
+    """What an interrupt or a closed pipe leaves unhandled goes back at once, uncounted."""
+    rest = deque(messages)
+    try:
+        while rest:
+            handle(rest[0])
+            rest.popleft()
+    finally:
+        consumer._put_back(rest)  # for close, which releases it
 
 
 def _settle(message: Message, verdict: Verdict, *, delay: float | None, reason: str) -> None:

@@ -20,7 +20,7 @@ def stat(
     config: ServiceConfig,
     max_scanned: Annotated[
         int,
-        typer.Option(min=0, help="Count a queue's own messages when at most so many are to read."),
+        typer.Option(min=0, help="Count messages when at most so many are to read."),
     ] = MAX_SCANNED,
     as_json: Json = False,
 ) -> None:
@@ -31,16 +31,27 @@ def stat(
             {
                 "namespace": config.namespace,
                 "messages": found.messages,
+                "messages_counted": found.messages_counted,
                 "dead_letters": found.dead_letters,
+                "dead_letters_counted": found.dead_letters_counted,
                 "queues": [asdict(queue) for queue in found.queues],
                 "markers": [_as_json(partition) for partition in found.markers],
             }
         )
         return
     output.print_table(
-        f"Queues of {config.namespace} ({found.dead_letters:,} dead letters in all)",
+        f"Queues of {config.namespace} ("
+        f"{_number(found.dead_letters, found.dead_letters_counted)} dead letters in all)",
         ("queue", "waiting", "workers", "behind, all queues"),
-        [(queue.queue_id, queue.waiting, queue.members, queue.behind) for queue in found.queues],
+        [
+            (
+                queue.queue_id,
+                queue.waiting,
+                queue.members,
+                _number(queue.behind, queue.waiting is not None),
+            )
+            for queue in found.queues
+        ],
     )
     output.print_table(
         f"Tracker of {config.marker_topic}",
@@ -61,6 +72,10 @@ def stat(
     )
     if all(partition.status is None for partition in found.markers):
         output.note("No tracker has run here yet: kafkamq tracker --engine local")
+
+
+def _number(value: int, is_counted: bool) -> str:
+    return f"{value:,}" if is_counted else f"at most {value:,}"
 
 
 def _row(partition: MarkerPartition) -> tuple[Any, ...]:

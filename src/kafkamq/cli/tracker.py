@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.options import connected
+from kafkamq.cli.options import MetricsPort, connected, serving_metrics
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import ConfigError
 
@@ -45,6 +45,7 @@ def tracker(
     max_deliveries: Annotated[
         int, typer.Option(min=1, help="For messages whose worker does not say.")
     ] = 5,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Run the redelivery tracker until Ctrl-C.
 
@@ -56,23 +57,29 @@ def tracker(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     output.note(f"Tracking {config.marker_topic} ({engine.value}); Ctrl-C ends it.")
-    if engine is Engine.LOCAL:
-        from kafkamq.kafka.tracker import LocalTracker
+    with serving_metrics(metrics_port):
+        if engine is Engine.LOCAL:
+            _track_here(config, settings, stopping)
+            return
+        if not checkpoint:
+            raise ConfigError(
+                "--checkpoint is missing: name a folder for Spark's state that all its workers "
+                "reach"
+            )
+        from kafkamq.spark.tracker import run_spark_tracker
 
-        local = LocalTracker(config, settings)
-        for warning in local.warnings:
-            output.note(f"warning: {warning}")
-        local.run(stopping)
-        return
-    if not checkpoint:
-        raise ConfigError(
-            "--checkpoint is missing: name a folder for Spark's state that all its workers reach"
+        run_spark_tracker(
+            config, settings, checkpoint=checkpoint, master=master, trigger_s=trigger, stop=stopping
         )
-    from kafkamq.spark.tracker import run_spark_tracker
 
-    run_spark_tracker(
-        config, settings, checkpoint=checkpoint, master=master, trigger_s=trigger, stop=stopping
-    )
+
+def _track_here(config: ServiceConfig, settings: TrackerConfig, stopping: threading.Event) -> None:
+    from kafkamq.kafka.tracker import LocalTracker
+
+    local = LocalTracker(config, settings)
+    for warning in local.warnings:
+        output.note(f"warning: {warning}")
+    local.run(stopping)
 
 
 def register(app: typer.Typer) -> None:

@@ -9,11 +9,9 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import TypeVar
 
 from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -27,6 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__
     ResourceType,
 )
 
+from kafkamq.clients.committed import CommittedOffsets
 from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
 from kafkamq.clients.settings import admin_settings, connect
 from kafkamq.config import ServiceConfig
@@ -78,18 +77,14 @@ class Admin:
         self._timeout_s = timeout_s
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._client = connect(AdminClient, admin_settings(config), self._watch)
+        self._committed = CommittedOffsets(config, self._watch)
         self._is_closed = False
         self._lock = threading.Lock()
 
     def __enter__(self) -> Admin:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -101,6 +96,7 @@ class Admin:
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
+                self._committed.close()
                 self._client.__exit__(None, None, None)
 
     @property
@@ -213,13 +209,22 @@ class Admin:
         """
         groups = ", ".join(dict.fromkeys(group for group, _ in requests))
         doing = f"reading committed offsets of {groups}"
-        return self._ask(doing, partial(_committed, requests, stable), attempt_s=_COORDINATOR_S)
+        question = partial(_committed, self._committed, requests, stable)
+        return self._ask(doing, question, attempt_s=_ATTEMPT_S)
 
     def log_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
         """First offset and end (of what is committed) of each partition."""
         wanted = [TopicPartition(topic, partition) for partition in partitions]
         doing = f"reading the bounds of {topic}"
         return self._ask(doing, partial(_log_bounds, wanted), attempt_s=_ATTEMPT_S)
+
+    def log_ends(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Of each partition: the last stable offset, and the high watermark behind or at it.
+
+        They differ while a transaction is open, which holds ``read_committed`` readers back.
+        """
+        doing = f"reading the ends of {topic}"
+        return self._ask(doing, partial(_log_ends, topic), attempt_s=_ATTEMPT_S)
 
 
 class _Attempt:
@@ -259,7 +264,12 @@ def _topics(names: Sequence[str], attempt: _Attempt) -> dict[str, TopicInfo]:
         except BrokerError as error:  # noqa: PERF203 - a handful of topics
             if error.code != "UNKNOWN_TOPIC_OR_PART":
                 raise
-    settings = _configs(attempt, ResourceType.TOPIC, list(found)) if found else {}
+    try:
+        settings = _configs(attempt, ResourceType.TOPIC, list(found)) if found else {}
+    except BrokerError as error:
+        # Another broker answered, which has not heard of a topic that the first one knows.
+        error.is_retriable = error.is_retriable or error.code == "UNKNOWN_TOPIC_OR_PART"
+        raise
     return {
         name: TopicInfo(
             name,
@@ -287,23 +297,12 @@ def _group_assignments(group: str, attempt: _Attempt) -> list[frozenset[str]]:
 
 
 def _committed(
-    requests: Sequence[tuple[str, TopicPartition]], stable: bool, attempt: _Attempt
+    offsets: CommittedOffsets,
+    requests: Sequence[tuple[str, TopicPartition]],
+    stable: bool,
+    attempt: _Attempt,
 ) -> list[TopicPartition]:
-    pending = []
-    for group, partition in requests:
-        futures = attempt.client.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, [partition])],
-            require_stable=stable,
-            request_timeout=attempt.timeout_s,
-        )
-        pending.append((group, futures[group]))
-    results = []
-    for group, future in pending:
-        for partition in attempt.wait(future).topic_partitions or []:
-            if partition.error is not None:
-                raise broker_error(partition.error, f"reading committed offsets of {group}")
-            results.append(partition)
-    return results
+    return offsets.read(requests, stable=stable, timeout_s=attempt.timeout_s)
 
 
 def _log_bounds(wanted: Sequence[TopicPartition], attempt: _Attempt) -> dict[int, tuple[int, int]]:
@@ -320,6 +319,21 @@ def _log_bounds(wanted: Sequence[TopicPartition], attempt: _Attempt) -> dict[int
         found = {part.partition: attempt.wait(future) for part, future in futures.items()}
         bounds.append({number: result.offset for number, result in found.items()})
     return {number: (first, bounds[1][number]) for number, first in bounds[0].items()}
+
+
+def _log_ends(topic: str, attempt: _Attempt) -> dict[int, tuple[int, int]]:
+    found = attempt.client.list_topics(topic, timeout=attempt.timeout_s).topics[topic]
+    wanted = [TopicPartition(topic, number) for number in found.partitions]
+    ends = []
+    for isolation in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED):
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # of confluent_kafka
+        futures = attempt.client.list_offsets(
+            dict.fromkeys(wanted, latest),
+            isolation_level=isolation,
+            request_timeout=attempt.timeout_s,
+        )
+        ends.append({each.partition: attempt.wait(asked) for each, asked in futures.items()})
+    return {number: (end.offset, ends[1][number].offset) for number, end in ends[0].items()}
 
 
 def _configs(

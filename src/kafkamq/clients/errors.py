@@ -24,7 +24,9 @@ __all__ = [
     "OutcomeUnknownError",
     "TransactionAbortedError",
     "broker_error",
+    "is_lasting",
     "kafka_error",
+    "raised_error",
 ]
 
 
@@ -52,8 +54,8 @@ _HINTS = {
     "GROUP_AUTHORIZATION_FAILED": "grant this principal Read on the group",
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "grant this principal Write and Describe on the "
     "transactional id (prefix 'kafkamq.')",
-    "CLUSTER_AUTHORIZATION_FAILED": "grant this principal IdempotentWrite (to create topics: "
-    "Create) on the cluster",
+    "CLUSTER_AUTHORIZATION_FAILED": "grant this principal Write on the topic that it writes to (to "
+    "create topics: Create on them, or on the cluster)",
     "MSG_SIZE_TOO_LARGE": "raise max.message.bytes of the topic, or send less",
     "_MSG_TIMED_OUT": "the brokers did not confirm the record in time; check their state",
     "NOT_ENOUGH_REPLICAS": "fewer replicas are in sync than min.insync.replicas; check brokers",
@@ -65,6 +67,9 @@ _HINTS = {
     "INVALID_TRANSACTION_TIMEOUT": "lower transaction.timeout.ms, or raise the brokers' "
     "transaction.max.timeout.ms",
 }
+
+_TLS_ALERT = "tls alert"
+"""The broker refuses our certificate, or its absence; with TLS 1.3 only after the handshake."""
 
 _FENCED = frozenset(
     {
@@ -79,6 +84,17 @@ _DATA_LOSS = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_
 _CREDENTIALS = frozenset(
     {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL}
 )
+_FORBIDDEN = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+_REFUSAL_S = 60.0
+"""A refusal of credentials holds so long; librdkafka tries on and tells repetitions within 30 s."""
+
 _RETRIABLE = frozenset(
     {
         KafkaError._TRANSPORT,
@@ -116,6 +132,26 @@ def kafka_error(error: KafkaError | KafkaException) -> KafkaError:
     return error
 
 
+def raised_error(error: KafkaException | SystemError) -> KafkaException:
+    """The fatal error that librdkafka raised out of ``poll`` or ``flush`` of a producer.
+
+    It never reaches ``error_cb``. Where delivery reports were served by the same call, Python wraps
+    it into a SystemError (a callback "returned a result with an exception set").
+
+    Raises:
+        SystemError: it is another one.
+    """
+    cause = error if isinstance(error, KafkaException) else error.__cause__
+    if not isinstance(cause, KafkaException):
+        raise error
+    return cause
+
+
+def is_lasting(error: KafkaError) -> bool:
+    """Whether waiting mends nothing: somebody must mend credentials or rights, or start anew."""
+    return error.fatal() or error.code() in _CREDENTIALS | _FORBIDDEN
+
+
 def broker_error(error: KafkaError | KafkaException, doing: str) -> KafkaMQError:
     """Our error for Kafka's; raise it ``from`` the exception that was caught.
 
@@ -149,13 +185,17 @@ class ErrorWatch:
 
     Wrong credentials (and errors that end the client) are raised at once by ``check``; that no
     broker answers is only named by ``deadline`` when the caller's bound is over, because
-    librdkafka goes on trying and often succeeds.
+    librdkafka goes on trying and often succeeds. It goes on after refused credentials too: a
+    refusal that is not repeated for a minute is over (a token was renewed, a broker had just
+    started), and so is one after which a call succeeds.
     """
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._servers = bootstrap_servers
         self._lock = threading.Lock()
-        self._fatal: KafkaError | None = None
+        self._fatal: KafkaError | None = None  # the client is unusable
+        self._refused: KafkaError | None = None  # wrong credentials
+        self._refused_s = 0.0  # monotonic
         self._transport: KafkaError | None = None
         self._down_since: float | None = None  # monotonic s
 
@@ -163,11 +203,16 @@ class ErrorWatch:
         """Take an error from librdkafka; called inside poll, consume or flush."""
         code = error.code()
         with self._lock:
-            if error.fatal() or code in _CREDENTIALS:
+            if error.fatal():
                 self._fatal = self._fatal or error
+            elif code in _CREDENTIALS:
+                self._refused, self._refused_s = error, time.monotonic()
             elif code == KafkaError._ALL_BROKERS_DOWN:
                 if self._down_since is None:
                     self._down_since = time.monotonic()
+            elif code == KafkaError._TRANSPORT and _TLS_ALERT in error.str():
+                self._refused = KafkaError(KafkaError._SSL, error.str())
+                self._refused_s = time.monotonic()
             elif code in (KafkaError._TRANSPORT, KafkaError._RESOLVE):
                 self._transport = error
 
@@ -179,14 +224,16 @@ class ErrorWatch:
             FencedError: Another instance took over.
         """
         error = self._fatal
+        if error is None and time.monotonic() - self._refused_s < _REFUSAL_S:
+            error = self._refused
         if error is not None:
             raise broker_error(error, f"{doing} at {self._servers}")
 
     def forget(self) -> None:
         """A call succeeded: what was wrong with the connection is over."""
-        if self._down_since is not None or self._transport is not None:
+        if any(known is not None for known in (self._down_since, self._transport, self._refused)):
             with self._lock:
-                self._down_since = self._transport = None
+                self._down_since = self._transport = self._refused = None
 
     def deadline(self, doing: str, timeout_s: float) -> DeadlineExceededError:
         """The error to raise when a bounded wait is over: names the servers and the last cause."""

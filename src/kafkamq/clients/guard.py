@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-__all__ = ["CallAbandonedError", "CallGuard", "abandoned_calls"]
+__all__ = ["CallAbandonedError", "CallGuard"]
 
 _log = logging.getLogger(__name__)
 _abandoned: list[object] = []  # ending a client that a thread is inside of would hang, or crash
@@ -21,11 +21,6 @@ _abandoned: list[object] = []  # ending a client that a thread is inside of woul
 
 class CallAbandonedError(Exception):
     """The call did not return; its client must not be touched again."""
-
-
-def abandoned_calls() -> int:
-    """Clients that this process had to give up."""
-    return len(_abandoned)
 
 
 class CallGuard:

@@ -30,7 +30,6 @@ __all__ = [
     "Ledger",
     "LedgerKey",
     "claim",
-    "close_ledgers",
     "latest",
     "ledger",
     "read_ledgers",
@@ -78,7 +77,10 @@ class Ledger:
         self.engine = engine
         self.epoch = epoch
         self.last: Position | None = None
-        self.producer = TransactionalProducer(config, key.transactional_id)
+        # Only failures are reported: a report costs as much as the record.
+        self.producer = TransactionalProducer(
+            config, key.transactional_id, delivery_report_only_error=True
+        )
         self._config = config
         self._admin = admin
         self._owns_admin = admin is None
@@ -245,15 +247,6 @@ def ledger(config: ServiceConfig, key: LedgerKey, *, engine: str, epoch: int) ->
             found.close()
         made = _cache[place] = Ledger(config, key, engine=engine, epoch=epoch)
         return made
-
-
-def close_ledgers() -> None:
-    """Close all that ``ledger`` made in this process."""
-    with _cache_lock:
-        mine = [place for place in _cache if place[0] == os.getpid()]
-        for place in mine:
-            _cache.pop(place).close()
-        _cache.clear()
 
 
 def read_positions(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
@@ -134,6 +135,12 @@ class RecordReader:
             )
             self._consumer = connect(Consumer, settings, self._watch)
         return self._consumer
+
+    def prepare(self, partition: int = 0, *, timeout_s: float = 5.0) -> None:
+        """Connect, so that the first ``stream`` need not; what fails is left to that one."""
+        with contextlib.suppress(KafkaException):
+            consumer = self._connected()
+            consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout_s)
 
     def close(self) -> None:
         """End the client; idempotent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from kafkamq.clients.admin import Admin, TopicInfo
 from kafkamq.clients.reader import RecordReader
 from kafkamq.config import ServiceConfig
 from kafkamq.core.delivery import Carry, Settle
-from kafkamq.errors import DeadlineExceededError, WireError
+from kafkamq.errors import DeadlineExceededError, KafkaMQError, WireError
 from kafkamq.types import Marker, MessageId
 from kafkamq.wire.markers import decode_marker
 
@@ -52,6 +53,12 @@ class Rereader:
         if self._admin is not None:
             self._admin.close()
             self._admin = None
+
+    def prepare(self) -> None:
+        """Connect and ask, so that the first rows need not; what fails is left to them."""
+        with contextlib.suppress(KafkaMQError):
+            self.topic(self._config.message_topic)
+        self._markers.prepare()
 
     def topic(self, name: str, *, timeout_s: float = 10.0, max_age_s: float = 60.0) -> TopicInfo:
         """What the messages or dead-letter topic is; partitions may be added at any time.

@@ -64,6 +64,10 @@ class Rewriter:
         self._max_rows = tracker.max_offsets_per_commit
         self._refused: dict[tuple[int, int], int] = {}  # (partition, START offset): how often
 
+    def prepare(self) -> None:
+        """Connect before there is something to do."""
+        self._rereader.prepare()
+
     def close(self) -> None:
         """Close the readers; idempotent."""
         self._rereader.close()

@@ -26,7 +26,6 @@ __all__ = [
     "admin_settings",
     "connect",
     "consumer_settings",
-    "describe_settings",
     "is_secret",
     "producer_settings",
     "transactional_settings",
@@ -145,15 +144,6 @@ _SECRET = re.compile(
 def is_secret(name: str) -> bool:
     """Whether a property's value must never be shown."""
     return bool(_SECRET.search(name))
-
-
-def describe_settings(settings: Mapping[str, object]) -> dict[str, str]:
-    """The settings for logs and people: sorted, secrets replaced by ``***``."""
-    return {
-        name: "***" if is_secret(name) else str(value)
-        for name, value in sorted(settings.items())
-        if not callable(value)
-    }
 
 
 def consumer_settings(config: ServiceConfig, *, group_id: str, **ours: object) -> dict[str, object]:

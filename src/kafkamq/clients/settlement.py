@@ -155,6 +155,10 @@ class Settler:
             return BrokerError(str(error), code="DEADLINE", is_retriable=True)
         return None
 
+    def prepare(self) -> None:
+        """Connect before there is something to settle: the first one would be late by that."""
+        self._rewriter.prepare()
+
     def close(self) -> None:
         """Close the readers; idempotent."""
         self._rewriter.close()

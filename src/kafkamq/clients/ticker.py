@@ -6,13 +6,14 @@ while a transaction is under way elsewhere, and a status may be lost.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from kafkamq.clients.admin import Admin
-from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.errors import ErrorWatch, broker_error, is_lasting, raised_error
 from kafkamq.clients.settings import connect, consumer_settings, producer_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError, WireError
@@ -28,6 +29,7 @@ from kafkamq.wire.status import (
 __all__ = ["StatusReader", "Ticker"]
 
 _TICK_TIMEOUT_MS = 5_000
+_log = logging.getLogger(__name__)
 _BATCH = 1000
 
 
@@ -42,6 +44,7 @@ class Ticker:
         for name in ("message.timeout.ms", "delivery.timeout.ms"):
             settings.pop(name, None)
         settings["message.timeout.ms"] = _TICK_TIMEOUT_MS
+        self._has_warned = False
         self._producer: Producer | None = connect(Producer, settings, self._watch)
 
     def tick(
@@ -111,11 +114,18 @@ class Ticker:
                 self._config.tracker_topic,
                 encode_status(status),
                 status_key(status.topic, status.partition),
+                on_delivery=self._published,
             )
         except BufferError:
             return  # the next one says more
         except KafkaException as error:
             raise broker_error(error, f"writing to {self._config.tracker_topic}") from error
+
+    def _published(self, error: KafkaError | None, message: Message) -> None:
+        """A status may be lost, but whoever looks for it should know why it is old."""
+        if error is not None and is_lasting(error) and not self._has_warned:
+            self._has_warned = True
+            _log.warning("%s", broker_error(error, f"writing to {self._config.tracker_topic}"))
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Serve delivery reports.
@@ -126,8 +136,9 @@ class Ticker:
         doing = f"writing to {self._config.marker_topic}"
         try:
             self._open().poll(timeout_s)
-        except KafkaException as error:
-            raise broker_error(error, doing) from error
+        except (KafkaException, SystemError) as error:
+            cause = raised_error(error)
+            raise broker_error(cause, doing) from cause
         self._watch.check(doing)
 
     def close(self, *, timeout_s: float = 5.0) -> None:

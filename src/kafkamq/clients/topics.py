@@ -21,9 +21,7 @@ __all__ = [
     "Finding",
     "check_topics",
     "create_topics",
-    "partition_counts",
     "require_topics",
-    "topic_ids",
 ]
 
 FOREIGN_TRACKER_GROUP = "kafka-mq-redelivery"
@@ -32,6 +30,7 @@ FOREIGN_TRACKER_GROUP = "kafka-mq-redelivery"
 HEADROOM_BYTES = 65_536
 """A START, a SCHEDULE or a dead letter may be so much larger than its message (R11)."""
 
+_MISSING = "does not exist"
 _VISIBLE_S = 5.0  # how long a new topic may be unknown to the broker that is asked
 _DAY_MS = 86_400_000
 _MAX_MESSAGE_BYTES = 1_048_588  # Kafka's default
@@ -111,7 +110,12 @@ def create_topics(
             (config.quarantine_topic, 1, quarantine),
         ]
         created = _create(admin, wanted, replication_factor)
-        _refuse(_findings(admin, config, max_lease_ms))
+        findings = _findings(admin, config, max_lease_ms)
+        deadline_s = time.monotonic() + _VISIBLE_S
+        while any(_MISSING in one.text for one in findings) and time.monotonic() < deadline_s:
+            time.sleep(0.05)  # brokers learn of topics one by one, and any of them may answer
+            findings = _findings(admin, config, max_lease_ms)
+        _refuse(findings)
         return created
 
 
@@ -198,30 +202,6 @@ def require_topics(
     return _refuse(check_topics(config, max_lease_ms=max_lease_ms, timeout_s=timeout_s))
 
 
-def partition_counts(
-    config: ServiceConfig, names: Sequence[str], *, timeout_s: float = 30.0
-) -> dict[str, int]:
-    """Partitions of each topic.
-
-    Raises:
-        BrokerError: One does not exist.
-    """
-    with Admin(config, timeout_s=timeout_s) as admin:
-        return {name: admin.require_topic(name).partitions for name in names}
-
-
-def topic_ids(
-    config: ServiceConfig, names: Sequence[str], *, timeout_s: float = 30.0
-) -> dict[str, bytes]:
-    """The 16-byte id of each topic (R13); empty where the broker does not tell.
-
-    Raises:
-        BrokerError: One does not exist.
-    """
-    with Admin(config, timeout_s=timeout_s) as admin:
-        return {name: admin.require_topic(name).topic_id for name in names}
-
-
 def _refuse(findings: Sequence[Finding]) -> list[Finding]:
     refusals = [str(finding) for finding in findings if finding.level == "refuse"]
     if refusals:
@@ -243,7 +223,7 @@ def _findings(admin: Admin, config: ServiceConfig, max_lease_ms: int) -> list[Fi
         Finding(
             "refuse",
             name,
-            "does not exist; create it with `kafkamq create` or Service.create_topics()",
+            f"{_MISSING}; create it with `kafkamq create` or Service.create_topics()",
         )
         for name in names
         if name not in topics

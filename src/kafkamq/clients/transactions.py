@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -45,10 +45,12 @@ class TransactionalProducer:
         too_large: Deliveries of the last transaction that the broker refused for their size.
     """
 
-    def __init__(self, config: ServiceConfig, transactional_id: str) -> None:
+    def __init__(self, config: ServiceConfig, transactional_id: str, **settings: object) -> None:
         self.transactional_id = transactional_id
         self.too_large = 0
         self._config = config
+        self._more = settings
+        self._client_id = ""
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._producer: Producer | None = None
         self._guard = CallGuard()
@@ -70,7 +72,10 @@ class TransactionalProducer:
         """
         self._discard()
         self._watch = ErrorWatch(self._config.bootstrap_servers)
-        settings = transactional_settings(self._config, transactional_id=self.transactional_id)
+        settings = transactional_settings(
+            self._config, transactional_id=self.transactional_id, **self._more
+        )
+        self._client_id = str(settings["client.id"])
         producer = connect(Producer, settings, self._watch)
         self._producer = producer
         self._bounded(
@@ -117,6 +122,41 @@ class TransactionalProducer:
                     self.too_large += 1  # refused here, before it reached the broker
                 raise self._failed(error, f"producing to {topic}[{partition}]") from error
 
+    def produce_many(
+        self,
+        topic: str,
+        partition: int,
+        messages: Sequence[dict[str, Any]],
+        *,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """Queue records of one partition; quicker than one by one.
+
+        Args:
+            topic: Where to.
+            partition: Of the topic.
+            messages: value, key and callback of each, as ``produce_batch`` takes them.
+            timeout_s: Bound of the wait while the queue is full.
+        """
+        doing = f"producing to {topic}"
+        deadline_s = time.monotonic() + timeout_s
+        left = list(messages)
+        while left:
+            try:
+                self._ready().produce_batch(topic, left, partition)
+            except KafkaException as error:
+                raise self._failed(error, doing) from error
+            refused = [each for each in left if "_error" in each]
+            for message in refused:
+                refusal = message.pop("_error")
+                if refusal.code() != KafkaError._QUEUE_FULL:
+                    raise self._failed(KafkaException(refusal), doing)
+            if refused:
+                if time.monotonic() > deadline_s:
+                    raise self._watch.deadline(doing, timeout_s)
+                self._serve(doing, 0.1)
+            left = refused
+
     def flush(self, *, timeout_s: float = 10.0) -> None:
         """Wait until the queued records are confirmed or refused; ``commit`` does so by itself."""
         try:
@@ -135,6 +175,13 @@ class TransactionalProducer:
             lambda slice_s: producer.send_offsets_to_transaction(offsets, group_metadata, slice_s),
             timeout_s,
         )
+
+    def call(self, call: Callable[[Producer, str], object]) -> None:
+        """Do something else in the open transaction; it gets the client and its ``client.id``."""
+        try:
+            call(self._ready(), self._client_id)
+        except KafkaException as error:
+            raise self._failed(error, f"in a transaction of {self.transactional_id}") from error
 
     def commit(self, *, timeout_s: float = 30.0) -> None:
         """Commit the open transaction; all its records are in the logs when this returns."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from kafkamq.config import Backoff
 from kafkamq.core.delivery import backoff_delay_ms
-from kafkamq.core.leases import Lease, LeaseState
+from kafkamq.core.leases import Lease
 
 __all__ = [
     "RETENTION_SHARE",
@@ -32,7 +32,11 @@ _AHEAD_MS = 250
 _CLAIM_MS = 1000
 """A wish to be alone that is not renewed within this is forgotten."""
 
-_CLOSED = (LeaseState.SETTLED, LeaseState.LOST)
+_PRESS_MS = 10_000
+"""So long a wish to be alone keeps the others from STARTing ..."""
+
+_YIELD_MS = 30_000
+"""... and so long it then lets them, if somebody held a message all the while."""
 
 
 def is_last_delivery(delivery_count: int, max_deliveries: int) -> bool:
@@ -51,9 +55,13 @@ class Holder(Protocol):
 class LastDeliveries:
     """R6 for one process: while a last allowed delivery is held, nothing else is.
 
+    It is held until its END is in the log: what starts beside a verdict that is still under way may
+    kill the process, and the verdict with it.
+
     The caller serialises. STARTs are planned between ``enter`` or ``enter_last`` and ``entered``,
     so that two consumers never plan at once what excludes each other. A consumer that waits to be
-    alone keeps the others from STARTing more, but only while it asks.
+    alone keeps the others from STARTing more, but only while it asks, and not without end: a
+    message that is worked on for hours must not stop every queue of the process.
     """
 
     def __init__(self) -> None:
@@ -61,7 +69,8 @@ class LastDeliveries:
         self._entering: list[Holder] = []
         self._alone: Lease | None = None
         self._alone_holder: Holder | None = None
-        self._claims: dict[int, int] = {}  # id of the holder -> when it last asked to be alone
+        # id of the holder -> when it first and last asked to be alone
+        self._claims: dict[int, tuple[int, int]] = {}
 
     def join(self, holder: Holder) -> None:
         """A consumer starts."""
@@ -77,7 +86,10 @@ class LastDeliveries:
 
     def enter(self, holder: Holder, monotonic_ms: int) -> bool:
         """Whether ordinary messages may be STARTed now; True: until ``entered``."""
-        if self._is_taken(monotonic_ms) or any(other != id(holder) for other in self._claims):
+        if self._is_taken(monotonic_ms) or any(
+            other != id(holder) and (monotonic_ms - since_ms) % (_PRESS_MS + _YIELD_MS) < _PRESS_MS
+            for other, (since_ms, _) in self._claims.items()
+        ):
             return False
         self._claims.pop(id(holder), None)
         self._entering.append(holder)
@@ -90,7 +102,8 @@ class LastDeliveries:
             self._claims.pop(id(holder), None)
             return False
         first = next(iter(self._claims), id(holder))
-        self._claims[id(holder)] = monotonic_ms
+        since_ms, _ = self._claims.get(id(holder), (monotonic_ms, 0))
+        self._claims[id(holder)] = (since_ms, monotonic_ms)
         if taken or first != id(holder) or self._entering:
             return False
         if any(other.open_count for other in self._holders):
@@ -106,10 +119,10 @@ class LastDeliveries:
             self._claims.pop(id(holder), None)
 
     def _is_taken(self, monotonic_ms: int) -> bool:
-        for member, asked_ms in list(self._claims.items()):
+        for member, (_, asked_ms) in list(self._claims.items()):
             if monotonic_ms - asked_ms > _CLAIM_MS:
                 del self._claims[member]
-        if self._alone is not None and self._alone.state in _CLOSED:
+        if self._alone is not None and self._alone.is_over(monotonic_ms):
             self._alone = self._alone_holder = None
         return self._alone is not None
 

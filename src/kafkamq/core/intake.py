@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, TypeVar
 
 __all__ = ["MAX_AGE_MS", "Intake", "Polled"]
@@ -34,7 +35,6 @@ class Intake(Generic[Record]):
 
     def __init__(self) -> None:
         self._queue: deque[Polled[Record]] = deque()
-        self._waiting: dict[int, deque[int]] = {}  # partition -> own offsets without START
         self._next: dict[int, int] = {}  # partition -> next offset to poll
         self._committed: dict[int, int] = {}  # also: where the first poll began
         self._taken: dict[int, int] = {}  # partition -> first offset whose START is under way
@@ -78,11 +78,6 @@ class Intake(Generic[Record]):
             self._committed.setdefault(partition, offset)
         self._next.update(next_offsets)
         self._uncommitted += count
-        for message in own:
-            waiting = self._waiting.get(message.partition)
-            if waiting is None:
-                waiting = self._waiting[message.partition] = deque()
-            waiting.append(message.offset)
         self._queue.extend(own)
 
     def placed(self, partition: int, offset: int) -> None:
@@ -117,10 +112,20 @@ class Intake(Generic[Record]):
 
     def take(self) -> Polled[Record]:
         """Remove the head; its START is about to be written."""
-        message = self._queue.popleft()
-        self._waiting[message.partition].popleft()
-        self._taken.setdefault(message.partition, message.offset)
+        (message,) = self.take_many(1)
         return message
+
+    def upcoming(self, count: int) -> Iterable[Polled[Record]]:
+        """The first ``count`` messages, still there."""
+        return islice(self._queue, count)
+
+    def take_many(self, count: int) -> list[Polled[Record]]:
+        """Remove so many; their STARTs are about to be written."""
+        pop = self._queue.popleft
+        messages = [pop() for _ in range(count)]
+        for message in messages:
+            self._taken.setdefault(message.partition, message.offset)
+        return messages
 
     def started(self) -> None:
         """The STARTs of everything taken are in the log: it may be committed (R5)."""
@@ -133,9 +138,11 @@ class Intake(Generic[Record]):
     def committable(self) -> dict[int, int]:
         """Offsets to commit per partition; without those that are committed already."""
         result = {}
+        waiting: dict[int, int] = {}  # partition -> first own offset without START
+        for message in self._queue:
+            waiting.setdefault(message.partition, message.offset)
         for partition, next_offset in self._next.items():
-            waiting = self._waiting.get(partition)
-            offset = self._taken.get(partition, waiting[0] if waiting else next_offset)
+            offset = self._taken.get(partition, waiting.get(partition, next_offset))
             if offset != self._committed.get(partition):
                 result[partition] = offset
         return result
@@ -156,7 +163,7 @@ class Intake(Generic[Record]):
 
     def _drop(self, partition: int) -> None:
         self._taken.pop(partition, None)
-        if self._waiting.pop(partition, None):
+        if any(message.partition == partition for message in self._queue):
             self._queue = deque(m for m in self._queue if m.partition != partition)
 
     def check(self) -> None:
@@ -164,8 +171,6 @@ class Intake(Generic[Record]):
         offsets: dict[int, list[int]] = {}
         for message in self._queue:
             offsets.setdefault(message.partition, []).append(message.offset)
-        waiting = {p: list(w) for p, w in self._waiting.items() if w}
-        assert waiting == offsets
         for partition, own in offsets.items():
             assert own == sorted(set(own))
             assert own[-1] < self._next[partition]

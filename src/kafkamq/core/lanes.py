@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
 from kafkamq.core.offsets import OffsetTracker
 
-__all__ = ["Lane", "LaneState", "Record", "Run", "Shard", "ShardState"]
+__all__ = ["Lane", "LaneState", "Record", "Run", "Shard", "ShardState", "check_lanes"]
 
 
 class Record(Protocol):
@@ -153,3 +153,32 @@ class Lane(Generic[R]):
     ready: deque[Shard[R]] = field(default_factory=deque)
     blocked: list[Shard[R]] = field(default_factory=list)
     failures: dict[int, int] = field(default_factory=dict)  # by offset, of what is open
+
+
+def check_lanes(
+    lanes: Collection[Lane[R]], delayed: Collection[Shard[R]], line: Collection[Lane[R]]
+) -> None:
+    """Assert what holds of all open lanes, of the shards that wait for a time, and of the line."""
+    for lane in lanes:
+        mine = [shard for shard in delayed if shard.lane is lane]
+        idle = [*lane.ready, *lane.blocked, *mine]
+        assert len(mine) == lane.delayed_count
+        assert len({id(shard) for shard in idle}) == len(idle), "a shard is in one place"
+        assert all(len(shard) for shard in idle), "what is in line has records"
+        owned = [s for s in lane.serial.values() if s.state is ShardState.OWNED]
+        assert {id(s) for s in lane.serial.values()} == {
+            id(s) for s in [*owned, *idle] if s.is_serial
+        }
+        assert lane.waiting_count == sum(map(len, [*owned, *idle]))
+        assert lane.parallel is None or lane.parallel in idle
+        is_in_line = bool(lane.ready) and lane.state is LaneState.OPEN
+        assert is_in_line == lane.is_in_line == (lane in line)
+        for state, shards in (
+            (ShardState.READY, lane.ready),
+            (ShardState.BLOCKED, lane.blocked),
+            (ShardState.DELAYED, mine),
+        ):
+            assert all(shard.state is state for shard in shards)
+        assert all(lane.tracker.is_open(offset) for offset in lane.failures)
+        lane.tracker.check()
+    assert all(shard.lane.state is not LaneState.CLOSED for shard in delayed)

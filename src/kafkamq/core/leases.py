@@ -62,8 +62,19 @@ class Lease:
     state: LeaseState = LeaseState.STARTING
     begin_ms: int = -1  # its first START was delivered
     deadline_ms: int = -1
+    asked_ms: int = -1  # until when ``extend`` asked to hold it, delivered or not
     log_begin_ms: int = -1
     log_deadline_ms: int = -1
+    is_end_known: bool = False  # its END is in the log, or nobody waits for that
+
+    def is_over(self, monotonic_ms: int) -> bool:
+        """Whether nothing that happens to this process can count against the message any more.
+
+        A verdict alone does not do: until its END is in the log it dies with the process.
+        """
+        if self.state is LeaseState.SETTLED:
+            return self.is_end_known or monotonic_ms >= self.deadline_ms
+        return self.state is LeaseState.LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +131,6 @@ class Leases:
         """The open leases, in no order."""
         return tuple(self._open)
 
-    def next_deadline_ms(self) -> int | None:
-        """The earliest end of a held lease, None when nothing is held."""
-        return min(
-            (lease.deadline_ms for lease in self._open if lease.state is LeaseState.HELD),
-            default=None,
-        )
-
     # Facts about the consumer.
 
     def change_id(self, consumer_id: str) -> None:
@@ -139,6 +143,11 @@ class Leases:
         self._new_partitions[partition] = monotonic_ms + NEW_PARTITION_MS
 
     # From START to hand-out (R5).
+
+    @property
+    def may_be_lapsed(self) -> bool:
+        """Whether ``is_lapsed`` can be true of any message: False but after a failed batch."""
+        return bool(self._first_starts)
 
     def is_lapsed(self, message_id: MessageId, monotonic_ms: int) -> bool:
         """A message polled again whose first START is in the log and whose lease is over.
@@ -195,6 +204,16 @@ class Leases:
             self._lose(lease)
         self._id_is_spent = True
 
+    def aborted(self, batch: Iterable[Lease]) -> None:
+        """Their STARTs were in a transaction that did not happen, or nobody knows (exactly once).
+
+        Nothing of them is remembered: what is polled again has no START, and what was committed
+        after all is not polled again.
+        """
+        for lease in batch:
+            self._lose(lease)
+        self._id_is_spent = True
+
     def may_hand_out(self, lease: Lease, monotonic_ms: int) -> bool:
         """Whether it is still held; otherwise it is LOST and a tracker brings it back (R5)."""
         if lease.state is LeaseState.HELD and monotonic_ms < lease.deadline_ms:
@@ -227,7 +246,7 @@ class Leases:
                 continue
             if self._needs_id(lease):
                 if lease.state is LeaseState.HELD:
-                    single.append(self._renewal(lease, lease.deadline_ms - monotonic_ms))
+                    single.append(self._renewal(lease, monotonic_ms))
             else:
                 together.setdefault(lease.marker_partition, []).append(lease)
         shared = [
@@ -243,9 +262,9 @@ class Leases:
         """
         if not self.may_hand_out(lease, monotonic_ms):
             return None
-        return self._renewal(
-            lease, min(extension_ms, lease.begin_ms + self._max_lease_ms - monotonic_ms)
-        )
+        until_ms = min(monotonic_ms + extension_ms, lease.begin_ms + self._max_lease_ms)
+        lease.asked_ms = max(lease.asked_ms, until_ms)
+        return self._renewal(lease, monotonic_ms)
 
     def renewed(self, renewal: Renewal, monotonic_ms: int, log_ms: int) -> None:
         """A KEEPALIVE was delivered; it does not revive what has ended."""
@@ -281,9 +300,10 @@ class Leases:
         for partition in [p for p, end in self._new_partitions.items() if monotonic_ms >= end]:
             del self._new_partitions[partition]
 
-    def _renewal(self, lease: Lease, at_least_ms: int) -> Renewal:
-        # The tracker sets clock + this, so an extension must not be cut by the next renewal.
-        after_ms = max(self._timeout_ms, at_least_ms)
+    def _renewal(self, lease: Lease, monotonic_ms: int) -> Renewal:
+        # The tracker sets clock + this, so no renewal may cut what was asked for before it.
+        until_ms = max(lease.deadline_ms, lease.asked_ms)
+        after_ms = max(self._timeout_ms, until_ms - monotonic_ms)
         return Renewal(
             lease.marker_partition, self._consumer_id, lease.message_id, after_ms, (lease,)
         )
@@ -297,18 +317,14 @@ class Leases:
 
     def settle(self, lease: Lease, monotonic_ms: int) -> Settlement:
         """A verdict on a message that was handed out."""
+        if lease.state is LeaseState.HELD and monotonic_ms < lease.deadline_ms:
+            lease.state = LeaseState.SETTLED
+            self._open.discard(lease)
+            return Settlement.WRITE
         if lease.state is LeaseState.SETTLED:
             return Settlement.SETTLED_BEFORE
-        if not self.may_hand_out(lease, monotonic_ms):
-            return Settlement.LOST
-        lease.state = LeaseState.SETTLED
-        self._open.discard(lease)
-        return Settlement.WRITE
-
-    def unsettle(self, lease: Lease) -> None:
-        """The END of a verdict could not even be queued: the message is held as before."""
-        lease.state = LeaseState.HELD
-        self._open.add(lease)
+        self.may_hand_out(lease, monotonic_ms)  # never: it is lost, if it was not before
+        return Settlement.LOST
 
     def ended(self, lease: Lease, log_ms: int) -> bool:
         """Its END is in the log; whether it came before the lease's end (R2, R9)."""

@@ -39,7 +39,7 @@ class Progress:
         committable_offset: The first offset that is still needed.
         highest_succeeded: The end of the map, inclusive; at least ``committable_offset`` - 1.
         incompletes: The open offsets up to there, in order.
-        is_complete: Nothing is open at all, so that no map is needed.
+        is_complete: Nothing is open at all.
         version: Grows with every change; the same number is the same progress.
     """
 
@@ -48,6 +48,14 @@ class Progress:
     incompletes: tuple[int, ...]
     is_complete: bool
     version: int
+
+    @property
+    def needs_map(self) -> bool:
+        """Whether something is done beyond ``committable_offset``; if not, the offset says all.
+
+        At offset 0 the format has no map that says "nothing is done": it would be -1's.
+        """
+        return self.highest_succeeded >= self.committable_offset
 
 
 class OffsetTracker:

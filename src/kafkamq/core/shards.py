@@ -28,7 +28,7 @@ from enum import Enum
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-from kafkamq.core.lanes import Lane, LaneState, Record, Run, Shard, ShardState
+from kafkamq.core.lanes import Lane, LaneState, Record, Run, Shard, ShardState, check_lanes
 from kafkamq.core.offsets import OffsetTracker
 from kafkamq.errors import ConfigError, StateError
 
@@ -80,6 +80,7 @@ class Scheduler(Generic[R]):
         self._delayed: list[tuple[int, int, Shard[R]]] = []  # heap: due, number, shard
         self._delays = 0
         self._epoch = 0
+        self._waiting_count = 0  # of all lanes
 
     # Views.
 
@@ -96,12 +97,23 @@ class Scheduler(Generic[R]):
     @property
     def waiting_count(self) -> int:
         """Records in no worker's hands."""
-        return sum(lane.waiting_count for lane in self._lanes.values())
+        return self._waiting_count
 
     @property
     def in_flight_count(self) -> int:
         """Records in workers' hands that count."""
         return sum(lane.in_flight_count for lane in self._lanes.values())
+
+    def ready_runs(self, enough: int) -> int:
+        """How many runs are ready for different workers; counts no further than ``enough``."""
+        count = 0
+        for lane in self._line:
+            count += len(lane.ready)
+            if lane.parallel is not None:  # many workers share it
+                count += len(lane.parallel)
+            if count >= enough:
+                return enough
+        return count
 
     def next_due_ms(self) -> int | None:
         """When the next delayed record is due; None: none waits for a time."""
@@ -137,10 +149,10 @@ class Scheduler(Generic[R]):
             return
         lane.state = LaneState.CLOSED
         self._leave_line(lane)
-        if lane.delayed_count:
-            self._delayed = [entry for entry in self._delayed if entry[2].lane is not lane]
-            heapify(self._delayed)
+        self._delayed = [entry for entry in self._delayed if entry[2].lane is not lane]
+        heapify(self._delayed)
         del self._lanes[lane.partition]
+        self._waiting_count -= lane.waiting_count
         lane.waiting_count = lane.in_flight_count = lane.delayed_count = 0
         lane.parallel = None
         for collection in (lane.serial, lane.ready, lane.blocked, lane.failures):
@@ -151,11 +163,9 @@ class Scheduler(Generic[R]):
         raised = ceiling is None or (lane.ceiling is not None and ceiling > lane.ceiling)
         lane.ceiling = ceiling
         if raised and lane.blocked:
-            for shard in lane.blocked:
-                shard.state = ShardState.READY
-            lane.ready.extend(lane.blocked)
-            lane.blocked.clear()
-            self._line_up(lane)
+            blocked, lane.blocked = lane.blocked, []
+            for shard in blocked:
+                self._make_ready(shard)
 
     # Work comes in.
 
@@ -178,6 +188,7 @@ class Scheduler(Generic[R]):
         if not records:
             return 0
         lane.waiting_count += len(records)
+        self._waiting_count += len(records)
         if self._ordering is Ordering.KEY:
             self._add_by_key(lane, records)
         elif self._ordering is Ordering.PARTITION:
@@ -262,6 +273,7 @@ class Scheduler(Generic[R]):
             else:
                 self._after_cut(shard)
         lane.waiting_count -= taken
+        self._waiting_count -= taken
         lane.in_flight_count += taken
         return taken
 
@@ -278,6 +290,7 @@ class Scheduler(Generic[R]):
             taken += count
             self._after_cut(shard)
         lane.waiting_count -= taken
+        self._waiting_count -= taken
         lane.in_flight_count += taken
         return taken
 
@@ -355,12 +368,78 @@ class Scheduler(Generic[R]):
         shard, lane = run.shard, run.shard.lane
         untried = [] if processed is None else run.records[processed:]
         lane.waiting_count += len(untried) + len(failed)
+        self._waiting_count += len(untried) + len(failed)
         for record, _ in failed:
             lane.failures[record.offset] = lane.failures.get(record.offset, 0) + 1
         if shard.is_serial:
             self._give_back(shard, untried, failed)
         else:
             self._scatter(lane, untried, failed)
+
+    def reclaim(self, run: Run[R], records: list[R]) -> None:
+        """Take records at its end back from a run without an order, as its worker is stuck.
+
+        They come back as if they had not been taken; the worker must not touch them any more.
+
+        Raises:
+            StateError: the run is of a shard in order, which waits for its first record anyway.
+        """
+        if run.shard.is_serial:
+            raise StateError("a run in order cannot be divided")
+        if run.is_released or not records:
+            return
+        del run.records[len(run.records) - len(records) :]
+        lane = run.shard.lane
+        if lane.state is LaneState.CLOSED:
+            return
+        lane.in_flight_count -= len(records)
+        lane.waiting_count += len(records)
+        self._waiting_count += len(records)
+        self._make_ready(Shard(lane, None, False, records))
+
+    def find(self, lane: Lane[R], offset: int) -> R | None:
+        """A record that waits; None: it is in a worker's hands, done, or unknown."""
+        for shard in self._waiting_shards(lane):
+            for record in shard.records[shard.start :]:
+                if record.offset == offset:
+                    return record
+        return None
+
+    def withdraw(self, lane: Lane[R], offset: int) -> None:
+        """Hand that record out no more if it waits; what waited behind it need not. Slow."""
+        for shard in self._waiting_shards(lane):
+            waiting = shard.records[shard.start :]
+            kept = [record for record in waiting if record.offset != offset]
+            if len(kept) == len(waiting):
+                continue
+            lane.waiting_count -= 1
+            self._waiting_count -= 1
+            shard.records, shard.start = kept, 0
+            if shard.state is ShardState.DELAYED and waiting[0].offset == offset:
+                self._delayed = [entry for entry in self._delayed if entry[2] is not shard]
+                heapify(self._delayed)
+                lane.delayed_count -= 1
+                if kept:
+                    self._make_ready(shard)
+            if not kept and shard.state is not ShardState.OWNED:
+                self._drop(shard)
+            return
+
+    def _waiting_shards(self, lane: Lane[R]) -> list[Shard[R]]:
+        delayed = [entry[2] for entry in self._delayed if entry[2].lane is lane]
+        return list({*lane.serial.values(), *lane.ready, *lane.blocked, *delayed})
+
+    def _drop(self, shard: Shard[R]) -> None:
+        """Forget a shard that has become empty and is in nobody's hands."""
+        lane = shard.lane
+        lane.ready = deque(other for other in lane.ready if other is not shard)
+        lane.blocked = [other for other in lane.blocked if other is not shard]
+        if shard is lane.parallel:
+            lane.parallel = None
+        if shard.is_serial:
+            del lane.serial[shard.key]
+        if not lane.ready:
+            self._leave_line(lane)
 
     def _retake(self, run: Run[R]) -> bool:
         """Whether what comes back still counts."""
@@ -405,29 +484,8 @@ class Scheduler(Generic[R]):
     def check(self) -> None:
         """Assert the invariants."""
         delayed = [shard for _, _, shard in self._delayed]
-        for lane in self._lanes.values():
-            mine = [shard for shard in delayed if shard.lane is lane]
-            idle = [*lane.ready, *lane.blocked, *mine]
-            assert len(mine) == lane.delayed_count
-            assert len({id(shard) for shard in idle}) == len(idle), "a shard is in one place"
-            assert all(len(shard) for shard in idle), "what is in line has records"
-            owned = [s for s in lane.serial.values() if s.state is ShardState.OWNED]
-            assert {id(s) for s in lane.serial.values()} == {
-                id(s) for s in [*owned, *idle] if s.is_serial
-            }
-            assert lane.waiting_count == sum(map(len, [*owned, *idle]))
-            assert lane.parallel is None or lane.parallel in idle
-            is_in_line = bool(lane.ready) and lane.state is LaneState.OPEN
-            assert is_in_line == lane.is_in_line == (lane in self._line)
-            for state, shards in (
-                (ShardState.READY, lane.ready),
-                (ShardState.BLOCKED, lane.blocked),
-                (ShardState.DELAYED, mine),
-            ):
-                assert all(shard.state is state for shard in shards)
-            assert all(lane.tracker.is_open(offset) for offset in lane.failures)
-            lane.tracker.check()
-        assert all(shard.lane.state is not LaneState.CLOSED for shard in delayed)
+        check_lanes(self._lanes.values(), delayed, self._line)
+        assert self._waiting_count == sum(lane.waiting_count for lane in self._lanes.values())
 
     # The line.
 

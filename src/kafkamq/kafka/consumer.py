@@ -8,9 +8,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
+from functools import partial
 
-from kafkamq.config import QueueConfig
+from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.core.handout import ReceiveAhead
 from kafkamq.core.intake import Intake
 from kafkamq.errors import (
@@ -22,14 +22,19 @@ from kafkamq.errors import (
 )
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.commits import Commit
+from kafkamq.kafka.exact import ExactCommitter
 from kafkamq.kafka.gate import process_gate
+from kafkamq.kafka.handover import ExactHandover, Handover, PlainHandover
 from kafkamq.kafka.heart import Heart
+from kafkamq.kafka.ids import new_consumer_id
 from kafkamq.kafka.message import Message
 from kafkamq.kafka.namespace import Namespace
-from kafkamq.kafka.reader import MessageReader
+from kafkamq.kafka.reader import MessageReader, group_of
 from kafkamq.kafka.starts import Batch, Starter
+from kafkamq.kafka.tally import WorkerTally
 from kafkamq.kafka.verdicts import Verdicts
 from kafkamq.kafka.worker import Worker
+from kafkamq.metrics.catalog import IN_FLIGHT
 
 __all__ = ["Consumer"]
 
@@ -37,6 +42,7 @@ IDLE_MS = 1000  # without a receive for so long, the heart looks after the group
 MAX_EXIT_S = 5.0  # how long the interpreter's end waits for verdicts
 _SLICE_S = 0.25
 _GATE_S = 0.02  # how often R6 is asked again
+MAX_GATHERED = 1000  # messages for which a transaction waits no longer
 _log = logging.getLogger(__name__)
 
 
@@ -61,30 +67,37 @@ class Consumer:
         self._verdicts = verdicts = Verdicts(self._worker, on_lease_lost)
         self._starter = Starter(self._worker, self._intake, self._verdicts)
         self._ahead = ReceiveAhead(first=queue.receive_buffer, maximum=queue.max_in_flight)
+        self._tally = WorkerTally(queue.queue_id)
         self._owner = threading.RLock()
         self._closing = threading.Event()
+        self._hurry = threading.Event()  # the present receive has nobody to return to
         self._batch: Batch | None = None
         self._ready: deque[Message] = deque()  # STARTed and committed, not handed out
         self._ready_count = 0
         self._ready_ms = 0
         self._received_ms = monotonic_ms()
         self._reader = MessageReader(
-            namespace.config, queue, self._intake, self, lambda record: Message(verdicts, record)
+            namespace.config, queue, self._intake, self, partial(Message, verdicts)
         )
+        self._handover = self._new_handover(namespace.config)
+        self._gather_until_s = 0.0  # monotonic; 0: no batch is being gathered
         process_gate.join(self._worker.leases)
         atexit.register(self._flush_at_exit)
+        self._forget_gauge = IN_FLIGHT.watch(lambda: {(queue.queue_id,): self.in_flight})
         self._heart = Heart(self._worker, self._verdicts, self._tend)
         self._heart.start()
+
+    def _new_handover(self, config: ServiceConfig) -> Handover:
+        if not self._queue.exactly_once:
+            return PlainHandover(self._starter, self._reader)
+        queue_id = self._queue.queue_id
+        committer = ExactCommitter(config, f"{group_of(config, queue_id)}/{new_consumer_id()}")
+        return ExactHandover(self._starter, self._reader, self._intake, committer)
 
     def __enter__(self) -> Consumer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -128,11 +141,13 @@ class Consumer:
     def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
         """Up to ``n`` messages as soon as there are any; none when none came in time.
 
-        Nothing is STARTed ahead. The errors are those of ``receive``.
+        Nothing is STARTed ahead, except on an ``exactly_once`` queue, where a transaction is worth
+        more messages than a few. The errors are those of ``receive``.
         """
         if n < 1:
             raise ConfigError(f"n is {n}: it must be >= 1")
-        return self._receive(n, n, timeout)
+        ahead = n if not self._queue.exactly_once else max(n, self._ahead.size)
+        return self._receive(n, ahead, timeout)
 
     def __iter__(self) -> Iterator[Message]:
         """Messages until the consumer is closed; passing failures are waited out."""
@@ -167,12 +182,14 @@ class Consumer:
             messages = self._hand_out(n)
             if messages:
                 return messages
+        self._verdicts.serve()
         deadline_s = time.monotonic() + timeout
+        self._hurry.clear()
         while True:
             left_s = deadline_s - time.monotonic()
             self._step(start, max(0.0, left_s))
             messages = self._hand_out(n)
-            if messages or left_s <= 0 or self._closing.is_set():
+            if messages or left_s <= 0 or self._closing.is_set() or self._hurry.is_set():
                 return messages
 
     def _hand_out(self, n: int) -> list[Message]:
@@ -194,6 +211,10 @@ class Consumer:
         self._verdicts.handed_out(messages)
         return messages
 
+    def _cancel_receive(self) -> None:
+        """Whoever waits for the present ``receive`` has gone: it ends soon. From any thread."""
+        self._hurry.set()
+
     def _put_back(self, messages: Sequence[Message]) -> None:
         """Received by a call that was cancelled: the next one gets them. From any thread."""
         self._verdicts.taken_back(messages)
@@ -213,22 +234,42 @@ class Consumer:
             self._reader.poll(wanted, timeout_s)
         elif self._intake.is_stale(monotonic_ms()):  # R5's 20 s: fetch again
             self._reader.seek_back()
-        if not len(self._intake):
+        if not len(self._intake) or not self._has_gathered(min(wanted, room), timeout_s):
             return
+        self._begin(min(wanted, room), timeout_s)
+
+    def _has_gathered(self, wanted: int, timeout_s: float) -> bool:
+        """Whether a batch may begin: it is full, or has waited for more as long as it may."""
+        gather_s = self._handover.gather_s
+        if not gather_s:
+            return True
+        now_s = time.monotonic()
+        self._gather_until_s = self._gather_until_s or now_s + gather_s
+        if len(self._intake) < min(wanted, MAX_GATHERED) and now_s < self._gather_until_s:
+            self._reader.poll(wanted, min(timeout_s, self._gather_until_s - now_s))
+            return False
+        self._gather_until_s = 0.0
+        return True
+
+    def _begin(self, wanted: int, timeout_s: float) -> None:
         try:
-            self._batch = self._starter.begin(min(wanted, room))
+            batch = self._starter.plan(wanted)
         except BaseException:  # an interrupted plan too: nothing that was taken may be forgotten
             self._reader.seek_back()
             raise
-        if self._batch is None:  # R6: others first
+        if batch is None:  # R6: others first
             self._closing.wait(min(timeout_s, _GATE_S))
+            return
+        self._batch = batch
+        try:
+            self._handover.begin(batch)
+        except BaseException:
+            self._give_up(batch)
+            raise
 
     def _finish(self, batch: Batch, timeout_s: float) -> None:
-        began_s = time.monotonic()
         try:
-            if not batch.is_started and not self._starter.wait(batch, timeout_s):
-                return
-            outcome = self._reader.commit(max(0.0, timeout_s - (time.monotonic() - began_s)))
+            outcome = self._handover.advance(batch, timeout_s)
         except BaseException:
             self._give_up(batch)
             raise
@@ -239,32 +280,35 @@ class Consumer:
             self._give_up(batch)
             return
         self._batch = None
-        self._ready.extend(self._starter.finish(batch))
+        ready = self._starter.finish(batch)
+        self._tally.received(ready)
+        self._ready.extend(ready)
         self._ready_count, self._ready_ms = len(self._ready), monotonic_ms()
 
     def _give_up(self, batch: Batch) -> None:
-        """R5: seek back to the committed offset; the next receive works."""
+        """R5: read again from the committed offset; the next receive works."""
         self._batch = None
-        self._starter.abandon(batch)
-        self._reader.seek_back(batch.partitions())
+        self._handover.give_up(batch)
 
     # Membership, told by the reader.
 
-    def gained(self, partitions: Sequence[int]) -> None:
+    def _gained(self, partitions: Sequence[int]) -> None:
         """Partitions were assigned (R7's 60 s begin)."""
         now_ms = monotonic_ms()
-        with self._worker.lock:
-            for partition in partitions:
-                self._worker.leases.gained_partition(partition, now_ms)
+        # Against an older owner's delayed START, which no transaction of its can hold any more.
+        if not self._queue.exactly_once:
+            with self._worker.lock:
+                for partition in partitions:
+                    self._worker.leases.gained_partition(partition, now_ms)
         _log.info(
             "partitions were assigned",
             extra={"queue": self.queue_id, "partitions": list(partitions)},
         )
 
-    def lost(self, partitions: Sequence[int]) -> None:
+    def _lost(self, partitions: Sequence[int]) -> None:
         """Partitions went to others; leases of what is held stay."""
         if self._batch is not None:
-            self._starter.drop(self._batch, partitions)
+            self._handover.lost(self._batch, partitions)
         _log.info(
             "partitions were revoked",
             extra={"queue": self.queue_id, "partitions": list(partitions)},
@@ -318,8 +362,10 @@ class Consumer:
             finally:
                 atexit.unregister(self._flush_at_exit)
                 self._worker.is_closed = True
+                self._forget_gauge()
                 process_gate.leave(self._worker.leases)
                 self._worker.writer.close()
+                self._handover.close()
                 self._reader.close()
         if failure is not None:
             raise failure

@@ -24,10 +24,11 @@ from kafkamq.clients.transactions import Record, TransactionalProducer
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, FencedError, WireError
 from kafkamq.kafka.scan import scan
-from kafkamq.types import Headers
+from kafkamq.types import DeadLetterReason, Headers
 from kafkamq.wire import headers as names
 from kafkamq.wire.headers import Origin, read_message_headers, redrive_headers
 from kafkamq.wire.keys import split_key
+from kafkamq.wire.markers import decode_marker
 from kafkamq.wire.partitions import key_partition
 
 __all__ = [
@@ -86,8 +87,9 @@ class DeadLetter:
     headers: Headers  # the user's
     redriven_from: str  # empty, or the dead letter that it was before
     is_redriven: bool
-    raw_key: bytes = b""
+    raw_key: bytes = b""  # of the message; empty: nobody knows its queue
     raw_headers: Headers = ()
+    is_bare: bool = False  # key and headers did not fit either: they are where the payload is
     payload_at: Origin | None = None  # the payload did not fit; it is there (R11)
 
 
@@ -99,6 +101,7 @@ class RedriveReport:
     redriven: int = 0
     already_redriven: int = 0
     payload_lost: int = 0  # of the selected: nothing is left to send
+    queue_unknown: int = 0  # of the selected: neither the letter nor its original names a queue
 
 
 def redrive_transactional_id(config: ServiceConfig) -> str:
@@ -143,12 +146,12 @@ def redrive(
         BrokerError, DeadlineExceededError: What was redriven stays so; run it again for the rest.
     """
     producer = TransactionalProducer(config, redrive_transactional_id(config))
-    payloads = RecordReader(config, config.message_topic)
+    originals = _Originals(config)
     report = RedriveReport()
     try:
         if not dry_run:
             producer.init()  # before the ledger is read: nothing of a predecessor is under way then
-        writer = _Writer(config, producer, payloads, report, on_progress or (lambda _: None))
+        writer = _Writer(config, producer, originals, report, on_progress or (lambda _: None))
         for letter in read_dead_letters(config):
             if limit is not None and report.selected >= limit:
                 break
@@ -162,9 +165,45 @@ def redrive(
                 writer.add(letter)
         writer.flush()
     finally:
-        payloads.close()
+        originals.close()
         producer.close()
     return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """What goes back into a queue."""
+
+    key: bytes
+    payload: bytes | None
+    headers: Headers
+
+
+class _Originals:
+    """Reads what dead letters refer to: a message, or the SCHEDULE of a delayed one (R11)."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        topics = (config.message_topic, config.marker_topic)
+        self._readers = {topic: RecordReader(config, topic) for topic in topics}
+        self._marker_topic = config.marker_topic
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+
+    def read(self, place: Origin) -> _Message | None:
+        """None: it is gone, or another record stands there now (R13)."""
+        reader = self._readers.get(place.topic)
+        record = None if reader is None else reader.read(place.partition, place.offset)
+        if record is None or place.timestamp_ms not in (0, record.timestamp()[1]):
+            return None
+        if place.topic == self._marker_topic:
+            try:
+                marker = decode_marker(record.value())
+            except WireError:
+                return None
+            return _Message(marker.key, marker.value, marker.headers)
+        return _Message(record.key() or b"", record.value(), _raw_headers(record))
 
 
 class _Writer:
@@ -174,29 +213,32 @@ class _Writer:
         self,
         config: ServiceConfig,
         producer: TransactionalProducer,
-        payloads: RecordReader,
+        originals: _Originals,
         report: RedriveReport,
         on_progress: Callable[[int], None],
     ) -> None:
         self._config = config
         self._producer = producer
-        self._payloads = payloads
+        self._originals = originals
         self._report = report
         self._on_progress = on_progress
         with Admin(config) as admin:
             self._partitions = admin.require_topic(config.message_topic).partitions
             self._ledger_partitions = admin.require_topic(config.ledger_topic).partitions
             self._topic_id = admin.require_topic(config.dead_letter_topic).topic_id
-        self._pending: list[tuple[DeadLetter, bytes | None]] = []
+        self._pending: list[tuple[DeadLetter, _Message]] = []
         self._bytes = 0
 
     def add(self, letter: DeadLetter) -> None:
-        payload = self._payload(letter)
-        if payload is None and (letter.payload_at or letter.reason == "payload-lost"):
+        message = self._message(letter)
+        if message is None:
             self._report.payload_lost += 1
             return
-        self._pending.append((letter, payload))
-        self._bytes += len(payload or b"") + len(letter.raw_key) + 256
+        if not split_key(message.key)[0]:
+            self._report.queue_unknown += 1
+            return
+        self._pending.append((letter, message))
+        self._bytes += len(message.payload or b"") + len(message.key) + 256
         if len(self._pending) >= MAX_TRANSACTION_RECORDS or self._bytes >= MAX_TRANSACTION_BYTES:
             self.flush()
 
@@ -225,11 +267,11 @@ class _Writer:
         self._report.redriven += amount
         self._on_progress(self._report.redriven)
 
-    def _commit(self, pending: Sequence[tuple[DeadLetter, bytes | None]]) -> None:
+    def _commit(self, pending: Sequence[tuple[DeadLetter, _Message]]) -> None:
         self._producer.begin()
         try:
-            for letter, payload in pending:
-                self._producer.produce(self._copy(letter, payload))
+            for letter, message in pending:
+                self._producer.produce(self._copy(letter, message))
                 self._producer.produce(self._done_record(letter))
             self._producer.commit()
         except BrokerError as error:
@@ -248,23 +290,23 @@ class _Writer:
             self._producer.abort()
             raise
 
-    def _copy(self, letter: DeadLetter, payload: bytes | None) -> Record:
+    def _copy(self, letter: DeadLetter, message: _Message) -> Record:
         place = Origin(
             self._config.dead_letter_topic, letter.partition, letter.offset, letter.timestamp_ms
         )
         headers = tuple(
-            header for header in redrive_headers(letter.raw_headers) if header[0] != REDRIVEN_FROM
+            header for header in redrive_headers(message.headers) if header[0] != REDRIVEN_FROM
         )
         partition = (
             random.randrange(self._partitions)
-            if letter.user_key is None
-            else key_partition(letter.raw_key, self._partitions)
+            if split_key(message.key)[1] is None
+            else key_partition(message.key, self._partitions)
         )
         return (
             self._config.message_topic,
             partition,
-            letter.raw_key,
-            payload,
+            message.key,
+            message.payload,
             (*headers, (REDRIVEN_FROM, place.encode())),
         )
 
@@ -276,14 +318,16 @@ class _Writer:
         partition = key_partition(key, self._ledger_partitions)
         return self._config.ledger_topic, partition, key, b"%d" % int(time.time() * 1000), ()
 
-    def _payload(self, letter: DeadLetter) -> bytes | None:
-        place = letter.payload_at
-        if place is None:
-            return letter.payload
-        if place.topic != self._config.message_topic:
-            return None
-        found = self._payloads.read(place.partition, place.offset)
-        return None if found is None else found.value()
+    def _message(self, letter: DeadLetter) -> _Message | None:
+        """What the letter has, and its original where it refers to that; None: that is gone."""
+        if letter.payload_at is None:
+            if letter.payload is None and letter.reason == DeadLetterReason.PAYLOAD_LOST.value:
+                return None
+            return _Message(letter.raw_key, letter.payload, letter.raw_headers)
+        original = self._originals.read(letter.payload_at)
+        if original is None or letter.is_bare:
+            return original
+        return _Message(letter.raw_key, original.payload, letter.raw_headers)
 
 
 def done_key(topic_id: bytes, partition: int, offset: int) -> bytes:
@@ -305,13 +349,17 @@ def _read_done(config: ServiceConfig) -> tuple[set[bytes], bytes]:
 
 
 def _dead_letter(record: Message, done: set[bytes], topic_id: bytes) -> DeadLetter:
-    raw_headers: Headers = tuple(record.headers() or ())  # type: ignore[arg-type]  # always pairs
+    raw_headers = _raw_headers(record)
     read = read_message_headers(raw_headers)
     texts = {
         name: value.decode("utf-8", "replace") for name, value in raw_headers if value is not None
     }
     raw_key = record.key() or b""
     queue_id, user_key = split_key(raw_key)
+    is_bare = not queue_id
+    if is_bare:  # R11's last resort has no key: a header names the queue
+        queue_id, user_key = split_key(dict(raw_headers).get(names.QUEUE_ID))
+        raw_key = queue_id
     partition, offset = record.partition() or 0, record.offset() or 0
     return DeadLetter(
         partition=partition,
@@ -330,8 +378,13 @@ def _dead_letter(record: Message, done: set[bytes], topic_id: bytes) -> DeadLett
         is_redriven=done_key(topic_id, partition, offset) in done,
         raw_key=raw_key,
         raw_headers=raw_headers,
+        is_bare=is_bare,
         payload_at=_place(texts.get(names.PAYLOAD_AT)),
     )
+
+
+def _raw_headers(record: Message) -> Headers:
+    return tuple(record.headers() or ())  # type: ignore[arg-type]  # of a record: always pairs
 
 
 def _place(text: str | None) -> Origin | None:

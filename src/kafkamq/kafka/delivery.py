@@ -121,12 +121,14 @@ class Delivery:
     def _report(self, error: KafkaError | None, record: Record) -> None:
         """Kafka's delivery report."""
         if error is not None:
-            self._error = error
-            self._sender.failed(error)
+            self._error = self._sender.failed(error)
+            self._sender.tally.failed(self._queue_id)
         else:
             self._partition = record.partition() or 0
             self._timestamp_ms = record.timestamp()[1]
             self._offset = record.offset() or 0  # last: from here on it is done
+            if self._id:  # else a cancellation
+                self._sender.tally.sent(self._queue_id, record, is_delayed=self._token)
         if self._event is not None:
             self._event.set()
         if self._callbacks is not None:

@@ -10,12 +10,14 @@ from kafkamq.errors import BrokerError, KafkaMQError
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.verdicts import Verdicts
 from kafkamq.kafka.worker import Worker
+from kafkamq.kafka.writer import REPORTS_MS
+from kafkamq.metrics.health import health
 
 __all__ = ["Heart"]
 
 RENEWALS_PER_TIMEOUT = 3  # R7: KEEPALIVE at T/3
 MAX_SLEEP_MS = 1000
-REPORTS_MS = 100  # delivery reports wait no longer than this for the application
+MAX_BEAT_S = 15.0  # a heart that has not beaten for so long is taken for hung
 _log = logging.getLogger(__name__)
 
 
@@ -30,6 +32,7 @@ class Heart:
         self._period_ms = max(1, worker.queue.redelivery_timeout_ms // RENEWALS_PER_TIMEOUT)
         self._renew_ms = monotonic_ms() + self._period_ms
         self._stopped = False
+        self._loop = health.add(f"worker of {worker.queue.queue_id}", max_age_s=MAX_BEAT_S)
         self._thread = threading.Thread(
             target=self._run, name=f"kafkamq-{worker.queue.queue_id}", daemon=True
         )
@@ -41,6 +44,7 @@ class Heart:
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread; waits for a beat that is under way."""
         self._stopped = True
+        health.remove(self._loop)
         self._verdicts.has_news.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
@@ -50,6 +54,7 @@ class Heart:
         while not self._stopped:
             news.wait(self._sleep_ms() / 1000)
             news.clear()
+            self._loop.beat()
             self._beat()
 
     def _beat(self) -> None:
@@ -73,8 +78,8 @@ class Heart:
         return max(1, sleep_ms)
 
     def _serve(self) -> None:
+        self._verdicts.serve()
         self._worker.writer.poll()
-        self._verdicts.write_again()
 
     def _renew(self) -> None:
         """R7: first what has ended, then KEEPALIVEs for the rest."""

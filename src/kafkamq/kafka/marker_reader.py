@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.errors import ErrorWatch, broker_error, is_lasting
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DataLossError
@@ -69,6 +69,14 @@ class MarkerReader:
             self._watch,
         )
         self._is_subscribed = False
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the group has taken this process in; any thread may ask."""
+        try:
+            return self._is_subscribed and bool(self._member.memberid())
+        except RuntimeError:  # closed meanwhile
+            return False
 
     def membership(self) -> bytes:
         """What fences this member's transactions when the group has gone on without it (R22)."""
@@ -141,9 +149,9 @@ class MarkerReader:
             if number in self._reading and number is not None:
                 raise self._data_loss(number, message.offset(), ours)
             return  # of the member, which reads nothing
-        if error.fatal():
+        if is_lasting(error):
             raise ours
-        # Everything else librdkafka repeats by itself; credentials are found by the watch.
+        # Everything else librdkafka repeats by itself.
 
     def _data_loss(self, number: int, wanted: int | None, cause: DataLossError) -> DataLossError:
         """Say how many records are gone, if the broker still tells."""

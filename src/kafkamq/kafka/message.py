@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from datetime import timedelta
+from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
@@ -13,7 +14,7 @@ from confluent_kafka import Message as Record
 
 from kafkamq.config import milliseconds
 from kafkamq.core.handout import expires_at_ms
-from kafkamq.core.leases import Lease
+from kafkamq.core.leases import Lease, LeaseState
 from kafkamq.types import Headers, MessageId, Outcome
 from kafkamq.wire.headers import ID, MessageHeaders, read_message_headers
 from kafkamq.wire.keys import split_key
@@ -58,16 +59,30 @@ class Message:
         "_end_log_ms",
         "_expiry_ms",
         "_headers",
+        "_identity",
         "_lease",
         "_marker_key",
+        "_outcome",
         "_read",
         "_record",
         "_start_error",
+        "_start_log_ms",
+        "_start_ns",
         "_verdicts",
     )
 
+    _lease: Lease
+    _identity: bytes  # of the message, as its markers have it
+    _marker_key: bytes
+    _start_ns: int  # monotonic; once its START is reported
+    # Once it has a verdict:
+    _outcome: Outcome
+    _end: bytes
+    _end_log_ms: int
+    _end_error: KafkaError | None
+
     def __init__(self, verdicts: Verdicts, record: Record) -> None:
-        """Made by ``Consumer`` alone, when the record was polled; ``hold`` completes it."""
+        """Made by ``Consumer`` alone, when the record was polled; its START completes it."""
         self._verdicts = verdicts
         self._record = record
         self._headers = headers = _headers_of(record)
@@ -82,14 +97,7 @@ class Message:
                 since_ms = record.timestamp()[1] if first is None else first.timestamp_ms
                 self._expiry_ms = expires_at_ms(read.ttl_ms, since_ms)
         self._start_error: KafkaError | None = None
-        self._end: bytes | None = None
-        self._end_log_ms = UNREPORTED
-        self._end_error: KafkaError | None = None
-
-    def _hold(self, lease: Lease, marker_key: bytes) -> None:
-        """Its START is about to be written."""
-        self._lease = lease
-        self._marker_key = marker_key
+        self._start_log_ms: int | None = None  # of its START; None: not reported, or failed
 
     # What it is.
 
@@ -183,13 +191,18 @@ class Message:
             wait: As for ``ack``; the errors too.
 
         Raises:
-            ConfigError: A negative delay.
+            ConfigError: A negative delay, or a reason that is no text: the message is still held.
         """
         delay_ms = None if delay is None else milliseconds(delay, name="delay")
         self._verdicts.settle(self, Outcome.NACK, wait=wait, reason=reason, delay_ms=delay_ms)
 
     def reject(self, reason: str, *, wait: bool = False) -> None:
-        """Give it up: it goes to the dead letters with this reason; errors as for ``ack``."""
+        """Give it up: it goes to the dead letters with this reason, which must not be empty.
+
+        Raises:
+            ConfigError: No reason, or one that is no text: the message is still held.
+            StateError, LeaseLostError, BrokerError, DeadlineExceededError: As for ``ack``.
+        """
         self._verdicts.settle(self, Outcome.REJECT, wait=wait, reason=reason)
 
     def extend(self, seconds: float | timedelta) -> None:
@@ -218,10 +231,22 @@ class Message:
     # Delivery reports.
 
     def _start_reported(self, error: KafkaError | None, record: Record) -> None:
-        if error is None:
-            self._verdicts.started(self._lease, record.timestamp()[1])
-        else:
+        if error is not None:
             self._start_error = error
+            return
+        self._start_ns = monotonic_ns()
+        self._start_log_ms = record.timestamp()[1]
+        if self._lease.state is LeaseState.LOST:  # its batch failed before this was known
+            self._verdicts.started_late(self)
+
+    def _start_reported_in_transaction(self, error: KafkaError | None, record: Record) -> None:
+        if error is None:  # else the transaction fails
+            self._start_ns = monotonic_ns()
+            self._start_log_ms = record.timestamp()[1]
+
+    @property
+    def _is_start_reported(self) -> bool:
+        return self._start_log_ms is not None or self._start_error is not None
 
     def _end_reported(self, error: KafkaError | None, record: Record) -> None:
         if error is None:
@@ -229,6 +254,7 @@ class Message:
             if log_ms > self._lease.log_deadline_ms:  # R9: perhaps; asked with all facts
                 self._verdicts.check_late(self, log_ms)
             self._end_log_ms = log_ms
+            self._lease.is_end_known = True
         else:
             self._end_error = error
             self._verdicts.end_failed(self)

@@ -1,12 +1,17 @@
-"""The state of a namespace as its topics, groups and status records say it (R24)."""
+"""The state of a namespace as its topics, groups and status records say it (R24).
+
+Offsets alone do not count messages: each transaction leaves a control record behind, which nobody
+reads. So topics that are small enough are read, and for the others the numbers are upper bounds.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import Message, TopicPartition
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.ticker import StatusReader
@@ -28,7 +33,7 @@ class QueueBacklog:
     """A queue and what it has before it."""
 
     queue_id: str
-    behind: int  # records of all queues behind its position: the most that can wait
+    behind: int  # messages of all queues behind its position; at most so many, if not counted
     waiting: int | None  # of these, its own; None: not counted, there are too many to read
     members: int  # consumers in its group now
 
@@ -54,11 +59,13 @@ class Overview:
     queues: tuple[QueueBacklog, ...]
     markers: tuple[MarkerPartition, ...]
     messages: int  # records of the messages topic that retention has left
+    messages_counted: bool  # False: there are at most so many
     dead_letters: int  # records of the dead letters topic
+    dead_letters_counted: bool  # False: there are at most so many
 
 
 def overview(config: ServiceConfig, *, max_scanned: int = MAX_SCANNED) -> Overview:
-    """Asks the cluster; counts a queue's own messages by reading at most ``max_scanned`` keys.
+    """Asks the cluster; counts by reading at most ``max_scanned`` records of a topic.
 
     Raises:
         BrokerError: A topic does not exist, or the broker refuses.
@@ -73,8 +80,10 @@ def overview(config: ServiceConfig, *, max_scanned: int = MAX_SCANNED) -> Overvi
             queue_id: len(admin.group_assignments(group_of(config, queue_id)))
             for queue_id in positions
         }
-    waiting = _count(config, bounds, positions, max_scanned)
-    known = sorted({*positions, *(waiting or ())})
+    backlog = _read_backlog(config, bounds, positions, max_scanned)
+    letters = config.dead_letter_topic
+    dead_letters = _read(config, letters, _firsts(dead), dead, max_scanned, lambda _: None)
+    known = sorted({*positions, *(() if backlog is None else backlog.waiting)})
     reader = StatusReader(config)
     try:
         statuses = reader.read_to_end()
@@ -84,8 +93,12 @@ def overview(config: ServiceConfig, *, max_scanned: int = MAX_SCANNED) -> Overvi
         queues=tuple(
             QueueBacklog(
                 queue_id=queue_id,
-                behind=_behind(bounds, positions.get(queue_id, {})),
-                waiting=None if waiting is None else waiting[queue_id],
+                behind=(
+                    _distance(bounds, positions.get(queue_id, {}))
+                    if backlog is None
+                    else backlog.behind(positions.get(queue_id, {}))
+                ),
+                waiting=None if backlog is None else backlog.waiting[queue_id],
                 members=members.get(queue_id, 0),
             )
             for queue_id in known
@@ -98,8 +111,12 @@ def overview(config: ServiceConfig, *, max_scanned: int = MAX_SCANNED) -> Overvi
             )
             for partition, (_, end) in sorted(marker_bounds.items())
         ),
-        messages=sum(end - start for start, end in bounds.values()),
-        dead_letters=sum(end - start for start, end in dead.values()),
+        messages=(
+            backlog.behind({}) if backlog is not None and backlog.is_whole else _distance(bounds)
+        ),
+        messages_counted=backlog is not None and backlog.is_whole,
+        dead_letters=_distance(dead) if dead_letters is None else dead_letters,
+        dead_letters_counted=dead_letters is not None,
     )
 
 
@@ -133,22 +150,52 @@ def _positions(admin: Admin, config: ServiceConfig, bounds: _Bounds) -> _Positio
     }
 
 
-def _behind(bounds: _Bounds, positions: Mapping[int, int]) -> int:
+def _distance(bounds: _Bounds, positions: Mapping[int, int] | None = None) -> int:
+    """Offsets up to the ends: of messages, and of control records."""
+    places = positions or {}
     return sum(
-        max(0, end - max(start, positions.get(partition, start)))
+        max(0, end - max(start, places.get(partition, start)))
         for partition, (start, end) in bounds.items()
     )
 
 
-def _count(
+def _firsts(bounds: _Bounds) -> dict[int, int]:
+    return {partition: start for partition, (start, _) in bounds.items()}
+
+
+class _Backlog:
+    """What was read of the messages topic."""
+
+    def __init__(self, positions: _Positions, *, is_whole: bool) -> None:
+        self._positions = positions
+        self.is_whole = is_whole  # else what lies behind the first position
+        self.waiting: Counter[str] = Counter()
+        self._offsets: defaultdict[int, list[int]] = defaultdict(list)  # ascending
+
+    def add(self, record: Message) -> None:
+        partition, offset = record.partition() or 0, record.offset() or 0
+        self._offsets[partition].append(offset)
+        queue_id = split_key(record.key())[0].decode("utf-8", "replace")
+        position = self._positions.get(queue_id, {}).get(partition, 0)
+        self.waiting[queue_id] += offset >= position
+
+    def behind(self, positions: Mapping[int, int]) -> int:
+        """Messages of all queues from these positions on."""
+        return sum(
+            len(offsets) - bisect_left(offsets, positions.get(partition, 0))
+            for partition, offsets in self._offsets.items()
+        )
+
+
+def _read_backlog(
     config: ServiceConfig, bounds: _Bounds, positions: _Positions, max_scanned: int
-) -> Counter[str] | None:
-    """Messages behind each queue's position.
+) -> _Backlog | None:
+    """The messages behind the queues' positions; None: there are too many to read.
 
     Queues that nobody has received from yet are found when the whole topic may be read; in a longer
     one only what lies behind the first position is.
     """
-    whole = {partition: start for partition, (start, _) in bounds.items()}
+    whole = _firsts(bounds)
     behind = {
         partition: min(
             (max(start, places[partition]) for places in positions.values()), default=start
@@ -156,18 +203,34 @@ def _count(
         for partition, start in whole.items()
     }
     for starts in (whole, behind):
-        if sum(bounds[partition][1] - start for partition, start in starts.items()) <= max_scanned:
-            break
-    else:
+        backlog = _Backlog(positions, is_whole=starts is whole)
+        topic = config.message_topic
+        if _read(config, topic, starts, bounds, max_scanned, backlog.add) is not None:
+            return backlog
+    return None
+
+
+def _read(
+    config: ServiceConfig,
+    topic: str,
+    starts: Mapping[int, int],
+    bounds: _Bounds,
+    max_scanned: int,
+    visit: Callable[[Message], None],
+) -> int | None:
+    """How many records there are from ``starts`` on, each shown to ``visit``.
+
+    None: too many to read, or retention moved on meanwhile.
+    """
+    if _distance(bounds, starts) > max_scanned:
         return None
-    counts: Counter[str] = Counter()
+    count = 0
     try:
-        for record in scan(config, config.message_topic, starts):
-            queue_id = split_key(record.key())[0].decode("utf-8", "replace")
-            position = positions.get(queue_id, {}).get(record.partition() or 0, 0)
-            counts[queue_id] += (record.offset() or 0) >= position
+        for record in scan(config, topic, starts):
+            visit(record)
+            count += 1
     except BrokerError as error:
         if error.code not in ("OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET"):
             raise
-        return None  # retention moved on while we looked
-    return counts
+        return None
+    return count

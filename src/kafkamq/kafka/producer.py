@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from types import TracebackType
 
+from kafkamq.clients.admin import Admin
 from kafkamq.clients.reader import RecordReader
 from kafkamq.config import QueueConfig, milliseconds
 from kafkamq.errors import ConfigError, StateError, WireError
@@ -23,14 +23,14 @@ from kafkamq.types import (
     OutgoingMessage,
     ScheduleToken,
 )
-from kafkamq.wire.headers import RESERVED, message_headers
+from kafkamq.wire.headers import message_headers
 from kafkamq.wire.keys import join_key, split_key
 from kafkamq.wire.markers import decode_marker, encode_end, encode_schedule
+from kafkamq.wire.outgoing import OWN_HEADER_BYTES, checked_headers, checked_id, payload_bytes
 from kafkamq.wire.partitions import key_partition
 
 __all__ = ["Producer"]
 
-MAX_ID_BYTES = 1024
 MAX_DELAY_MS = 10 * 365 * 86_400_000
 _CANCEL_TIMEOUT_S = 30.0
 
@@ -50,12 +50,7 @@ class Producer:
     def __enter__(self) -> Producer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.flush()
 
     def __repr__(self) -> str:
@@ -95,18 +90,24 @@ class Producer:
                 deduplicate.
 
         Raises:
-            ConfigError: A negative delay or ttl, a header name of the protocol's, or a message
-                that is larger than what could be copied (R11).
+            ConfigError: Something of a wrong type, a negative delay or ttl, a header name of the
+                protocol's, or a message that is larger than what could be copied (R11).
             DeadlineExceededError: The send queue stayed full for 30 s.
             StateError: The service is closed, or this is a forked child.
         """
         delay_ms = milliseconds(delay, name="delay") if delay else 0
         ttl_ms = None if ttl is None else milliseconds(ttl, name="ttl")
         record_key = self._record_key if key is None else join_key(self._record_key, key)
-        message_id = uuid7() if id is None else _checked_id(id)
-        every: Headers = message_headers(_pairs(headers), id=message_id, ttl_ms=ttl_ms)
+        size = len(record_key) + payload_bytes(payload) + OWN_HEADER_BYTES
+        if id is None:
+            message_id = uuid7()
+        else:
+            message_id = id
+            size += len(checked_id(id))
+        own, own_bytes = checked_headers(headers)
+        size += own_bytes
+        every = message_headers(own, id=message_id, ttl_ms=ttl_ms)
         facts = self._namespace.facts()
-        size = _size(payload, record_key, every)
         config = self._namespace.config
         if size > facts.max_message_bytes:
             raise ConfigError(
@@ -142,10 +143,20 @@ class Producer:
     def cancel(self, token: ScheduleToken) -> None:
         """Take back a delayed message; returns when the cancellation is in the log.
 
+        Args:
+            token: ``SentMessage.schedule`` of the confirmed send.
+
         Raises:
+            ConfigError: No token; a ``SentMessage`` is none, its offset may name another message.
             StateError: It is too late, the message enters the queue; or there is no such message.
             BrokerError, DeadlineExceededError: Kafka did not confirm; ask again.
         """
+        if not isinstance(token, ScheduleToken):
+            raise ConfigError(
+                f"token is a {type(token).__name__}: give the schedule of a confirmed, delayed "
+                "send (producer.send(..., delay=...).result().schedule)"
+            )
+        self._require_place(token)
         marker, due_ms = self._read_schedule(token)
         identity = MessageId(token.partition, token.offset)
         topic = self._namespace.config.marker_topic
@@ -188,6 +199,21 @@ class Producer:
         self._sender.produce(topic, value, key, partition, None, delivery._report)
         return delivery
 
+    def _require_place(self, token: ScheduleToken) -> None:
+        """The token names a place that the log has, or has had."""
+        config = self._namespace.config
+        with Admin(config, timeout_s=_CANCEL_TIMEOUT_S) as admin:
+            _, end = admin.log_ends(config.marker_topic).get(token.partition, (0, 0))
+        if not 0 <= token.offset < end:
+            raise self._no_schedule(token)
+
+    def _no_schedule(self, token: ScheduleToken) -> StateError:
+        place = f"{self._namespace.config.marker_topic}[{token.partition}]@{token.offset}"
+        return StateError(
+            f"{place} holds no delayed message of queue {self._queue_id!r}; use the token of the "
+            "confirmed send"
+        )
+
     def _read_schedule(self, token: ScheduleToken) -> tuple[Marker | None, int]:
         """The SCHEDULE and the broker time when it is due; None when retention has removed it."""
         config = self._namespace.config
@@ -210,34 +236,5 @@ class Producer:
             or marker.carried_forward
             or split_key(marker.key)[0] != wanted
         ):
-            raise StateError(
-                f"{topic}[{partition}]@{offset} holds no delayed message of queue "
-                f"{self._queue_id!r}; use the token of the confirmed send"
-            )
+            raise self._no_schedule(token)
         return marker, record.timestamp()[1] + marker.redeliver_after_ms
-
-
-def _checked_id(id: str) -> str:
-    if not 0 < len(id.encode()) <= MAX_ID_BYTES:
-        raise ConfigError(f"id is {id!r:.80}: a text of 1-{MAX_ID_BYTES} bytes of UTF-8")
-    return id
-
-
-def _pairs(headers: Mapping[str, bytes] | None) -> Headers:
-    if not headers:
-        return ()
-    for name in headers:
-        if name in RESERVED:
-            raise ConfigError(f"headers has {name!r}: names of the protocol cannot be sent")
-    return tuple(headers.items())
-
-
-def _size(payload: bytes | None, key: bytes, headers: Headers) -> int:
-    if payload is not None and not isinstance(payload, bytes):
-        raise ConfigError(f"payload is a {type(payload).__name__}: give bytes, or None")
-    size = len(key) + (len(payload) if payload is not None else 0)
-    for name, value in headers:
-        if value is not None and not isinstance(value, bytes):
-            raise ConfigError(f"header {name!r} is a {type(value).__name__}: give bytes")
-        size += len(name) + (len(value) if value is not None else 0) + 8
-    return size

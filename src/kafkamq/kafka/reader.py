@@ -42,17 +42,21 @@ _PASSING = frozenset(
 
 
 def group_of(config: ServiceConfig, queue_id: str) -> str:
-    """The consumer group of a queue's workers."""
-    return f"kafkamq.{config.namespace}.{queue_id}"
+    """The consumer group of a queue's workers.
+
+    No namespace and no topic has a slash in its name: so no queue of another namespace, whatever
+    it is called, and no tracker shares the group.
+    """
+    return f"kafkamq/{config.namespace}/{queue_id}"
 
 
 class Membership(Protocol):
     """Who wants to know which partitions come and go; called inside ``MessageReader.poll``."""
 
-    def gained(self, partitions: Sequence[int]) -> None:
+    def _gained(self, partitions: Sequence[int]) -> None:
         """These were assigned."""
 
-    def lost(self, partitions: Sequence[int]) -> None:
+    def _lost(self, partitions: Sequence[int]) -> None:
         """These are another member's now, or nobody's."""
 
 
@@ -84,6 +88,7 @@ class MessageReader:
         self._committed_ms = monotonic_ms()
         self._committer = Committer(self._topic, queue.queue_id)
         self._committing: dict[int, int] = {}
+        self.holds_commits = False  # offsets are in a transaction that is under way
         self._connect()
 
     def _connect(self) -> None:
@@ -142,6 +147,8 @@ class MessageReader:
             partition, offset = record.partition(), record.offset()
             assert partition is not None, "records have a partition"
             assert offset is not None, "records have an offset"
+            if partition in self._unplaced:
+                continue  # read on from a place that is given up; soon it is read again
             if partition not in following:
                 first[partition] = offset
             following[partition] = offset + 1
@@ -278,6 +285,14 @@ class MessageReader:
                     extra={"partition": partition, "code": kafka_error(error).name()},
                 )
 
+    def ask_again(self, partitions: Iterable[int]) -> None:
+        """Read again from what the group has committed, which only it knows."""
+        known = set(self._intake.partitions())
+        for partition in partitions:
+            if partition in known:  # else it went to another member
+                self._intake.revoked([partition])
+                self._unplaced[partition] = -1
+
     # Commits.
 
     def commit(self, timeout_s: float) -> Commit:
@@ -294,19 +309,20 @@ class MessageReader:
             self._committer.begin(self._consumer, offsets)
         outcome = self._committer.wait(min(timeout_s, _WAIT_S))
         if outcome is Commit.DONE:
-            self._committed(self._committing)
+            self.committed(self._committing)
         elif outcome is Commit.PENDING and timeout_s > 0:
             self.tend()  # the group may wait for us
         return outcome
 
-    def _committed(self, offsets: dict[int, int]) -> None:
+    def committed(self, offsets: dict[int, int]) -> None:
+        """These offsets are committed."""
         self._intake.committed(offsets)
         self._committed_ms = monotonic_ms()
 
     def _commit_skipped(self) -> None:
         """Foreign messages: by count, and by time when nothing else commits."""
         skipped = self._intake.uncommitted_count
-        if not skipped or self._committer.is_pending:
+        if not skipped or self._committer.is_pending or self.holds_commits:
             return
         is_due = monotonic_ms() - self._committed_ms >= COMMIT_INTERVAL_MS
         if skipped < self._queue.max_messages_per_commit and not is_due:
@@ -323,9 +339,14 @@ class MessageReader:
             _log.info(
                 "skipped messages could not be committed", extra={"code": kafka_error(error).name()}
             )
-        self._committed(offsets)
+        self.committed(offsets)
 
     # Membership.
+
+    def membership(self) -> bytes:
+        """What fences this member's transactions once the group has gone on without it."""
+        metadata: bytes = self._consumer.consumer_group_metadata()
+        return metadata
 
     def tend(self) -> None:
         """Stay a member while nobody receives: poll, with all partitions paused."""
@@ -349,14 +370,14 @@ class MessageReader:
                 self._consumer.resume(assignment)
 
     def _assigned(self, _: KafkaConsumer, partitions: list[TopicPartition]) -> None:
-        self._member.gained([each.partition for each in partitions])
+        self._member._gained([each.partition for each in partitions])
 
     def _revoked(self, _: KafkaConsumer, partitions: list[TopicPartition]) -> None:
         numbers = [each.partition for each in partitions]
         for number in numbers:
             self._unplaced.pop(number, None)
         self._intake.revoked(numbers)
-        self._member.lost(numbers)
+        self._member._lost(numbers)
 
     def close(self) -> None:
         """Leave the group; what Kafka keeps waiting ends behind us."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import threading
 import time
@@ -11,11 +12,12 @@ from collections.abc import Callable
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Record
 
-from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
+from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error, raised_error
 from kafkamq.clients.settings import connect, producer_settings
 from kafkamq.errors import StateError
 from kafkamq.kafka.fork import ForkGuard
 from kafkamq.kafka.namespace import Namespace
+from kafkamq.kafka.tally import SendTally
 from kafkamq.types import Headers
 
 __all__ = ["Sender", "end_producer", "refresh_topic"]
@@ -45,7 +47,10 @@ def end_producer(client: Producer) -> None:
     """End a producer; what it still holds fails, and is reported, at once."""
     if len(client):
         client.purge()
-        client.flush(_POLL_S)  # serves the reports
+        with contextlib.suppress(
+            KafkaException, SystemError
+        ):  # a fatal error: it is known, or does not matter
+            client.flush(_POLL_S)  # serves the reports
     client.close()
 
 
@@ -67,7 +72,9 @@ class Sender:
             },
         )
         self._client = connect(Producer, self._settings, self.watch)
+        self.tally = SendTally()
         self._must_renew = False
+        self._fatal: KafkaError | None = None  # what ended the client
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="kafkamq-sender", daemon=True)
@@ -135,10 +142,16 @@ class Sender:
         """Whether the queue is (nearly) full."""
         return len(self._client) >= MAX_QUEUED - 1000
 
-    def failed(self, error: KafkaError) -> None:
-        """A delivery failed; after a fatal error the next send makes a new client."""
+    def failed(self, error: KafkaError) -> KafkaError:
+        """A delivery failed, for the reason that is returned.
+
+        After a fatal error the next send makes a new client.
+        """
         if error.fatal():
             self._must_renew = True
+        elif self._fatal is not None and error.code() == KafkaError._PURGE_QUEUE:
+            return self._fatal
+        return error
 
     def flush(self, timeout_s: float) -> None:
         """Wait until everything queued so far is confirmed or failed.
@@ -149,8 +162,13 @@ class Sender:
         deadline_s = time.monotonic() + timeout_s
         while True:
             left_s = deadline_s - time.monotonic()
-            if self._client.flush(max(0.0, min(left_s, _POLL_S))) == 0:
-                return
+            try:
+                if self._client.flush(max(0.0, min(left_s, _POLL_S))) == 0:
+                    return
+            except (KafkaException, SystemError) as error:
+                cause = raised_error(error)
+                self._end_client(cause)
+                raise broker_error(cause, "flushing") from cause
             self.check("flushing")
             if left_s <= 0:
                 raise self.watch.deadline(f"confirming {len(self._client)} sends", timeout_s)
@@ -170,6 +188,7 @@ class Sender:
             self._closed.set()
             self._thread.join(_POLL_S * 4)
             end_producer(self._client)
+            self.tally.close()
 
     def _renew(self) -> None:
         with self._lock:
@@ -179,13 +198,27 @@ class Sender:
                 self._client = connect(Producer, self._settings, self.watch)
                 self._must_renew = False
                 end_producer(old)
+                self._fatal = None
                 _log.warning("the producer was made anew after a fatal error")
 
     def _serve(self) -> None:
         """The thread: delivery reports, errors, and new partitions now and then."""
         while not self._closed.is_set():
-            self._client.poll(_POLL_S)
+            try:
+                self._client.poll(_POLL_S)
+            except (KafkaException, SystemError) as error:
+                self._end_client(raised_error(error))
             self._namespace.refresh_if_old()
+
+    def _end_client(self, error: KafkaException) -> None:
+        """A fatal error, which librdkafka raises out of poll and flush instead of reporting it.
+
+        What the client still holds fails at once, with that error: it would never be sent.
+        """
+        self._fatal = kafka_error(error)
+        self._must_renew = True
+        _log.error("the producer failed for good: %s", self._fatal.str())
+        self._client.purge()
 
     def _flush_at_exit(self) -> None:
         if self._closed.is_set() or self._guard.is_foreign:

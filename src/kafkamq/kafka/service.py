@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from types import TracebackType
 
 from kafkamq.clients.topics import create_topics
 from kafkamq.config import Backoff, QueueConfig, ServiceConfig, milliseconds
@@ -62,7 +61,7 @@ class Service:
         self._config = ServiceConfig(
             bootstrap_servers=bootstrap_servers,
             namespace=namespace,
-            kafka=dict(kafka or {}),
+            kafka={} if kafka is None else kafka,
             **topic_names,
         )
         self._namespace = Namespace(self._config)
@@ -75,12 +74,7 @@ class Service:
     def __enter__(self) -> Service:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -137,7 +131,8 @@ class Service:
             max_lease: Seconds that a message can be held in all, whatever renews it.
             backoff: Of nacked messages.
             max_in_flight: Messages held and not settled, per consumer.
-            exactly_once: Not supported yet by this version.
+            exactly_once: STARTs and offsets in one transaction: no message is STARTed again while
+                a live worker holds it. Costs throughput and some 50 ms of waiting (guarantees.md).
             receive_buffer: STARTed ahead of ``receive``, at first.
             next_message_timeout: Longest wait of one turn of an iteration.
             max_messages_per_commit: Messages of other queues that are passed before a commit.
@@ -147,8 +142,6 @@ class Service:
             ConfigError: A value cannot work; names it and its limit.
         """
         self._check()
-        if exactly_once:
-            raise ConfigError("exactly_once is True: this version does not support it yet")
         config = QueueConfig(
             queue_id=queue_id,
             redelivery_timeout_ms=milliseconds(redelivery_timeout, name="redelivery_timeout"),
@@ -160,6 +153,7 @@ class Service:
             next_message_timeout_ms=milliseconds(next_message_timeout, name="next_message_timeout"),
             max_messages_per_commit=max_messages_per_commit,
             on_data_loss=on_data_loss,
+            exactly_once=exactly_once,
         )
         return Queue(self, config)
 

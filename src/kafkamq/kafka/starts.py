@@ -1,13 +1,14 @@
 """From polled messages to held ones: STARTs for a batch, their reports, and who may be handed out.
 
-R5 in the order of the calls: ``begin`` writes the STARTs, ``wait`` sees them in the log, the
-caller commits the offsets, ``finish`` says what may be handed out. Whatever fails in between,
-``Consumer`` seeks back and ``abandon`` forgets the batch under a new consumer_id.
+R5 in the order of the calls: ``plan`` takes messages and encodes their STARTs, a handover
+(``handover.py``) brings them and the offsets into Kafka, ``finish`` says what may be handed out.
+Whatever fails in between, ``Consumer`` gives the batch up, under a new consumer_id.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from confluent_kafka import KafkaError
 
@@ -15,16 +16,19 @@ from kafkamq.clients.errors import broker_error
 from kafkamq.core.handout import has_expired, is_last_delivery
 from kafkamq.core.intake import Intake, Polled
 from kafkamq.core.leases import Lease, LeaseState
-from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.clock import NS_PER_MS, monotonic_ms
 from kafkamq.kafka.gate import process_gate
 from kafkamq.kafka.message import Message
 from kafkamq.kafka.namespace import NamespaceFacts
 from kafkamq.kafka.verdicts import Verdicts
 from kafkamq.kafka.worker import Worker
 from kafkamq.types import MessageId
-from kafkamq.wire.partitions import marker_key, marker_partition
+from kafkamq.wire.markers import encode_identity
+from kafkamq.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
 
 __all__ = ["Batch", "Starter"]
+
+_END_S = 0.05  # how long one step waits for an END that is under way
 
 
 class Batch:
@@ -32,7 +36,8 @@ class Batch:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self.starts: list[bytes] = []  # beside them; emptied when they are written
+        # By marker partition, as produce_batch takes them: it knows one partition per call.
+        self.starts: dict[int, list[dict[str, Any]]] = {}
         self.is_started = False  # every START is in the log
 
     def partitions(self) -> set[int]:
@@ -53,14 +58,11 @@ class Batch:
     @property
     def is_reported(self) -> bool:
         """Whether every START is known to be in the log or failed."""
-        return all(
-            message._lease.state is not LeaseState.STARTING or message._start_error is not None
-            for message in self.messages
-        )
+        return all(message._is_start_reported for message in self.messages)
 
 
 class Starter:
-    """Plans and writes the STARTs of one consumer; its owner thread calls it."""
+    """Plans the STARTs of one consumer and follows them; its owner thread calls it."""
 
     def __init__(self, worker: Worker, intake: Intake[Message], verdicts: Verdicts) -> None:
         self._worker = worker
@@ -68,34 +70,20 @@ class Starter:
         self._verdicts = verdicts
         self._max_deliveries = worker.queue.max_deliveries
         self._max_inline_bytes = worker.queue.max_inline_payload_bytes
+        self._is_exact = worker.queue.exactly_once
 
-    def begin(self, wanted: int) -> Batch | None:
-        """Write STARTs for up to ``wanted`` polled messages; None: R6 lets none start now.
+    def _enter(self, now_ms: int, is_last: bool) -> bool:
+        """R6; an END that is under way is waited for, as nothing may start beside it."""
+        leases, writer = self._worker.leases, self._worker.writer
+        if process_gate.enter(leases, now_ms, last=is_last):
+            return True
+        if leases.open_count:
+            return False
+        self._verdicts.write_queued()
+        return writer.flush(_END_S) and process_gate.enter(leases, monotonic_ms(), last=is_last)
 
-        Raises:
-            BrokerError: They could not be queued; ``abandon`` the batch of the error.
-        """
-        batch = self._plan(wanted)
-        if batch is None:
-            return None
-        write = self._worker.writer.write
-        try:
-            for message, start in zip(batch.messages, batch.starts, strict=True):
-                write(
-                    start,
-                    message._marker_key,
-                    message._lease.marker_partition,
-                    message._start_reported,
-                )
-        except BaseException:
-            self.abandon(batch)
-            raise
-        finally:
-            batch.starts.clear()
-        return batch
-
-    def _plan(self, wanted: int) -> Batch | None:
-        """R5, R6: take from the intake, and encode."""
+    def plan(self, wanted: int) -> Batch | None:
+        """Take up to ``wanted`` messages and encode their STARTs; None: R6 lets none start now."""
         worker, intake = self._worker, self._intake
         leases = worker.leases
         now_ms = monotonic_ms()
@@ -103,21 +91,14 @@ class Starter:
         if head is None:
             return None
         is_last = self._is_last(head)
-        if not process_gate.enter(leases, now_ms, last=is_last):
+        if not self._enter(now_ms, is_last):
             return None
         batch = Batch()
         try:
             facts = worker.namespace.facts()
             with worker.lock:
                 worker.renew_id()
-                while head is not None and len(batch.messages) < wanted:
-                    if batch.messages and self._is_last(head):
-                        break  # R6: alone, when these are settled
-                    intake.take()
-                    self._add(batch, head, facts, now_ms)
-                    if is_last:
-                        break
-                    head = intake.head()
+                self._fill(batch, intake.take_many(self._count(wanted, is_last)), facts, now_ms)
         except BaseException:
             self.abandon(batch)
             raise
@@ -130,44 +111,84 @@ class Starter:
         count = polled.record._count
         return count > 1 and is_last_delivery(count, self._max_deliveries)
 
-    def _add(
-        self, batch: Batch, polled: Polled[Message], facts: NamespaceFacts, now_ms: int
-    ) -> None:
-        message, partition, offset = polled.record, polled.partition, polled.offset
-        epoch = message._record.leader_epoch()
-        message_id = MessageId(
-            partition, offset, facts.message_topic_id, 0 if epoch is None else epoch + 1
-        )
-        leases = self._worker.leases
-        if leases.is_lapsed(message_id, now_ms):
-            return  # R5: its START is in the log and its lease over; a tracker answers for it
-        route = marker_partition(partition, offset, facts.marker_partitions)
-        message._hold(leases.start(message_id, route), marker_key(partition, offset))
-        batch.messages.append(message)
-        batch.starts.append(self._encode(message, facts))
+    def _count(self, wanted: int, is_last: bool) -> int:
+        """How many of the next messages make a batch: a last delivery is one by itself (R6)."""
+        if is_last:
+            return 1
+        count = 0
+        for polled in self._intake.upcoming(wanted):
+            if polled.record._count > 1 and self._is_last(polled):
+                break  # when these are settled
+            count += 1
+        return count
 
-    def _encode(self, message: Message, facts: NamespaceFacts) -> bytes:
-        """The START; by reference where the payload is too large for a marker (R11)."""
-        record = message._record
-        payload = record.value()
-        by_reference = payload is not None and len(payload) > self._max_inline_bytes
-        while True:
-            start = self._worker.encoder.encode(
-                message._lease.message_id,
-                record.key() or b"",
-                None if by_reference else payload,
-                delivery_count=message._count,
-                headers=message._headers,
-                expires_at_ms=message._expiry_ms,
-                message_timestamp_ms=record.timestamp()[1],
-                by_reference=by_reference,
-            )
-            if len(start) <= facts.max_marker_bytes or by_reference:
-                return start
-            by_reference = True
+    def _fill(
+        self, batch: Batch, taken: list[Polled[Message]], facts: NamespaceFacts, now_ms: int
+    ) -> None:
+        """Encode the STARTs. Once per message: this loop is a good part of the cost of one."""
+        leases = self._worker.leases
+        encode = self._worker.encoder.encode_known
+        topic_id, marker_partitions = facts.message_topic_id, facts.marker_partitions
+        max_inline, max_bytes = self._max_inline_bytes, facts.max_marker_bytes
+        exact = self._is_exact
+        add = batch.messages.append
+        by_route = batch.starts
+        may_be_lapsed = leases.may_be_lapsed
+        last_partition, last_chunk, route, marker = -1, -1, -1, b""
+        starts: list[dict[str, Any]] = []
+        for polled in taken:
+            message, partition, offset = polled.record, polled.partition, polled.offset
+            record = message._record
+            epoch = record.leader_epoch()
+            epoch = 0 if epoch is None else epoch + 1
+            message_id = MessageId(partition, offset, topic_id, epoch)
+            if may_be_lapsed and leases.is_lapsed(message_id, now_ms):
+                continue  # R5: its START is in the log and its lease over; a tracker answers for it
+            chunk = offset // CHUNK_OFFSETS
+            if chunk != last_chunk or partition != last_partition:  # seldom: they come in runs
+                last_partition, last_chunk = partition, chunk
+                route = marker_partition(partition, offset, marker_partitions)
+                marker = marker_key(partition, offset)
+                starts = by_route.setdefault(route, [])
+            message._lease = leases.start(message_id, route)
+            message._identity = identity = encode_identity(partition, offset, topic_id, epoch)
+            message._marker_key = marker
+            key, value, time_ms = record.key() or b"", record.value(), record.timestamp()[1]
+            count, expiry_ms = message._count, message._expiry_ms
+            by_reference = value is not None and len(value) > max_inline
+            while True:  # by reference where the payload is too large for a marker (R11)
+                payload = None if by_reference else value
+                start = encode(
+                    identity,
+                    key,
+                    payload,
+                    count,
+                    message._headers,
+                    expiry_ms,
+                    time_ms,
+                    by_reference,
+                )
+                if len(start) <= max_bytes or by_reference:
+                    break
+                by_reference = True
+            report = message._start_reported_in_transaction if exact else message._start_reported
+            add(message)
+            starts.append({"value": start, "key": marker, "callback": report})
+
+    def write(self, batch: Batch) -> None:
+        """Queue the STARTs outside of a transaction.
+
+        Raises:
+            BrokerError: They could not be queued; ``abandon`` the batch.
+        """
+        try:
+            for partition, starts in batch.starts.items():
+                self._worker.writer.write_many(partition, starts)
+        finally:
+            batch.starts.clear()
 
     def wait(self, batch: Batch, timeout_s: float) -> bool:
-        """Whether all STARTs are in the log; waits for it.
+        """Whether all that was written is in the log; waits for it.
 
         Raises:
             BrokerError: One of them failed; ``abandon`` the batch.
@@ -182,8 +203,18 @@ class Starter:
                 writer.renew()
             raise broker_error(error, f"writing STARTs to {writer.topic}")
         self._intake.started()
-        batch.is_started = True
+        self.started(batch)
         return True
+
+    def started(self, batch: Batch) -> None:
+        """All its STARTs are in the log."""
+        leases = self._worker.leases
+        with self._worker.lock:
+            for message in batch.messages:
+                log_ms = message._start_log_ms
+                assert log_ms is not None, "flushed and without error: it was reported"
+                leases.started(message._lease, message._start_ns // NS_PER_MS, log_ms)
+        batch.is_started = True
 
     def finish(self, batch: Batch) -> list[Message]:
         """The offsets are committed: what may be handed out, unless its lease has ended (R5)."""
@@ -200,18 +231,30 @@ class Starter:
 
     def abandon(self, batch: Batch) -> None:
         """Forget the batch, under a new consumer_id (R5, R7)."""
-        with self._worker.lock:
-            self._worker.leases.failed(
-                lease for lease in batch.leases() if lease.state is not LeaseState.LOST
-            )
-            self._worker.renew_id()
+        self._forget(batch.messages)
 
     def drop(self, batch: Batch, partitions: Iterable[int]) -> None:
         """Forget those of the batch whose partitions went to another member."""
         gone = set(partitions)
         lost = [m for m in batch.messages if m.message_id.partition in gone]
         if lost:
-            kept = [m for m in batch.messages if m.message_id.partition not in gone]
-            batch.messages[:] = lost
-            self.abandon(batch)
-            batch.messages[:] = kept
+            batch.messages[:] = [m for m in batch.messages if m.message_id.partition not in gone]
+            self._forget(lost)
+
+    def _forget(self, messages: list[Message]) -> None:
+        leases = self._worker.leases
+        with self._worker.lock:
+            leases.failed(m._lease for m in messages if m._lease.state is not LeaseState.LOST)
+            # A START may be in the log although its batch failed; its report, if it comes later,
+            # finds the lease lost and says so itself.
+            for message in messages:
+                if message._start_log_ms is not None:
+                    begin_ms = message._start_ns // NS_PER_MS
+                    leases.started(message._lease, begin_ms, message._start_log_ms)
+            self._worker.renew_id()
+
+    def undo(self, batch: Batch) -> None:
+        """Forget a batch whose transaction did not happen (exactly once)."""
+        with self._worker.lock:
+            self._worker.leases.aborted(batch.leases())
+            self._worker.renew_id()

@@ -120,7 +120,7 @@ class TrackedPartition:
         self.ticks = TickPolicy(monotonic_ms(), self._config.max_silence_ms)
         self.wants_start_tick = True
         self._written = started.position
-        self._written_s = time.monotonic()
+        self._written_s = 0.0  # soon: the first transaction looks for coordinators, and is slow
         self._end = -1
         self.succeeded()
 
@@ -210,7 +210,7 @@ class TrackedPartition:
             engine=ENGINE,
             epoch=self.ledger.epoch,
             clock_ms=self.core.clock_ms,
-            position=self.core.next_offset,
+            position=max(self.core.next_offset, self._end),
             committable_offset=self.core.committable_offset(),
             entries=self.core.open_count(),
             due=self.core.due_count(),

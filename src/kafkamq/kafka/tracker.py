@@ -24,6 +24,7 @@ from kafkamq.clients.quarantine import Quarantine
 from kafkamq.clients.settlement import SettlementError, Settler, SettleReport
 from kafkamq.clients.ticker import Ticker
 from kafkamq.clients.topics import require_topics
+from kafkamq.clients.tracker_metrics import TrackerMetrics
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.core.chunks import NEVER
 from kafkamq.core.delivery import Carry, Settle
@@ -40,6 +41,8 @@ from kafkamq.kafka.marker_reader import MarkerReader
 from kafkamq.kafka.partition_start import PartitionStarter
 from kafkamq.kafka.tracked_partition import Phase, Started, TrackedPartition, monotonic_ms
 from kafkamq.kafka.workers import Workers
+from kafkamq.metrics.catalog import LATENESS
+from kafkamq.metrics.health import health
 from kafkamq.types import Marker
 from kafkamq.wire.headers import Origin
 from kafkamq.wire.markers import decode_slim
@@ -50,11 +53,12 @@ __all__ = ["LocalTracker"]
 _log = logging.getLogger(__name__)
 
 _THREADS = 4
-_POLL_S = 0.05
+_POLL_S = 0.02  # also how late a TICK may be
 _STATUS_S = 1.0
 _SETTLE_S = 20.0
 _PATIENCE_S = 30.0  # after which a partition that cannot start is named in the log
 _CLOSE_S = 15.0
+_MAX_TURN_S = 30.0  # a loop that takes longer for one turn is taken for hung
 
 
 class LocalTracker:
@@ -93,10 +97,17 @@ class LocalTracker:
         self._workers = Workers(_THREADS, name="kafkamq-tracker")
         self._settlers: SimpleQueue[Settler] = SimpleQueue()
         for _ in range(_THREADS):
-            self._settlers.put(Settler(config, self._tracker))
+            self._workers.submit(self._add_settler, lambda _: None, _raise)
         self._next_status_s = 0.0  # monotonic
         self._is_closed = False
         self._reader = MarkerReader(config, on_assigned=self._assigned, on_revoked=self._revoked)
+        self._metrics = TrackerMetrics(config, self.statuses)
+        self._loop = health.add("tracker", max_age_s=_MAX_TURN_S, is_ready=self._is_ready)
+
+    def _add_settler(self) -> None:
+        settler = Settler(self._config, self._tracker)
+        settler.prepare()
+        self._settlers.put(settler)
 
     # ---- running
 
@@ -122,6 +133,7 @@ class LocalTracker:
         """One turn: read, fold, plan, and hand out what is to be done; returns records read."""
         if self._is_closed:
             raise StateError("this tracker is closed")
+        self._loop.beat()
         self._workers.deliver()
         messages = self._reader.poll(timeout_s)
         if messages:
@@ -171,6 +183,10 @@ class LocalTracker:
             part.phase is Phase.READING and part.core.is_live for part in parts
         )
 
+    def _is_ready(self) -> bool:
+        """A replica without partitions stands by, which is all that it can do."""
+        return self._reader.is_member and (not self._partitions or self.is_live)
+
     @property
     def is_over(self) -> bool:
         """Whether it was closed, or has stopped because of an error."""
@@ -211,6 +227,8 @@ class LocalTracker:
         if self._is_closed:
             return
         self._is_closed = True
+        health.remove(self._loop)
+        self._metrics.close()
         self._workers.close()
         self._reader.close()
         for part in self._partitions.values():
@@ -375,6 +393,7 @@ class LocalTracker:
         part.is_busy = True
         position, batch = part.position(), part.batch
         members = (self._reader.membership(),)
+        began_s = time.monotonic()
 
         def job() -> SettleReport:
             settler = self._settlers.get()
@@ -393,12 +412,28 @@ class LocalTracker:
 
         self._workers.submit(
             job,
-            partial(self._settled, part, position),
+            partial(self._settled, part, position, actions, began_s),
             partial(self._settle_failed, part),
         )
 
-    def _settled(self, part: TrackedPartition, position: int, report: SettleReport) -> None:
+    def _settled(
+        self,
+        part: TrackedPartition,
+        position: int,
+        actions: Sequence[Settle | Carry],
+        began_s: float,
+        report: SettleReport,
+    ) -> None:
         part.is_busy = False
+        took_ms = (time.monotonic() - began_s) * 1000
+        LATENESS.observe_all(
+            (
+                (max(0.0, action.clock_ms - action.deadline_ms + took_ms) / 1000, 1)
+                for action in actions
+                if isinstance(action, Settle)
+            ),
+            part.number,
+        )
         if self._is_ours(part):
             part.settled(position, report)
         elif part.ledger is not None:
@@ -425,6 +460,10 @@ class LocalTracker:
             part.failed()
         else:
             raise error
+
+
+def _raise(error: KafkaMQError) -> None:
+    raise error
 
 
 _FINAL = frozenset(

@@ -8,22 +8,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from kafkamq.clients.errors import broker_error
 from kafkamq.core.handout import nack_delay_ms
 from kafkamq.core.leases import Lease, LeaseState, Renewal, Settlement
-from kafkamq.errors import BrokerError, KafkaMQError, LeaseLostError, StateError
-from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, LeaseLostError, StateError
+from kafkamq.kafka.clock import NS_PER_MS, monotonic_ms
 from kafkamq.kafka.message import UNREPORTED, Message
+from kafkamq.kafka.tally import WorkerTally
 from kafkamq.kafka.worker import Worker
 from kafkamq.types import DeadLetterReason, MessageId, Outcome
 from kafkamq.wire.headers import cut_text
-from kafkamq.wire.markers import encode_end, encode_keepalive
+from kafkamq.wire.markers import encode_end, encode_keepalive, encode_known_end
 from kafkamq.wire.partitions import marker_key
 
 __all__ = ["Verdicts"]
 
 WAIT_TIMEOUT_S = 60.0  # of wait=True: every END is confirmed or failed after 30 s
+LINGER_MS = 2  # verdicts that follow each other more closely are written together
+MAX_QUEUED = 1000
 MAX_NAMED = 10  # messages that an error text names
 _SLICE_S = 0.25
 _log = logging.getLogger(__name__)
@@ -36,11 +40,15 @@ class Verdicts:
         self._worker = worker
         self._on_lease_lost = on_lease_lost
         self.queue_id = worker.queue.queue_id
+        self._tally = WorkerTally(self.queue_id)
         self.has_news = threading.Event()  # something to tell, or to write again
         self._handed_out: dict[Lease, Message] = {}  # only filled when somebody wants to be told
         self._telling = threading.Lock()
         self._late: list[Message] = []  # for flush
         self._to_tell: deque[Message] = deque()
+        self._writing = threading.Lock()  # whoever takes ENDs out of these two; held until written
+        self._queued: deque[Message] = deque()  # ENDs to write
+        self._written_ms = 0
         self._failed: deque[Message] = deque()  # ENDs to write again
 
     # Verdicts.
@@ -58,36 +66,90 @@ class Verdicts:
         worker = self._worker
         worker.check()
         lease = message._lease
-        with worker.lock:
-            settlement = worker.leases.settle(lease, monotonic_ms())
+        if outcome is Outcome.ACK:
+            end = encode_known_end(message._identity, outcome, lease.holder_id)
+        else:
+            end = self._encode(message, outcome, reason, delay_ms)
+        now_ms = monotonic_ms()
+        with worker.lock:  # from here on nothing may fail: this is the message's one verdict
+            settlement = worker.leases.settle(lease, now_ms)
         if settlement is not Settlement.WRITE:
             self._refuse(message, settlement)
+        message._outcome = outcome
+        message._end_log_ms = UNREPORTED
+        message._end_error = None
+        message._end = end
+        if self._on_lease_lost is not None:
+            self._handed_out.pop(lease, None)
+        self._queued.append(message)
+        if now_ms - self._written_ms >= LINGER_MS or len(self._queued) >= MAX_QUEUED:
+            self.write_queued()
+        elif len(self._queued) == 1:
+            self.has_news.set()  # the heart writes it, if nobody does so before
+        if wait:
+            self._await(message)
+
+    def _encode(
+        self, message: Message, outcome: Outcome, reason: str, delay_ms: int | None
+    ) -> bytes:
+        _check_reason(reason, is_needed=outcome is Outcome.REJECT)
         wait_ms = 0
         if outcome is Outcome.NACK:
             wait_ms = nack_delay_ms(
                 delay_ms,
-                backoff=worker.queue.backoff,
+                backoff=self._worker.queue.backoff,
                 delivery_count=message.delivery_count,
-                retention_ms=worker.namespace.facts().marker_retention_ms,
+                retention_ms=self._worker.namespace.facts().marker_retention_ms,
                 random_unit=random.random(),
             )
-        message._end = encode_end(
-            lease.message_id,
+        return encode_known_end(
+            message._identity,
             outcome,
-            consumer_id=lease.holder_id,
-            redeliver_after_ms=wait_ms,
-            reason=cut_text(reason) if reason else "",
+            message._lease.holder_id,
+            wait_ms,
+            cut_text(reason) if reason else "",
         )
+
+    def write_queued(self) -> None:
+        """Write the ENDs that were given since, in few calls: one alone costs as much as ten."""
+        with self._writing:
+            self._write_queued()
+
+    def _write_queued(self) -> None:
+        self._written_ms = monotonic_ms()
+        by_route: dict[int, list[dict[str, Any]]] = {}
+        taken: list[Message] = []
         try:
-            self._write(message)
-        except BrokerError:
-            with worker.lock:
-                worker.leases.unsettle(lease)
+            while self._queued:  # other threads may add
+                message = self._queued.popleft()
+                taken.append(message)
+                route = message._lease.marker_partition
+                ends = by_route.get(route)
+                if ends is None:
+                    ends = by_route[route] = []
+                ends.append(
+                    {
+                        "value": message._end,
+                        "key": message._marker_key,
+                        "callback": message._end_reported,
+                    }
+                )
+            self._tally.settled(taken, self._written_ms)
+            for route, ends in by_route.items():
+                self._write_many(route, ends, taken)
+        except BaseException:  # an interrupt: twice is harmless, never is not
+            self._failed.extend(taken)
+            self.has_news.set()
             raise
-        if self._on_lease_lost is not None:
-            self._handed_out.pop(lease, None)
-        if wait:
-            self._await(message)
+
+    def _write_many(self, route: int, ends: list[dict[str, Any]], taken: list[Message]) -> None:
+        try:
+            self._worker.writer.write_many(route, ends)
+        except BrokerError as error:
+            _log.warning("verdicts are written again", extra={"said": str(error)})
+            refused = {id(end["callback"].__self__) for end in ends if "_error" in end}
+            self._failed.extend(m for m in taken if id(m) in refused)
+            self.has_news.set()
 
     def _refuse(self, message: Message, settlement: Settlement) -> None:
         if settlement is Settlement.SETTLED_BEFORE:
@@ -101,12 +163,9 @@ class Verdicts:
         )
 
     def _write(self, message: Message) -> None:
-        end = message._end
-        assert end is not None, "a verdict was given"
         message._end_log_ms = UNREPORTED
-        self._worker.writer.write(
-            end, message._marker_key, message._lease.marker_partition, message._end_reported
-        )
+        route = message._lease.marker_partition
+        self._worker.writer.write(message._end, message._marker_key, route, message._end_reported)
 
     def leave(self, message: Message, error: BaseException | None) -> None:
         """The end of ``with message:``; a verdict given inside stands."""
@@ -116,7 +175,7 @@ class Verdicts:
             self.settle(message, Outcome.ACK)
             return
         try:
-            self.settle(message, Outcome.NACK, reason=f"{type(error).__name__}: {error}")
+            self.settle(message, Outcome.NACK, reason=_reason_of(error))
         except (LeaseLostError, StateError) as refusal:  # the handler's own error goes on
             _log.warning(
                 "a failed message could not be given back",
@@ -166,6 +225,7 @@ class Verdicts:
             leases = self._worker.leases
             released = [m for m in messages if leases.settle(m._lease, now_ms) is Settlement.WRITE]
         self._end_all(released, Outcome.RELEASE, "")
+        self._tally.released(released)
 
     def reject_expired(self, messages: Sequence[Message]) -> None:
         """R10: too old when they were STARTed, not handed out."""
@@ -179,6 +239,7 @@ class Verdicts:
         for message in messages:
             lease = message._lease
             end = encode_end(lease.message_id, outcome, consumer_id=lease.holder_id, reason=reason)
+            lease.is_end_known = True  # without it the lease just runs out
             self._worker.writer.write(end, message._marker_key, lease.marker_partition, _ignore)
 
     # What is known of leases.
@@ -196,6 +257,7 @@ class Verdicts:
 
     def lost(self, leases: Sequence[Lease]) -> None:
         """Leases that ended by the worker's own clock; the application is told of its own."""
+        self._tally.lost(leases)
         for lease in leases:
             message = self._handed_out.pop(lease, None)
             if message is not None:
@@ -203,10 +265,13 @@ class Verdicts:
 
     # Delivery reports; called while reports are served, with no lock held.
 
-    def started(self, lease: Lease, log_ms: int) -> None:
-        """A START is in the log."""
+    def started_late(self, message: Message) -> None:
+        """A START of a batch that was given up is in the log after all."""
+        log_ms = message._start_log_ms
+        assert log_ms is not None, "it was reported"
         with self._worker.lock:
-            self._worker.leases.started(lease, monotonic_ms(), log_ms)
+            begin_ms = message._start_ns // NS_PER_MS
+            self._worker.leases.started(message._lease, begin_ms, log_ms)
 
     def check_late(self, message: Message, log_ms: int) -> None:
         """An END is in the log, after the lease's end as far as it was known (R9)."""
@@ -226,30 +291,36 @@ class Verdicts:
             self._is_late(message)
 
     def _is_late(self, message: Message) -> None:
+        self._tally.late(message)
         self._late.append(message)
         self._to_tell.append(message)
         self.has_news.set()
 
     # Served by the heart and by whoever waits.
 
-    def write_again(self) -> None:
-        """ENDs whose delivery failed, under a fresh consumer_id (R7)."""
-        if not self._failed:
-            return
+    def serve(self) -> None:
+        """Write what was given, and what failed."""
+        if self._queued or self._failed:
+            with self._writing:
+                self._write_queued()
+                self._write_again()
+
+    def _write_again(self) -> None:
+        """ENDs whose delivery failed, under a fresh consumer_id (R7); with ``_writing`` held."""
         if any(m._end_error is not None and m._end_error.fatal() for m in list(self._failed)):
             self._worker.writer.renew()
         for _ in range(len(self._failed)):
-            message = self._failed.popleft()
+            message = self._failed[0]  # stays there until it is written: flush looks
             with self._worker.lock:
                 again = self._worker.leases.end_failed(message._lease, monotonic_ms())
-            if not again:
+            if again:
+                try:
+                    self._write(message)
+                except BrokerError:
+                    return
+            else:
                 self._is_late(message)
-                continue
-            try:
-                self._write(message)
-            except BrokerError:
-                self._failed.append(message)
-                return
+            self._failed.popleft()
 
     def tell_soon(self) -> None:
         """``tell`` in a thread of its own: the application's code must not hold up renewals."""
@@ -297,9 +368,11 @@ class Verdicts:
         deadline_s = time.monotonic() + timeout_s
         while True:
             left_s = deadline_s - time.monotonic()
-            self.write_again()
-            if writer.flush(max(0.0, min(left_s, _SLICE_S))) and not self._failed:
-                return
+            self.serve()
+            writer.flush(max(0.0, min(left_s, _SLICE_S)))
+            with self._writing:  # or an END might be in another thread's hands
+                if not self._queued and writer.flush(0.0) and not self._failed:
+                    return
             writer.watch.check("writing verdicts")
             if left_s <= 0:
                 raise writer.watch.deadline(f"confirming {len(writer)} markers", timeout_s)
@@ -307,6 +380,7 @@ class Verdicts:
     def _await(self, message: Message) -> None:
         writer = self._worker.writer
         deadline_s = time.monotonic() + WAIT_TIMEOUT_S
+        self.serve()
         while message._end_log_ms == UNREPORTED and message._lease.state is LeaseState.SETTLED:
             writer.flush(_SLICE_S)
             writer.watch.check("writing a verdict")
@@ -315,7 +389,7 @@ class Verdicts:
                 error = broker_error(failed, f"writing the verdict on {message!r}")
                 if not (isinstance(error, BrokerError) and error.is_retriable):
                     raise error
-            self.write_again()
+            self.serve()
             if time.monotonic() > deadline_s:
                 raise writer.watch.deadline("confirming a verdict", WAIT_TIMEOUT_S)
         if message._lease.state is LeaseState.LOST:
@@ -331,6 +405,20 @@ class Verdicts:
         finally:
             self.tell()
         return None
+
+
+def _check_reason(reason: str, *, is_needed: bool) -> None:
+    if not isinstance(reason, str):
+        raise ConfigError(f"reason is a {type(reason).__name__}: it must be a text")
+    if is_needed and not reason:
+        raise ConfigError("reason is empty: it must say why, for it stands in the dead letter")
+
+
+def _reason_of(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - of the user's own __str__: the verdict matters more
+        return type(error).__name__
 
 
 def _ignore(error: object, record: object) -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Record
 
-from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.errors import ErrorWatch, broker_error, raised_error
 from kafkamq.clients.settings import connect, producer_settings
+from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.namespace import Namespace
 from kafkamq.kafka.sender import end_producer, refresh_topic
 
-__all__ = ["MarkerWriter", "Report"]
+__all__ = ["REPORTS_MS", "MarkerWriter", "Report"]
 
+REPORTS_MS = 100  # delivery reports wait no longer than this for the application
 MAX_QUEUED = 1_000_000  # markers; max_in_flight bounds them long before
+LINGER_MS = 5  # ENDs of one batch in one request; who waits for a marker flushes, which is at once
 _log = logging.getLogger(__name__)
 
 Report = Callable[["KafkaError | None", Record], None]
@@ -41,11 +45,13 @@ class MarkerWriter:
             **{
                 "message.max.bytes": max(1_000_000, largest + 65_536),
                 "queue.buffering.max.messages": MAX_QUEUED,
+                "linger.ms": LINGER_MS,
             },
         )
         self._lock = threading.Lock()  # of the client's life
         self._serving = threading.Lock()
         self._client = connect(Producer, self._settings, self.watch)
+        self._served_ms = 0
         self._closed = False
 
     def __len__(self) -> int:
@@ -68,6 +74,25 @@ class MarkerWriter:
                 raise broker_error(error, f"writing to {self.topic}") from error
             self._write_again(value, key, partition, on_delivery)
 
+    def write_many(self, partition: int, markers: list[dict[str, Any]]) -> None:
+        """Queue markers of one partition: value, key and callback of each.
+
+        Raises:
+            BrokerError: As ``write``; markers that are not queued have an ``_error``.
+        """
+        try:
+            queued = self._client.produce_batch(self.topic, markers, partition)
+        except KafkaException as error:
+            for marker in markers:
+                marker["_error"] = error
+            raise broker_error(error, f"writing to {self.topic}") from error
+        if queued == len(markers):
+            return
+        for marker in markers:
+            if "_error" in marker:  # the queue is full, or the partition is new: it says which
+                self.write(marker["value"], marker["key"], partition, marker["callback"])
+                del marker["_error"]
+
     def _write_again(self, value: bytes, key: bytes, partition: int, on_delivery: Report) -> None:
         """The partition is new, and known by now."""
         try:
@@ -77,17 +102,43 @@ class MarkerWriter:
             raise broker_error(inner, f"writing to {self.topic}") from error
 
     def flush(self, timeout_s: float) -> bool:
-        """Serve reports until nothing is under way; False: not in time."""
-        with self._serving:
-            return self._client.flush(max(0.0, timeout_s)) == 0
+        """Serve reports until nothing is under way; False: not in time.
+
+        Raises:
+            BrokerError: The client failed for good. It was made anew; what it held is reported.
+        """
+        try:
+            with self._serving:
+                is_done = self._client.flush(max(0.0, timeout_s)) == 0
+            self._served_ms = monotonic_ms()
+            return is_done
+        except (KafkaException, SystemError) as error:
+            cause = raised_error(error)
+            self.renew()
+            raise broker_error(cause, f"writing to {self.topic}") from cause
 
     def poll(self) -> None:
-        """Serve the reports that are there, unless another thread does so."""
-        if self._serving.acquire(blocking=False):
-            try:
-                self._client.poll(0)
-            finally:
-                self._serving.release()
+        """Serve the reports that are there, unless another thread does so, or did a moment ago.
+
+        Whoever serves takes turns with the application's thread, one per report, which is slow.
+
+        Raises:
+            BrokerError: As ``flush``.
+        """
+        if monotonic_ms() - self._served_ms < REPORTS_MS:
+            return
+        if not self._serving.acquire(blocking=False):
+            return
+        failure: KafkaException | None = None
+        try:
+            self._client.poll(0)
+        except (KafkaException, SystemError) as error:
+            failure = raised_error(error)
+        finally:
+            self._serving.release()
+        if failure is not None:
+            self.renew()
+            raise broker_error(failure, f"writing to {self.topic}") from failure
 
     def renew(self) -> None:
         """Make a new client after a fatal error; what the old one held is reported as failed."""

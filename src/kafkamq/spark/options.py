@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 
-__all__ = ["EARLIEST", "LATEST", "Offsets", "SourceOptions", "parse_source_options"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "Offsets",
+    "SourceOptions",
+    "chosen_partitions",
+    "parse_source_options",
+]
 
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -23,7 +30,7 @@ Offsets = dict[str, dict[str, int]]
 _BOOTSTRAP = "kafka.bootstrap.servers"
 _KNOWN = {
     "topic", "mode", "startingoffsets", "endingoffsets", "maxrowspertrigger", "includeheaders",
-    "minpartitions", "tasks",
+    "minpartitions", "partitions", "tasks",
 }  # fmt: skip
 MODES = ("records", "messages", "dead_letters", "markers", "blocks")
 
@@ -40,7 +47,23 @@ class SourceOptions:
     max_rows: int | None = None  # maxRowsPerTrigger
     include_headers: bool = False  # includeHeaders, of mode records
     min_partitions: int = 1  # minPartitions, of a batch: split large ranges
+    partitions: frozenset[int] | None = None  # partitions: only these, as 0,3,5; None: all
     tasks: int = 1  # tasks, of mode blocks: shuffle partitions that the group keys are made for
+
+
+def chosen_partitions(options: SourceOptions, count: int) -> list[int]:
+    """Which of a topic's ``count`` partitions a query reads.
+
+    Raises:
+        ConfigError: One that was chosen does not exist.
+    """
+    if options.partitions is None:
+        return list(range(count))
+    if max(options.partitions, default=0) >= count:
+        raise ConfigError(
+            f"partitions is {sorted(options.partitions)}: {options.topic} has {count} partitions"
+        )
+    return sorted(options.partitions)
 
 
 def parse_source_options(
@@ -87,6 +110,7 @@ def parse_source_options(
         max_rows=_number("maxRowsPerTrigger", given.get("maxrowspertrigger")),
         include_headers=_flag("includeHeaders", given.get("includeheaders", "false")),
         min_partitions=_number("minPartitions", given.get("minpartitions")) or 1,
+        partitions=_numbers("partitions", given.get("partitions")),
         tasks=_number("tasks", given.get("tasks")) or 1,
     )
 
@@ -121,6 +145,15 @@ def _number(name: str, text: str | None) -> int | None:
     if not text.isdigit() or int(text) < 1:
         raise ConfigError(f"{name} is {text!r}: it must be a whole number from 1")
     return int(text)
+
+
+def _numbers(name: str, text: str | None) -> frozenset[int] | None:
+    if text is None:
+        return None
+    numbers = [number.strip() for number in text.split(",")]
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        raise ConfigError(f"{name} is {text!r}: give the partitions to read, such as 0,3,5")
+    return frozenset(map(int, numbers))
 
 
 def _flag(name: str, text: str) -> bool:

@@ -37,7 +37,13 @@ from kafkamq.errors import ConfigError, DataLossError, WireError
 from kafkamq.spark.blocks import encode_block
 from kafkamq.spark.columns import arrow_columns, columns_of, fold_rows
 from kafkamq.spark.grouping import group_key
-from kafkamq.spark.options import LATEST, Offsets, SourceOptions, parse_source_options
+from kafkamq.spark.options import (
+    LATEST,
+    Offsets,
+    SourceOptions,
+    chosen_partitions,
+    parse_source_options,
+)
 from kafkamq.spark.reading import LogRange, LogReader, Record, log_reader, shared_out
 from kafkamq.wire.headers import Origin
 
@@ -186,7 +192,7 @@ class _BatchReader(DataSourceReader):
         """Ranges between the offsets that hold now; large ones split into ``minPartitions``."""
         options = self._options
         reader = log_reader(options.config)
-        numbers = range(reader.partition_count(options.topic))
+        numbers = chosen_partitions(options, reader.partition_count(options.topic))
         starts = _resolve(reader, options.topic, numbers, options.starting)
         ends = _resolve(reader, options.topic, numbers, options.ending)
         total = sum(max(0, ends[number] - starts[number]) for number in numbers)
@@ -238,7 +244,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a new query begins."""
         options = self._options
         reader = log_reader(options.config)
-        numbers = range(reader.partition_count(options.topic))
+        numbers = chosen_partitions(options, reader.partition_count(options.topic))
         return self._offsets(_resolve(reader, options.topic, numbers, options.starting))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -254,7 +260,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reader = log_reader(self._options.config)
         ends = self._final_ends
         if ends is None:
-            ends = reader.log_ends(topic, range(self._partition_count(reader)))
+            ends = reader.log_ends(topic, self._partitions(reader))
         self._known_ends = ends
         starts = {number: start.get(topic, {}).get(str(number), 0) for number in ends}
         for number, end in ends.items():
@@ -268,12 +274,12 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return self._offsets(shared_out(starts, ends, rows))
 
-    def _partition_count(self, reader: LogReader) -> int:
+    def _partitions(self, reader: LogReader) -> list[int]:
         now = time.monotonic()
         if not self._count or now - self._looked_s > _TOPOLOGY_S:
             self._count = reader.partition_count(self._options.topic)
             self._looked_s = now
-        return self._count
+        return chosen_partitions(self._options, self._count)
 
     def _offsets(self, found: Mapping[int, int]) -> dict[str, dict[str, int]]:
         return {self._options.topic: {str(number): at for number, at in sorted(found.items())}}
@@ -285,7 +291,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Nothing that is written from now on belongs to this run."""
         reader = log_reader(self._options.config)
-        numbers = range(self._partition_count(reader))
+        numbers = self._partitions(reader)
         self._final_ends = reader.log_ends(self._options.topic, numbers)
 
     def partitions(

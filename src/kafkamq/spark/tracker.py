@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.ledger import Claim, Ledger, LedgerKey, claim
 from kafkamq.clients.topics import require_topics
+from kafkamq.clients.tracker_metrics import TrackerMetrics
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.core.chunks import NEVER
 from kafkamq.errors import (
@@ -28,6 +28,7 @@ from kafkamq.errors import (
     StateError,
     WireError,
 )
+from kafkamq.metrics.health import Loop, health
 from kafkamq.spark.checkpoint import CheckpointNote, last_batch, read_note, write_note
 from kafkamq.spark.query import QueryPlan, query_failure, start_query
 from kafkamq.spark.reading import LogReader, log_reader
@@ -48,6 +49,7 @@ _TOPOLOGY_S = 10.0  # how often added marker partitions are looked for
 _MAX_FAILURES = 20  # in a row, without a batch in between
 _MAX_PAUSE_S = 30.0
 _MAX_TASKS_PER_CORE = 2
+_MAX_TURN_S = 90.0  # a restart of the query, with its pause, is one turn
 # What no restart mends, or where a restart would do harm.
 _FINAL = (FencedError, ConfigError, DataLossError, WireError)
 
@@ -99,6 +101,8 @@ class SparkTracker:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._mind, name="kafkamq-tracker", daemon=True)
         self._error: BaseException | None = None
+        self._metrics: TrackerMetrics | None = None
+        self._loop: Loop | None = None
 
     def start(self) -> SparkTracker:
         """Check, claim and start; returns when the query runs.
@@ -119,6 +123,8 @@ class SparkTracker:
             )
         self._spark = spark
         self._launch(takeover=self.tracker.takeover)
+        self._metrics = TrackerMetrics(self.config, lambda: self.statuses().values())
+        self._loop = health.add("tracker", max_age_s=_MAX_TURN_S, is_ready=self._is_ready)
         self._thread.start()
         return self
 
@@ -197,6 +203,8 @@ class SparkTracker:
         failures = 0
         try:
             while not self._stopping.is_set():
+                if self._loop is not None:
+                    self._loop.beat()
                 run = self._run
                 error = self._step(run) if run is not None else None
                 if run is not None and error is None:
@@ -282,6 +290,10 @@ class SparkTracker:
         run = self._run
         return {} if run is None else dict(run.keeper.latest)
 
+    def _is_ready(self) -> bool:
+        statuses = self.statuses()
+        return len(statuses) == self._partitions and all(each.is_live for each in statuses.values())
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it ends; True when it has.
 
@@ -303,6 +315,10 @@ class SparkTracker:
         if self._thread.is_alive():
             self._thread.join(60.0)
         self._end_run()
+        if self._loop is not None:
+            health.remove(self._loop)
+        if self._metrics is not None:
+            self._metrics.close()
         spark, self._spark = self._spark, None
         if spark is not None and self._given_session is None:
             spark.stop()
@@ -311,12 +327,7 @@ class SparkTracker:
     def __enter__(self) -> SparkTracker:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

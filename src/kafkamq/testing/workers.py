@@ -255,7 +255,7 @@ class Worker:
             return []
         batch: list[_Held] = []
         settings, leases = self.settings, self._leases
-        if self._alone is not None and self._alone.state in _OPEN:
+        if self._alone is not None and not self._alone.is_over(self._now_ms):
             return []
         self._alone = None
         self._renew_id()
@@ -430,6 +430,7 @@ class Worker:
                 self._renew_id()
                 continue
             is_in_time = self._leases.ended(lease, record.timestamp_ms)
+            lease.is_end_known = True
             if outcome is Outcome.ACK:
                 self.acks.append(ToldAck(lease.marker_partition, record.offset, is_in_time))
             return

@@ -5,6 +5,7 @@ kafka-mq-go's clients know only the first form. A user key may hold NULs: the fi
 
 from __future__ import annotations
 
+from kafkamq.config import utf8
 from kafkamq.errors import ConfigError
 
 __all__ = ["join_key", "split_key"]
@@ -16,14 +17,18 @@ def join_key(queue_id: str | bytes, user_key: str | bytes | None = None) -> byte
     """The record key of a message; None means no user key, an empty one is a key.
 
     Raises:
-        ConfigError: the queue id is empty or holds a NUL.
+        ConfigError: the queue id is empty or holds a NUL; the key is neither text nor bytes.
     """
-    prefix = queue_id.encode() if isinstance(queue_id, str) else queue_id
+    prefix = utf8(queue_id, name="queue_id") if isinstance(queue_id, str) else queue_id
     if not prefix or _SEPARATOR in prefix:
         raise ConfigError(f"queue_id is {queue_id!r}: it must not be empty nor hold a NUL")
     if user_key is None:
         return prefix
-    return prefix + _SEPARATOR + (user_key.encode() if isinstance(user_key, str) else user_key)
+    if isinstance(user_key, str):
+        return prefix + _SEPARATOR + utf8(user_key, name="key")
+    if not isinstance(user_key, bytes):
+        raise ConfigError(f"key is a {type(user_key).__name__}: it must be bytes or a text")
+    return prefix + _SEPARATOR + user_key
 
 
 def split_key(record_key: bytes | None) -> tuple[bytes, bytes | None]:

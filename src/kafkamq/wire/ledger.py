@@ -7,18 +7,15 @@ needs for the NUL that it appends.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
-from kafkamq.errors import UnsupportedVersionError, WireError
+from kafkamq.wire.json_form import JsonForm
 
 __all__ = ["MAX_METADATA_BYTES", "Position", "decode_position", "encode_position"]
 
 MAX_METADATA_BYTES = 4095
 
-_VERSION = 1
-_MAX_INT64 = 0x7FFF_FFFF_FFFF_FFFF
-_MAX_TEXT = 1024
+_FORM = JsonForm(name="a ledger entry", version=1, version_field="v", max_bytes=MAX_METADATA_BYTES)
 _NUMBERS = {"position": "p", "epoch": "e", "batch": "b", "rows_done": "r"}
 _TEXTS = {"source_hash": "s", "engine": "i"}
 
@@ -41,15 +38,12 @@ def encode_position(position: Position) -> str:
     Raises:
         WireError: a number is outside 0 to 2^63 - 1, or a text is too long.
     """
-    fields: dict[str, int | str] = {"v": _VERSION}
+    fields: dict[str, int | str | bool | None] = {}
     for name, short in _NUMBERS.items():
-        fields[short] = _number(getattr(position, name), name)
+        fields[short] = _FORM.number(getattr(position, name), name)
     for name, short in _TEXTS.items():
-        fields[short] = _text(getattr(position, name), name)
-    text = json.dumps(fields, separators=(",", ":"))
-    if len(text) > MAX_METADATA_BYTES:  # json.dumps gives ASCII
-        raise WireError(f"a ledger entry of {len(text)} bytes: {MAX_METADATA_BYTES} at most")
-    return text
+        fields[short] = _FORM.text(getattr(position, name), name)
+    return _FORM.write(fields)
 
 
 def decode_position(metadata: str | None) -> Position | None:
@@ -63,38 +57,12 @@ def decode_position(metadata: str | None) -> Position | None:
     text = (metadata or "").removesuffix("\0")
     if not text:
         return None
-    if len(text) > MAX_METADATA_BYTES:
-        raise WireError(f"a ledger entry of {len(text)} characters")
-    try:
-        fields: object = json.loads(text)
-    except (ValueError, RecursionError):
-        raise WireError("the ledger entry is not JSON") from None
-    if not isinstance(fields, dict):
-        raise WireError("the ledger entry is not a JSON object")
-    version = _number(fields.get("v"), "v")
-    if version < _VERSION:
-        raise WireError(f"version {version} never was")
-    if version > _VERSION:
-        raise UnsupportedVersionError(
-            f"the ledger entry has version {version}, this release reads version 1: upgrade kafkamq"
-        )
+    fields = _FORM.read(text)
     return Position(
-        position=_number(fields.get("p"), "position"),
-        epoch=_number(fields.get("e"), "epoch"),
-        batch=_number(fields.get("b"), "batch"),
-        rows_done=_number(fields.get("r"), "rows_done"),
-        source_hash=_text(fields.get("s"), "source_hash"),
-        engine=_text(fields.get("i"), "engine"),
+        position=_FORM.number(fields.get("p"), "position"),
+        epoch=_FORM.number(fields.get("e"), "epoch"),
+        batch=_FORM.number(fields.get("b"), "batch"),
+        rows_done=_FORM.number(fields.get("r"), "rows_done"),
+        source_hash=_FORM.text(fields.get("s"), "source_hash"),
+        engine=_FORM.text(fields.get("i"), "engine"),
     )
-
-
-def _number(value: object, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_INT64:
-        raise WireError(f"{name} of a ledger entry must be a number from 0 to 2^63 - 1")
-    return value
-
-
-def _text(value: object, name: str) -> str:
-    if not isinstance(value, str) or len(value) > _MAX_TEXT:
-        raise WireError(f"{name} of a ledger entry must be text of at most {_MAX_TEXT} characters")
-    return value

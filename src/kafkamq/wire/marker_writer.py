@@ -18,7 +18,9 @@ __all__ = [
     "StartEncoder",
     "encode_bare_start",
     "encode_end",
+    "encode_identity",
     "encode_keepalive",
+    "encode_known_end",
     "encode_schedule",
     "encode_start",
     "encode_tick",
@@ -120,38 +122,67 @@ def _consumer(consumer_id: str) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _identity(partition: int, topic_id: bytes, leader_epoch: int) -> tuple[bytes, bytes]:
-    """The fields of a message id around its offset: the same for a whole topic partition."""
+def _identity(partition: int, topic_id: bytes, leader_epoch: int) -> tuple[list[bytes], bytes]:
+    """A message id around its offset, the same for a whole topic partition.
+
+    What stands before the offset, by the offset's size in bytes, and what stands after it.
+    """
     if not 0 <= partition <= MAX_COUNT or not 0 <= leader_epoch <= MAX_COUNT:
         raise WireError("cannot encode a partition or leader epoch outside 0 to 2^31 - 1")
     if len(topic_id) not in (0, 16):
         raise WireError(f"cannot encode a topic_id of {len(topic_id)} bytes: it has 16, or none")
-    return (
-        _number(b"\x08", partition),
-        _blob(b"\x82\x01", topic_id) + _number(b"\x88\x01", leader_epoch),
-    )
+    before = _number(b"\x08", partition)
+    after = _blob(b"\x82\x01", topic_id) + _number(b"\x88\x01", leader_epoch)
+    size = len(before) + len(after)  # with the offset below 128 in any case: 6 + 10 + 25
+    offsets = [b"\x1a%c%b\x10" % (size + 1 + each, before) for each in range(10)]
+    return [b"\x1a%c%b" % (size, before), *offsets[1:]], after
 
 
 def _message_id(message_id: MessageId) -> bytes:
-    """Field 3, always written: an id of partition 0, offset 0 is there, but empty."""
-    before, after = _identity(message_id.partition, message_id.topic_id, message_id.leader_epoch)
-    offset = message_id.offset
+    return encode_identity(
+        message_id.partition, message_id.offset, message_id.topic_id, message_id.leader_epoch
+    )
+
+
+def encode_identity(partition: int, offset: int, topic_id: bytes, leader_epoch: int) -> bytes:
+    """A message's identity as its markers hold it, for those who write several of them.
+
+    Field 3, always written: an id of partition 0, offset 0 is there, but empty.
+    """
+    before, after = _identity(partition, topic_id, leader_epoch)
     if not offset:
-        return b"\x1a%c%b%b" % (len(before) + len(after), before, after)
+        return before[0] + after
     middle = varint(offset)
-    size = len(before) + len(middle) + len(after) + 1  # below 128 in any case: 6 + 10 + 25
-    return b"\x1a%c%b\x10%b%b" % (size, before, middle, after)
+    return before[len(middle)] + middle + after
 
 
 def _headers(headers: Headers) -> bytes:
+    if len(headers) == 1:  # the id alone, as a rule
+        name, value = headers[0]
+        if value is not None and len(name) <= _REMEMBERED and len(value) <= _REMEMBERED:
+            return _remembered_before_value(name, len(value)) + value
     parts: list[bytes] = []
     for name, value in headers:
-        encoded = name.encode() if name.isascii() else _encoded_name(name)
-        body = b"\x0a%b%b" % (varint(len(encoded)), encoded) if encoded else b""
-        if value is not None:  # null is absent, an empty value is written
-            body += b"\x12%b%b" % (varint(len(value)), value)
-        parts += (b"\x8a\x01", varint(len(body)), body)
+        if value is None:  # null is absent, an empty value is written
+            parts.append(_before_value(name, -1))
+        elif len(name) <= _REMEMBERED and len(value) <= _REMEMBERED:
+            parts += (_remembered_before_value(name, len(value)), value)
+        else:
+            parts += (_before_value(name, len(value)), value)
     return b"".join(parts)
+
+
+def _before_value(name: str, value_size: int) -> bytes:
+    """Everything of a header but its value; ``value_size`` -1: it has none."""
+    encoded = name.encode() if name.isascii() else _encoded_name(name)
+    body = b"\x0a%b%b" % (varint(len(encoded)), encoded) if encoded else b""
+    if value_size >= 0:
+        body += b"\x12" + varint(value_size)
+    return b"\x8a\x01" + varint(len(body) + max(0, value_size)) + body
+
+
+_REMEMBERED = 64  # characters of a name, and bytes of a value, that are worth it
+_remembered_before_value = lru_cache(maxsize=1024)(_before_value)
 
 
 def _encoded_name(name: str) -> bytes:
@@ -164,7 +195,7 @@ def _encoded_name(name: str) -> bytes:
 class StartEncoder:
     """Encodes the STARTs of one consumer of one queue; keep it while those settings last."""
 
-    __slots__ = ("_constant",)
+    __slots__ = ("_before_value", "_constant", "_key", "_time_field", "_time_ms")
 
     def __init__(
         self,
@@ -182,6 +213,11 @@ class StartEncoder:
                 _lease(max_lease_ms),
             )
         )
+        # Most messages of a queue have the same key, and those of a request the same time.
+        self._key = b""
+        self._before_value = self._constant
+        self._time_ms = 0
+        self._time_field = b""
 
     def encode(
         self,
@@ -210,22 +246,49 @@ class StartEncoder:
         Raises:
             WireError: a number is outside its range.
         """
-        parts = [_message_id(message_id), self._constant]
-        if key:
-            parts += (b"\x2a", varint(len(key)), key)
+        return self.encode_known(
+            _message_id(message_id),
+            key,
+            value,
+            delivery_count,
+            headers,
+            expires_at_ms,
+            message_timestamp_ms,
+            by_reference,
+        )
+
+    def encode_known(
+        self,
+        identity: bytes,
+        key: bytes,
+        value: bytes | None,
+        delivery_count: int,
+        headers: Headers,
+        expires_at_ms: int,
+        message_timestamp_ms: int,
+        by_reference: bool,
+    ) -> bytes:
+        """``encode``, for who has the identity from ``encode_identity`` already."""
+        if key != self._key:
+            self._key, self._before_value = key, self._constant + _blob(b"\x2a", key)
+        if message_timestamp_ms != self._time_ms:
+            known = message_timestamp_ms > 0
+            self._time_field = b"\xa0\x01" + varint(message_timestamp_ms) if known else b""
+            self._time_ms = message_timestamp_ms
+        parts = [identity, self._before_value]
         if by_reference:
             parts.append(_BY_REFERENCE)
         elif value is None:
             parts.append(_NULL_VALUE)
         elif value:
-            parts += (b"\x32", varint(len(value)), value)
+            size = len(value)
+            parts += (b"\x32", _LAST[size] if size < 16384 else varint(size), value)
         parts.append(_FIRST if delivery_count == 1 else _count(b"\x80\x01", delivery_count))
         if headers:
             parts.append(_headers(headers))
         if expires_at_ms:
             parts += (b"\x90\x01", varint(expires_at_ms))
-        if message_timestamp_ms > 0:
-            parts += (b"\xa0\x01", varint(message_timestamp_ms))
+        parts.append(self._time_field)
         return _bounded(b"".join(parts))
 
 
@@ -302,7 +365,21 @@ def encode_end(
     Raises:
         WireError: a number is outside its range.
     """
-    data = _END_TYPE + _message_id(message_id) + _OUTCOME[outcome] + _consumer(consumer_id)
+    return encode_known_end(
+        _message_id(message_id), outcome, consumer_id, redeliver_after_ms, reason, of_schedule
+    )
+
+
+def encode_known_end(
+    identity: bytes,
+    outcome: Outcome,
+    consumer_id: str,
+    redeliver_after_ms: int = 0,
+    reason: str = "",
+    of_schedule: bool = False,
+) -> bytes:
+    """``encode_end``, for who has the identity from ``encode_identity`` already."""
+    data = _END_TYPE + identity + _OUTCOME[outcome] + _consumer(consumer_id)
     if redeliver_after_ms and outcome is Outcome.NACK:
         data += _duration(redeliver_after_ms)
     if reason:

@@ -6,10 +6,10 @@ metrics. Unknown fields are ignored, so that a release may add some.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
 
-from kafkamq.errors import UnsupportedVersionError, WireError
+from kafkamq.errors import WireError
+from kafkamq.wire.json_form import JsonForm
 
 __all__ = [
     "MAX_STATUS_BYTES",
@@ -22,9 +22,7 @@ __all__ = [
 
 MAX_STATUS_BYTES = 16_384
 
-_VERSION = 1
-_MAX_INT64 = 0x7FFF_FFFF_FFFF_FFFF
-_MAX_TEXT = 1024
+_FORM = JsonForm(name="a status", version=1, version_field="version", max_bytes=MAX_STATUS_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +81,10 @@ def encode_status(status: TrackerStatus) -> bytes:
     Raises:
         WireError: a field is outside its range.
     """
-    values: dict[str, int | str | bool | None] = {"version": _VERSION}
+    values: dict[str, int | str | bool | None] = {}
     for field in fields(TrackerStatus):
         values[field.name] = _checked(getattr(status, field.name), field.name)
-    return json.dumps(values, separators=(",", ":")).encode()
+    return _FORM.write(values).encode()
 
 
 def decode_status(value: bytes | None) -> TrackerStatus:
@@ -95,56 +93,22 @@ def decode_status(value: bytes | None) -> TrackerStatus:
     Raises:
         WireError: the value is not a status; ``UnsupportedVersionError`` for a newer version's.
     """
-    if not value or len(value) > MAX_STATUS_BYTES:
-        raise WireError("a status is empty or too large")
-    try:
-        values: object = json.loads(value)
-    except (ValueError, RecursionError):
-        raise WireError("a status is not JSON") from None
-    if not isinstance(values, dict):
-        raise WireError("a status is not a JSON object")
-    version = _number(values.get("version"), "version")
-    if version < _VERSION:
-        raise WireError(f"version {version} never was")
-    if version > _VERSION:
-        raise UnsupportedVersionError(
-            f"a status has version {version}, this release reads {_VERSION}: upgrade kafkamq"
-        )
+    if not value:
+        raise WireError("a status is empty")
+    values = _FORM.read(value)
     return TrackerStatus(
-        topic=_text(values.get("topic"), "topic"),
-        engine=_text(values.get("engine"), "engine"),
-        is_live=_flag(values.get("is_live"), "is_live"),
-        deadline_ms=_optional(values.get("deadline_ms"), "deadline_ms"),
-        warn_ms=_optional(values.get("warn_ms"), "warn_ms"),
-        **{name: _number(values.get(name), name) for name in _NUMBERS},
+        topic=_FORM.text(values.get("topic"), "topic"),
+        engine=_FORM.text(values.get("engine"), "engine"),
+        is_live=_FORM.flag(values.get("is_live"), "is_live"),
+        deadline_ms=_FORM.optional(values.get("deadline_ms"), "deadline_ms"),
+        warn_ms=_FORM.optional(values.get("warn_ms"), "warn_ms"),
+        **{name: _FORM.number(values.get(name), name) for name in _NUMBERS},
     )
 
 
 def _checked(value: object, name: str) -> int | str | bool | None:
     if name in _TEXTS:
-        return _text(value, name)
+        return _FORM.text(value, name)
     if name in _OPTIONAL:
-        return _optional(value, name)
-    return _flag(value, name) if name in _FLAGS else _number(value, name)
-
-
-def _text(value: object, name: str) -> str:
-    if not isinstance(value, str) or len(value) > _MAX_TEXT:
-        raise WireError(f"{name} of a status must be text of at most {_MAX_TEXT} characters")
-    return value
-
-
-def _flag(value: object, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise WireError(f"{name} of a status must be true or false")
-    return value
-
-
-def _optional(value: object, name: str) -> int | None:
-    return None if value is None else _number(value, name)
-
-
-def _number(value: object, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_INT64:
-        raise WireError(f"{name} of a status must be a number from 0 to 2^63 - 1")
-    return value
+        return _FORM.optional(value, name)
+    return _FORM.flag(value, name) if name in _FLAGS else _FORM.number(value, name)

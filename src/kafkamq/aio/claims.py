@@ -1,0 +1,259 @@
+"""Claims for asyncio: the same names as in ``kafkamq.claims``, what waits is a coroutine.
+
+    async with Cluster("localhost:9092") as cluster:
+        member = await cluster.member("worker-1", "billing")
+        async with member.consumer("orders") as consumer:
+            async for message in consumer:
+                await handle(message.payload)
+                message.commit()
+
+A thread of its own polls for each consumer. Cancelling is safe: what a cancelled ``poll`` or
+``next_batch`` would have returned is returned by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from kafkamq import claims as sync
+from kafkamq.aio.threads import in_thread
+from kafkamq.claims import Batch, Claim, ClaimedMessage, CommitToken
+
+__all__ = ["Admin", "Cluster", "Consumer", "Hold", "Member"]
+
+_POLL_S = 0.5
+T = TypeVar("T")
+_Held = TypeVar("_Held", sync.Consumer, sync.Hold)
+
+
+class Cluster:
+    """See ``kafkamq.claims.Cluster``; connects when it is entered or awaited."""
+
+    def __init__(self, bootstrap_servers: str, **options: Any) -> None:
+        """The arguments are those of ``kafkamq.claims.Cluster``."""
+        self._arguments = (bootstrap_servers, options)
+        self._sync: sync.Cluster | None = None
+
+    async def __aenter__(self) -> Cluster:
+        if self._sync is None:
+            servers, options = self._arguments
+            self._sync = await in_thread(sync.Cluster, servers, **options)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __await__(self) -> Generator[Any, None, Cluster]:
+        return self.__aenter__().__await__()
+
+    async def connected(self) -> sync.Cluster:
+        """The cluster underneath."""
+        await self
+        assert self._sync is not None, "connected"
+        return self._sync
+
+    async def ready(self, timeout: float = 30.0) -> None:
+        """See ``kafkamq.claims.Cluster.ready``."""
+        await in_thread((await self.connected()).ready, timeout)
+
+    async def member(self, client_id: str, group_id: str) -> Member:
+        """See ``kafkamq.claims.Cluster.member``."""
+        return Member((await self.connected()).member(client_id, group_id))
+
+    async def claims(self, group_id: str | None = None) -> list[Claim]:
+        """See ``kafkamq.claims.Cluster.claims``."""
+        return await in_thread((await self.connected()).claims, group_id)
+
+    async def close(self, timeout: float = 30.0) -> None:
+        """See ``kafkamq.claims.Cluster.close``."""
+        if self._sync is not None:
+            await in_thread(self._sync.close, timeout)
+
+
+class Member:
+    """See ``kafkamq.claims.Member``."""
+
+    def __init__(self, member: sync.Member) -> None:
+        self._sync = member
+
+    async def claim_of(self, topic: str, partition: int) -> Claim:
+        """See ``kafkamq.claims.Member.claim_of``."""
+        return await in_thread(self._sync.claim_of, topic, partition)
+
+    def consumer(self, *arguments: Any, **options: Any) -> Consumer:
+        """See ``kafkamq.claims.Member.consumer``; claims when it is entered or awaited."""
+        return Consumer(lambda: self._sync.consumer(*arguments, **options))
+
+    def hold(self, *arguments: Any, **options: Any) -> Hold:
+        """See ``kafkamq.claims.Member.hold``; claims when it is entered or awaited."""
+        return Hold(lambda: self._sync.hold(*arguments, **options))
+
+
+class _Holder(Generic[_Held]):
+    """What consumers and holds have in common."""
+
+    def __init__(self, make: Callable[[], _Held]) -> None:
+        self._make: Callable[[], _Held] = make
+        self._made: _Held | None = None
+
+    async def _begin(self) -> None:
+        if self._made is None:
+            self._made = await in_thread(self._make)
+
+    @property
+    def _sync(self) -> _Held:
+        if self._made is None:
+            raise RuntimeError("enter or await it first")
+        return self._made
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def claims(self) -> dict[tuple[str, int], int]:
+        """Fencing token by topic and partition of everything that is held now."""
+        return self._sync.claims
+
+    def positions(self) -> dict[tuple[str, int], int]:
+        """The next offset to consume, by topic and partition."""
+        return self._sync.positions()
+
+    async def wait_for_claims(self, count: int, timeout: float = 30.0) -> None:
+        """See ``kafkamq.claims.Consumer.wait_for_claims``."""
+        await in_thread(self._sync.wait_for_claims, count, timeout)
+
+    async def flush(self, timeout: float = 30.0) -> None:
+        """See ``kafkamq.claims.Consumer.flush``."""
+        await in_thread(self._sync.flush, timeout)
+
+    async def close(
+        self, *, release: bool = True, drain: float = 0.0, timeout: float = 30.0
+    ) -> None:
+        """See ``kafkamq.claims.Consumer.close``."""
+        if self._made is not None:
+            await in_thread(self._made.close, release=release, drain=drain, timeout=timeout)
+
+
+class Hold(_Holder[sync.Hold]):
+    """See ``kafkamq.claims.Hold``."""
+
+    async def __aenter__(self) -> Hold:
+        await self._begin()
+        return self
+
+    def __await__(self) -> Generator[Any, None, Hold]:
+        return self.__aenter__().__await__()
+
+    def commit_position(self, topic: str, partition: int, offset: int) -> None:
+        """See ``kafkamq.claims.Hold.commit_position``."""
+        self._sync.commit_position(topic, partition, offset)
+
+
+class Consumer(_Holder[sync.Consumer]):
+    """See ``kafkamq.claims.Consumer``."""
+
+    def __init__(self, make: Callable[[], sync.Consumer]) -> None:
+        super().__init__(make)
+        self._owner = ThreadPoolExecutor(1, "kafkamq-aio-claims")
+        self._pending: asyncio.Future[Any] | None = None
+
+    async def __aenter__(self) -> Consumer:
+        await self._begin()
+        return self
+
+    def __await__(self) -> Generator[Any, None, Consumer]:
+        return self.__aenter__().__await__()
+
+    async def __aiter__(self) -> AsyncIterator[ClaimedMessage]:
+        """Messages, until ``stop``."""
+        while not self._sync.is_stopped:
+            message = await self.poll(_POLL_S)
+            if message is not None:
+                yield message
+
+    async def poll(self, timeout: float = 1.0) -> ClaimedMessage | None:
+        """See ``kafkamq.claims.Consumer.poll``."""
+        found: ClaimedMessage | None = await self._owned(self._sync.poll, timeout)
+        return found
+
+    async def next_batch(self, timeout: float = 1.0) -> Batch | None:
+        """See ``kafkamq.claims.Consumer.next_batch``."""
+        found: Batch | None = await self._owned(self._sync.next_batch, timeout)
+        return found
+
+    async def batches(self, timeout: float | None = None) -> AsyncIterator[Batch]:
+        """See ``kafkamq.claims.Consumer.batches``."""
+        while not self._sync.is_stopped:
+            batch = await self.next_batch(_POLL_S if timeout is None else timeout)
+            if batch is not None:
+                yield batch
+            elif timeout is not None:
+                return
+
+    def commit(self, what: ClaimedMessage | CommitToken | Batch) -> None:
+        """See ``kafkamq.claims.Consumer.commit``; waits for nothing."""
+        self._sync.commit(what)
+
+    def stop(self) -> None:
+        """End iterations after the current message."""
+        self._sync.stop()
+
+    async def close(
+        self, *, release: bool = True, drain: float = 0.0, timeout: float = 30.0
+    ) -> None:
+        """See ``kafkamq.claims.Consumer.close``."""
+        if self._made is not None:
+            self._made.stop()  # ends a poll that is under way
+        await super().close(release=release, drain=drain, timeout=timeout)
+        self._owner.shutdown(wait=False)
+
+    async def _owned(self, call: Callable[[float], T], timeout: float) -> T:
+        """In the thread that owns the consumer; what was cancelled is waited for first."""
+        if self._pending is None:
+            loop = asyncio.get_running_loop()
+            self._pending = loop.run_in_executor(self._owner, call, timeout)
+        found: T = await asyncio.shield(self._pending)
+        self._pending = None
+        return found
+
+
+class Admin:
+    """See ``kafkamq.claims.Admin``."""
+
+    def __init__(self, cluster: Cluster, group_id: str, **options: Any) -> None:
+        """The arguments are those of ``kafkamq.claims.Admin``."""
+        self._cluster = cluster
+        self._arguments = (group_id, options)
+
+    async def _sync(self) -> sync.Admin:
+        group_id, options = self._arguments
+        return sync.Admin(await self._cluster.connected(), group_id, **options)
+
+    async def pause(self, for_: float | timedelta, *, timeout: float = 30.0) -> float:
+        """See ``kafkamq.claims.Admin.pause``."""
+        return await in_thread((await self._sync()).pause, for_, timeout=timeout)
+
+    async def resume(self, *, timeout: float = 30.0) -> None:
+        """See ``kafkamq.claims.Admin.resume``."""
+        await in_thread((await self._sync()).resume, timeout=timeout)
+
+    async def wait_until_free(self, timeout: float = 60.0) -> None:
+        """See ``kafkamq.claims.Admin.wait_until_free``."""
+        await in_thread((await self._sync()).wait_until_free, timeout)
+
+    async def set_position(
+        self, positions: Mapping[tuple[str, int], sync.Position], *, timeout: float | None = None
+    ) -> dict[tuple[str, int], int]:
+        """See ``kafkamq.claims.Admin.set_position``."""
+        admin = await self._sync()
+        return await in_thread(admin.set_position, positions, timeout=timeout)

@@ -1,0 +1,160 @@
+"""Receiving, for asyncio: a thread of its own owns each consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from kafkamq import kafka as sync
+from kafkamq.aio.message import Message
+from kafkamq.aio.threads import in_thread
+from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
+
+__all__ = ["Consumer", "OnLeaseLost"]
+
+_PAUSE_S = 0.25
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+OnLeaseLost = Callable[[Message], "Awaitable[None] | None"]
+
+
+class Consumer:
+    """Receives the messages of one queue; see ``kafkamq.Consumer``."""
+
+    def __init__(self, queue: sync.Queue, on_lease_lost: OnLeaseLost | None) -> None:
+        self._queue = queue
+        self._on_lease_lost = on_lease_lost
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sync: sync.Consumer | None = None
+        self._closed = threading.Event()
+        self._tasks: set[asyncio.Future[None]] = set()
+        self._owner = ThreadPoolExecutor(1, f"kafkamq-aio-{queue.queue_id}")
+
+    async def __aenter__(self) -> Consumer:
+        await self._owned(self._connected)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __await__(self) -> Generator[Any, None, Consumer]:
+        return self.__aenter__().__await__()
+
+    @property
+    def queue_id(self) -> str:
+        """The queue that it receives from."""
+        return self._queue.queue_id
+
+    @property
+    def in_flight(self) -> int:
+        """Messages held: STARTed ahead, or handed out and without verdict."""
+        return 0 if self._sync is None else self._sync.in_flight
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed.is_set()
+
+    async def receive(self, timeout: float = 1.0) -> Message | None:
+        """See ``kafkamq.Consumer.receive``; cancelling it loses no message."""
+
+        def call() -> list[sync.Message]:
+            message = self._connected().receive(timeout)
+            return [] if message is None else [message]
+
+        messages = await self._receive(call)
+        return messages[0] if messages else None
+
+    async def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
+        """See ``kafkamq.Consumer.receive_many``; cancelling it loses no message."""
+        return await self._receive(lambda: self._connected().receive_many(n, timeout))
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages until the consumer is closed; passing failures are waited out."""
+        timeout_s = self._queue.config.next_message_timeout_ms / 1000
+        while not self._closed.is_set():
+            try:
+                message = await self.receive(timeout_s)
+            except (BrokerError, DeadlineExceededError) as error:
+                if isinstance(error, BrokerError) and not error.is_retriable:
+                    raise
+                _log.warning("receiving failed and goes on", extra={"said": str(error)})
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            except StateError:
+                if self._closed.is_set():  # by another task meanwhile
+                    return
+                raise
+            if message is not None:
+                yield message
+
+    async def flush(self, timeout: float = 30.0) -> None:
+        """See ``kafkamq.Consumer.flush``."""
+        if self._sync is not None:
+            await in_thread(self._sync.flush, timeout)
+
+    async def close(self, timeout: float = 30.0) -> None:
+        """See ``kafkamq.Consumer.close``."""
+        self._closed.set()
+        if self._sync is not None:
+            await asyncio.shield(in_thread(self._sync.close, timeout))
+        self._owner.shutdown(wait=False)
+
+    def _connected(self) -> sync.Consumer:
+        """In the owner thread."""
+        if self._sync is None:
+            told = None if self._on_lease_lost is None else self._lease_lost
+            self._sync = self._queue.consumer(on_lease_lost=told)
+        return self._sync
+
+    async def _receive(self, call: Callable[[], list[sync.Message]]) -> list[Message]:
+        return [Message(message) for message in await self._owned(call, self._put_back)]
+
+    async def _owned(
+        self, call: Callable[[], T], on_cancelled: Callable[[Future[T]], None] | None = None
+    ) -> T:
+        """Run in the owner thread; if this is cancelled, ``on_cancelled`` gets the outcome."""
+        if self._closed.is_set():
+            raise StateError(f"the consumer of queue {self.queue_id!r} is closed")
+        self._loop = asyncio.get_running_loop()
+        future = self._owner.submit(call)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            if not future.cancel() and on_cancelled is not None:  # it runs, or is done
+                future.add_done_callback(on_cancelled)
+                if self._sync is not None:
+                    self._sync._cancel_receive()
+            raise
+
+    def _put_back(self, future: Future[list[sync.Message]]) -> None:
+        """A cancelled receive got messages: the next one returns them."""
+        error = future.exception()
+        if error is not None:
+            _log.warning("a cancelled receive failed", extra={"said": str(error)})
+        elif self._sync is not None:
+            self._sync._put_back(future.result())
+
+    def _lease_lost(self, message: sync.Message) -> None:
+        """From the consumer's own thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tell, Message(message))
+
+    def _tell(self, message: Message) -> None:
+        """In the event loop."""
+        if self._on_lease_lost is None:
+            return
+        try:
+            told = self._on_lease_lost(message)
+        except Exception:  # noqa: BLE001 - the user's code must not stop the loop's callback
+            _log.exception("on_lease_lost failed")
+            return
+        if inspect.isawaitable(told):
+            task = asyncio.ensure_future(told)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,93 @@
+"""The parallel consumer on the caller's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+
+from kafkamq.errors import ConfigError, DeadlineExceededError
+from kafkamq.kafka.parallel import ParallelBase, ParallelRecord
+from kafkamq.kafka.parallel.config import is_async_handler
+from kafkamq.kafka.parallel.results import OnProduced
+
+__all__ = ["ParallelConsumer"]
+
+_POLL_S = 0.05
+
+
+class ParallelConsumer(ParallelBase):
+    """As ``kafkamq.ParallelConsumer``: handlers are awaited on the running loop.
+
+    A thread of its own reads and commits; nothing here blocks the loop.
+    """
+
+    async def __aenter__(self) -> ParallelConsumer:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def poll(self, handler: Callable[[ParallelRecord], Awaitable[object]]) -> None:
+        """Await ``handler`` for each record, in the background; returns when it is a member.
+
+        Raises:
+            ConfigError: The handler is no ``async def``.
+            StateError, BrokerError: As ``kafkamq.ParallelConsumer.poll``.
+        """
+        if not is_async_handler(handler):
+            raise ConfigError("the handler is no async def; kafkamq.ParallelConsumer takes a def")
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self._begin, handler, self._polling, loop=loop)
+
+    async def poll_and_produce(
+        self,
+        handler: Callable[..., Awaitable[object]],
+        on_produced: OnProduced | None = None,
+    ) -> None:
+        """As ``poll``; see ``kafkamq.ParallelConsumer.poll_and_produce``."""
+        if not is_async_handler(handler):
+            raise ConfigError("the handler is no async def; kafkamq.ParallelConsumer takes a def")
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self._begin, handler, self._producing(on_produced), loop=loop)
+
+    async def wait(self) -> None:
+        """Wait until it has ended, by ``close`` or by a failure.
+
+        Raises:
+            KafkaMQError: What made it stop.
+        """
+        while not self._engine.ended.is_set():
+            await asyncio.sleep(_POLL_S)
+        if self._engine.failure is not None:
+            raise self._engine.failure
+
+    async def run(self, handler: Callable[[ParallelRecord], Awaitable[object]]) -> None:
+        """``poll``, and wait for the end; being cancelled closes."""
+        await self.poll(handler)
+        try:
+            await self.wait()
+        finally:
+            await self.close()
+
+    async def drain(self, timeout: float = 60.0) -> None:
+        """Poll no more, process what was polled (up to ``timeout`` s), and close."""
+        await self.close(drain=timeout)
+
+    async def close(self, timeout: float = 30.0, *, drain: float = 0.0) -> None:
+        """As ``kafkamq.ParallelConsumer.close``; handlers that outlast ``timeout`` are cancelled.
+
+        Raises:
+            DeadlineExceededError: Leaving the group takes longer, and goes on.
+        """
+        if self._guard.is_foreign:
+            return
+        engine = self._engine
+        engine.end(timeout_s=timeout, drain_s=drain)
+        if not await asyncio.to_thread(engine.ended.wait, timeout + drain + self._slack_s):
+            raise DeadlineExceededError("leaving the group takes long, and goes on behind this")

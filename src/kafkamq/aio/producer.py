@@ -1,0 +1,100 @@
+"""Sending, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from kafkamq import kafka as sync
+from kafkamq.aio.threads import in_thread
+from kafkamq.types import OutgoingMessage, ScheduleToken, SentMessage
+
+__all__ = ["Delivery", "Producer"]
+
+
+class Delivery:
+    """What becomes of one send; awaiting it gives the ``SentMessage``."""
+
+    __slots__ = ("_sync",)
+
+    def __init__(self, delivery: sync.Delivery) -> None:
+        self._sync = delivery
+
+    def done(self) -> bool:
+        """Whether Kafka has confirmed or failed it."""
+        return self._sync.done()
+
+    async def result(self, timeout: float | None = None) -> SentMessage:
+        """See ``kafkamq.Delivery.result``."""
+        if self._sync.done():
+            return self._sync.result(0)
+        return await in_thread(self._sync.result, timeout)
+
+    def __await__(self) -> Generator[Any, None, SentMessage]:
+        return self.result().__await__()
+
+
+class Producer:
+    """Sends to one queue; see ``kafkamq.Producer``."""
+
+    def __init__(self, queue: sync.Queue) -> None:
+        self._queue = queue
+        self._sync: sync.Producer | None = None
+        self._connecting = asyncio.Lock()
+
+    async def _connected(self) -> sync.Producer:
+        if self._sync is None:
+            async with self._connecting:
+                if self._sync is None:
+                    self._sync = await in_thread(self._queue.producer)
+        return self._sync
+
+    async def __aenter__(self) -> Producer:
+        await self._connected()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.flush()
+
+    def __await__(self) -> Generator[Any, None, Producer]:
+        return self.__aenter__().__await__()
+
+    @property
+    def queue_id(self) -> str:
+        """The queue that it sends to."""
+        return self._queue.queue_id
+
+    async def send(
+        self,
+        payload: bytes | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        delay: float | timedelta = 0.0,
+        ttl: float | timedelta | None = None,
+        id: str | None = None,
+    ) -> Delivery:
+        """Queue one message; see ``kafkamq.Producer.send``. Await the delivery to confirm it."""
+        producer = await self._connected()
+        while producer.is_full:  # the thread that serves reports makes room
+            await asyncio.sleep(0.005)
+        return Delivery(
+            producer.send(payload, key=key, headers=headers, delay=delay, ttl=ttl, id=id)
+        )
+
+    async def send_many(self, messages: Iterable[OutgoingMessage]) -> list[Delivery]:
+        """Queue many messages; see ``kafkamq.Producer.send_many``."""
+        producer = await self._connected()
+        return [Delivery(each) for each in await in_thread(producer.send_many, messages)]
+
+    async def cancel(self, token: ScheduleToken) -> None:
+        """See ``kafkamq.Producer.cancel``."""
+        producer = await self._connected()
+        await in_thread(producer.cancel, token)
+
+    async def flush(self, timeout: float = 30.0) -> None:
+        """See ``kafkamq.Producer.flush``."""
+        producer = await self._connected()
+        await in_thread(producer.flush, timeout)
