@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 from tests.integration.cli_tools import Commands, run_program, wait_until
+from tests.integration.queue_logs import ends, starts
+from typer.testing import CliRunner
 
+from kafkamq.cli.app import app
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.types import Outcome
 
 
 @pytest.fixture
@@ -74,6 +78,37 @@ def test_a_bad_line_stops_and_what_went_before_is_sent(commands: Commands, tmp_p
     assert len(commands.json("receive", "q", "-n", "1001", "--timeout", "3")) == 1000
 
 
+def test_an_error_inside_a_batch_says_what_was_sent(commands: Commands) -> None:
+    """The fourth of five is too large: three are in the queue, and their ids are printed."""
+    lines = [{"payload": "x", "id": str(number)} for number in range(5)]
+    lines[3]["payload"] = "x" * 2_000_000
+    text = "\n".join(json.dumps(line) for line in lines)
+    result = CliRunner().invoke(
+        app, ["send", "q", "--file", "-", "--json"], input=text, env=commands.environment
+    )
+    assert isinstance(result.exception, ConfigError)
+    assert "3 messages were sent before the error" in result.stderr
+    assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == ["0", "1", "2"]
+    received = commands.json("receive", "q", "-n", "5", "--timeout", "2")
+    assert {message["id"] for message in received} == {"0", "1", "2"}
+
+
+def test_what_was_not_printed_goes_back_uncounted(commands: Commands) -> None:
+    """``| head -1``: the reader of the output leaves while a batch is being printed."""
+    commands.run("send", "q", *[str(number) * 1000 for number in range(300)])
+    config = ServiceConfig(bootstrap_servers=commands.bootstrap, namespace=commands.namespace)
+    process = commands.process("receive", "q", "--follow")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) == 1
+    started = [place for place in starts(config) if place is not None]
+    settled = ends(config, Outcome.ACK) + ends(config, Outcome.RELEASE)
+    assert len(started) > 1
+    assert set(settled) == set(started)
+    assert ends(config, Outcome.RELEASE)
+
+
 def test_a_delayed_message_comes_later(tracked: Commands) -> None:
     (sent,) = tracked.json("send", "q", "later", "--delay", "1")
     assert sent["delayed"]
@@ -115,6 +150,24 @@ def test_stat_counts_what_waits_and_what_is_held(tracked: Commands) -> None:
     (short,) = tracked.json("stat", "--max-scanned", "1")
     assert all(queue["waiting"] is None for queue in short["queues"])
     assert "busy" in tracked.run("stat")
+
+
+def test_stat_counts_messages_and_not_the_ends_of_transactions(tracked: Commands) -> None:
+    """Each redelivery and each dead letter is a transaction, whose control records have offsets."""
+    tracked.run("send", "q", "x", "y", "z")
+    limits = ("--max-deliveries", "2", "--timeout", "30")
+    tracked.run("receive", "q", "-n", "3", "--nack", "--delay", "0.1", *limits)
+    tracked.run("receive", "q", "-n", "3", "--reject", "--reason", "no", *limits)
+    wait_until(lambda: tracked.json("stat")[0]["dead_letters"] == 3)
+    (stat,) = tracked.json("stat")
+    (queue,) = stat["queues"]
+    assert (queue["behind"], queue["waiting"]) == (0, 0)
+    assert (stat["messages"], stat["messages_counted"]) == (6, True)
+    assert (stat["dead_letters"], stat["dead_letters_counted"]) == (3, True)
+    (short,) = tracked.json("stat", "--max-scanned", "0")
+    assert (short["messages_counted"], short["dead_letters_counted"]) == (False, False)
+    assert (short["messages"], short["dead_letters"]) > (6, 3)
+    assert f"at most {short['dead_letters']} dead" in tracked.run("stat", "--max-scanned", "0")
 
 
 def test_doctor_passes_good_topics_and_refuses_bad_ones(commands: Commands, bootstrap: str) -> None:

@@ -31,6 +31,13 @@ def closed_port() -> str:
         (["receive", "q", "-b", "h:1", "--ack", "--nack"], "give one of"),
         (["receive", "q", "-b", "h:1", "--reject"], "--reason"),
         (["receive", "q", "-b", "h:1", "--redelivery-timeout", "0"], "redelivery_timeout"),
+        (["receive", "q", "-b", "h:1", "--delay", "5"], "--delay belongs to --nack"),
+        (["receive", "q", "-b", "h:1", "--reason", "no"], "--reason belongs to"),
+        (["send", "q", "\udcff", "-b", "h:1"], "PAYLOAD is"),  # as a shell's $'\xff' comes
+        (["send", "\udcff", "x", "-b", "h:1"], "queue_id"),
+        (["create", "-b", "\udcff:1"], "bootstrap"),
+        (["dev", "--data-dir", "/proc/x"], "data_dir is /proc/x"),
+        (["dev", "--data-dir", "/proc"], "data_dir is /proc"),
         (["create", "-b", "h:1", "-n", "bad name"], "namespace"),
         (["tracker", "-b", "h:1"], "--checkpoint"),
         (["dlq", "redrive", "-b", "h:1"], "--everything"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import Producer
@@ -71,6 +72,22 @@ class Letters:
             )
         assert self._producer.flush(30) == 0
 
+    def bury(
+        self, queue: bytes, *, payload: bytes | None, payload_at: Origin | None = None
+    ) -> None:
+        """A letter of R11's last resort: without the message's key and headers."""
+        headers = dead_letter_headers(
+            (),
+            reason=DeadLetterReason.REJECTED if payload else DeadLetterReason.PAYLOAD_LOST,
+            error="why",
+            delivery_count=1,
+            origin=Origin(self.config.message_topic, 0, 7, 1_000),
+            queue_id=queue,
+            payload_at=payload_at,
+        )
+        self._producer.produce(self.config.dead_letter_topic, payload, None, headers=list(headers))
+        assert self._producer.flush(30) == 0
+
     def redriven(self) -> Counter[str]:
         """How often each id is in the messages topic."""
         found: Counter[str] = Counter()
@@ -91,7 +108,8 @@ def test_a_redriven_message_is_itself_and_starts_anew(letters: Letters) -> None:
     letters.write("one", "two")
     (report,) = letters.commands.json("dlq", "redrive", "--id", "one")
     assert report == {
-        "selected": 1, "redriven": 1, "already_redriven": 0, "payload_lost": 0, "dry_run": False,
+        "selected": 1, "redriven": 1, "already_redriven": 0, "payload_lost": 0,
+        "queue_unknown": 0, "dry_run": False,
     }  # fmt: skip
     (record,) = scan(letters.config, letters.config.message_topic)
     headers = list(record.headers() or ())
@@ -140,7 +158,10 @@ def test_a_lost_payload_is_not_sent_as_nothing(letters: Letters) -> None:
     letters.commands.run("send", "q", "large", "--id", "large")
     (original,) = scan(letters.config, letters.config.message_topic)
     place = Origin(
-        letters.config.message_topic, original.partition() or 0, original.offset() or 0, 1
+        letters.config.message_topic,
+        original.partition() or 0,
+        original.offset() or 0,
+        original.timestamp()[1],
     )
     letters.write("by-reference", payload=None, payload_at=place)
     (report,) = letters.commands.json("dlq", "redrive", "--everything")
@@ -150,6 +171,44 @@ def test_a_lost_payload_is_not_sent_as_nothing(letters: Letters) -> None:
         for record in scan(letters.config, letters.config.message_topic)
     }
     assert values == {b"large": b"large", b"null": None, b"by-reference": b"large"}
+
+
+def test_a_dead_letter_of_the_last_resort_finds_its_queue(letters: Letters) -> None:
+    """R11: neither key nor headers fitted; the header names the queue, the original has the rest.
+
+    A delayed message's original is its SCHEDULE. What belongs to no known queue stays open.
+    """
+    config = letters.config
+    sends = [("plain", ()), ("delayed", ("--delay", "600"))]
+    for name, more in sends:
+        given = ("--key", f"key of {name}", "--header", "h=1", "--id", name, *more)
+        letters.commands.run("send", "q", f"payload of {name}", *given)
+    places = [
+        Origin(topic, record.partition() or 0, record.offset() or 0, record.timestamp()[1])
+        for topic in (config.message_topic, config.marker_topic)
+        for record in scan(config, topic)
+    ]
+    replaced = replace(places[0], timestamp_ms=places[0].timestamp_ms + 1)  # R13: another topic's
+    for place in (*places, replaced):
+        letters.bury(b"q", payload=None, payload_at=place)
+    letters.bury(b"q", payload=b"of a tracker that knew no key")
+    letters.bury(b"", payload=b"nobody's")
+    (report,) = letters.commands.json("dlq", "redrive", "--queue", "q")
+    assert (report["redriven"], report["payload_lost"], report["queue_unknown"]) == (3, 1, 0)
+    (report,) = letters.commands.json("dlq", "redrive", "--everything")
+    assert (report["redriven"], report["payload_lost"], report["queue_unknown"]) == (0, 1, 1)
+    copies = {}
+    for record in scan(config, config.message_topic):
+        headers = dict(record.headers() or ())
+        if REDRIVEN_FROM in headers:
+            copies[record.value()] = (record.key(), headers.get("h"), headers.get("kafkamq-id"))
+    assert copies == {
+        b"payload of plain": (b"q\0key of plain", b"1", b"plain"),
+        b"payload of delayed": (b"q\0key of delayed", b"1", b"delayed"),
+        b"of a tracker that knew no key": (b"q", None, f"{config.message_topic}/0/7".encode()),
+    }
+    stayed = [letter["queue_id"] for letter in letters.commands.json("dlq", "peek")]
+    assert sorted(stayed) == ["", "q"]
 
 
 # Redrives until its second transaction is written, and waits there to be killed.

@@ -88,6 +88,22 @@ def test_verdicts(bootstrap: str, namespace: str) -> None:
     run(main())
 
 
+def test_the_wait_of_a_cancelled_receive_is_over(bootstrap: str, namespace: str) -> None:
+    """Found by review: the next receive waited out the cancelled one's timeout first."""
+
+    async def main() -> None:
+        async with (
+            make_service(bootstrap, namespace) as service,
+            service.queue("a").consumer() as consumer,
+        ):
+            waiting = asyncio.create_task(consumer.receive(timeout=60))
+            await asyncio.sleep(1)  # it runs
+            waiting.cancel()
+            assert await asyncio.wait_for(consumer.receive(timeout=0.1), 20) is None
+
+    run(main())
+
+
 def test_a_cancelled_receive_loses_no_message(bootstrap: str, namespace: str) -> None:
     async def main() -> None:
         total = 300

@@ -285,7 +285,6 @@ def test_27_closing_twice_is_fine_receiving_after_it_is_not(service: Service) ->
         ({"next_message_timeout": 0}, "next_message_timeout"),
         ({"max_messages_per_commit": 0}, "max_messages_per_commit"),
         ({"on_data_loss": "ignore"}, "on_data_loss"),
-        ({"exactly_once": True}, "exactly_once"),
     ],
 )
 def test_28_settings_that_cannot_work_are_refused(settings: dict, named: str) -> None:

@@ -47,12 +47,14 @@ def test_killed_workers_lose_nothing(bootstrap: str, namespace: str) -> None:
         workers = [start_worker(service) for _ in range(3)]
         try:
             producer = service.queue("a").producer()
-            sent = set()
-            deliveries = []
-            for number in range(TOTAL):
+            deliveries = [producer.send(b"%d" % number) for number in range(100)]
+            deadline_s = time.monotonic() + 60
+            while not _done(service):  # until then there is nobody to kill at work
+                assert time.monotonic() < deadline_s, "no worker has begun"
+                time.sleep(0.1)
+            for number in range(100, TOTAL):
                 deliveries.append(producer.send(b"%d" % number))
                 if number % (TOTAL // KILLS) == TOTAL // KILLS - 1:
-                    time.sleep(1.0)
                     victim = workers.pop(0)
                     victim.kill()  # SIGKILL
                     victim.wait()

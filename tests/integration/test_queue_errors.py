@@ -109,6 +109,7 @@ def test_queue_ids_that_cannot_be(service: Service, queue_id: str) -> None:
         ({"ttl": -0.5}, "ttl"),
         ({"headers": {"kafkamq-id": b"x"}}, "kafkamq-id"),
         ({"headers": {"h": "text"}}, "header 'h'"),
+        ({"headers": {"\ud800": b"v"}}, "header"),  # ended the process
         ({"id": ""}, "id"),
         ({"id": "x" * 2000}, "id"),
     ],
@@ -123,12 +124,31 @@ def test_a_payload_is_bytes(service: Service) -> None:
         service.queue("a").producer().send("text")  # type: ignore[arg-type]
 
 
-def test_a_negative_nack_delay_gives_no_verdict(service: Service) -> None:
+def test_a_wrong_verdict_is_none(service: Service) -> None:
+    """The message is held as before, and its one verdict can still be given."""
     service.queue("a").producer().send(b"x").result(30)
     (message,) = receive_all(service.queue("a").consumer(), 1)
-    with pytest.raises(ConfigError, match="delay"):
-        message.nack(delay=-1)
+    for arguments in ({"delay": -1}, {"delay": "1"}, {"reason": b"x"}, {"reason": None}):
+        with pytest.raises(ConfigError, match=next(iter(arguments))):
+            message.nack(**arguments)  # type: ignore[arg-type]
+    for reason in (ValueError("boom"), "", None):
+        with pytest.raises(ConfigError, match="reason is"):
+            message.reject(reason)  # type: ignore[arg-type]
     message.ack(wait=True)
+
+
+def test_an_error_that_cannot_say_itself_is_a_nack_all_the_same(service: Service) -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    service.queue("a").producer().send(b"x").result(30)
+    consumer = service.queue("a").consumer()
+    (message,) = receive_all(consumer, 1)
+    with pytest.raises(MuteError), message:
+        raise MuteError
+    consumer.flush()
+    assert ends(service.config, Outcome.NACK) == [message.message_id]
 
 
 @pytest.mark.parametrize("what", ["producer", "consumer"])
@@ -364,9 +384,9 @@ def test_more_partitions_are_used(service: Service, bootstrap: str) -> None:
     topics = (service.config.message_topic, service.config.marker_topic)
     for future in admin.create_partitions([NewPartitions(t, 3) for t in topics]).values():
         future.result()
-    service._namespace._asked_s = -1e9  # as if five minutes had passed
     sent = set()
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while len(sent) < 3 and time.monotonic() < deadline_s:
+        service._namespace._asked_s = -1e9  # as if five minutes had passed: the broker knows now
         sent.add(producer.send(b"x").result(30).partition)
     assert sent == {0, 1, 2}

@@ -22,6 +22,7 @@ from tests.integration.queue_logs import (
 
 from kafkamq.errors import DataLossError
 from kafkamq.kafka import Consumer, Message, Service
+from kafkamq.kafka.reader import group_of
 from kafkamq.types import MarkerType, Outcome
 
 
@@ -154,7 +155,7 @@ def test_messages_polled_for_a_lost_partition_are_not_started(service: Service) 
 
 
 def group(service: Service, queue_id: str) -> str:
-    return f"kafkamq.{service.config.namespace}.{queue_id}"
+    return group_of(service.config, queue_id)
 
 
 def delete_before(service: Service, offsets: dict[int, int]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
@@ -26,6 +28,7 @@ from tests.integration.queue_logs import (
 from kafkamq.config import Backoff
 from kafkamq.errors import LeaseLostError, StateError
 from kafkamq.kafka import Consumer, Message, Service
+from kafkamq.kafka.reader import group_of
 from kafkamq.types import MarkerType, MessageId, Outcome
 from kafkamq.wire.partitions import marker_partition
 
@@ -49,7 +52,7 @@ def committed(service: Service, queue_id: str) -> dict[int, int]:
     reader = KafkaConsumer(
         {
             "bootstrap.servers": config.bootstrap_servers,
-            "group.id": f"kafkamq.{config.namespace}.{queue_id}",
+            "group.id": group_of(config, queue_id),
         }
     )
     try:
@@ -321,6 +324,34 @@ def test_verdicts_from_many_threads(service: Service) -> None:
             pool.submit(message.ack)
     consumer.flush()
     assert len(ends(service.config, Outcome.ACK)) == 200
+
+
+def test_flush_waits_for_an_end_that_another_thread_writes_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed END that the heart has taken and not yet written is not confirmed."""
+    send(service, "a", b"x")
+    consumer = service.queue("a").consumer()
+    (message,) = receive_all(consumer, 1)
+    message.ack(wait=True)
+    writer, taken, go_on = consumer._worker.writer, threading.Event(), threading.Event()
+    write = writer.write
+
+    def slow(*arguments: Any) -> None:
+        taken.set()
+        assert go_on.wait(30)
+        write(*arguments)
+
+    monkeypatch.setattr(writer, "write", slow)
+    consumer._verdicts.end_failed(message)  # as its delivery report would say
+    assert taken.wait(30)
+    flushing = threading.Thread(target=consumer.flush)
+    flushing.start()
+    flushing.join(0.5)
+    assert flushing.is_alive()
+    go_on.set()
+    flushing.join(30)
+    assert len(ends(service.config, Outcome.ACK)) == 2
 
 
 def test_a_batch_that_waits_for_kafka_is_not_lost(service: Service) -> None:

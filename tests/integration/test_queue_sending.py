@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -20,7 +21,7 @@ from tests.integration.queue_logs import (
     wait_until,
 )
 
-from kafkamq.errors import StateError
+from kafkamq.errors import ConfigError, StateError
 from kafkamq.kafka import Delivery, Service
 from kafkamq.types import MarkerType, Outcome, OutgoingMessage, ScheduleToken
 from kafkamq.wire.partitions import key_partition
@@ -170,6 +171,22 @@ def test_a_token_of_something_else_is_refused(service: Service) -> None:
     producer.cancel(producer.send(b"x", delay=60).result().schedule)  # type: ignore[arg-type]
 
 
+def test_only_a_token_of_a_place_in_the_log_cancels(service: Service) -> None:
+    """A sent message's own offset would name another one, among the markers."""
+    producer = service.queue("a").producer()
+    first = producer.send(b"x", delay=60).result()
+    assert first.schedule is not None
+    for wrong in (first, None, (first.partition, first.offset)):
+        with pytest.raises(ConfigError, match="token is a"):
+            producer.cancel(wrong)  # type: ignore[arg-type]
+    token = first.schedule
+    beyond = replace(token, offset=token.offset + 1000)
+    for place in (beyond, replace(token, offset=-1), replace(token, partition=99)):
+        with pytest.raises(StateError, match="no delayed message"):
+            producer.cancel(place)
+    assert [r.marker.type for r in markers(service.config)] == [MarkerType.SCHEDULE]
+
+
 def test_expired_messages_are_not_handed_out(service: Service) -> None:
     """R10: too old when it is STARTed: a dead letter, by the broker's clock."""
     producer = service.queue("a").producer()
@@ -181,7 +198,8 @@ def test_expired_messages_are_not_handed_out(service: Service) -> None:
         (message,) = receive_all(consumer, 1)
         assert message.payload == b"new"
         message.ack(wait=True)
-        wait_until(lambda: dead_letters(service.config))
+        # The old one may be in the other partition, and not be polled yet.
+        wait_until(lambda: consumer.receive(0.1) is None and dead_letters(service.config))
     (dead,) = dead_letters(service.config)
     headers = dict(dead.headers() or [])
     assert (dead.value(), headers["kafkamq-reason"]) == (b"old", b"expired")

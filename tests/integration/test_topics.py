@@ -17,9 +17,7 @@ from kafkamq.clients.topics import (
     FOREIGN_TRACKER_GROUP,
     check_topics,
     create_topics,
-    partition_counts,
     require_topics,
-    topic_ids,
 )
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError
@@ -28,6 +26,11 @@ from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, Kafk
 @pytest.fixture
 def config(bootstrap: str, namespace: str) -> ServiceConfig:
     return ServiceConfig(bootstrap_servers=bootstrap, namespace=namespace)
+
+
+def id_of(config: ServiceConfig, topic: str) -> bytes:
+    with Admin(config) as admin:
+        return admin.require_topic(topic).topic_id
 
 
 def refusals(config: ServiceConfig) -> list[str]:
@@ -48,8 +51,9 @@ def test_created_topics_are_accepted_and_a_second_time_changes_nothing(
     }
     assert refusals(config) == []
     assert create_topics(config, partitions=4, marker_partitions=9) == ()
-    counts = partition_counts(config, [config.message_topic, config.marker_topic])
-    assert counts == {config.message_topic: 3, config.marker_topic: 5}
+    with Admin(config) as admin:
+        assert admin.require_topic(config.message_topic).partitions == 3
+        assert admin.require_topic(config.marker_topic).partitions == 5
     warnings = require_topics(config)
     assert any("replication" in warning.text for warning in warnings)  # one broker
 
@@ -96,18 +100,18 @@ def test_missing_topics_are_named(config: ServiceConfig) -> None:
         require_topics(config)
     assert config.marker_topic in str(caught.value)
     with pytest.raises(BrokerError, match="kafkamq create"):
-        partition_counts(config, [config.message_topic])
+        id_of(config, config.message_topic)
 
 
 def test_topic_ids_follow_a_topic_that_is_made_anew(config: ServiceConfig, bootstrap: str) -> None:
     create_topics(config, partitions=1, marker_partitions=1)
-    before = topic_ids(config, [config.message_topic])[config.message_topic]
+    before = id_of(config, config.message_topic)
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.delete_topics([config.message_topic])[config.message_topic].result(10)
     with Admin(config) as ours:
         wait_until(lambda: not ours.topics([config.message_topic]))
     create_topics(config, partitions=1, marker_partitions=1)
-    after = topic_ids(config, [config.message_topic])[config.message_topic]
+    after = id_of(config, config.message_topic)
     assert len(before) == len(after) == 16
     assert before != after
 
@@ -191,7 +195,7 @@ Question = Callable[[ServiceConfig], object]
 QUESTIONS: list[Question] = [
     lambda config: create_topics(config, timeout_s=2),
     lambda config: check_topics(config, timeout_s=2),
-    lambda config: topic_ids(config, [config.message_topic], timeout_s=2),
+    lambda config: Admin(config, timeout_s=2).require_topic(config.message_topic),
 ]
 
 

@@ -244,9 +244,13 @@ class World:
         self.fetched = max(self.fetched, following)
         if self.delivery is Delivery.AT_MOST_ONCE:
             if claimant.wants_batch:
-                claimant.offer(first, following, monotonic_ms)
-                member.has_batch = True
-                self.plan(member)
+                # Some are only announced, until the application asks: these are never lost.
+                is_wanted = count != 2
+                claimant.offer(first, following, monotonic_ms, is_wanted=is_wanted)
+                member.has_batch = is_wanted
+            else:
+                member.has_batch |= claimant.want_batch()
+            self.plan(member)
         elif claimant.hand_out(range(first, following), monotonic_ms):
             member.held.extend(range(first, following))
             member.fetch_offset = following

@@ -101,9 +101,9 @@ class OffsetTrackerMachine(RuleBasedStateMachine):
         progress = self.tracker.progress()
         self.commit_offset = progress.committable_offset
         self.commit_metadata = (
-            ""
-            if progress.is_complete
-            else encode(self.commit_offset, progress.highest_succeeded, progress.incompletes)
+            encode(self.commit_offset, progress.highest_succeeded, progress.incompletes)
+            if progress.needs_map
+            else ""
         )
         self.committed_done = set(self.done)
 
@@ -143,6 +143,7 @@ class OffsetTrackerMachine(RuleBasedStateMachine):
         unfinished = self.open | self.holes
         assert list(progress.incompletes) == sorted(o for o in unfinished if o <= highest)
         assert progress.is_complete == (not unfinished and highest < self.position)
+        assert progress.needs_map == any(o >= progress.committable_offset for o in self.done)
 
     @invariant()
     def the_tracker_is_sound(self) -> None:

@@ -265,6 +265,43 @@ class SchedulerMachine(RuleBasedStateMachine):
             if entries is not None:
                 self.settle(run, entries, run.records)
 
+    @precondition(lambda self: any(not run.shard.is_serial for run in self.runs))
+    @rule(seed=SEEDS)
+    def reclaim(self, seed: int) -> None:
+        """A worker is stuck: what it has not begun of a run without an order is for others."""
+        rng = random.Random(seed)
+        run = rng.choice([run for run in self.runs if not run.shard.is_serial])
+        rest = run.records[rng.randint(0, len(run.records)) :]
+        self.scheduler.reclaim(run, list(rest))
+        entries = self.entries_of(run.lane)
+        if entries is not None:
+            for record in rest:
+                entries[record.offset].status = Status.WAITING
+
+    @rule(seed=SEEDS)
+    def give_up(self, seed: int) -> None:
+        """A record is parked elsewhere, whether it waits or is in a worker's hands."""
+        rng = random.Random(seed)
+        partition = rng.choice(self.partitions)
+        lane, entries = partition.lane, partition.entries
+        open_ones = [e for e in (entries or {}).values() if e.status is not Status.DONE]
+        if lane is None or not open_ones:
+            return
+        entry = rng.choice(open_ones)
+        found = self.scheduler.find(lane, entry.record.offset)
+        assert (found is entry.record) == (entry.status is Status.WAITING)
+        if entry.status is Status.WAITING:
+            self.scheduler.withdraw(lane, entry.record.offset)
+            self.scheduler.complete(lane, [entry.record.offset])
+            entry.status, entry.failures = Status.DONE, 0
+            partition.done.add(entry.record.offset)
+            group = [e for e in entries.values() if e.group == entry.group] if entries else []
+            behind = [e for e in group if e.status is Status.WAITING]
+            is_first = all(entry.record.offset < e.record.offset for e in behind)
+            if entry.group is not None and is_first and entry.due_ms > self.now_ms:
+                for other in behind:  # they waited for it, and need not any more
+                    other.due_ms = min(other.due_ms, self.now_ms)
+
     @rule(seed=SEEDS)
     def go_on_for_a_while(self, seed: int) -> None:
         """Many steps in one: what comes of them goes deeper than the rules one by one."""
@@ -279,6 +316,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.take(max_records=rng.choice([1, 2, 10]), step_ms=rng.choice([0, 1, 30]))
             elif step == 2:
                 self.finish(seed=rng.getrandbits(32))
+            elif rng.randrange(4) == 0 and any(not run.shard.is_serial for run in self.runs):
+                self.reclaim(seed=rng.getrandbits(32))
             else:
                 self.release(seed=rng.getrandbits(32))
             self.counts_agree()

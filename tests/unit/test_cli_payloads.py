@@ -87,13 +87,20 @@ def test_extra_fields_are_handed_out() -> None:
         ({"payload": "a", "json": 1}, "give one of payload"),
         ({"payload": 7}, "payload must be a text"),
         ({"payload": "x", "queue": "q"}, "unknown field 'queue'"),
-        ({"payload": "x", "delay": "1"}, "delay must be a number"),
-        ({"payload": "x", "ttl": True}, "ttl must be a number"),
-        ({"payload": "x", "id": 7}, "id must be a text"),
+        ({"payload": "x", "delay": "1"}, "delay is '1': it must be seconds"),
+        ({"payload": "x", "ttl": True}, "ttl is True"),
+        ({"payload": "x", "id": 7}, "id is 7: it must be a text"),
         ({"payload": "x", "headers": ["a"]}, "headers must be an object"),
         ({"payload": "x", "headers": {"a": 1}}, "header 'a'"),
         ({"payload_base64": "!"}, "no base64"),
         ('{"payload":"\\ud800"}', "surrogate"),
+        ('{"json":"\\ud800"}', "surrogate"),
+        ('{"payload":"x","id":"\\ud800"}', "surrogate"),
+        ('{"payload":"x","headers":{"\\ud800":"1"}}', "surrogate"),
+        ('{"payload":"x","headers":{"a\\u0000b":"1"}}', "NUL"),
+        ({"payload": "x", "headers": {"kafkamq-id": "1"}}, "names of the protocol"),
+        ({"payload": "x", "delay": 10**400}, "delay is 1000.*finite"),
+        ({"payload": "x", "ttl": -1}, "ttl is -1: it must be at least 0 s"),
         ("[" * 100_000, "not JSON"),
     ],
 )
@@ -107,6 +114,8 @@ def test_headers_of_the_command_line() -> None:
     assert parse_header("a=b=c") == ("a", b"b=c")
     with pytest.raises(ConfigError, match="name=value"):
         parse_header("a")
+    with pytest.raises(ConfigError, match="--header 'a'"):
+        parse_header("a=\udcff")
 
 
 def test_cells_show_text_or_size_and_never_control_characters() -> None:

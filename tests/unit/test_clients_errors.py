@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
@@ -81,6 +84,21 @@ def test_a_fatal_error_is_raised_at_once() -> None:
     watch(KafkaError(KafkaError._FENCED, "gone", True))
     with pytest.raises(FencedError):
         watch.check("doing it")
+
+
+def test_a_refusal_that_is_not_repeated_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by review: one refusal (a broker that had just started) ended a consumer for ever."""
+    watch = ErrorWatch("host:9092")
+    refusal = KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED, "no such user")
+    watch(refusal)
+    watch.forget()  # a call succeeded
+    watch.check("doing it")
+    watch(refusal)
+    said_s = time.monotonic()
+    for after_s, is_over in ((59.0, False), (61.0, True)):
+        monkeypatch.setattr(time, "monotonic", lambda now=said_s + after_s: now)
+        with nullcontext() if is_over else pytest.raises(BrokerError):
+            watch.check("doing it")
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,20 @@ def test_an_extension_outlives_the_next_renewals() -> None:
     assert lease.deadline_ms == 20_500
 
 
+def test_a_shorter_extension_does_not_cut_a_longer_one() -> None:
+    leases = make()
+    lease = held(leases)
+    first, second = leases.extend(lease, 30_000, 0), leases.extend(lease, 1000, 10)
+    assert first is not None
+    assert second is not None
+    assert second.redeliver_after_ms == 29_990  # though the first is not delivered yet
+    leases.renewed(first, 20, LOG + 20)
+    third = leases.extend(lease, 1000, 1020)
+    assert third is not None
+    assert third.redeliver_after_ms == 29_000
+    assert lease.deadline_ms == 30_020
+
+
 def test_an_extension_is_never_shorter_than_t_nor_longer_than_max_lease() -> None:
     leases = make(max_lease_ms=10_000)
     lease = held(leases)
@@ -158,15 +172,6 @@ def test_no_verdict_after_the_end_of_the_lease() -> None:
     lease = held(leases)
     assert leases.settle(lease, T) is Settlement.LOST
     assert leases.settle(lease, T) is Settlement.LOST
-
-
-def test_a_verdict_that_could_not_be_queued_can_be_given_again() -> None:
-    leases = make()
-    lease = held(leases)
-    leases.settle(lease, 1)
-    leases.unsettle(lease)
-    assert leases.open_count == 1
-    assert leases.settle(lease, 2) is Settlement.WRITE
 
 
 def test_the_broker_s_timestamp_says_whether_an_end_came_in_time() -> None:

@@ -67,8 +67,20 @@ class TestAlone:
         assert not self.enter(self.first)
         assert not self.rule.enter_last(self.second, 0)
         alone.state = LeaseState.SETTLED
+        alone.is_end_known = True
         self.rule.leave(self.second)  # it had asked, which keeps others waiting
         assert self.enter(self.first)
+
+    def test_nothing_starts_beside_a_verdict_that_is_under_way(self) -> None:
+        """Found by killing workers: poison right behind an acked last delivery buried it."""
+        alone = lease()
+        alone.deadline_ms = 5000
+        self.rule.enter_last(self.first, 0)
+        self.rule.entered(self.first, alone)
+        alone.state = LeaseState.SETTLED
+        assert not self.enter(self.second, 1)
+        assert not self.enter(self.first, 4999)
+        assert self.enter(self.first, 5000)  # a tracker answers for it by now
 
     def test_a_lost_one_is_not_held_any_more(self) -> None:
         alone = lease()
@@ -83,6 +95,19 @@ class TestAlone:
         assert not self.enter(self.second, 500)
         assert not self.rule.enter_last(self.first, 900)
         assert not self.enter(self.second, 1500)
+
+    def test_a_message_that_is_held_for_hours_does_not_stop_the_others(self) -> None:
+        """Found by review: one long job and one last delivery stopped every queue for 12 h."""
+        self.second.open_count = 1
+        started = []
+        for at_ms in range(0, 120_000, 500):
+            assert not self.rule.enter_last(self.first, at_ms)
+            if self.enter(self.second, at_ms):
+                started.append(at_ms)
+        assert 10_000 in started
+        assert 60_000 <= 500 * len(started) <= 100_000  # most of the time, not all
+        self.second.open_count = 0
+        assert self.rule.enter_last(self.first, 120_000)
 
     def test_who_stops_asking_is_forgotten(self) -> None:
         self.second.open_count = 1

@@ -22,4 +22,4 @@ def test_a_mutants_old_text_occurs_exactly_once(mutant: Mutant) -> None:
 
 def test_every_rule_has_a_mutant() -> None:
     rules = {mutant.rule for mutant in MUTANTS}
-    assert rules == {f"R{number}" for number in range(1, 22)}
+    assert rules - {"parallel"} == {f"R{number}" for number in range(1, 22)}

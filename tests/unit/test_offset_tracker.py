@@ -56,6 +56,17 @@ def test_open_offsets_above_the_highest_that_succeeded_are_not_in_the_map() -> N
     assert tracker.progress().incompletes == (5,)
 
 
+def test_a_map_is_needed_only_for_what_is_done_beyond_the_committed_offset() -> None:
+    tracker = tracker_at(0, 0, 1, 2)  # at 0 a map of nothing done would say that 0 is done
+    assert not tracker.progress().needs_map
+    tracker.complete([0])
+    assert not tracker.progress().needs_map
+    tracker.complete([2])
+    assert tracker.progress().needs_map
+    tracker.complete([1])
+    assert not tracker.progress().needs_map
+
+
 def test_offsets_that_do_not_exist_hold_nothing_back() -> None:
     tracker = tracker_at(0, 0, 3, 9)  # transaction markers, compaction
     tracker.complete([0])

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from tests.unit.shard_records import lane_with, scheduler
 
-from kafkamq.core.flow import FlowLimits, MapVerdict, PartitionFlow, RunSize, Stall, StallGuard
+from kafkamq.core.flow import (
+    FlowLimits,
+    MapVerdict,
+    PartitionFlow,
+    RateLimit,
+    RunSize,
+    Stall,
+    StallGuard,
+)
 from kafkamq.core.offsets import OffsetTracker
 from kafkamq.errors import ConfigError
 from kafkamq.wire.offsets import encode
@@ -120,18 +128,29 @@ def test_holes_that_are_still_to_be_polled_are_no_stall() -> None:
 def test_run_sizes_follow_the_time_a_record_takes() -> None:
     size = RunSize(max_records=64, target_us=1_000)
     assert size.size(10_000, 4) == 1  # nothing is known yet
-    for _ in range(40):
-        size.observe(1, 10.0)
-    assert size.size(10_000, 4) == 64
+    size.observe(1_000, 1_000.0)
+    assert size.is_light
+    assert size.size(10_000, 4) == size.size(20, 4) == 64  # spreading would cost more
+    size.observe(1, 50_000.0)  # one slow record is enough
+    assert not size.is_light
+    assert size.size(10_000, 4) == 19
     assert size.size(20, 4) == 5  # something for each worker
     assert size.size(2, 4) == size.size(0, 4) == size.size(0, 0) == 1
-    size.observe(10, 5_000.0)  # one slow run is enough
-    assert size.size(10_000, 4) == 2
-    size.observe(1, 50_000.0)
+    size.observe(1, 5_000_000.0)
     assert size.size(10_000, 4) == 1
-    for _ in range(60):
+    for _ in range(200):
         size.observe(64, 64 * 100.0)
     assert 8 <= size.size(10_000, 4) <= 10
+
+
+def test_a_stall_of_the_interpreter_counts_as_little_as_it_is() -> None:
+    size = RunSize(max_records=512)
+    for _ in range(100):
+        for _ in range(20):
+            size.observe(512, 512.0)
+        size.observe(512, 5_512.0)  # another thread had its 5 ms
+        assert size.is_light
+        assert size.size(10_000, 16) > 60
 
 
 def test_run_sizes_take_any_measurement() -> None:
@@ -140,8 +159,32 @@ def test_run_sizes_take_any_measurement() -> None:
         size.observe(records, elapsed_us)
         assert 1 <= size.size(100, 2) <= 8
     for _ in range(200):
-        size.observe(5, 0.0)
+        size.observe(5_000, 0.0)
     assert size.size(100, 2) == 8
     for wrong in ({"max_records": 0}, {"target_us": 0}):
         with pytest.raises(ConfigError):
             RunSize(**wrong)
+
+
+def test_a_rate_is_held_over_any_stretch_of_time() -> None:
+    limit = RateLimit(250.0, burst_ms=100)
+    started, now_ms = 0, 0.0
+    while now_ms < 10_000.0:
+        take = limit.available(now_ms)
+        limit.spend(take)
+        started += take
+        now_ms = max(limit.next_ms(now_ms), now_ms + 3.0)
+    assert 2_450 <= started <= 2_550
+    assert limit.available(now_ms + 60_000.0) == 25  # a pause is not made up beyond the burst
+
+
+def test_a_slow_rate_lets_one_start_at_a_time() -> None:
+    limit = RateLimit(0.5)
+    assert limit.available(0.0) == 1
+    limit.spend(1)
+    assert limit.available(1_000.0) == 0
+    assert limit.next_ms(1_000.0) == 2_000.0
+    assert limit.available(2_000.0) == 1
+    for wrong in (0.0, -1.0, float("nan"), 1e13):
+        with pytest.raises(ConfigError, match="max_rate"):
+            RateLimit(wrong)

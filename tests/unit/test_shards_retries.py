@@ -109,3 +109,19 @@ def test_a_record_that_is_given_up_lets_its_shard_go_on() -> None:
     target.release(run, processed=1)
     assert offsets(target.take(10, 9)) == [[1]]
     assert lane.tracker.committable_offset() == 1
+
+
+def test_what_waited_behind_a_withdrawn_record_goes_on_at_once() -> None:
+    target = scheduler()
+    lane = lane_with(target, ["a", "a", "b"])
+    first, other = target.take(0, 10)
+    target.finish([other])
+    fail(target, first, due_ms=60_000)
+    assert target.take(0, 10) == []
+    assert target.find(lane, 0) is not None
+    target.withdraw(lane, 0)
+    target.complete(lane, [0])
+    target.check()
+    assert target.find(lane, 0) is None
+    assert offsets(target.take(0, 10)) == [[1]]
+    assert target.next_due_ms() is None

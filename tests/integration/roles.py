@@ -1,0 +1,198 @@
+"""The roles of docs/operations.md: what each does, and the rights that it needs for that.
+
+``NS`` stands for the namespace. An action does all that its role ever does, so that a right which
+is missing shows; it raises when the broker refuses something.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from tests.integration.cli_tools import Commands
+from tests.integration.queue_logs import receive_all
+from tests.integration.secured import Right
+from tests.integration.tracker_logs import Logs, read_topic
+
+from kafkamq import Service
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.kafka.tracker import LocalTracker
+
+__all__ = ["ACTIONS", "ROLES", "Action", "rights_of"]
+
+Action = Callable[[ServiceConfig, Logs], None]
+WAIT_S = 12.0
+
+_LOOK = (
+    ("topic", "NS.*", "DESCRIBE"),
+    ("topic", "NS.*", "DESCRIBE_CONFIGS"),
+    ("group", "kafka-mq-redelivery", "DESCRIBE"),
+)
+_TRACK = (
+    *_LOOK,
+    ("topic", "NS.markers", "READ"),
+    ("topic", "NS.markers", "WRITE"),
+    ("topic", "NS.messages", "READ"),
+    ("topic", "NS.messages", "WRITE"),
+    ("topic", "NS.dead-letters", "WRITE"),
+    ("topic", "NS.quarantine", "WRITE"),
+    ("topic", "NS.tracker", "WRITE"),
+    ("group", "kafkamq.NS.markers.*", "READ"),
+    ("group", "kafkamq.reader", "DESCRIBE"),
+    ("transactional-id", "kafkamq.NS.markers.*", "WRITE"),
+)
+_WORK = (
+    *_LOOK,
+    ("topic", "NS.messages", "READ"),
+    ("topic", "NS.markers", "WRITE"),
+    ("group", "kafkamq/NS/QUEUE", "READ"),
+)
+ROLES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
+    "producer": (
+        *_LOOK,
+        ("topic", "NS.messages", "WRITE"),
+        ("topic", "NS.markers", "WRITE"),
+        ("topic", "NS.markers", "READ"),
+        ("group", "kafkamq.reader", "DESCRIBE"),
+    ),
+    "worker": _WORK,
+    "exactly-once worker": (*_WORK, ("transactional-id", "kafkamq/NS/QUEUE/*", "WRITE")),
+    "local tracker": _TRACK,
+    "Spark tracker": (*_TRACK, ("topic", "NS.tracker", "READ")),
+    "operator": (
+        *_LOOK[1:],  # Read implies Describe
+        ("cluster", "kafka-cluster", "DESCRIBE_CONFIGS"),
+        ("topic", "NS.*", "CREATE"),
+        ("topic", "NS.*", "READ"),
+        ("topic", "NS.messages", "WRITE"),
+        ("topic", "NS.ledger", "WRITE"),
+        ("group", "kafkamq/NS/*", "DESCRIBE"),
+        ("group", "kafkamq.reader", "DESCRIBE"),
+        ("transactional-id", "kafkamq.NS.*", "WRITE"),
+    ),
+}
+
+
+def rights_of(role: str, namespace: str, queue_id: str = "a") -> list[Right]:
+    """The rights of a role in one namespace."""
+    return [
+        Right(kind, name.replace("NS", namespace).replace("QUEUE", queue_id), operation)
+        for kind, name, operation in ROLES[role]
+    ]
+
+
+def produce(config: ServiceConfig, logs: Logs) -> None:
+    """Send at once and later, and take back what was to come later."""
+    with Service(config.bootstrap_servers, config.namespace, kafka=config.kafka) as service:
+        producer = service.queue("a").producer()
+        producer.send(b"now").result(WAIT_S)
+        later = producer.send(b"later", delay=600).result(WAIT_S)
+        assert later.schedule is not None
+        producer.cancel(later.schedule)
+        producer.flush(WAIT_S)
+
+
+def work(config: ServiceConfig, logs: Logs, *, exactly_once: bool = False) -> None:
+    """Receive, and give each verdict."""
+    logs.send(3, key=b"a")
+    with Service(config.bootstrap_servers, config.namespace, kafka=config.kafka) as service:
+        queue = service.queue("a", exactly_once=exactly_once)
+        with queue.consumer() as consumer:
+            acked, nacked, rejected = receive_all(consumer, 3, timeout_s=WAIT_S)
+            acked.ack(wait=True)
+            nacked.nack(delay=60, wait=True)
+            rejected.reject("no", wait=True)
+
+
+def load_tracker(logs: Logs) -> None:
+    """What makes a tracker use all its rights: a copy, a dead letter, a payload, garbage."""
+    copied, buried = logs.send(2, key=b"a")
+    logs.start(copied, timeout_ms=100, key=b"a", by_reference=True, value=None)
+    logs.start(buried, timeout_ms=100, key=b"a", count=9, max_deliveries=5)
+    logs.raw_marker(0, b"no marker")
+
+
+def is_settled(config: ServiceConfig, logs: Logs) -> bool:
+    """Whether a tracker has done all of that, and says how it is."""
+    topics = (config.quarantine_topic, config.tracker_topic)
+    return (
+        len(logs.copies()) == 1
+        and len(logs.dead_letters()) == 1
+        and all(read_topic(logs.bootstrap, topic) for topic in topics)
+    )
+
+
+def track(config: ServiceConfig, logs: Logs) -> None:
+    """Run the local tracker until it has settled all."""
+    load_tracker(logs)
+    with LocalTracker(config, TrackerConfig(position_interval_ms=200)).in_thread() as tracker:
+        deadline_s = time.monotonic() + WAIT_S
+        while not is_settled(config, logs) and time.monotonic() < deadline_s:
+            if tracker.is_over:
+                return  # leaving the block raises why
+            time.sleep(0.1)
+    assert is_settled(config, logs), "not all was settled"
+
+
+def track_on_spark(config: ServiceConfig, logs: Logs) -> None:
+    """The same on Spark."""
+    from kafkamq.spark.tracker import SparkTracker
+
+    load_tracker(logs)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = str(Path(folder) / "checkpoint")
+        tracker = TrackerConfig(position_interval_ms=200)
+        with SparkTracker(config, tracker, checkpoint=checkpoint, trigger_s=0.2) as running:
+            deadline_s = time.monotonic() + 60
+            while not is_settled(config, logs) and time.monotonic() < deadline_s:
+                running.wait(0.2)
+    assert is_settled(config, logs), "not all was settled"
+
+
+class _Secured(Commands):
+    """The commands, with Kafka's properties in the environment."""
+
+    kafka: Mapping[str, str]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        prefix = "KAFKAMQ_KAFKA__"
+        named = {
+            prefix + name.upper().replace(".", "_"): value for name, value in self.kafka.items()
+        }
+        return {**super().environment, **named}
+
+
+def operate(config: ServiceConfig, logs: Logs) -> None:
+    """Make the topics, look at everything, redrive dead letters."""
+    commands = _Secured(config.bootstrap_servers, config.namespace)
+    commands.kafka = config.kafka
+    more = _Secured(config.bootstrap_servers, f"{config.namespace}.new")
+    more.kafka = config.kafka
+    more.run("create", "--partitions", "1", "--marker-partitions", "1")
+    load_tracker(logs)
+    with LocalTracker(logs.config).in_thread():
+        deadline_s = time.monotonic() + WAIT_S
+        while not logs.dead_letters() and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+    with Service(logs.bootstrap, config.namespace) as service:
+        receive_all(service.queue("a").consumer(), 1)[0].ack(wait=True)
+        (found,) = commands.json("stat")
+        assert [(queue["queue_id"], queue["members"]) for queue in found["queues"]] == [("a", 1)]
+    commands.run("doctor")
+    assert commands.json("dlq", "ls")
+    commands.run("dlq", "redrive", "--everything")
+    assert len(logs.copies()) >= 1
+
+
+ACTIONS: Mapping[str, Action] = {
+    "producer": produce,
+    "worker": work,
+    "exactly-once worker": partial(work, exactly_once=True),
+    "local tracker": track,
+    "Spark tracker": track_on_spark,
+    "operator": operate,
+}

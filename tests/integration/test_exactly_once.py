@@ -1,0 +1,235 @@
+"""``exactly_once=True``: STARTs and offsets are one transaction, and a zombie cannot commit it."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from tests.integration.exact_logs import second_starts
+from tests.integration.queue_logs import (
+    make_service,
+    markers,
+    read_topic,
+    receive_all,
+    starts,
+    tracked,
+    wait_until,
+)
+
+from kafkamq.dev import LocalKafka, cache_dir_from, java_from
+from kafkamq.errors import BrokerError, DeadlineExceededError, LeaseLostError
+from kafkamq.kafka import Consumer, Message, Service
+from kafkamq.kafka.commits import Commit
+from kafkamq.kafka.starts import Batch
+from kafkamq.types import MarkerType, MessageId, Outcome
+
+WORKER = Path(__file__).with_name("exact_worker.py")
+
+
+def send(service: Service, count: int) -> set[str]:
+    producer = service.queue("a").producer()
+    deliveries = [producer.send(b"%d" % number) for number in range(count)]
+    return {delivery.result(30).id for delivery in deliveries}
+
+
+def exact(service: Service, *, timeout_s: float = 10.0, **options: int) -> Consumer:
+    return service.queue("a", redelivery_timeout=timeout_s, exactly_once=True, **options).consumer()
+
+
+def test_messages_are_handed_out_once_and_acked(bootstrap: str, namespace: str) -> None:
+    with make_service(bootstrap, namespace) as service:
+        sent = send(service, 300)
+        with exact(service) as consumer:
+            messages = receive_all(consumer, 300)
+            assert {message.id for message in messages} == sent
+            for message in messages:
+                message.ack()
+            consumer.flush()
+        assert len(starts(service.config)) == 300
+        with exact(service) as again:  # the offsets were committed with the STARTs
+            assert again.receive(1.0) is None
+        assert not second_starts(markers(service.config))
+
+
+def test_what_was_never_handed_out_is_released(bootstrap: str, namespace: str) -> None:
+    with make_service(bootstrap, namespace) as service, tracked(service.config):
+        send(service, 20)
+        with exact(service) as consumer:
+            assert consumer.receive(30) is not None  # the others are STARTed ahead
+        with exact(service) as other:
+            # No lease of 10 s is waited for: the tracker copies what was released at once.
+            for message in receive_all(other, 19):
+                assert message.delivery_count == 1
+                message.ack()
+
+
+def test_a_batch_of_a_former_member_is_as_if_it_had_never_been(
+    bootstrap: str, namespace: str
+) -> None:
+    """A zombie: when its transaction is about to commit, the group has gone on without it."""
+    with make_service(bootstrap, namespace) as service:
+        sent = send(service, 40)
+        with exact(service) as zombie, ExitStack() as opened:
+            wait_until(lambda: _partitions(zombie) == 2)
+            before = zombie._reader.membership()
+            heir = opened.enter_context(exact(service))
+            wait_until(lambda: (_partitions(zombie), _partitions(heir)) == (1, 1))
+            now = zombie._reader.membership
+            zombie._reader.membership = lambda: before
+            deadline_s = time.monotonic() + 30
+            outcomes: list[Commit] = []
+            advance = zombie._handover.advance
+
+            def watched(batch: Batch, timeout_s: float) -> Commit:
+                outcome = advance(batch, timeout_s)
+                outcomes.append(outcome)
+                return outcome
+
+            zombie._handover.advance = watched
+            while Commit.FAILED not in outcomes:
+                assert time.monotonic() < deadline_s
+                assert zombie.receive(0.2) is None
+            assert Commit.DONE not in outcomes
+            zombie._reader.membership = now  # it has heard of the new generation
+            seen = {message.id: message for message in _everything((zombie, heir), 40)}
+            assert set(seen) == sent
+        assert not second_starts(markers(service.config))
+
+
+def _partitions(consumer: Consumer) -> int:
+    """How many it has; serves its membership."""
+    with consumer._owner:
+        consumer._reader.tend()
+        return len(consumer._reader._consumer.assignment())
+
+
+def _everything(consumers: Sequence[Consumer], count: int) -> list[Message]:
+    messages: list[Message] = []
+    deadline_s = time.monotonic() + 30
+    while len({message.id for message in messages}) < count:
+        assert time.monotonic() < deadline_s, f"{len(messages)} came"
+        for consumer in consumers:
+            for message in consumer.receive_many(50, 0.1):
+                message.ack()
+                messages.append(message)
+    return messages
+
+
+def _place(identity: MessageId | None) -> tuple[int, int]:
+    assert identity is not None
+    return identity.partition, identity.offset
+
+
+@pytest.mark.slow
+def test_killed_workers_start_nothing_twice(bootstrap: str, namespace: str) -> None:
+    """Kills and rebalances under load; the log has at most one START of each message."""
+    _kill_workers(bootstrap, namespace, total=1500, kills=3, seed=1)
+
+
+@pytest.mark.faults
+def test_twenty_kills_start_nothing_twice(bootstrap: str, namespace: str) -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)  # noqa: T201 - printed when it fails
+    _kill_workers(bootstrap, namespace, total=20_000, kills=20, seed=seed)
+
+
+def _kill_workers(bootstrap: str, namespace: str, *, total: int, kills: int, seed: int) -> None:
+    chance = random.Random(seed)
+    with make_service(bootstrap, namespace, partitions=4) as service, tracked(service.config):
+        workers = [_start_worker(service) for _ in range(3)]
+        try:
+            producer = service.queue("a").producer()
+            deliveries = []
+            for number in range(total):
+                deliveries.append(producer.send(b"%d" % number))
+                if number % (total // kills) == total // kills - 1:
+                    time.sleep(0.5 + chance.random())
+                    victim = workers.pop(chance.randrange(len(workers)))
+                    victim.kill()  # SIGKILL, as likely as not inside a transaction
+                    victim.wait()
+                    workers.append(_start_worker(service))
+                elif number % 20 == 0:
+                    time.sleep(0.01)
+            sent = {delivery.result(30).id for delivery in deliveries}
+            wait_until(lambda: _acked(service) >= sent, timeout_s=150)
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+        records = markers(service.config)
+    assert len([r for r in records if r.marker.type is MarkerType.START]) >= total
+    assert second_starts(records) == []
+
+
+def _start_worker(service: Service) -> subprocess.Popen[bytes]:
+    config = service.config
+    return subprocess.Popen(
+        [sys.executable, str(WORKER), config.bootstrap_servers, config.namespace, "a", "2.0"]
+    )
+
+
+def _acked(service: Service) -> set[str]:
+    """Ids of messages of which some copy was acked, by the logs."""
+    config = service.config
+    places = {
+        _place(record.marker.message_id)
+        for record in markers(config)
+        if record.marker.type is MarkerType.END and record.marker.outcome is Outcome.ACK
+    }
+    return {
+        dict(record.headers() or [])["kafkamq-id"].decode()
+        for record in read_topic(config.bootstrap_servers, config.message_topic)
+        if (record.partition(), record.offset()) in places
+    }
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["kill", "pause"])
+def test_an_outage_under_a_worker_starts_nothing_twice(namespace: str, kind: str) -> None:
+    """Requests of a transaction that never return, outcomes that nobody knows: all is settled."""
+    with (
+        LocalKafka(cache_dir=cache_dir_from(os.environ), java=java_from(os.environ)) as broker,
+        make_service(broker.bootstrap_servers, namespace, partitions=4) as service,
+        tracked(service.config),
+    ):
+        sent = send(service, 3000)
+        seen: set[str] = set()
+        with exact(service, timeout_s=5.0) as consumer:
+            outage = threading.Thread(target=_interrupt, args=(broker, kind))
+            deadline_s = time.monotonic() + 150
+            while seen < sent:
+                assert time.monotonic() < deadline_s, f"{len(sent - seen)} are missing"
+                if len(seen) > 300 and outage.ident is None:
+                    outage.start()
+                try:
+                    messages = consumer.receive_many(50, 1.0)
+                except (BrokerError, DeadlineExceededError):
+                    continue  # the outage
+                for message in messages:
+                    time.sleep(0.002)
+                    with suppress(LeaseLostError):  # it comes back
+                        message.ack()
+                        seen.add(message.id)
+            outage.join()
+            with suppress(LeaseLostError):  # came late: R9
+                consumer.flush()
+        assert not second_starts(markers(service.config))
+
+
+def _interrupt(broker: LocalKafka, kind: str) -> None:
+    if kind == "kill":
+        broker.kill()
+        time.sleep(2)
+        broker.start()
+    else:
+        broker.pause()
+        time.sleep(12)  # longer than the transaction's timeout
+        broker.resume()

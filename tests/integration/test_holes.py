@@ -1,0 +1,126 @@
+"""Holes of earlier systems that no other test shows closed; docs/guarantees.md lists them all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from tests.integration.queue_logs import make_service, receive_all, starts
+from tests.integration.tracker_logs import Logs, wait_until
+
+from kafkamq.clients.admin import Admin
+from kafkamq.clients.ledger import LedgerKey, read_positions
+from kafkamq.config import TrackerConfig
+from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.types import Outcome
+from kafkamq.wire.markers import encode_end, encode_start, encode_tick
+
+QUICK = TrackerConfig(position_interval_ms=200)
+
+
+def test_hole_15_a_quiet_queue_behind_a_busy_one(bootstrap: str, namespace: str) -> None:
+    """What belongs to others is passed, committed and never STARTed."""
+    with make_service(bootstrap, namespace, partitions=1) as service:
+        busy = service.queue("busy").producer()
+        for _ in range(20_000):
+            busy.send(b"x")
+        service.queue("quiet").producer().send(b"mine").result(60)
+        (message,) = receive_all(service.queue("quiet").consumer(), 1, timeout_s=30)
+        assert message.payload == b"mine"
+        message.ack(wait=True)
+        assert len(starts(service.config)) == 1
+
+
+def positions(logs: Logs) -> dict[int, int]:
+    keys = [LedgerKey.of_markers(logs.config, number) for number in range(logs.marker_partitions)]
+    found = read_positions(logs.config, keys)
+    return {key.partition: position.position for key, position in found.items()}
+
+
+def test_hole_20_positions_follow_an_idle_log_and_the_end(bootstrap: str, namespace: str) -> None:
+    """Nothing open: the position is the log's end, written by time and when the tracker closes."""
+    logs = Logs(bootstrap, namespace, marker_partitions=1)
+
+    def finish(count: int) -> int:
+        ids = logs.send(count)
+        logs.start(*ids, timeout_ms=60_000)
+        logs.end(*ids)
+        return max(message.offset() or 0 for message, _ in logs.markers())
+
+    with LocalTracker(logs.config, QUICK).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live)
+        last = finish(10)
+        wait_until(lambda: positions(logs).get(0, 0) > last)
+    slow = TrackerConfig(position_interval_ms=600_000)
+    with LocalTracker(logs.config, slow).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live)
+        last = finish(10)
+        wait_until(lambda: any(each.position > last for each in tracker.statuses()))
+    assert positions(logs)[0] > last  # closing wrote it
+
+
+def test_hole_21_a_topic_that_is_made_anew(bootstrap: str, namespace: str) -> None:
+    """R13: a zombie's ACK of an old message leaves the new one at the same place alone."""
+    logs = Logs(bootstrap, namespace, partitions=1, marker_partitions=1)
+    topic = logs.config.message_topic
+
+    def identity() -> bytes:
+        with Admin(logs.config) as admin:
+            return admin.require_topic(topic).topic_id
+
+    def sent() -> tuple[object, bytes]:
+        (id_,) = logs.send()
+        named = replace(id_, topic_id=identity())
+        logs.marker(id_, encode_start(named, b"queue", b"payload", redeliver_after_ms=1500))
+        return named, named.topic_id
+
+    old, old_topic = sent()
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.delete_topics([topic])[topic].result(20)
+    wait_until(lambda: topic not in admin.list_topics(timeout=5).topics)
+    settings = {"message.timestamp.type": "LogAppendTime"}
+    admin.create_topics([NewTopic(topic, 1, 1, config=settings)])[topic].result(20)
+    wait_until(lambda: topic in admin.list_topics(timeout=5).topics and identity() != old_topic)
+    logs = replace_producer(logs)
+    new, _ = sent()
+    assert (new.partition, new.offset) == (old.partition, old.offset)
+    logs.marker(old, encode_end(old, Outcome.ACK))
+    with LocalTracker(logs.config, QUICK).in_thread():
+        wait_until(lambda: new in logs.ends(Outcome.REDELIVERED))
+    assert old not in logs.ends(Outcome.REDELIVERED)  # acked
+
+
+def replace_producer(logs: Logs) -> Logs:
+    """The same namespace with a client that does not know the topic that was deleted."""
+    return Logs(
+        logs.bootstrap,
+        logs.namespace,
+        partitions=logs.partitions,
+        marker_partitions=logs.marker_partitions,
+    )
+
+
+def test_a_dead_producers_open_transaction_delays_and_no_more(
+    bootstrap: str, namespace: str
+) -> None:
+    """It holds every reader of its partition back until the broker ends it."""
+    logs = Logs(bootstrap, namespace, marker_partitions=1)
+    dead = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "transactional.id": f"{namespace}.dead",
+            "transaction.timeout.ms": 4000,
+        }
+    )
+    dead.init_transactions(20)
+    with LocalTracker(logs.config, QUICK).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live)
+        dead.begin_transaction()
+        dead.produce(logs.config.marker_topic, encode_tick("nobody", 1), partition=0)
+        assert dead.flush(20) == 0  # and now it is dead
+        ids = logs.send(50)
+        logs.start(*ids, timeout_ms=500)
+        wait_until(lambda: len(logs.ends(Outcome.REDELIVERED)) == len(ids))
+    assert sorted(logs.copied()) == sorted((id_.partition, id_.offset) for id_ in ids)
+    assert not [m for _, m in logs.markers() if m.consumer_id == "nobody"]  # it was aborted

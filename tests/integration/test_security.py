@@ -1,0 +1,268 @@
+"""Names, certificates, rights and secrets, on a broker that asks for them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import subprocess
+import sys
+import time
+import traceback
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.queue_logs import receive_all
+from tests.integration.roles import ACTIONS, ROLES, load_tracker, rights_of
+from tests.integration.secured import Right, SecuredKafka, secured_kafka
+from tests.integration.tracker_logs import Logs, wait_until
+
+from kafkamq import Service
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
+from kafkamq.kafka.tracker import LocalTracker
+
+CANARY = "canary-Pa55word-7f3a9c"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
+SPARK_DRIVER = Path(__file__).with_name("secured_spark.py")
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    with secured_kafka(tmp_path_factory.mktemp("certificates")) as kafka:
+        yield kafka
+
+
+def new_user(secured: SecuredKafka, rights: list[Right]) -> str:
+    user = f"user-{next(_numbers)}"
+    secured.add_user(user, CANARY)
+    secured.grant(user, rights)
+    return user
+
+
+def config_of(secured: SecuredKafka, namespace: str, user: str) -> ServiceConfig:
+    settings = secured.scram_settings(user, CANARY)
+    return ServiceConfig(bootstrap_servers=secured.scram, namespace=namespace, kafka=settings)
+
+
+# ---- rights
+
+
+@pytest.mark.parametrize("role", [role for role in ROLES if role != "Spark tracker"])
+def test_a_role_needs_no_more_than_its_rights(
+    secured: SecuredKafka, namespace: str, role: str
+) -> None:
+    """The Spark tracker's are used below, where its secrets are looked for."""
+    logs = Logs(secured.open, namespace)
+    user = new_user(secured, rights_of(role, namespace))
+    ACTIONS[role](config_of(secured, namespace, user), logs)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("role", [role for role in ROLES if role != "Spark tracker"])
+def test_a_role_needs_each_of_its_rights(secured: SecuredKafka, namespace: str, role: str) -> None:
+    """Without any one of them something fails, and says so."""
+    superfluous = []
+    for number in range(len(ROLES[role])):
+        own = f"{namespace[:-8]}{number}"
+        logs = Logs(secured.open, own)
+        rights = rights_of(role, own)
+        missing = rights.pop(number)
+        user = new_user(secured, rights)
+        since = secured.kafka.log_path.stat().st_size
+        try:
+            ACTIONS[role](config_of(secured, own, user), logs)
+        except (KafkaMQError, AssertionError):
+            continue
+        if not secured.denials(since):
+            superfluous.append(str(missing))
+    assert not superfluous
+
+
+@pytest.mark.parametrize("what", ["producer", "consumer", "tracker"])
+def test_a_missing_right_is_said_at_once(secured: SecuredKafka, namespace: str, what: str) -> None:
+    """It may look at all topics, but neither read nor write."""
+    Logs(secured.open, namespace)
+    rights = [right for right in rights_of("worker", namespace) if "DESCRIBE" in right.operation]
+    config = config_of(secured, namespace, new_user(secured, rights))
+    with Service(config.bootstrap_servers, namespace, kafka=config.kafka) as service:
+        queue = service.queue("a")
+        steps = {
+            "producer": lambda: queue.producer().send(b"x").result(20),
+            "consumer": lambda: queue.consumer().receive(20),
+            "tracker": lambda: LocalTracker(config).run(),
+        }
+        began_s = time.monotonic()
+        with pytest.raises(BrokerError, match="grant this principal") as raised:
+            steps[what]()
+    assert time.monotonic() - began_s < 10
+    assert not raised.value.is_retriable
+
+
+def test_the_table_of_rights_is_documented() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for role, rights in ROLES.items():
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| {role} |")]
+        for _, name, operation in rights:
+            word = operation.title().replace("_", "")
+            assert word in row, (role, operation, name)
+
+
+# ---- certificates
+
+
+def test_mutual_tls(secured: SecuredKafka, namespace: str) -> None:
+    """The certificate's name is the user that the rights are given to."""
+    Logs(secured.open, namespace)
+    user = f"certified-{next(_numbers)}"
+    secured.grant(user, {*rights_of("producer", namespace), *rights_of("worker", namespace)})
+    settings = secured.mutual_settings(user)
+    with Service(secured.mutual, namespace, kafka=settings) as service:
+        service.queue("a").producer().send(b"x").result(20)
+        (message,) = receive_all(service.queue("a").consumer(), 1)
+        message.ack(wait=True)
+
+
+def without_certificate(secured: SecuredKafka) -> dict[str, str]:
+    return {
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(secured.certificates.authority),
+    }
+
+
+def with_foreign_authority(secured: SecuredKafka) -> dict[str, str]:
+    return {"security.protocol": "SSL"}  # the system's authorities
+
+
+@pytest.mark.parametrize("settings", [without_certificate, with_foreign_authority])
+def test_a_certificate_that_will_not_do_is_said_at_once(
+    secured: SecuredKafka, namespace: str, settings: Callable[[SecuredKafka], dict[str, str]]
+) -> None:
+    with Service(secured.mutual, namespace, kafka=settings(secured)) as service:
+        began_s = time.monotonic()
+        with pytest.raises((BrokerError, DeadlineExceededError), match="certificate"):
+            service.queue("a").producer()
+        assert time.monotonic() - began_s < 15
+
+
+# ---- secrets
+
+
+def all_starts(config: ServiceConfig) -> dict[str, Callable[[], object]]:
+    """Everything that connects."""
+    service = Service(config.bootstrap_servers, config.namespace, kafka=config.kafka)
+    return {
+        "producer": service.queue("a").producer,
+        "consumer": service.queue("a").consumer,
+        "create": service.create_topics,
+        "tracker": lambda: LocalTracker(config),
+    }
+
+
+def test_a_wrong_password_is_a_clear_error(
+    secured: SecuredKafka, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not a wait; and neither the message, the traceback, nor a log line shows it."""
+    caplog.set_level(logging.DEBUG)
+    settings = secured.scram_settings("nobody", CANARY)
+    config = ServiceConfig(bootstrap_servers=secured.scram, namespace=namespace, kafka=settings)
+    for what, start in all_starts(config).items():
+        began_s = time.monotonic()
+        with pytest.raises(BrokerError, match=r"sasl\.password") as raised:
+            start()
+        assert time.monotonic() - began_s < 10, what
+        assert not raised.value.is_retriable
+        shown = "".join(traceback.format_exception(raised.value))
+        assert CANARY not in shown + repr(raised.value) + repr(config)
+    assert CANARY not in caplog.text
+
+
+def test_a_command_with_a_wrong_password(secured: SecuredKafka, namespace: str) -> None:
+    environment = {
+        **os.environ,
+        "KAFKAMQ_BOOTSTRAP_SERVERS": secured.scram,
+        "KAFKAMQ_NAMESPACE": namespace,
+        **{
+            "KAFKAMQ_KAFKA__" + name.upper().replace(".", "_"): value
+            for name, value in secured.scram_settings("nobody", CANARY).items()
+        },
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "kafkamq.cli", "stat"],
+        env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "sasl.password" in done.stderr
+    assert CANARY not in done.stdout + done.stderr
+
+
+def command_lines() -> str:
+    """The command line of every process of this machine that can be seen."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes().decode(errors="replace"))
+        except OSError:  # noqa: PERF203 - it ended
+            continue
+    return "\n".join(found)
+
+
+def pages(address: str) -> str:
+    """What Spark's own pages and its interface for programs show."""
+    paths = ["/environment/", "/SQL/", "/StreamingQuery/", "/jobs/", "/executors/"]
+    found = []
+    for path in paths:
+        with urllib.request.urlopen(address + path, timeout=20) as answer:
+            found.append(answer.read().decode(errors="replace"))
+    return "\n".join(found)
+
+
+@pytest.mark.spark
+@pytest.mark.faults  # only for its half minute
+def test_spark_works_over_sasl_ssl_and_shows_no_secret(
+    secured: SecuredKafka, namespace: str, tmp_path: Path
+) -> None:
+    """The clients in the workers have the password; nothing that people look at shows it."""
+    logs = Logs(secured.open, namespace)
+    user = new_user(secured, rights_of("Spark tracker", namespace))
+    load_tracker(logs)
+    events = tmp_path / "events"
+    events.mkdir()
+    output = tmp_path / "output"
+    with output.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, str(SPARK_DRIVER), secured.scram, namespace, str(tmp_path)],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                **{f"SECURED_{n}": v for n, v in secured.scram_settings(user, CANARY).items()},
+            },
+            stdin=subprocess.PIPE,
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+        )
+    try:
+        wait_until(
+            lambda: process.poll() is not None or (logs.copies() and logs.dead_letters()),
+            timeout_s=120,
+        )
+        assert process.poll() is None, output.read_text(errors="replace")[-3000:]
+        address = (tmp_path / "address").read_text().strip()
+        seen = pages(address) + command_lines()
+        assert namespace in seen  # the right pages, the right processes
+        assert CANARY not in seen
+        process.communicate(b"stop\n", timeout=60)
+        assert process.returncode == 0, output.read_text(errors="replace")[-3000:]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, 9)
+            process.wait(20)
+    places = [output, *(path for path in events.rglob("*") if path.is_file())]
+    places += [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+    assert len(places) > 5
+    assert not [str(path) for path in places if CANARY.encode() in path.read_bytes()]

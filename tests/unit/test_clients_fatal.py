@@ -1,0 +1,42 @@
+"""librdkafka's fatal errors: raised out of poll and flush, at times wrapped by Python."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from kafkamq.clients.errors import ErrorWatch, is_lasting, raised_error
+from kafkamq.errors import BrokerError
+
+
+def wrapped(cause: BaseException | None) -> SystemError:
+    error = SystemError("<function report> returned a result with an exception set")
+    error.__cause__ = cause
+    return error
+
+
+def test_the_error_is_found_also_behind_a_callback() -> None:
+    error = KafkaException(KafkaError(KafkaError._FATAL, "gone"))
+    assert raised_error(error) is error
+    assert raised_error(wrapped(error)) is error
+
+
+@pytest.mark.parametrize("cause", [None, ValueError("of a callback")])
+def test_another_system_error_stays_one(cause: BaseException | None) -> None:
+    with pytest.raises(SystemError):
+        raised_error(wrapped(cause))
+
+
+def test_missing_rights_are_not_waited_for() -> None:
+    assert is_lasting(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    assert is_lasting(KafkaError(KafkaError._AUTHENTICATION))
+    assert not is_lasting(KafkaError(KafkaError._TRANSPORT))
+
+
+def test_a_refused_certificate_is_no_broken_connection() -> None:
+    watch = ErrorWatch("broker:9093")
+    watch(KafkaError(KafkaError._TRANSPORT, "Disconnected"))
+    watch.check("connecting")
+    watch(KafkaError(KafkaError._TRANSPORT, "SSL routines::ssl/tls alert bad certificate"))
+    with pytest.raises(BrokerError, match="certificate"):
+        watch.check("connecting")

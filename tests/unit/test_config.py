@@ -1,0 +1,104 @@
+"""Settings that cannot work say which one, its value and the limit; nothing else is raised."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from kafkamq.config import (
+    Backoff,
+    QueueConfig,
+    ServiceConfig,
+    TrackerConfig,
+    milliseconds,
+    utf8,
+)
+from kafkamq.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("queue_id", None),
+        ("queue_id", b"q"),
+        ("queue_id", ""),
+        ("queue_id", "\ud800"),
+        ("queue_id", "a\0b"),
+        ("queue_id", "x" * 1025),
+        ("max_deliveries", "3"),
+        ("max_deliveries", 2.5),
+        ("max_deliveries", True),
+        ("max_deliveries", 0),
+        ("max_deliveries", 2**31),
+        ("max_in_flight", None),
+        ("receive_buffer", 0),
+        ("max_messages_per_commit", [1]),
+        ("max_inline_payload_bytes", -1),
+        ("backoff", None),
+        ("backoff", 1.0),
+        ("exactly_once", "no"),
+        ("on_data_loss", None),
+    ],
+)
+def test_queues_that_cannot_be(field: str, value: object) -> None:
+    settings: dict[str, Any] = {"queue_id": "q", field: value}
+    with pytest.raises(ConfigError, match=field) as raised:
+        QueueConfig(**settings)
+    assert repr(value)[:70] in str(raised.value)
+    assert "must be" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("first", "x"), ("first", None), ("first", -1), ("max", 0.5), ("max", float("nan")),
+        ("jitter", "x"), ("jitter", 1.1), ("jitter", True), ("first", timedelta(seconds=1)),
+    ],
+)  # fmt: skip
+def test_backoffs_that_cannot_be(field: str, value: object) -> None:
+    settings: dict[str, Any] = {field: value}
+    with pytest.raises(ConfigError, match=rf"backoff\.{field}"):
+        Backoff(**settings)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bootstrap_servers", None), ("bootstrap_servers", ""), ("bootstrap_servers", 9092),
+        ("namespace", None), ("namespace", "a/b"), ("message_topic", 5), ("marker_topic", None),
+        ("kafka", "a=b"), ("kafka", [("a", "b")]), ("kafka", None),
+    ],
+)  # fmt: skip
+def test_services_that_cannot_be(field: str, value: object) -> None:
+    settings: dict[str, Any] = {"bootstrap_servers": "localhost:9092", field: value}
+    with pytest.raises(ConfigError, match=field):
+        ServiceConfig(**settings)
+
+
+def test_trackers_that_cannot_be() -> None:
+    settings: dict[str, Any] = {"max_silence_ms": "5"}
+    with pytest.raises(ConfigError, match="max_silence_ms"):
+        TrackerConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    "value", ["1", None, True, float("nan"), -0.001, pytest.param(10**5000, id="huge"), 10**400]
+)
+def test_durations_that_cannot_be(value: Any) -> None:
+    with pytest.raises(ConfigError, match="delay") as raised:
+        milliseconds(value, name="delay")
+    assert len(str(raised.value)) < 200
+
+
+def test_durations() -> None:
+    assert milliseconds(1.5, name="delay") == 1500
+    assert milliseconds(timedelta(minutes=1), name="delay") == 60_000
+
+
+@pytest.mark.parametrize("value", [None, b"a", 5, "\ud800", "a\udcff"])
+def test_texts_that_utf8_does_not_have(value: Any) -> None:
+    with pytest.raises(ConfigError, match="key"):
+        utf8(value, name="key")
+    assert utf8("é\0", name="key") == b"\xc3\xa9\0"
