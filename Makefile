@@ -10,13 +10,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+JOBS ?= 2
 ARGS ?=
 
 UV_INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
 	--no-emit-index-url --no-header
 
-.PHONY: help demo test test-faults lint format types imports sizes bench lock clean
+.PHONY: help demo test test-faults mutants lint format types imports sizes bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -27,11 +28,14 @@ demo: $(VENV)/.installed ## a real broker, workers that are killed, and what bec
 
 test: lint ## lint, then all tests but the fault suite
 	@tools/check_machine java
-	$(BIN)/python -m pytest -m "not faults" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not faults" -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 test-faults: $(VENV)/.installed ## faults injected into real brokers; takes minutes
 	@tools/check_machine java
 	$(BIN)/python -m pytest -m faults $(PYTEST_ARGS)
+
+mutants: $(VENV)/.installed ## break each rule on a copy of the tree: its tests must fail
+	$(BIN)/python tools/run_mutants.py --jobs $(JOBS) $(ARGS)
 
 lint: format types imports sizes ## style, types, layers and sizes
 
@@ -52,10 +56,12 @@ bench: $(VENV)/.installed ## measure queues and Spark on this machine
 	@tools/check_machine java
 	$(BIN)/python benchmarks/queue.py $(ARGS)
 	$(BIN)/python benchmarks/spark.py $(ARGS)
+	$(BIN)/python benchmarks/claims.py $(ARGS)
+	$(BIN)/python benchmarks/parallel.py $(ARGS)
 
 lock: $(VENV)/.uv ## resolve the locks in requirements/ anew
 	$(UV_COMPILE) requirements/bootstrap.in --output-file requirements/bootstrap.txt
-	$(UV_COMPILE) pyproject.toml --extra spark --output-file requirements/runtime.txt
+	$(UV_COMPILE) pyproject.toml --extra spark --extra metrics --output-file requirements/runtime.txt
 	$(UV_COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt \
 		--constraint requirements/runtime.txt
 

@@ -1,0 +1,129 @@
+"""Rows of ``benchmarks/queue.py`` about trackers: folding, a million in flight, KEEPALIVEs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import Producer as KafkaProducer
+
+from kafkamq.clients.admin import Admin
+from kafkamq.config import ServiceConfig
+from kafkamq.types import MessageId, Outcome
+from kafkamq.wire.markers import StartEncoder, encode_end
+from kafkamq.wire.partitions import marker_key, marker_partition
+
+__all__ = ["TrackerProcess", "wait_until", "write_pairs", "write_starts"]
+
+_CHUNK = 10_000
+_HOUR_MS = 3_600_000
+
+
+def write_pairs(config: ServiceConfig, messages: int, partitions: int) -> None:
+    """A START and an END for each of so many messages, in batches, as workers write them."""
+    _write(config, messages, partitions, timeout_ms=_HOUR_MS, ended=True)
+
+
+def write_starts(config: ServiceConfig, messages: int, partitions: int, *, timeout_ms: int) -> None:
+    """A START for each of so many messages, 100 bytes each."""
+    _write(config, messages, partitions, timeout_ms=timeout_ms, ended=False)
+
+
+def _write(
+    config: ServiceConfig, messages: int, partitions: int, *, timeout_ms: int, ended: bool
+) -> None:
+    producer = KafkaProducer(
+        {
+            "bootstrap.servers": config.bootstrap_servers,
+            "enable.idempotence": True,
+            "linger.ms": 20,
+            "queue.buffering.max.messages": 2_000_000,
+        }
+    )
+    encoder = StartEncoder(
+        consumer_id="c" * 24,
+        redeliver_after_ms=timeout_ms,
+        max_deliveries=5,
+        max_lease_ms=12 * _HOUR_MS,
+    )
+    headers = (("kafkamq-id", b"0" * 36),)
+    for first in range(0, messages, 1000):
+        starts: dict[int, list[dict[str, bytes]]] = {}
+        ends: dict[int, list[dict[str, bytes]]] = {}
+        for number in range(first, min(first + 1000, messages)):
+            identity = MessageId(number % partitions, number // partitions, b"t" * 16, 1)
+            place = identity.partition, identity.offset
+            route, key = marker_partition(*place, partitions), marker_key(*place)
+            start = encoder.encode(identity, b"work", b"x" * 100, headers=headers)
+            starts.setdefault(route, []).append({"value": start, "key": key})
+            if ended:
+                end = encode_end(identity, Outcome.ACK, consumer_id="c" * 24)
+                ends.setdefault(route, []).append({"value": end, "key": key})
+        for batches in (starts, ends):
+            for route, batch in batches.items():
+                assert producer.produce_batch(config.marker_topic, batch, route) == len(batch)
+        producer.poll(0)
+        if not first % _CHUNK:
+            producer.flush()
+    assert producer.flush(60) == 0
+
+
+class TrackerProcess:
+    """``kafkamq tracker --engine local`` with its metrics."""
+
+    def __init__(self, process: subprocess.Popen[str], port: str) -> None:
+        self._process = process
+        self._port = port
+
+    @classmethod
+    @contextmanager
+    def running(cls, config: ServiceConfig) -> Iterator[TrackerProcess]:
+        """Started; killed at the end of the block."""
+        command = [sys.executable, "-m", "kafkamq.cli", "tracker", "--engine", "local"]
+        where = ["-b", config.bootstrap_servers, "-n", config.namespace, "--metrics-port", "0"]
+        with subprocess.Popen([*command, *where], stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stderr is not None
+                port = None
+                while port is None:
+                    line = process.stderr.readline()
+                    assert line, "the tracker has ended"
+                    port = re.search(r"http://localhost:(\d+)/metrics", line)
+                yield cls(process, port[1])
+            finally:
+                process.kill()
+
+    def total(self, name: str) -> float:
+        """A metric, summed over its labels."""
+        url = f"http://127.0.0.1:{self._port}/metrics"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            text = answer.read().decode()
+        found = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        return sum(float(value) for value in found)
+
+    def resident_mb(self) -> float:
+        """Memory of the process."""
+        with open(f"/proc/{self._process.pid}/statm", encoding="ascii") as statm:  # noqa: PTH123
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def count(config: ServiceConfig, topic: str) -> int:
+    """Where the log of a topic ends, over its partitions; read_committed."""
+    with Admin(config) as admin:
+        return sum(stable for stable, _ in admin.log_ends(topic).values())
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float) -> float:
+    """Seconds until it holds."""
+    began_s = time.perf_counter()
+    while not condition():
+        if time.perf_counter() - began_s > timeout_s:
+            raise TimeoutError("waited in vain")
+        time.sleep(0.05)
+    return time.perf_counter() - began_s
