@@ -1,8 +1,8 @@
 """A member of a group as a process, for tests that kill, stop and mislead it.
 
 Every hand-out is one line of its trace, written before anything else happens to the messages:
-``token partition first_offset next_offset lease_clock_ms``. It can end itself by SIGKILL at a step
-of a batch, and its wall clock can be wrong.
+``token partition first_offset next_offset lease_clock_ms``, the last being when it was decided. It
+can kill or stop itself at a step of a batch, and its wall clock can be wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from kafkamq.core.claim_rules import SafeRules
 from kafkamq.core.claimant import Claimant
 from kafkamq.errors import KafkaMQError, LeaseLostError
 from kafkamq.kafka.claims.batches import BatchDesk
-from kafkamq.kafka.claims.clock import lease_clock_ms
 from kafkamq.kafka.claims.engine import Engine
 from kafkamq.kafka.claims.tenure import Fence
 from kafkamq.types import MarshalType
@@ -90,13 +89,13 @@ def start(trace: Path, topics: Any, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def _die_after(count: int) -> Callable[[], None]:
+def _signal_after(count: int, sent: signal.Signals) -> Callable[[], None]:
     left = [count]
 
     def die() -> None:
         left[0] -= 1
         if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), sent)
 
     return die
 
@@ -118,9 +117,8 @@ def _around(
     setattr(owner, name, wrapper)
 
 
-def _arm(step: str, count: int) -> Callable[[], None]:
-    """Die at the ``count``-th time that a batch comes to ``step``; returns the last step's call."""
-    die = _die_after(count)
+def _arm(step: str, die: Callable[[], None]) -> Callable[[], None]:
+    """Call ``die`` whenever a batch comes to ``step``; returns the last step's call."""
 
     def fetched(desk: BatchDesk) -> None:
         if any(desk._intake.lanes.values()):
@@ -148,6 +146,20 @@ def _arm(step: str, count: int) -> Callable[[], None]:
     return die if step == "returned" else lambda: None
 
 
+def _note_decisions() -> Callable[[], int]:
+    """When the last hand-out was decided: the process may be held up between that and its trace."""
+    real, decided = Claimant.is_live, [0]
+
+    def is_live(claimant: Claimant, monotonic_ms: int) -> bool:
+        found = real(claimant, monotonic_ms)
+        if found:
+            decided[0] = monotonic_ms
+        return found
+
+    Claimant.is_live = is_live  # type: ignore[method-assign]
+    return lambda: decided[0]
+
+
 def _mislead(skew_s: float, jump_s: float) -> None:
     """The wall clock is wrong, and jumps after three seconds; leases go by another clock."""
     real_time, real_ns, began = time.time, time.time_ns, time.monotonic()
@@ -167,13 +179,14 @@ def _say(text: str) -> None:
 def _work(consumer: Consumer, options: argparse.Namespace, returned: Callable[[], None]) -> None:
     trace = os.open(options.trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     is_once = options.delivery == "at-most-once"
+    decided_ms = _note_decisions()
     while True:
         batch = consumer.next_batch(0.2)
         if batch is None:
             continue
         line = (
             f"{batch.token} {batch.partition} {batch.first_offset} {batch.next_offset}"
-            f" {lease_clock_ms()}\n"
+            f" {decided_ms()}\n"
         )
         os.write(trace, line.encode())
         returned()
@@ -202,6 +215,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=10)
     parser.add_argument("--step", default="")
     parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--signal", default="SIGKILL")
     parser.add_argument("--skew", type=float, default=0.0)
     parser.add_argument("--jump", type=float, default=0.0)
     parser.add_argument("--work", type=float, default=0.0)
@@ -215,7 +229,8 @@ def main() -> None:
         SafeRules._holds = lambda self, entry: False  # type: ignore[method-assign]
         SafeRules.is_claimable = lambda self, entry, now_s: True  # type: ignore[method-assign]
         Claimant._still_holds = lambda self, claim, ms, now_s: True  # type: ignore[method-assign]
-    returned = _arm(options.step, options.count) if options.step else (lambda: None)
+    die = _signal_after(options.count, signal.Signals[options.signal])
+    returned = _arm(options.step, die) if options.step else (lambda: None)
     with (
         Cluster(
             options.bootstrap,
@@ -229,6 +244,7 @@ def main() -> None:
             batch=options.batch,
             fenced=bool(options.output),
             max_claims=options.max_claims or None,
+            on_lost=lambda *what: _say(f"ended: {what}"),
         ) as consumer,
     ):
         _say("ready")

@@ -22,7 +22,7 @@ def topics(bootstrap: str) -> ClaimTopics:
 def drain(consumer: Consumer, count: int) -> list[int]:
     found = []
     while len(found) < count:
-        message = consumer.poll(10.0)
+        message = consumer.poll(30.0)
         assert message is not None, found
         message.commit()
         found.append(int(message.payload or b""))
@@ -39,7 +39,7 @@ def test_positions_of_a_live_group_move_all_or_nothing(topics: ClaimTopics, deli
         if delivery == "at-least-once":
             return drain(consumer, count)
         found: list[int] = []
-        for batch in consumer.batches(timeout=10.0):
+        for batch in consumer.batches(timeout=30.0):
             found += [int(message.payload or b"") for message in batch.messages]
             if len(found) >= count:
                 break
@@ -92,7 +92,7 @@ def test_a_paused_group_holds_nothing(topics: ClaimTopics) -> None:
             drain(consumer, 4)
             until = admin.pause(60.0)
             assert admin.paused_until() == until
-            admin.wait_until_free(10.0)
+            admin.wait_until_free(40.0)
             topics.fill(2, first=4)
             assert consumer.poll(0.3) is None
             admin.resume()
@@ -171,14 +171,14 @@ def test_members_must_agree_on_the_interval(topics: ClaimTopics) -> None:
         cluster.member("a", topics.group).consumer(topics.work).wait_for_claims(1)
         with (
             topics.cluster(heartbeat_interval=2.0) as other,
-            pytest.raises(ConfigError, match=r"2 s here and 1 s for client a"),
+            pytest.raises(ConfigError, match=r"2 s here and 10 s for client a"),
         ):
             other.member("b", topics.group).consumer(topics.work)
 
 
 def test_with_go_clients_nothing_is_claimed_that_they_hold(bootstrap: str) -> None:
     """Their heartbeats make an owner by their own rules, whatever was claimed before."""
-    topics = ClaimTopics(bootstrap, interval_s=10.0)
+    topics = ClaimTopics(bootstrap)
     topics.fill(6)
     record = f"Heartbeat/1/%d/i/go/{topics.group}/{topics.work}/%d/0"
     now = int(time.time())

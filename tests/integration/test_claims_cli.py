@@ -34,7 +34,7 @@ def worker(topics: ClaimTopics) -> Iterator[Consumer]:
 
 def test_claims_from_the_command_line(topics: ClaimTopics, bootstrap: str, namespace: str) -> None:
     commands = Commands(bootstrap, namespace)
-    on = ("--topic", topics.coordination, "--interval", "1")
+    on = ("--topic", topics.coordination, "--interval", "10")
     assert commands.json("claims", "init", *on) == [
         {"topic": topics.coordination, "created": False}
     ]
@@ -78,7 +78,7 @@ def test_doctor_and_decode(topics: ClaimTopics, bootstrap: str, namespace: str) 
     now, place = int(time.time()), f"{topics.group}/{topics.work}/0"
     with worker(topics):
         pass
-    (report,) = commands.json("claims", "doctor", "--interval", "1", *on)
+    (report,) = commands.json("claims", "doctor", "--interval", "10", *on)
     assert report["ok"]
     assert report["dual_claims"] == []
     topics.write("nonsense", f"Heartbeat/1/{now}/i/x/{topics.group}/{topics.work}/-1/0")
@@ -87,7 +87,7 @@ def test_doctor_and_decode(topics: ClaimTopics, bootstrap: str, namespace: str) 
         topics.write(f"Heartbeat/1/{now + 30}/i1/x/{place}/{number}")
         topics.write(f"Heartbeat/1/{now}/i2/y/{place}/{number}")
     result = CliRunner().invoke(
-        app, ["claims", "doctor", "--interval", "1", "--json", *on], env=commands.environment
+        app, ["claims", "doctor", "--interval", "10", "--json", *on], env=commands.environment
     )
     assert result.exit_code == 1
     text = result.stdout

@@ -18,7 +18,7 @@ def take(consumer: Consumer, count: int) -> list[int]:
     """So many messages, committed; fewer when none came for long."""
     found = []
     while len(found) < count:
-        message = consumer.poll(10.0)
+        message = consumer.poll(30.0)
         if message is None:
             break
         found.append(int(message.payload or b"-1"))
@@ -46,7 +46,7 @@ def test_what_is_not_committed_comes_again(topics: ClaimTopics) -> None:
     with topics.cluster() as cluster:
         member = cluster.member("a", topics.group)
         with member.consumer(topics.work, claims="greedy") as consumer:
-            seen = [consumer.poll(10.0) for _ in range(20)]
+            seen = [consumer.poll(30.0) for _ in range(20)]
             for message in seen[:6]:
                 assert message is not None
                 message.commit()
@@ -55,12 +55,13 @@ def test_what_is_not_committed_comes_again(topics: ClaimTopics) -> None:
         with pytest.raises(LeaseLostError, match="has ended"):
             message.commit()
         with member.consumer(topics.work, claims="greedy") as consumer:
-            again = {int(m.payload or b"") for m in (consumer.poll(10.0) for _ in range(14)) if m}
+            again = {int(m.payload or b"") for m in (consumer.poll(30.0) for _ in range(14)) if m}
             assert len(again) == 14
             assert again == {int(m.payload or b"") for m in seen[6:] if m}
 
 
-def test_members_share_and_a_silent_one_is_replaced(topics: ClaimTopics) -> None:
+def test_members_share_and_a_silent_one_is_replaced(bootstrap: str) -> None:
+    topics = ClaimTopics(bootstrap, interval_s=2.0)
     topics.fill(20)
     with topics.cluster() as first, topics.cluster() as second:
         one = first.member("a", topics.group).consumer(topics.work, max_claims=1)

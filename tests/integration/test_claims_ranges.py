@@ -28,7 +28,7 @@ def members(topics: ClaimTopics, *names: str, **options: int) -> list[RangeClaim
 
 
 def test_members_share_one_partition_and_a_silent_one_is_replaced(bootstrap: str) -> None:
-    topics = ClaimTopics(bootstrap, partitions=1)
+    topics = ClaimTopics(bootstrap, partitions=1, interval_s=2.0)
     topics.fill(1000)
     first, second = members(topics, "a", "b", size=50)
     seen: Counter[int] = Counter()

@@ -14,13 +14,17 @@ from kafkamq.types import MarshalType
 class Office(ClaimFold):
     """An admin, one consumer that may respect pauses, one log and one clock for all."""
 
-    def __init__(self, targets: dict[int, int], *, patience_s: float = 100) -> None:
+    def __init__(
+        self, targets: dict[int, int], *, patience_s: float = 100, paused_until_s: int = 0
+    ) -> None:
         super().__init__("safe")
         self.now_s = 1000.0
         self.committed: dict[int, int] = {}
         self.offsets = (0, 1000)
         self.silent: set[int] = set()  # partitions whose writes fail from now on
         self.group_writes_fail = False
+        self.resumes_fail = False
+        self.unread_from = 1 << 62
         self.consumers: dict[int, Claimant] = {}
         self.started: list[int] = []  # where consumers began
         self.change = PositionChange(
@@ -29,7 +33,8 @@ class Office(ClaimFold):
             group=GROUP,
             client="adm",
             instance="1",
-            coordination_partitions=[4],
+            pauses={4: paused_until_s},
+            read_to=lambda number: min(self.log.next_offset, self.unread_from),
             monotonic_ms=self.ms,
             patience_ms=round(patience_s * 1000),
         )
@@ -69,11 +74,11 @@ class Office(ClaimFold):
 
     def write_group(self, step: WriteGroup) -> None:
         assert step.coordination_partition == 4
-        if self.group_writes_fail:
+        if self.group_writes_fail or (self.resumes_fail and not step.record.expires_at_s):
             self.change.on_group_failed(step.ticket, self.ms)
         else:
-            self.append(step.record, self.now_s)
-            self.change.on_group_written(step.ticket)
+            at = self.append(step.record, self.now_s)
+            self.change.on_group_written(step.ticket, at)
 
     def admin_step(self, place: Place, step: object) -> None:
         claimant = self.change.claimant(place)
@@ -202,15 +207,38 @@ def test_a_group_that_cannot_be_paused_is_left_alone() -> None:
 
 def test_a_resume_that_cannot_be_written_ends() -> None:
     office = Office({0: 5}, patience_s=20)
-    office.admin()
-    for _ in range(60):
-        if office.change.phase is ResetPhase.RESUMING:
-            break
-        office.run(1)
-        office.group_writes_fail = True
-    office.run(60)
+    office.resumes_fail = True
+    office.run(100)
     assert office.change.is_over
     assert office.change.moved == {(TOPIC, 0): 5}
+    assert not office.change.is_resumed
+    assert office.log.is_paused(GROUP, now_s=office.now_s)
+
+
+def test_it_is_over_when_the_resume_was_read_back() -> None:
+    """Who asks for the pause right after it must not see it any more."""
+    office = Office({0: 5})
+    office.resumes_fail = True
+    office.run(5)
+    assert office.change.phase is ResetPhase.RESUMING
+    office.resumes_fail = False
+    office.unread_from = office.log.next_offset
+    office.run(5)
+    assert not office.log.is_paused(GROUP, now_s=office.now_s)
+    assert office.change.phase is ResetPhase.RESUMING
+    office.unread_from = 1 << 62
+    office.run(1)
+    assert office.change.is_over
+    assert office.change.is_resumed
+
+
+@pytest.mark.parametrize(("until_s", "left_s"), [(9000, 9000), (1100, 1100), (999, 0)])
+def test_a_pause_that_was_there_before_goes_on(until_s: int, left_s: int) -> None:
+    office = Office({0: 5}, paused_until_s=until_s)
+    office.run(60)
+    assert office.change.moved == {(TOPIC, 0): 5}
+    assert office.log.paused_until(GROUP) == left_s
+    assert office.change.is_resumed
 
 
 def test_a_move_that_is_not_confirmed_is_told() -> None:

@@ -6,15 +6,16 @@ are one record for each partition, so a process that dies between them leaves so
 rest at their old positions; everything short of that is all or nothing.
 
 A group is paused by a ReleaseGroup record on each coordination partition concerned, and resumed by
-one whose expiry is long past. Members that do not know the record (the last Go version) do not
-release: then the deadline ends the attempt.
+one whose expiry is long past; a pause that was there before is put back instead. Each of these is
+read back before the next step, so that whoever asked sees what it did. Members that do not know the
+record (the last Go version) do not release: then the deadline ends the attempt.
 
 Source: Marshal PROTOCOL.md, ReleaseGroup; the section on setting positions was never written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -54,6 +55,7 @@ class PositionChange:
     Attributes:
         failures: Why each partition that was not moved was not; empty when all were.
         moved: Where each partition was moved to, as the log says.
+        is_resumed: The log says that the pause has ended; False at the end: that was not written.
     """
 
     def __init__(
@@ -64,7 +66,8 @@ class PositionChange:
         group: str,
         client: str,
         instance: str,
-        coordination_partitions: Sequence[int],
+        pauses: Mapping[int, int],
+        read_to: Callable[[int], int],
         monotonic_ms: int,
         patience_ms: int,
         retry_ms: int = 500,
@@ -77,7 +80,9 @@ class PositionChange:
             group: Whose positions.
             client: The admin's name.
             instance: Its instance.
-            coordination_partitions: Of the topics concerned.
+            pauses: By coordination partition of the topics concerned: until when the group is
+                paused there already, epoch s; 0: it is not.
+            read_to: The first offset of a coordination partition that was not read.
             monotonic_ms: Now.
             patience_ms: How long everything may take until all is held.
             retry_ms: Pause before a partition is tried again.
@@ -91,14 +96,16 @@ class PositionChange:
         self._patience_ms = patience_ms
         self._deadline_ms = monotonic_ms + patience_ms
         self._retry_ms = retry_ms
-        self._partitions = list(coordination_partitions)
+        self._pauses = dict(pauses)
+        self._read_to = read_to
         self._tickets = 0
-        self._open: dict[int, int] = {}  # ticket -> coordination partition, not confirmed
-        self._unsent = list(self._partitions)
+        self._open: dict[int, tuple[int, int]] = {}  # by ticket: coordination partition, offset
+        self._unsent = list(self._pauses)
         self._write_after_ms = monotonic_ms
         self._claimants: dict[Place, Claimant] = {}
         self._next_try_ms: dict[Place, int] = {}
         self._last_end: dict[Place, End] = {}
+        self.is_resumed = False
 
     @property
     def is_over(self) -> bool:
@@ -117,15 +124,15 @@ class PositionChange:
         if claimant is not None:
             claimant.on_offsets(earliest, latest, committed, monotonic_ms=monotonic_ms)
 
-    def on_group_written(self, ticket: int) -> None:
-        """A ``WriteGroup`` is in the log."""
-        self._open.pop(ticket, None)
+    def on_group_written(self, ticket: int, offset: int) -> None:
+        """A ``WriteGroup`` stands at ``offset`` in its coordination partition."""
+        if ticket in self._open:
+            self._open[ticket] = (self._open[ticket][0], offset)
 
     def on_group_failed(self, ticket: int, monotonic_ms: int) -> None:
         """It failed, or nobody knows; it is repeated."""
-        partition = self._open.pop(ticket, None)
-        if partition is not None:
-            self._unsent.append(partition)
+        if ticket in self._open:
+            self._unsent.append(self._open.pop(ticket)[0])
             self._write_after_ms = monotonic_ms + self._retry_ms
 
     def plan(
@@ -153,8 +160,10 @@ class PositionChange:
                     self._finished(place, step, monotonic_ms)
         if self.phase in (ResetPhase.MOVING, ResetPhase.RESTORING) and not self._claimants:
             self._resume(monotonic_ms)
-        if self.phase is ResetPhase.RESUMING and self._write_groups(steps, 0, monotonic_ms, now_s):
-            self.phase = ResetPhase.OVER
+        if self.phase is ResetPhase.RESUMING:
+            self.is_resumed = self._write_groups(steps, 0, monotonic_ms, now_s)
+            if self.is_resumed or monotonic_ms >= self._deadline_ms:
+                self.phase = ResetPhase.OVER
         return steps
 
     def _claim(self, monotonic_ms: int) -> None:
@@ -198,7 +207,7 @@ class PositionChange:
     def _resume(self, monotonic_ms: int) -> None:
         self.phase = ResetPhase.RESUMING
         self._open.clear()
-        self._unsent = list(self._partitions)
+        self._unsent = list(self._pauses)
         self._write_after_ms = monotonic_ms
         self._deadline_ms = monotonic_ms + self._patience_ms
 
@@ -209,22 +218,26 @@ class PositionChange:
         monotonic_ms: int,
         now_s: float,
     ) -> bool:
-        """Write to every coordination partition; True: all is confirmed, or was given up."""
+        """Write to every coordination partition; True: all of it was read back."""
         if monotonic_ms >= self._write_after_ms:
             instance, client, group = self._ids
             for partition in self._unsent:
                 self._tickets += 1
-                self._open[self._tickets] = partition
+                self._open[self._tickets] = (partition, -1)
+                was_until_s = self._pauses[partition]
                 record = MarshalRecord(
                     MarshalType.RELEASE_GROUP,
                     time_s=int(now_s),
                     instance=instance,
                     client=client,
                     group=group,
-                    expires_at_s=expires_at_s,
+                    # A longer pause of somebody else is not shortened, nor ended.
+                    expires_at_s=max(expires_at_s, was_until_s if was_until_s > now_s else 0),
                     version=0,
                 )
                 steps.append((None, WriteGroup(self._tickets, partition, record)))
             self._unsent = []
-        is_late = self.phase is ResetPhase.RESUMING and monotonic_ms >= self._deadline_ms
-        return is_late or not (self._unsent or self._open)
+        for ticket, (partition, offset) in list(self._open.items()):
+            if 0 <= offset < self._read_to(partition):
+                del self._open[ticket]
+        return not (self._unsent or self._open)

@@ -93,6 +93,8 @@ class Admin:
     ) -> dict[Place, int]:
         """Move positions of the group, all or nothing: pause, claim, release elsewhere, resume.
 
+        When it returns, the pause is over; one that the group was under before goes on.
+
         Args:
             positions: By topic and partition; offsets are clamped to what the log has.
             timeout: Seconds until all must be held; None: two heartbeat intervals and a bit, when
@@ -104,7 +106,8 @@ class Admin:
         Raises:
             ConfigError: A partition does not exist, or a position is no position.
             DeadlineExceededError: Some could not be claimed: none was moved.
-            BrokerError: Some were not moved, others were, or may have been; names them.
+            BrokerError: Some were not moved, others were, or may have been; names them. Or all
+                were, and the group could not be resumed.
         """
         if not positions:
             return {}
@@ -227,13 +230,16 @@ class _Change:
         self._ids = ids
         self._tenures: dict[Place, Tenure] = {}
         client, instance = ids
+        logs = engine.log.logs
+        numbers = sorted({engine.partition_of(topic) for topic, _ in targets})
         self._change = PositionChange(
             targets,
             self._claimant,
             group=group,
             client=client,
             instance=instance,
-            coordination_partitions=sorted({engine.partition_of(topic) for topic, _ in targets}),
+            pauses={number: logs[number].paused_until(group) for number in numbers},
+            read_to=lambda number: logs[number].next_offset,
             monotonic_ms=lease_clock_ms(),
             patience_ms=patience_ms,
             retry_ms=200,
@@ -251,21 +257,24 @@ class _Change:
 
     def result(self) -> dict[Place, int]:
         """Where everything is now."""
-        change = self._change
-        if not change.failures:
-            return dict(change.moved)
+        change, group = self._change, self._group
+        still = "" if change.is_resumed else f"; group {group} is still paused: resume it"
+        moved = ", ".join(f"{topic}[{number}]" for topic, number in sorted(change.moved))
         said = "; ".join(
             f"{topic}[{number}]: {why}" for (topic, number), why in sorted(change.failures.items())
         )
+        if not change.failures:
+            if still:
+                raise BrokerError(f"positions of group {group} were changed: {moved}{still}")
+            return dict(change.moved)
         if not change.moved and not any("may" in why for why in change.failures.values()):
             raise DeadlineExceededError(
-                f"no position of group {self._group} was changed, because not all partitions could"
-                f" be claimed: {said}"
+                f"no position of group {group} was changed, because not all partitions could"
+                f" be claimed: {said}{still}"
             )
-        moved = ", ".join(f"{topic}[{number}]" for topic, number in sorted(change.moved))
         raise BrokerError(
-            f"positions of group {self._group} were changed in part: {said}; changed: {moved};"
-            " set them again"
+            f"positions of group {group} were changed in part: {said}; changed: {moved};"
+            f" set them again{still}"
         )
 
     def _claimant(self, place: Place) -> Claimant:
@@ -304,7 +313,7 @@ class _Change:
             if offset < 0:
                 self._change.on_group_failed(step.ticket, lease_clock_ms())
             else:
-                self._change.on_group_written(step.ticket)
+                self._change.on_group_written(step.ticket, offset)
 
         self._engine.send(step.coordination_partition, step.record, report)
 
