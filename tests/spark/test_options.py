@@ -49,6 +49,15 @@ def test_options_stand_above_what_was_registered() -> None:
         ({"endingOffsets": "[1]"}, "endingOffsets"),
         ({"maxRowsPerTrigger": "0"}, "maxRowsPerTrigger"),
         ({"includeHeaders": "yes"}, "includeHeaders"),
+        ({"view": "letters"}, "view is 'letters'.*in_flight"),
+        ({"view": "markers", "includeHeaders": "true"}, "includeHeaders"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp"),
+        ({"startingTimestamp": "1", "startingOffsets": "latest"}, "startingTimestamp and starting"),
+        ({"endingTimestamp": "-1"}, "endingTimestamp"),
+        ({"failOnDataLoss": "maybe"}, "failOnDataLoss"),
+        ({"namespace": "a b"}, "namespace"),
+        ({"partitions": "a"}, "partitions"),
+        ({"acknowledge": "true"}, "read_queue"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, str], named: str) -> None:
@@ -56,6 +65,31 @@ def test_a_wrong_option_is_named(options: dict[str, str], named: str) -> None:
     given = options if named in ("kafka.bootstrap.servers", "topic") else {**usable, **options}
     with pytest.raises(ConfigError, match=named):
         parse_source_options(given, None)
+
+
+def test_a_view_brings_its_topic_and_a_namespace_its_names() -> None:
+    for view, topic in (
+        ("messages", "ns.messages"),
+        ("deliveries", "ns.markers"),
+        ("in_flight", "ns.markers"),
+        ("dead_letters", "ns.dead-letters"),
+        ("markers", "ns.markers"),
+    ):
+        assert parse_source_options({"view": view}, SERVICE).topic == topic
+    other = parse_source_options({"view": "messages", "namespace": "shop"}, SERVICE)
+    assert other.topic == "shop.messages"
+    assert other.config.kafka == SERVICE.kafka
+
+
+def test_times_are_milliseconds_or_iso_8601() -> None:
+    for text, expected in (
+        ("1700000000123", 1_700_000_000_123),
+        ("2023-11-14T22:13:20", 1_700_000_000_000),
+        ("2023-11-14T22:13:20Z", 1_700_000_000_000),
+        ("2023-11-15T00:13:20.5+02:00", 1_700_000_000_500),
+    ):
+        options = {"view": "markers", "startingTimestamp": text}
+        assert parse_source_options(options, SERVICE).starting == expected
 
 
 @given(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import os
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -102,45 +105,129 @@ def test_markers(spark: SparkSession, logs: Logs) -> None:
 
 
 def test_deliveries_are_one_row_per_attempt(spark: SparkSession, logs: Logs) -> None:
-    acked, nacked, open_, taken = (MessageId(0, offset) for offset in range(4))
-    logs.start(acked, nacked, open_, taken, headers=SENT, timeout_ms=60_000)
+    origin = Origin("elsewhere", 7, 70, 1_700_000_000_000)
+    copy = copy_headers(SENT, delivery_count=2, origin=origin)
+    acked, nacked, open_, taken, lost, zombie = (MessageId(0, offset) for offset in range(6))
+    logs.start(acked, key=b"orders\0user", headers=copy, count=2, timeout_ms=60_000)
+    logs.start(nacked, open_, taken, headers=SENT, timeout_ms=60_000)
     logs.end(acked)
     logs.end(nacked, outcome=Outcome.NACK, delay_ms=500, reason="busy")
     logs.end(nacked, outcome=Outcome.REDELIVERED, consumer="engine")
     logs.start(taken, consumer="second", timeout_ms=60_000)
+    logs.start(lost, timeout_ms=100)
+    logs.start(zombie, timeout_ms=60_000)
+    logs.end(zombie)
+    logs.start(zombie, consumer="zombie", timeout_ms=60_000)  # R12: no second attempt
     logs.end(MessageId(0, 99))  # an END of something that was never STARTed
+    for _ in range(2):  # the first record behind a gap brings a grace (R3), the second its end
+        time.sleep(0.2)
+        logs.keepalive(lost, consumer="another", timeout_ms=60_000)
+    logs.end(lost)  # too late
+    logs.end(lost, outcome=Outcome.REDELIVERED, consumer="engine")
     rows = ask(spark, logs, "SELECT * FROM deliveries ORDER BY offset")
-    assert [(row.offset, row.outcome, row.settlement) for row in rows] == [
-        (0, "ACK", None),
-        (1, "NACK", "REDELIVERED"),
-        (2, None, None),
-        (3, None, None),
+    assert [(row.offset, row.outcome, row.starts, row.is_late) for row in rows] == [
+        (0, "ACK", 1, False),
+        (1, "NACK", 1, False),
+        (2, None, 1, None),
+        (3, None, 2, None),
+        (4, "ACK", 1, True),
+        (5, "ACK", 1, False),
     ]
-    assert [row.starts for row in rows] == [1, 1, 1, 2]
-    assert [row.consumer_id for row in rows] == ["worker", "worker", "worker", "second"]
-    assert (rows[1].reason, rows[1].nack_delay_ms, rows[1].id) == ("busy", 500, "id-1")
-    assert rows[1].started_at <= rows[1].verdict_at <= rows[1].settled_at
+    assert [row.consumer_id for row in rows[:4]] == ["worker", "worker", "worker", "second"]
+    one, two = rows[:2]
+    assert (one.queue_id, one.user_key, one.delivery_count) == ("orders", b"user", 2)
+    assert (one.origin_topic, one.origin_partition, one.origin_offset) == ("elsewhere", 7, 70)
+    assert (two.origin_topic, two.origin_offset) == (logs.config.message_topic, 1)
+    assert (two.reason, two.nack_delay_ms, two.id) == ("busy", 500, "id-1")
+    assert two.started_at <= two.ended_at
+    assert two.duration_ms == (two.ended_at - two.started_at).total_seconds() * 1000
+    assert rows[4].duration_ms >= 300
 
 
 def test_in_flight_by_log_time(spark: SparkSession, logs: Logs) -> None:
     held, renewed, dead, waiting, due, acked, gone = (MessageId(0, offset) for offset in range(7))
     logs.start(held, timeout_ms=60_000)
-    logs.start(renewed, timeout_ms=300, consumer="alive")
+    logs.start(renewed, timeout_ms=20_000, consumer="alive")
     logs.start(dead, timeout_ms=300, consumer="dead")
     logs.start(waiting, due, acked, gone, timeout_ms=60_000)
     logs.end(waiting, outcome=Outcome.NACK, delay_ms=60_000)
     logs.end(due, outcome=Outcome.REJECT)
     logs.end(acked)
     logs.end(gone, outcome=Outcome.DEAD_LETTERED)
-    time.sleep(0.4)
-    logs.keepalive(renewed, consumer="alive", timeout_ms=60_000)
-    rows = {row.offset: row for row in ask(spark, logs, "SELECT * FROM in_flight")}
-    assert {offset: row.state for offset, row in rows.items()} == {
-        0: "held", 1: "held", 2: "due", 3: "waiting", 4: "due",
-    }  # fmt: skip
-    assert 0 < rows[0].remaining_ms <= 60_000
-    assert rows[2].remaining_ms < 0
-    assert rows[4].outcome == "REJECT"
+    later = logs.schedule(60_000, partition=logs.place(held))
+    cancelled = logs.schedule(60_000, partition=logs.place(held))
+    logs.end_schedule(cancelled)
+    for pause_s in (0.4, 0.2):  # the first record behind a gap brings a grace (R3)
+        time.sleep(pause_s)
+        logs.keepalive(renewed, consumer="alive", timeout_ms=60_000)
+    rows = ask(spark, logs, "SELECT * FROM in_flight")
+    found = {(row.offset, row.delivery_count): row for row in rows}
+    assert {place: row.state for place, row in found.items()} == {
+        (0, 1): "held",
+        (1, 1): "held",
+        (2, 1): "due",
+        (3, 1): "waiting",
+        (4, 1): "due",
+        (later.offset, 0): "scheduled",
+    }
+    assert 0 < found[0, 1].remaining_ms <= 60_000
+    assert found[1, 1].remaining_ms > 20_000
+    assert found[2, 1].remaining_ms < 0
+    assert (found[4, 1].outcome, found[1, 1].consumer_id) == ("REJECT", "alive")
+
+
+def test_streamed_deliveries_are_those_of_a_batch(
+    spark: SparkSession, logs: Logs, checkpoint: str, tmp_path: Path
+) -> None:
+    """Cut into many small batches, with a restart and without what the fold had kept."""
+    seen: list[Row] = []
+
+    def run() -> None:
+        stream = spark.readStream.format("kafkamq").option("view", "deliveries")
+        query = (
+            stream.option("maxRowsPerTrigger", "7").load()
+            .writeStream.foreachBatch(lambda frame, _: seen.extend(frame.collect()))
+            .option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        )  # fmt: skip
+        assert query.awaitTermination(120)
+
+    register_views(spark, logs.config)
+    ids = [MessageId(0, offset) for offset in range(12)]
+    logs.start(*ids, timeout_ms=60_000)
+    logs.end(*ids[:5])
+    run()
+    folds = Path(tempfile.gettempdir(), f"kafkamq-folds-{os.getuid()}")
+    for each in folds.glob("*.json"):
+        each.unlink()
+    logs.end(*ids[3:7], outcome=Outcome.NACK, delay_ms=100, reason="busy")
+    logs.start(*ids[3:9], consumer="second", timeout_ms=60_000)
+    logs.end(*ids[4:10], outcome=Outcome.REDELIVERED)
+    run()
+    batch = spark.sql("SELECT * FROM deliveries WHERE outcome IS NOT NULL").collect()
+    assert len(batch) == 10
+    assert sorted(seen) == sorted(batch)
+
+
+def test_filters_reach_the_readers(spark: SparkSession, logs: Logs) -> None:
+    logs.send(3, key=b"orders")
+    logs.send(4, key=b"orders\0user", partition=1)
+    time.sleep(0.05)
+    late = logs.send(2, key=b"mails", partition=1)
+    since = datetime.datetime.fromtimestamp(logs.sent[late[0]] / 1000, datetime.timezone.utc)
+    register_views(spark, logs.config)
+
+    def read(where: str) -> tuple[int, int]:
+        """Rows that match, and tasks that were needed."""
+        frame = spark.table("messages").where(where)
+        return frame.count(), frame.rdd.getNumPartitions()
+
+    assert read("queue_id = 'orders'") == (7, 2)
+    assert read("queue_id IN ('orders', 'mails') AND partition = 1") == (6, 1)
+    assert read("partition = 1 AND offset >= 2 AND offset < 4") == (2, 1)
+    assert read(f"timestamp >= '{since.isoformat()}'") == (2, 1)
+    assert read(f"timestamp < '{since.isoformat()}'") == (7, 2)
+    assert read("partition = 0 AND partition = 1")[0] == 0
+    assert read("queue_id = 'orders' AND NOT partition = 1") == (3, 2)
 
 
 def test_views_of_two_namespaces_live_side_by_side(

@@ -273,7 +273,7 @@ def _topics(names: Sequence[str], attempt: _Attempt) -> dict[str, TopicInfo]:
     return {
         name: TopicInfo(
             name,
-            _uuid_bytes(topic.topic_id),
+            uuid_bytes(topic.topic_id),
             len(topic.partitions),
             min((len(part.replicas) for part in topic.partitions), default=0),
             settings[name],
@@ -351,7 +351,7 @@ def _configs(
     return found
 
 
-def _uuid_bytes(topic_id: object) -> bytes:
+def uuid_bytes(topic_id: object) -> bytes:
     """The 16 bytes of confluent_kafka's Uuid, which offers them as two signed numbers."""
     most = getattr(topic_id, "get_most_significant_bits", None)
     least = getattr(topic_id, "get_least_significant_bits", None)

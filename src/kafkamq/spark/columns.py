@@ -1,8 +1,8 @@
-"""What a row of ``format("kafkamq")`` is, by mode; records in, Arrow columns out.
+"""What a row of ``format("kafkamq")`` is, by view; records in, Arrow columns out.
 
-Every mode starts from the same committed records. ``records`` gives them as they are; the others
+Every view starts from the same committed records. ``records`` gives them as they are; the others
 decode what the protocol wrote, by the same code as workers and trackers, so that SQL needs to know
-nothing about the wire. Times are UTC.
+nothing about the wire. Times are UTC. ``deliveries`` and ``in_flight``: see ``attempt_columns.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from kafkamq.wire.markers import decode_marker, decode_slim
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["COLUMNS", "arrow_columns", "columns_of", "fold_rows"]
+__all__ = ["COLUMNS", "Column", "arrow_batch", "arrow_columns", "columns_of", "fold_rows",
+           "micros", "text"]  # fmt: skip
 
 _HEADERS = ("headers", "ARRAY<STRUCT<key: STRING, value: BINARY>>")
 _PLACE = (("partition", "INT"), ("offset", "BIGINT"), ("timestamp", "TIMESTAMP"))
@@ -52,6 +53,7 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("ttl_ms", "BIGINT"),
         *_PLACE,
         *_ORIGIN,
+        ("ack_token", "STRING"),  # of a stream that acknowledges (read_queue), else null
     ),
     "dead_letters": (
         ("queue_id", "STRING"),
@@ -92,6 +94,47 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("engine_epoch", "BIGINT"),  # TICK
         ("error", "STRING"),  # why the record could not be decoded
     ),
+    "deliveries": (
+        ("queue_id", "STRING"),
+        ("id", "STRING"),
+        ("user_key", "BINARY"),
+        ("delivery_count", "INT"),  # which attempt it was
+        ("partition", "INT"),  # of the message
+        ("offset", "BIGINT"),
+        ("topic_id", "STRING"),
+        ("leader_epoch", "INT"),
+        *_ORIGIN,
+        ("consumer_id", "STRING"),  # who STARTed it, the last one if there were several
+        ("started_at", "TIMESTAMP"),  # first START
+        ("ended_at", "TIMESTAMP"),  # first END; null: open
+        ("duration_ms", "BIGINT"),  # between them
+        ("outcome", "STRING"),  # of that END; REDELIVERED, DEAD_LETTERED: no verdict came
+        ("is_late", "BOOLEAN"),  # the verdict came after the lease's end
+        ("reason", "STRING"),
+        ("nack_delay_ms", "BIGINT"),
+        ("starts", "INT"),  # more than one: another worker, or the same one again
+        ("message_timestamp", "TIMESTAMP"),
+        ("marker_partition", "INT"),
+        ("start_offset", "BIGINT"),
+        ("end_offset", "BIGINT"),
+    ),
+    "in_flight": (
+        ("queue_id", "STRING"),
+        ("id", "STRING"),
+        ("user_key", "BINARY"),
+        ("delivery_count", "INT"),  # 0: SCHEDULE
+        ("partition", "INT"),  # of the message; of a SCHEDULE: of the markers topic
+        ("offset", "BIGINT"),
+        ("topic_id", "STRING"),
+        ("leader_epoch", "INT"),
+        ("state", "STRING"),  # held, waiting (nacked with a delay), scheduled, due
+        ("consumer_id", "STRING"),  # who holds it, or held it last
+        ("started_at", "TIMESTAMP"),
+        ("outcome", "STRING"),  # the verdict, null: none
+        ("remaining_ms", "BIGINT"),  # by the partition's clock; negative: over
+        ("marker_partition", "INT"),
+        ("start_offset", "BIGINT"),
+    ),
     "blocks": (
         ("group_key", "STRING"),
         ("topic", "STRING"),
@@ -102,27 +145,42 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("block", "BINARY"),  # see blocks.py
     ),
 }
-"""Columns of each mode, as (name, Spark type); ``records`` may have ``headers`` as well."""
+"""Columns of each view, as (name, Spark type); ``records`` may have ``headers`` as well."""
 
 Column = list[Any]
 
 
-def columns_of(mode: str, include_headers: bool) -> tuple[tuple[str, str], ...]:
-    """The columns of a mode."""
-    return (*COLUMNS[mode], _HEADERS) if include_headers else COLUMNS[mode]
+def columns_of(view: str, include_headers: bool) -> tuple[tuple[str, str], ...]:
+    """The columns of a view."""
+    return (*COLUMNS[view], _HEADERS) if include_headers else COLUMNS[view]
 
 
-def arrow_columns(mode: str, records: Sequence[Record], schema: pa.Schema) -> pa.RecordBatch:
-    """The records as one Arrow batch of that mode; ``schema`` may have headers behind ``records``.
+def arrow_columns(
+    view: str, records: Sequence[Record], schema: pa.Schema, tokens: Sequence[str] | None = None
+) -> pa.RecordBatch:
+    """The records as one Arrow batch of that view; ``schema`` may have headers behind ``records``.
+
+    Args:
+        view: One whose rows are records.
+        records: One for each row.
+        schema: Of the rows.
+        tokens: Of ``messages``: the ack tokens.
 
     Raises:
         UnsupportedVersionError: A marker of a newer version (R21).
     """
+    columns = _BUILDERS[view](records)
+    if view == "records" and len(schema) > len(columns):
+        columns.append([record.headers() or () for record in records])
+    if view == "messages":
+        columns.append([None] * len(records) if tokens is None else list(tokens))
+    return arrow_batch(columns, schema)
+
+
+def arrow_batch(columns: Sequence[Column], schema: pa.Schema) -> pa.RecordBatch:
+    """Columns of Python values, in the order of the schema."""
     import pyarrow as pa
 
-    columns = _BUILDERS[mode](records)
-    if mode == "records" and len(schema) > len(columns):
-        columns.append([record.headers() or () for record in records])
     arrays = [
         _header_array(column, field.type)
         if field.name == "headers"
@@ -154,16 +212,16 @@ def _place(records: Sequence[Record]) -> list[Column]:
     return [
         [record.partition() for record in records],
         [record.offset() for record in records],
-        [_micros(record.timestamp()[1]) for record in records],
+        [micros(record.timestamp()[1]) for record in records],
     ]
 
 
-def _micros(timestamp_ms: int) -> int | None:
+def micros(timestamp_ms: int) -> int | None:
     """Spark's timestamps are microseconds; a record without a time has none."""
     return timestamp_ms * 1000 if timestamp_ms > 0 else None
 
 
-def _text(data: bytes | None) -> str:
+def text(data: bytes | None) -> str:
     return "" if data is None else data.decode("utf-8", "replace")
 
 
@@ -186,7 +244,7 @@ def _origin_columns(records: Sequence[Record], read: Sequence[MessageHeaders]) -
         [record.partition() if origin is None else origin.partition for record, origin in pairs],
         [record.offset() if origin is None else origin.offset for record, origin in pairs],
         [
-            _micros(record.timestamp()[1] if origin is None else origin.timestamp_ms)
+            micros(record.timestamp()[1] if origin is None else origin.timestamp_ms)
             for record, origin in pairs
         ],
     ]
@@ -196,7 +254,7 @@ def _messages(records: Sequence[Record]) -> list[Column]:
     keys = [split_key(record.key()) for record in records]
     read = [read_message_headers(record.headers()) for record in records]
     return [
-        [_text(queue_id) for queue_id, _ in keys],
+        [text(queue_id) for queue_id, _ in keys],
         [headers.id for headers in read],
         [user_key for _, user_key in keys],
         [record.value() for record in records],
@@ -211,7 +269,7 @@ def _messages(records: Sequence[Record]) -> list[Column]:
 def _last(headers: Sequence[tuple[str, bytes | None]], name: str) -> str | None:
     for one, value in reversed(headers):
         if one == name:
-            return _text(value)
+            return text(value)
     return None
 
 
@@ -222,7 +280,7 @@ def _dead_letters(records: Sequence[Record]) -> list[Column]:
     queue_ids = [_last(headers, names.QUEUE_ID) for headers in raw]
     return [
         [
-            _text(key[0]) if queue_id is None else queue_id
+            text(key[0]) if queue_id is None else queue_id
             for key, queue_id in zip(keys, queue_ids, strict=True)
         ],
         [headers.id for headers in read],
@@ -286,11 +344,11 @@ def _markers(records: Sequence[Record]) -> list[Column]:
         column(lambda marker: marker.delivery_count, start),
         column(lambda marker: marker.max_deliveries, start),
         column(lambda marker: marker.max_lease_ms, start),
-        [None if queue_id is None else _text(queue_id) for queue_id, _ in split],
+        [None if queue_id is None else text(queue_id) for queue_id, _ in split],
         [user_key for _, user_key in split],
         column(lambda marker: _message_id_of(marker.headers), start, schedule),
-        column(lambda marker: _micros(marker.message_timestamp_ms), start),
-        column(lambda marker: _micros(marker.expires_at_ms), start, schedule),
+        column(lambda marker: micros(marker.message_timestamp_ms), start),
+        column(lambda marker: micros(marker.expires_at_ms), start, schedule),
         column(lambda marker: marker.by_reference, start),
         column(lambda marker: marker.reason or None),
         column(lambda marker: marker.engine_epoch, MarkerType.TICK),

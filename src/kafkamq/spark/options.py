@@ -1,7 +1,7 @@
 """Options of ``format("kafkamq")``, checked when a query is planned.
 
 Kafka's own properties are given as ``kafka.NAME``, as in Spark's Kafka source. Values given as
-options can be seen in query plans; secrets belong into ``register_source(spark, config)``.
+options can be seen in query plans; secrets belong into ``register(spark, config)``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
@@ -16,10 +17,13 @@ from kafkamq.errors import ConfigError
 __all__ = [
     "EARLIEST",
     "LATEST",
+    "VIEWS",
+    "AcknowledgeOptions",
     "Offsets",
     "SourceOptions",
     "chosen_partitions",
     "parse_source_options",
+    "parse_timestamp_ms",
 ]
 
 EARLIEST = "earliest"
@@ -27,12 +31,29 @@ LATEST = "latest"
 Offsets = dict[str, dict[str, int]]
 """Topic -> partition (as text, for JSON) -> next offset."""
 
+VIEWS = ("messages", "deliveries", "in_flight", "dead_letters", "markers")
+"""What ``view`` may be: the topics of a namespace; without it a topic's records are read."""
+
 _BOOTSTRAP = "kafka.bootstrap.servers"
-_KNOWN = {
-    "topic", "mode", "startingoffsets", "endingoffsets", "maxrowspertrigger", "includeheaders",
-    "minpartitions", "partitions", "tasks",
-}  # fmt: skip
-MODES = ("records", "messages", "dead_letters", "markers", "blocks")
+_SPELLED = (
+    "topic", "view", "mode", "namespace", "queue", "startingOffsets", "endingOffsets",
+    "startingTimestamp", "endingTimestamp", "maxRowsPerTrigger", "includeHeaders", "minPartitions",
+    "partitions", "failOnDataLoss", "tasks", "acknowledge", "redeliveryTimeout", "maxDeliveries",
+    "maxLease",
+)  # fmt: skip
+_KNOWN = {name.lower() for name in _SPELLED}
+_INTERNAL = {"mode", "tasks", "acknowledge"}
+_SHOWN = sorted(name for name in _SPELLED if name not in _INTERNAL)
+_ROWS = ("records", "blocks", *VIEWS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcknowledgeOptions:
+    """How a stream that acknowledges STARTs what it hands out."""
+
+    redelivery_timeout_ms: int = 60_000  # redeliveryTimeout, in s
+    max_deliveries: int = 5  # maxDeliveries
+    max_lease_ms: int = 43_200_000  # maxLease, in s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +61,23 @@ class SourceOptions:
     """What a query reads."""
 
     config: ServiceConfig  # where, and Kafka's properties
-    topic: str  # topic
-    mode: str = "records"  # mode: what a row is, see columns.py
-    starting: str | Offsets = EARLIEST  # startingOffsets: earliest, latest or JSON
-    ending: str | Offsets = LATEST  # endingOffsets, of a batch: latest or JSON
+    topic: str  # topic; of a view: the namespace's
+    view: str = "records"  # view: what a row is, see columns.py
+    queue_id: str = ""  # queue: only its rows
+    starting: str | Offsets | int = EARLIEST  # startingOffsets, or ms of startingTimestamp
+    ending: str | Offsets | int = LATEST  # endingOffsets or endingTimestamp, of a batch
     max_rows: int | None = None  # maxRowsPerTrigger
-    include_headers: bool = False  # includeHeaders, of mode records
+    include_headers: bool = False  # includeHeaders, of records
     min_partitions: int = 1  # minPartitions, of a batch: split large ranges
     partitions: frozenset[int] | None = None  # partitions: only these, as 0,3,5; None: all
-    tasks: int = 1  # tasks, of mode blocks: shuffle partitions that the group keys are made for
+    fail_on_data_loss: bool = True  # failOnDataLoss
+    tasks: int = 1  # of blocks: shuffle partitions that the group keys are made for
+    acknowledge: AcknowledgeOptions | None = None  # read_queue sets it
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether rows follow from the whole log before them, not from one record each."""
+        return self.view in ("deliveries", "in_flight")
 
 
 def chosen_partitions(options: SourceOptions, count: int) -> list[int]:
@@ -84,35 +113,142 @@ def parse_source_options(
     unknown = sorted(set(given) - _KNOWN - {f"kafka.{name}" for name in kafka})
     if unknown:
         raise ConfigError(
-            f"unknown option {unknown[0]}: known are {', '.join(sorted(_KNOWN))} "
+            f"unknown option {unknown[0]}: known are {', '.join(_SHOWN)} "
             "and Kafka's own properties as kafka.NAME"
         )
-    servers = kafka.pop("bootstrap.servers", "")
-    if service is None and not servers:
-        raise ConfigError(f"option {_BOOTSTRAP} is missing: give host:port[,host:port...]")
-    config = service or ServiceConfig(bootstrap_servers=servers)
-    config = replace(
-        config,
-        bootstrap_servers=servers or config.bootstrap_servers,
-        kafka={**config.kafka, **kafka},
-    )
-    if not given.get("topic"):
-        raise ConfigError("option topic is missing: name the topic to read")
-    mode = given.get("mode", "records")
-    if mode not in MODES:
-        raise ConfigError(f"mode is {mode!r}: it must be one of {', '.join(MODES)}")
+    config = _config(kafka, given.get("namespace"), service)
+    view = given.get("view", given.get("mode", "records"))
+    if view not in _ROWS:
+        raise ConfigError(
+            f"view is {view!r}: it must be one of {', '.join(VIEWS)}; leave it out, and name a "
+            "topic, to read a topic's records"
+        )
+    topic = given.get("topic") or _topic_of(config, view)
+    if not topic:
+        raise ConfigError(
+            f"option topic is missing: name the topic to read, or a view ({', '.join(VIEWS)})"
+        )
     return SourceOptions(
         config=config,
-        topic=given["topic"],
-        mode=mode,
-        starting=_offsets("startingOffsets", given.get("startingoffsets", EARLIEST)),
-        ending=_offsets("endingOffsets", given.get("endingoffsets", LATEST)),
+        topic=topic,
+        view=view,
+        queue_id=given.get("queue", ""),
+        starting=_place(given, "starting", EARLIEST),
+        ending=_place(given, "ending", LATEST),
         max_rows=_number("maxRowsPerTrigger", given.get("maxrowspertrigger")),
-        include_headers=_flag("includeHeaders", given.get("includeheaders", "false")),
+        include_headers=_headers(view, given),
         min_partitions=_number("minPartitions", given.get("minpartitions")) or 1,
         partitions=_numbers("partitions", given.get("partitions")),
+        fail_on_data_loss=_flag("failOnDataLoss", given.get("failondataloss", "true")),
         tasks=_number("tasks", given.get("tasks")) or 1,
+        acknowledge=_acknowledge(view, given),
     )
+
+
+def _config(
+    kafka: dict[str, str], namespace: str | None, service: ServiceConfig | None
+) -> ServiceConfig:
+    servers = kafka.pop("bootstrap.servers", "")
+    if service is None and not servers:
+        raise ConfigError(
+            f"option {_BOOTSTRAP} is missing: give host:port[,host:port...], or register the "
+            "source with a ServiceConfig"
+        )
+    if namespace is not None or service is None:
+        before = service or ServiceConfig(bootstrap_servers=servers)
+        service = ServiceConfig(
+            bootstrap_servers=before.bootstrap_servers,
+            namespace=before.namespace if namespace is None else namespace,
+            kafka=before.kafka,
+        )
+    return replace(
+        service,
+        bootstrap_servers=servers or service.bootstrap_servers,
+        kafka={**service.kafka, **kafka},
+    )
+
+
+def _topic_of(config: ServiceConfig, view: str) -> str:
+    return {
+        "messages": config.message_topic,
+        "dead_letters": config.dead_letter_topic,
+        "markers": config.marker_topic,
+        "deliveries": config.marker_topic,
+        "in_flight": config.marker_topic,
+    }.get(view, "")
+
+
+def _headers(view: str, given: Mapping[str, str]) -> bool:
+    wanted = _flag("includeHeaders", given.get("includeheaders", "false"))
+    if wanted and view in VIEWS:
+        raise ConfigError(
+            f"includeHeaders is for a topic's records: view {view} has its own columns"
+        )
+    return wanted
+
+
+def _acknowledge(view: str, given: Mapping[str, str]) -> AcknowledgeOptions | None:
+    if not _flag("acknowledge", given.get("acknowledge", "false")):
+        return None
+    if view != "messages" or not given.get("queue"):
+        raise ConfigError("acknowledge is for view messages with a queue: use read_queue()")
+    default = AcknowledgeOptions()
+    timeout_ms = _milliseconds("redeliveryTimeout", given, default.redelivery_timeout_ms)
+    max_lease_ms = _milliseconds("maxLease", given, default.max_lease_ms)
+    if max_lease_ms < timeout_ms:
+        raise ConfigError(
+            f"maxLease is {max_lease_ms / 1000:g}: it must be at least redeliveryTimeout "
+            f"({timeout_ms / 1000:g})"
+        )
+    return AcknowledgeOptions(
+        redelivery_timeout_ms=timeout_ms,
+        max_deliveries=_number("maxDeliveries", given.get("maxdeliveries"))
+        or default.max_deliveries,
+        max_lease_ms=max_lease_ms,
+    )
+
+
+def _milliseconds(name: str, given: Mapping[str, str], default_ms: int) -> int:
+    text = given.get(name.lower())
+    if text is None:
+        return default_ms
+    try:
+        result = round(float(text) * 1000)
+    except (ValueError, OverflowError):
+        result = 0
+    if not 1000 <= result <= 366 * 86_400_000:
+        raise ConfigError(f"{name} is {text!r}: it must be seconds, from 1 to a year's")
+    return result
+
+
+def _place(given: Mapping[str, str], end: str, default: str) -> str | Offsets | int:
+    """``startingOffsets`` or ``startingTimestamp``; the same for ``ending``."""
+    offsets, timestamp = given.get(f"{end}offsets"), given.get(f"{end}timestamp")
+    if timestamp is None:
+        return _offsets(f"{end}Offsets", default if offsets is None else offsets)
+    if offsets is not None:
+        raise ConfigError(f"{end}Timestamp and {end}Offsets exclude each other: give one of them")
+    return parse_timestamp_ms(f"{end}Timestamp", timestamp)
+
+
+def parse_timestamp_ms(name: str, text: str) -> int:
+    """Milliseconds since 1970, or a time in ISO 8601 (UTC unless it says otherwise).
+
+    Raises:
+        ConfigError: Neither of them.
+    """
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        parsed = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith("Z") else text)
+    except ValueError:
+        raise ConfigError(
+            f"{name} is {text!r}: give milliseconds since 1970, or a time such as "
+            "2026-11-22T08:00:00+00:00"
+        ) from None
+    if parsed.tzinfo is None:
+        parsed = parsed.replace(tzinfo=timezone.utc)
+    return round(parsed.timestamp() * 1000)
 
 
 def _offsets(name: str, text: str) -> str | Offsets:

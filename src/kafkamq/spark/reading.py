@@ -7,10 +7,11 @@ when its last offset was seen.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -22,6 +23,7 @@ from kafkamq.errors import BrokerError, DataLossError
 
 __all__ = ["LogRange", "LogReader", "Record", "log_reader", "shared_out"]
 
+_log = logging.getLogger(__name__)
 _LOG_BEGIN = -2  # ListOffsets' names for the ends of a log
 _LOG_END = -1
 _CHUNK_RECORDS = 8192
@@ -94,6 +96,12 @@ class LogReader:
         """Offset behind each partition's last committed record (its last stable offset)."""
         return self._offsets(topic, partitions, _LOG_END, 30.0)
 
+    def offsets_at(self, topic: str, partitions: Sequence[int], at_ms: int) -> dict[int, int]:
+        """First offset of each partition whose time is not before ``at_ms``; else the log's end."""
+        found = self._offsets(topic, partitions, max(0, at_ms), 30.0)
+        behind = [number for number, offset in found.items() if offset < 0]
+        return found | self.log_ends(topic, behind)
+
     def _offsets(
         self, topic: str, partitions: Sequence[int], which: int, timeout_s: float
     ) -> dict[int, int]:
@@ -126,13 +134,29 @@ class LogReader:
                 raise broker_error(answer.error, f"{doing}, partition {answer.partition},")
         return {answer.partition: answer.offset for answer in answers}
 
-    def read(self, wanted: LogRange) -> Iterator[list[Record]]:
+    def read(self, wanted: LogRange, *, skips_lost: bool = False) -> Iterator[list[Record]]:
         """The committed records of a range, in offset order, some thousand at a time.
+
+        Args:
+            wanted: The range.
+            skips_lost: Go on where the log begins when the range begins below it, with a warning.
 
         Raises:
             DataLossError: The range begins below the log's start; says how many records are gone.
             BrokerError: The log ends before the range does, or the broker does not answer.
         """
+        try:
+            yield from self._read(wanted)
+        except DataLossError as error:
+            if not skips_lost:
+                raise
+            start = self.log_starts(wanted.topic, [wanted.partition])[wanted.partition]
+            if start <= wanted.start:
+                raise
+            _log.warning("records were lost and are skipped", extra={"said": str(error)})
+            yield from self._read(replace(wanted, start=min(start, wanted.end)))
+
+    def _read(self, wanted: LogRange) -> Iterator[list[Record]]:
         position = wanted.start
         if position >= wanted.end:
             return
