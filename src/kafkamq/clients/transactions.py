@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
@@ -23,10 +23,12 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, StateError
 from kafkamq.types import Headers
 
-__all__ = ["Record", "TransactionalProducer"]
+__all__ = ["Delivered", "Record", "TransactionalProducer"]
 
 Record: TypeAlias = tuple[str, int, "bytes | None", "bytes | None", Headers]
 """Topic, partition, key, value, headers."""
+
+Delivered: TypeAlias = "Callable[[KafkaError | None, Message], None]"
 
 _SLICE_S = 0.5  # one blocking call; between two of them errors of the connection are looked at
 _CLOSE_S = 5.0
@@ -95,7 +97,9 @@ class TransactionalProducer:
             raise self._failed(error, "beginning a transaction") from error
         self._in_transaction = True
 
-    def produce(self, record: Record, *, timeout_s: float = 30.0) -> None:
+    def produce(
+        self, record: Record, *, timeout_s: float = 30.0, on_delivery: Delivered | None = None
+    ) -> None:
         """Queue one record of the open transaction; waits (bounded) while the queue is full."""
         topic, partition, key, value, headers = record
         producer = self._ready()
@@ -107,7 +111,7 @@ class TransactionalProducer:
                     value,
                     key,
                     partition,
-                    on_delivery=self._on_delivery,
+                    on_delivery=on_delivery or self._on_delivery,
                     headers=list(headers) if headers else None,
                 )
                 return
@@ -157,6 +161,25 @@ class TransactionalProducer:
                 self._serve(doing, 0.1)
             left = refused
 
+    def produce_records(self, records: Iterable[Record], *, timeout_s: float = 60.0) -> None:
+        """Queue many records of any topic, with headers; quicker than one by one."""
+        produce, report = self._ready().produce, self._on_delivery
+        for record in records:
+            topic, partition, key, value, headers = record
+            try:
+                produce(
+                    topic,
+                    value,
+                    key,
+                    partition,
+                    on_delivery=report,
+                    headers=list(headers) if headers else None,
+                )
+            except BufferError:
+                self.produce(record, timeout_s=timeout_s)
+            except KafkaException as error:
+                raise self._failed(error, f"producing to {topic}[{partition}]") from error
+
     def flush(self, *, timeout_s: float = 10.0) -> None:
         """Wait until the queued records are confirmed or refused; ``commit`` does so by itself."""
         try:
@@ -176,12 +199,17 @@ class TransactionalProducer:
             timeout_s,
         )
 
-    def call(self, call: Callable[[Producer, str], object]) -> None:
-        """Do something else in the open transaction; it gets the client and its ``client.id``."""
-        try:
-            call(self._ready(), self._client_id)
-        except KafkaException as error:
-            raise self._failed(error, f"in a transaction of {self.transactional_id}") from error
+    def call(self, call: Callable[[Producer, str, float], object], *, timeout_s: float) -> None:
+        """Do something else in the open transaction, again until the bound while it may succeed.
+
+        It gets the client, its ``client.id``, and the seconds that one call may take.
+        """
+        producer, client_id = self._ready(), self._client_id
+        self._bounded(
+            f"in a transaction of {self.transactional_id}",
+            lambda slice_s: call(producer, client_id, slice_s),
+            timeout_s,
+        )
 
     def commit(self, *, timeout_s: float = 30.0) -> None:
         """Commit the open transaction; all its records are in the logs when this returns."""

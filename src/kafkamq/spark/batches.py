@@ -1,7 +1,8 @@
 """What a task knows of the streaming batch that it belongs to.
 
 Spark hands the number to a writer's ``commit`` on the driver, but not to ``write`` in the workers;
-there it is a property of the task. The name is internal to Spark: a test pins it.
+there it is a property of the task, as are the query and its run. Their names are internal to Spark:
+a test pins them.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from pyspark import TaskContext
 
 from kafkamq.errors import StateError
 
-__all__ = ["BATCH_ID", "current_batch"]
+__all__ = ["BATCH_ID", "QUERY_ID", "RUN_ID", "current_batch"]
 
 BATCH_ID = "streaming.sql.batchId"
+QUERY_ID = "sql.streaming.queryId"
+"""Of the checkpoint: the same in all runs of a query."""
+RUN_ID = "spark.jobGroup.id"
+"""Of this start of the query."""
 
 
 def current_batch() -> int:

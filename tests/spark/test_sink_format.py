@@ -1,0 +1,260 @@
+"""``format("kafkamq-sink")`` as users write it: streams, tables, repeated and changed batches."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from tests.integration.tracker_logs import read_topic
+from tests.spark.test_source import produce
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError, StateError
+from kafkamq.spark.query import query_failure
+from kafkamq.spark.sink import by_slot, clear_sink_ledger, register_sink
+from kafkamq.spark.sink_ledger import SinkLedger
+from kafkamq.spark.sink_writer import DEDUP_HEADER
+from kafkamq.spark.source import register_source
+from kafkamq.wire.partitions import key_partition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+PATIENCE_S = 120.0
+Written = Counter[tuple[int | None, bytes | None, bytes | None, tuple[tuple[str, bytes], ...]]]
+
+
+class Topics:
+    """An input and an output topic of two partitions each; no namespace is made."""
+
+    def __init__(self, bootstrap: str, prefix: str) -> None:
+        self.bootstrap = bootstrap
+        self.config = ServiceConfig(bootstrap_servers=bootstrap)
+        self.into, self.out = f"{prefix}.in", f"{prefix}.out"
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        for created in admin.create_topics([NewTopic(self.into, 2, 1), NewTopic(self.out, 2, 1)]):
+            del created
+        while not {self.into, self.out} <= set(admin.list_topics(timeout=30).topics):
+            time.sleep(0.05)
+
+    def rows(self, spark: SparkSession) -> DataFrame:
+        name = register_source(spark, self.config)
+        return spark.readStream.format(name).option("topic", self.into).load()
+
+    def table(self, spark: SparkSession, count: int) -> DataFrame:
+        return spark.range(count, numPartitions=2).selectExpr("CAST(id AS STRING) AS value")
+
+    def options(self) -> dict[str, str]:
+        return {"kafka.bootstrap.servers": self.bootstrap, "topic": self.out}
+
+    def run(self, frame: DataFrame, checkpoint: str, **more: str) -> str:
+        """Write what there is, then end; returns the query's id."""
+        register_sink(frame.sparkSession)
+        query = (
+            frame.writeStream.format("kafkamq-sink")
+            .options(**self.options(), **more)
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(PATIENCE_S)
+        return query.id
+
+    def save(self, frame: DataFrame, **more: str) -> None:
+        register_sink(frame.sparkSession)
+        frame.write.format("kafkamq-sink").mode("append").options(**self.options(), **more).save()
+
+    def written(self) -> Written:
+        return Counter(
+            (each.partition(), each.key(), each.value(), tuple(each.headers() or ()))
+            for each in read_topic(self.bootstrap, self.out)
+        )
+
+    def values(self) -> Counter[bytes | None]:
+        return Counter(each.value() for each in read_topic(self.bootstrap, self.out))
+
+
+@pytest.fixture
+def topics(bootstrap: str, namespace: str) -> Topics:
+    return Topics(bootstrap, namespace)
+
+
+@pytest.fixture(autouse=True)
+def _no_query_left(spark: SparkSession) -> Iterator[None]:
+    yield
+    for query in spark.streams.active:
+        query.stop()
+
+
+def numbers(count: int) -> Counter[bytes | None]:
+    return Counter(b"%d" % number for number in range(count))
+
+
+def _second_task_fails(topics: Topics, flag: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """While the flag is there: as if the job were killed after its first task had committed."""
+    config, out, path = topics.config, topics.out, str(flag)
+
+    def rows_of(batches: Iterator[Any]) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        from kafkamq.spark.batches import QUERY_ID
+
+        context = TaskContext.get()
+        assert context is not None
+        if context.partitionId() == 1 and Path(path).exists():
+            ledger = SinkLedger(config, topic=out, sink=str(context.getLocalProperty(QUERY_ID)))
+            deadline_s = time.monotonic() + 60
+            while ledger.entry(0) is None:
+                assert time.monotonic() < deadline_s, "the first task has not written"
+                time.sleep(0.1)
+            raise RuntimeError("the job was killed")
+        yield from batches
+
+    return rows_of
+
+
+HEADED = ("key", "value", "array(named_struct('key', 'n', 'value', value)) AS headers")
+
+
+def test_a_batch_that_was_cut_short_is_completed_byte_for_byte(
+    spark: SparkSession, topics: Topics, checkpoint: str, tmp_path: Path
+) -> None:
+    produce(topics.bootstrap, topics.into, 400, partition=-1)
+    flag = tmp_path / "killed"
+    flag.touch()
+    frame = topics.rows(spark).selectExpr(*HEADED)
+    failing = frame.mapInArrow(_second_task_fails(topics, flag), frame.schema)
+    with pytest.raises(Exception, match="the job was killed"):
+        topics.run(failing, checkpoint)
+    first = topics.written()
+    assert 0 < sum(first.values()) < 400
+    flag.unlink()
+    topics.run(failing, checkpoint)
+    after = topics.written()
+    assert first <= after
+    expected: Written = Counter()
+    for number in range(400):
+        key, value = b"k%d" % number, b"%d" % number
+        expected[key_partition(key, 2), key, value, (("n", value),)] += 1
+    assert after == expected
+    Path(checkpoint, "commits", "0").unlink()  # as if the driver had died before it noted the end
+    topics.run(failing, checkpoint)
+    assert topics.written() == expected
+
+
+def test_a_batch_that_is_cut_otherwise_is_refused(
+    spark: SparkSession, topics: Topics, checkpoint: str, tmp_path: Path
+) -> None:
+    produce(topics.bootstrap, topics.into, 200, partition=-1)
+    flag = tmp_path / "killed"
+    flag.touch()
+    frame = topics.rows(spark).select("key", "value")
+    failing = frame.mapInArrow(_second_task_fails(topics, flag), frame.schema)
+    with pytest.raises(Exception, match="the job was killed"):
+        topics.run(failing, checkpoint)
+    before = topics.values()
+    flag.unlink()
+    with pytest.raises(Exception, match="as it was started before") as caught:
+        topics.run(failing.coalesce(1), checkpoint)
+    assert isinstance(query_failure(caught.value), StateError)
+    assert topics.values() == before
+    query = topics.run(failing, checkpoint)
+    assert topics.values() == numbers(200)
+    assert clear_sink_ledger(topics.config, topic=topics.out, sink_id=query) >= 3
+    assert clear_sink_ledger(topics.config, topic=topics.out, sink_id=query) == 0
+
+
+def test_slots_do_not_depend_on_tasks(
+    spark: SparkSession, topics: Topics, checkpoint: str, tmp_path: Path
+) -> None:
+    produce(topics.bootstrap, topics.into, 200, partition=-1)
+    flag = tmp_path / "killed"
+    flag.touch()
+    frame = by_slot(topics.rows(spark).select("key", "value"), 3)
+    failing = frame.mapInArrow(_second_task_fails(topics, flag), frame.schema)
+    with pytest.raises(Exception, match="the job was killed"):
+        topics.run(failing, checkpoint)
+    assert 0 < sum(topics.values().values()) < 200
+    topics.run(frame.coalesce(1), checkpoint)
+    assert topics.values() == numbers(200)
+
+
+def test_a_table_is_written_once_under_its_id(spark: SparkSession, topics: Topics) -> None:
+    topics.save(topics.table(spark, 100), sinkId="nightly-1")
+    once = topics.written()
+    topics.save(topics.table(spark, 100), sinkId="nightly-1")
+    assert topics.written() == once
+    assert topics.values() == numbers(100)
+    with pytest.raises(Exception, match="a batch that changed"):
+        topics.save(topics.table(spark, 90), sinkId="nightly-1")
+    topics.save(topics.table(spark, 100))  # without an id each write is another one
+    assert topics.values() == numbers(100) + numbers(100)
+
+
+def test_a_write_in_foreach_batch_belongs_to_the_batch(
+    spark: SparkSession, topics: Topics, checkpoint: str
+) -> None:
+    produce(topics.bootstrap, topics.into, 60, partition=-1)
+
+    def take(frame: DataFrame, _: int) -> None:
+        topics.save(frame)
+
+    for _ in range(2):
+        query = (
+            topics.rows(spark).select("value").writeStream.foreachBatch(take)
+            .option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        )  # fmt: skip
+        assert query.awaitTermination(PATIENCE_S)
+        Path(checkpoint, "commits", "0").unlink()
+    assert topics.values() == numbers(60)
+
+
+def test_without_transactions_each_row_is_marked(
+    spark: SparkSession, topics: Topics, checkpoint: str
+) -> None:
+    produce(topics.bootstrap, topics.into, 50, partition=-1)
+    frame = topics.rows(spark).selectExpr("key", "'same' AS value", *HEADED[2:])
+    for _ in range(2):
+        topics.run(frame, checkpoint, guarantee="at-least-once")
+        Path(checkpoint, "commits", "0").unlink()
+    records = read_topic(topics.bootstrap, topics.out)
+    marks = Counter(dict(record.headers() or ())[DEDUP_HEADER] for record in records)
+    assert len(marks) == 50
+    assert set(marks.values()) == {2}  # what a reader drops copies by
+    assert {header[0] for record in records for header in record.headers() or ()} == {
+        "n", DEDUP_HEADER,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topik": "x"}, "unknown option topik: known are topic, ledgerTopic"),
+        ({"guarantee": "twice"}, "guarantee is 'twice': it must be exactly-once or"),
+        ({"sinkId": "a/b"}, "sinkId is 'a/b': it must be"),
+        ({"kafka.acks": "1"}, "every producer waits for all replicas"),
+    ],
+)
+def test_options_that_cannot_work_are_named(
+    spark: SparkSession, topics: Topics, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(Exception, match=message) as caught:
+        topics.save(topics.table(spark, 1), **options)
+    assert isinstance(query_failure(caught.value), ConfigError)
+
+
+def test_rows_that_cannot_be_written_are_refused(spark: SparkSession, topics: Topics) -> None:
+    with pytest.raises(Exception, match="column key is bigint: it must be binary or string; cast"):
+        topics.save(spark.range(1).selectExpr("'a' AS value", "id AS key"))
+    with pytest.raises(Exception, match=r"a topic can only be appended to"):
+        topics.table(spark, 1).write.format("kafkamq-sink").mode("overwrite").options(
+            **topics.options()
+        ).save()
+    assert not topics.values()
