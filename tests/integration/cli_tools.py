@@ -16,7 +16,6 @@ from typing import Any
 from typer.testing import CliRunner
 
 from kafkamq.cli.app import app
-from kafkamq.errors import KafkaMQError
 
 WAIT_S = 60.0
 
@@ -39,7 +38,7 @@ class Commands:
     def run(self, *arguments: str, stdin: str | None = None) -> str:
         """Stdout of a command that succeeds."""
         result = CliRunner().invoke(app, arguments, input=stdin, env=self.environment)
-        if isinstance(result.exception, KafkaMQError):
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         assert result.exit_code == 0, result.output
         return result.stdout

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Producer
 from tests.integration.cli_tools import Commands
+from tests.integration.raw_producer import write_raw
 
 from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.config import ServiceConfig
@@ -109,7 +110,7 @@ def test_a_redriven_message_is_itself_and_starts_anew(letters: Letters) -> None:
     (report,) = letters.commands.json("dlq", "redrive", "--id", "one")
     assert report == {
         "selected": 1, "redriven": 1, "already_redriven": 0, "payload_lost": 0,
-        "queue_unknown": 0, "dry_run": False,
+        "queue_unknown": 0, "headers_unreadable": 0, "dry_run": False,
     }  # fmt: skip
     (record,) = scan(letters.config, letters.config.message_topic)
     headers = list(record.headers() or ())
@@ -284,3 +285,21 @@ def test_a_selection_is_all_of_its_parts() -> None:
     assert letter(reason="rejected") not in Selection(reason="expired")
     assert letter(id="j") not in Selection(ids=frozenset("i"))
     assert "something else" not in Selection()
+
+
+def test_a_letter_whose_header_names_are_no_text_stays_where_it_is(letters: Letters) -> None:
+    """Kafka allows any bytes as a name; the client can't read them, so a copy would lose them."""
+    config = letters.config
+    write_raw(
+        config.bootstrap_servers,
+        config.dead_letter_topic,
+        key=join_key("q", "key"),
+        value=b"x",
+        headers={b"\xff\xfe": b"1", b"kafkamq-id": b"unseen"},
+    )
+    letters.write("one")
+    shown = letters.commands.json("dlq", "peek")
+    assert sorted(letter["id"] for letter in shown) == ["", "one"]
+    (report,) = letters.commands.json("dlq", "redrive", "--everything")
+    assert (report["redriven"], report["headers_unreadable"]) == (1, 1)
+    assert letters.redriven() == {"one": 1}

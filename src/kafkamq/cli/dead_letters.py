@@ -192,6 +192,11 @@ def redrive_command(
     )
     if report.payload_lost:
         output.note(f"{report.payload_lost:,} cannot be: their payload is gone.")
+    if report.headers_unreadable:
+        output.note(
+            f"{report.headers_unreadable:,} cannot be: names of their headers are not UTF-8,"
+            " and a copy would lose them."
+        )
     if report.queue_unknown:
         output.note(f"{report.queue_unknown:,} cannot be: nothing says which queue was theirs.")
 

@@ -20,6 +20,7 @@ from confluent_kafka import Message
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import OutcomeUnknownError, TransactionAbortedError
 from kafkamq.clients.reader import RecordReader
+from kafkamq.clients.records import headers_of, headers_or_none
 from kafkamq.clients.transactions import Record, TransactionalProducer
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, FencedError, WireError
@@ -89,6 +90,7 @@ class DeadLetter:
     is_redriven: bool
     raw_key: bytes = b""  # of the message; empty: nobody knows its queue
     raw_headers: Headers = ()
+    is_readable: bool = True  # False: a header's name is not UTF-8, so no header is known
     is_bare: bool = False  # key and headers did not fit either: they are where the payload is
     payload_at: Origin | None = None  # the payload did not fit; it is there (R11)
 
@@ -102,6 +104,7 @@ class RedriveReport:
     already_redriven: int = 0
     payload_lost: int = 0  # of the selected: nothing is left to send
     queue_unknown: int = 0  # of the selected: neither the letter nor its original names a queue
+    headers_unreadable: int = 0  # of the selected: a name is not UTF-8; a copy would lose them
 
 
 def redrive_transactional_id(config: ServiceConfig) -> str:
@@ -203,7 +206,7 @@ class _Originals:
             except WireError:
                 return None
             return _Message(marker.key, marker.value, marker.headers)
-        return _Message(record.key() or b"", record.value(), _raw_headers(record))
+        return _Message(record.key() or b"", record.value(), headers_of(record))
 
 
 class _Writer:
@@ -230,6 +233,9 @@ class _Writer:
         self._bytes = 0
 
     def add(self, letter: DeadLetter) -> None:
+        if not letter.is_readable:
+            self._report.headers_unreadable += 1
+            return
         message = self._message(letter)
         if message is None:
             self._report.payload_lost += 1
@@ -349,7 +355,8 @@ def _read_done(config: ServiceConfig) -> tuple[set[bytes], bytes]:
 
 
 def _dead_letter(record: Message, done: set[bytes], topic_id: bytes) -> DeadLetter:
-    raw_headers = _raw_headers(record)
+    readable = headers_or_none(record)
+    raw_headers = readable or ()
     read = read_message_headers(raw_headers)
     texts = {
         name: value.decode("utf-8", "replace") for name, value in raw_headers if value is not None
@@ -378,13 +385,10 @@ def _dead_letter(record: Message, done: set[bytes], topic_id: bytes) -> DeadLett
         is_redriven=done_key(topic_id, partition, offset) in done,
         raw_key=raw_key,
         raw_headers=raw_headers,
+        is_readable=readable is not None,
         is_bare=is_bare,
         payload_at=_place(texts.get(names.PAYLOAD_AT)),
     )
-
-
-def _raw_headers(record: Message) -> Headers:
-    return tuple(record.headers() or ())  # type: ignore[arg-type]  # of a record: always pairs
 
 
 def _place(text: str | None) -> Origin | None:

@@ -20,7 +20,7 @@ __all__ = ["REPORTS_MS", "MarkerWriter", "Report"]
 
 REPORTS_MS = 100  # delivery reports wait no longer than this for the application
 MAX_QUEUED = 1_000_000  # markers; max_in_flight bounds them long before
-LINGER_MS = 5  # ENDs of one batch in one request; who waits for a marker flushes, which is at once
+LINGER_MS = 1  # ENDs of one batch in one request; who waits for a marker flushes, which is at once
 _log = logging.getLogger(__name__)
 
 Report = Callable[["KafkaError | None", Record], None]
@@ -105,8 +105,10 @@ class MarkerWriter:
         """Serve reports until nothing is under way; False: not in time.
 
         Raises:
-            BrokerError: The client failed for good. It was made anew; what it held is reported.
+            BrokerError: The client failed for good while it held markers. It was made anew; what
+                it held is reported.
         """
+        held = len(self._client)
         try:
             with self._serving:
                 is_done = self._client.flush(max(0.0, timeout_s)) == 0
@@ -115,6 +117,8 @@ class MarkerWriter:
         except (KafkaException, SystemError) as error:
             cause = raised_error(error)
             self.renew()
+            if not held:  # nobody's marker has failed: the next write meets the cause again
+                return True
             raise broker_error(cause, f"writing to {self.topic}") from cause
 
     def poll(self) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
+from kafkamq.clients.records import headers_of
 from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.spark.blocks import FoldRow
 from kafkamq.spark.reading import Record
@@ -171,7 +172,7 @@ def arrow_columns(
     """
     columns = _BUILDERS[view](records)
     if view == "records" and len(schema) > len(columns):
-        columns.append([record.headers() or () for record in records])
+        columns.append([headers_of(record) for record in records])
     if view == "messages":
         columns.append([None] * len(records) if tokens is None else list(tokens))
     return arrow_batch(columns, schema)
@@ -252,7 +253,7 @@ def _origin_columns(records: Sequence[Record], read: Sequence[MessageHeaders]) -
 
 def _messages(records: Sequence[Record]) -> list[Column]:
     keys = [split_key(record.key()) for record in records]
-    read = [read_message_headers(record.headers()) for record in records]
+    read = [read_message_headers(headers_of(record)) for record in records]
     return [
         [text(queue_id) for queue_id, _ in keys],
         [headers.id for headers in read],
@@ -275,7 +276,7 @@ def _last(headers: Sequence[tuple[str, bytes | None]], name: str) -> str | None:
 
 def _dead_letters(records: Sequence[Record]) -> list[Column]:
     keys = [split_key(record.key()) for record in records]
-    raw = [record.headers() or () for record in records]
+    raw = [headers_of(record) for record in records]
     read = [read_message_headers(headers) for headers in raw]
     queue_ids = [_last(headers, names.QUEUE_ID) for headers in raw]
     return [

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
 
+from kafkamq.clients.records import headers_of
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.demo.tally import Tally
 from kafkamq.errors import WireError
-from kafkamq.types import Headers, Outcome
+from kafkamq.types import Outcome
 from kafkamq.wire.headers import read_message_headers
 from kafkamq.wire.keys import split_key
 from kafkamq.wire.markers import decode_slim
@@ -110,7 +111,7 @@ class Follower:
                     continue
                 queue_id = split_key(record.key())[0].decode("utf-8", "replace")
                 if record.topic() == messages:
-                    pairs: Headers = tuple(record.headers() or ())  # type: ignore[arg-type]
+                    pairs = headers_of(record)
                     is_first = read_message_headers(pairs).origin is None
                     self._tally.message(place, queue_id, is_first=is_first)
                 else:

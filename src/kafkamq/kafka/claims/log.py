@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.records import headers_of
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.core.claims import ClaimLog
@@ -29,7 +29,7 @@ from kafkamq.errors import BrokerError, ConfigError, WireError
 from kafkamq.kafka.claims.clock import BrokerClock
 from kafkamq.kafka.claims.starts import find_starts
 from kafkamq.kafka.claims.topic import CoordinationTopic
-from kafkamq.types import Headers, MarshalRecord, MarshalType
+from kafkamq.types import MarshalRecord, MarshalType
 from kafkamq.wire.marshal import decode_value
 
 __all__ = ["INTERVAL_HEADER", "ClientClock", "CoordinationLog", "Place"]
@@ -86,6 +86,7 @@ class CoordinationLog:
         self._consumer: KafkaConsumer | None = None
         self._absences = 0
         self._missing: dict[int, int] = {}  # partition -> the end that was there at the start
+        self._ends: dict[int, int] = {}  # the same, for ever
 
     @property
     def bad_records(self) -> int:
@@ -111,6 +112,7 @@ class CoordinationLog:
             window_ms=WINDOW_INTERVALS * self._interval_ms,
         )
         self.clock = BrokerClock(begin.latest_ms)
+        self._ends = begin.ends
         interval_s = self._interval_ms / 1000
         for number, (start, since_s) in begin.starts.items():
             if self.topic.has_broker_time:
@@ -151,7 +153,7 @@ class CoordinationLog:
         """
         observed_s = time.time()
         found = []
-        newest_ms = -1
+        newest: dict[int, tuple[int, int]] = {}  # by partition: offset and time of the last record
         for message in messages:
             error = message.error()
             number, offset = message.partition(), message.offset()
@@ -160,7 +162,8 @@ class CoordinationLog:
                 continue
             assert number is not None, "records have a place"
             assert offset is not None, "records have a place"
-            newest_ms = message.timestamp()[1]
+            time_ms = message.timestamp()[1]
+            newest[number] = (offset, time_ms)
             record = self._decode(message)
             logs = (self.logs[number], self.peers[number]) if self.peers else (self.logs[number],)
             for log in logs:
@@ -168,16 +171,28 @@ class CoordinationLog:
                     record,
                     offset=offset,
                     observed_at_s=observed_s,
-                    broker_time_s=newest_ms / 1000,
+                    broker_time_s=time_ms / 1000,
                 )
             if record is not None:
                 found.append(record)
-                self._meet(record, newest_ms, message)
+                self._meet(record, time_ms, message)
             if self._missing and self._missing.get(number, 1 << 62) <= offset + 1:
                 del self._missing[number]
-        if newest_ms >= 0 and self.is_caught_up and self.topic.has_broker_time:
-            self.clock.saw(newest_ms)
+        if self.topic.has_broker_time:
+            self._tell_time(newest)
         return found
+
+    def _tell_time(self, newest: Mapping[int, tuple[int, int]]) -> None:
+        """Only a log's present end was appended just now; what is read late is of the past."""
+        assert self._consumer is not None, "started"
+        fresh_ms = -1
+        for number, (offset, time_ms) in newest.items():
+            place = TopicPartition(self.topic.name, number)
+            _, end = self._consumer.get_watermark_offsets(place, cached=True)
+            if offset + 1 >= max(end, self._ends[number] + 1):
+                fresh_ms = max(fresh_ms, time_ms)
+        if fresh_ms >= 0:
+            self.clock.saw(fresh_ms)
 
     def check_topology(self) -> None:
         """See that the topic is as it was; as ``poll``, by one thread at a time.
@@ -281,7 +296,7 @@ _PASSING = frozenset(
 
 def _interval_of(message: Message) -> int:
     try:
-        headers = dict(cast("Headers", message.headers() or ()))
+        headers = dict(headers_of(message))
     except UnicodeDecodeError:  # names that are no text
         return 0
     value = headers.get(INTERVAL_HEADER)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 from confluent_kafka import Message as Record
 
+from kafkamq.clients.records import headers_of
 from kafkamq.errors import StateError
-from kafkamq.types import Headers
 
 __all__ = ["Batch", "ClaimedMessage", "CommitToken"]
 
@@ -73,10 +72,7 @@ class ClaimedMessage:
 
         Empty when a name is no text.
         """
-        try:
-            return dict(cast("Headers", self._record.headers() or ()))
-        except UnicodeDecodeError:
-            return {}
+        return dict(headers_of(self._record))
 
     @property
     def commit_token(self) -> CommitToken:

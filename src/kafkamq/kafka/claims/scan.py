@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import cast
 
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.records import headers_of
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.core.claim_audit import ClaimAudit
 from kafkamq.errors import WireError
 from kafkamq.kafka.claims.log import INTERVAL_HEADER
-from kafkamq.types import Headers, MarshalRecord
+from kafkamq.kafka.claims.topic import find_topic
+from kafkamq.types import MarshalRecord
 from kafkamq.wire.marshal import decode_value
 
 __all__ = ["Scanned", "TopicAudit", "audit_topic", "scan_topic"]
@@ -57,7 +58,7 @@ def scan_topic(config: ServiceConfig, topic: str, *, follow: bool = False) -> It
         BrokerError, DeadlineExceededError: It cannot be read.
     """
     with Admin(config) as admin:
-        count = admin.require_topic(topic).partitions
+        count = find_topic(admin, topic).partitions
         bounds = admin.log_bounds(topic, range(count))
     watch = ErrorWatch(config.bootstrap_servers)
     settings = consumer_settings(
@@ -103,7 +104,7 @@ def _scanned(message: Message, partition: int, offset: int) -> Scanned:
     except WireError as error:
         reason = error.reason
     try:
-        said = dict(cast("Headers", message.headers() or ())).get(INTERVAL_HEADER)
+        said = dict(headers_of(message)).get(INTERVAL_HEADER)
     except UnicodeDecodeError:
         said = None
     interval_ms = int(said[:12]) if said is not None and said.isdigit() else 0

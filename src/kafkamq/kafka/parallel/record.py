@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from confluent_kafka import Message
 
+from kafkamq.clients.records import headers_of
+
 __all__ = ["Failure", "ParallelRecord", "PlainRecord", "make_records"]
 
 
@@ -68,7 +70,7 @@ class ParallelRecord:
     @property
     def headers(self) -> list[tuple[str, bytes | None]]:
         """Its headers, in order; names may repeat."""
-        return list(self._raw.headers() or ())  # type: ignore[arg-type]  # always pairs
+        return list(headers_of(self._raw))
 
     @property
     def timestamp_ms(self) -> int:

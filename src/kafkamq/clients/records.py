@@ -1,0 +1,50 @@
+"""What a consumed record says, where confluent-kafka needs care."""
+
+from __future__ import annotations
+
+import logging
+from operator import methodcaller
+from typing import cast
+
+from confluent_kafka import Message
+
+from kafkamq.types import Headers
+
+__all__ = ["headers_of", "headers_or_none"]
+
+_log = logging.getLogger(__name__)
+
+# Through C: the interpreter's own fast path for calls does not look whether the client has set an
+# exception beside its result, and goes on with the null pointers in it.
+_read = methodcaller("headers")
+
+
+def headers_or_none(record: Message) -> Headers | None:
+    """The headers of a consumed record, in order; None: confluent-kafka can't give them.
+
+    Kafka lets names be any bytes; the client decodes all of a record's headers or none of them. It
+    fails once, and hands out null pointers when it is asked again: so the record's headers are
+    emptied then, and a second call finds none.
+    """
+    try:
+        # Its type allows what may be produced; what is consumed are pairs with bytes or None.
+        return cast("Headers", tuple(_read(record) or ()))
+    except (UnicodeDecodeError, SystemError):  # the second has the first as its cause
+        record.set_headers([])
+        return None
+
+
+def headers_of(record: Message) -> Headers:
+    """The headers of a consumed record; none, with a warning, when a name is not UTF-8."""
+    headers = headers_or_none(record)
+    if headers is None:
+        _log.warning(
+            "headers of a record cannot be read: a name is not UTF-8",
+            extra={
+                "topic": record.topic(),
+                "partition": record.partition(),
+                "offset": record.offset(),
+            },
+        )
+        return ()
+    return headers
