@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from kafkamq.errors import ConfigError
+from kafkamq.types import Backend
 
 __all__ = [
     "MAX_REDELIVERY_TIMEOUT_MS",
@@ -169,6 +170,9 @@ class QueueConfig:
     max_inline_payload_bytes: int = 65_536  # larger ones are STARTed by reference (R11)
     on_data_loss: str = "raise"  # or "skip"
     exactly_once: bool = False
+    backend: Backend = Backend.MARKERS
+    topic: str = ""  # of the other backends: NS.q.QUEUE_ID, or one that exists
+    group_id: str = ""  # group.id, of the other backends; empty: by namespace and queue
 
     def __post_init__(self) -> None:
         encoded = utf8(self.queue_id, name="queue_id")
@@ -210,6 +214,18 @@ class QueueConfig:
             self.on_data_loss,
             "'raise' or 'skip'",
         )
+        self._require_place()
+
+    def _require_place(self) -> None:
+        """Only queues of the markers backend share the namespace's topics and group."""
+        if self.backend is Backend.MARKERS:
+            limit = "empty: queues of the markers backend share the namespace's"
+            _require(not self.topic, "topic", self.topic, limit)
+            _require(not self.group_id, "group", self.group_id, limit)
+        elif self.topic:
+            _require(_is_topic_name(self.topic), "topic", self.topic, _TOPIC_NAME_LIMIT)
+        if self.group_id:
+            utf8(self.group_id, name="group")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from enum import Enum, IntEnum
 
 __all__ = [
     "Ack",
+    "Backend",
     "DeadLetterReason",
     "Headers",
     "Marker",
@@ -48,6 +49,15 @@ class Outcome(IntEnum):
     REDELIVERED = 3
     DEAD_LETTERED = 4
     RELEASE = 5
+
+
+class Backend(Enum):
+    """Who remembers which messages of a queue are done; fixed when the queue is created."""
+
+    MARKERS = "markers"  # a topic of markers, folded by a tracker
+    OFFSETS = "offsets"  # a map in the commits of a consumer group
+    SHARE = "share"  # the broker's share group
+    CLAIMS = "claims"  # a coordination log
 
 
 class DeadLetterReason(Enum):

@@ -26,8 +26,14 @@ OnLeaseLost = Callable[[Message], "Awaitable[None] | None"]
 class Consumer:
     """Receives the messages of one queue; see ``kafkamq.Consumer``."""
 
-    def __init__(self, queue: sync.Queue, on_lease_lost: OnLeaseLost | None) -> None:
+    def __init__(
+        self,
+        queue: sync.Queue,
+        on_lease_lost: OnLeaseLost | None,
+        ordering: str | None = None,
+    ) -> None:
         self._queue = queue
+        self._ordering = ordering
         self._on_lease_lost = on_lease_lost
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sync: sync.Consumer | None = None
@@ -109,7 +115,7 @@ class Consumer:
         """In the owner thread."""
         if self._sync is None:
             told = None if self._on_lease_lost is None else self._lease_lost
-            self._sync = self._queue.consumer(on_lease_lost=told)
+            self._sync = self._queue.consumer(on_lease_lost=told, ordering=self._ordering)
         return self._sync
 
     async def _receive(self, call: Callable[[], list[sync.Message]]) -> list[Message]:

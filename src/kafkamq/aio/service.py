@@ -68,6 +68,9 @@ class Service:
         next_message_timeout: float | timedelta = 1.0,
         max_messages_per_commit: int = 1000,
         on_data_loss: str = "raise",
+        backend: str = "markers",
+        topic: str | None = None,
+        group: str | None = None,
     ) -> Queue:
         """See ``kafkamq.Service.queue``."""
         queue = self._sync.queue(
@@ -82,6 +85,9 @@ class Service:
             next_message_timeout=next_message_timeout,
             max_messages_per_commit=max_messages_per_commit,
             on_data_loss=on_data_loss,
+            backend=backend,
+            topic=topic,
+            group=group,
         )
         return Queue(self, queue)
 
@@ -117,13 +123,22 @@ class Queue:
         """A producer. It connects at its first use, or when it is awaited or entered."""
         return Producer(self._sync)
 
-    def consumer(self, *, on_lease_lost: OnLeaseLost | None = None) -> Consumer:
+    async def create_topics(self, *, partitions: int = 8, replication_factor: int = -1) -> None:
+        """See ``kafkamq.Queue.create_topics``."""
+        await in_thread(
+            self._sync.create_topics, partitions=partitions, replication_factor=replication_factor
+        )
+
+    def consumer(
+        self, *, on_lease_lost: OnLeaseLost | None = None, ordering: str | None = None
+    ) -> Consumer:
         """A worker. It connects at its first use, or when it is awaited or entered.
 
         Args:
             on_lease_lost: A function or a coroutine function; runs in the event loop.
+            ordering: See ``kafkamq.Queue.consumer``.
         """
-        consumer = Consumer(self._sync, on_lease_lost)
+        consumer = Consumer(self._sync, on_lease_lost, ordering)
         self._service._consumers = [each for each in self._service._consumers if not each.is_closed]
         self._service._consumers.append(consumer)
         return consumer

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from kafkamq import __version__
 from kafkamq.cli import (
+    backends,
     claims,
     consume,
     dead_letters,
@@ -71,7 +72,18 @@ def _debug() -> bool:
     return os.environ.get("KAFKAMQ_DEBUG", "") not in ("", "0")
 
 
-for _module in (local, queues, tracker, stat, dead_letters, claims, consume, doctor, health):
+for _module in (
+    local,
+    queues,
+    tracker,
+    stat,
+    dead_letters,
+    claims,
+    consume,
+    doctor,
+    health,
+    backends,
+):
     _module.register(app)
 
 

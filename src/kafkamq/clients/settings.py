@@ -28,6 +28,7 @@ __all__ = [
     "consumer_settings",
     "is_secret",
     "producer_settings",
+    "share_settings",
     "transactional_settings",
 ]
 
@@ -41,6 +42,7 @@ class Role(Enum):
     PRODUCER = "producer"
     TRANSACTIONAL = "transactional producer"
     ADMIN = "admin"
+    SHARE = "share consumer"
 
 
 _MAX_MESSAGE_BYTES = 20 * 1024 * 1024
@@ -70,6 +72,7 @@ _DEFAULTS: dict[Role, dict[str, object]] = {
         "retry.backoff.ms": 10,
     },
     Role.ADMIN: {},
+    Role.SHARE: {},
 }
 _FIXED: dict[Role, dict[str, object]] = {
     Role.CONSUMER: {
@@ -81,6 +84,7 @@ _FIXED: dict[Role, dict[str, object]] = {
     Role.PRODUCER: {"enable.idempotence": True, "acks": "all"},
     Role.TRANSACTIONAL: {"enable.idempotence": True, "acks": "all"},
     Role.ADMIN: {},
+    Role.SHARE: {"share.acknowledgement.mode": "explicit"},
 }
 
 _OWNED = {
@@ -181,6 +185,14 @@ def transactional_settings(
 def admin_settings(config: ServiceConfig, **ours: object) -> dict[str, object]:
     """Properties of an admin client."""
     return _settings(config, Role.ADMIN, _dotted(ours))
+
+
+def share_settings(config: ServiceConfig, *, group_id: str, **ours: object) -> dict[str, object]:
+    """Properties of a member of a share group that acknowledges explicitly.
+
+    Built for ``ShareConsumer``, which takes neither a logger nor consumers' own properties.
+    """
+    return _settings(config, Role.SHARE, {"group.id": group_id, **_dotted(ours)})
 
 
 def _dotted(ours: Mapping[str, object]) -> dict[str, object]:

@@ -83,6 +83,11 @@ _DEFAULTS = {
     "share.coordinator.state.topic.num.partitions": "5",
     # Tests start groups all the time, and a misspelt topic must fail.
     "group.initial.rebalance.delay.ms": "0",
+    # A share group's member gets its partitions at its next heartbeat: after 5 s by default.
+    "group.share.min.heartbeat.interval.ms": "500",
+    "group.share.heartbeat.interval.ms": "500",
+    # A dead member's partitions have no reader until its session ends; 45 s by default.
+    "group.share.min.session.timeout.ms": "3000",
     "auto.create.topics.enable": "false",
     # A dead producer's transaction ends soon after its timeout, not up to 10 s later.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",

@@ -9,14 +9,18 @@ from datetime import timedelta
 
 from kafkamq.clients.topics import create_topics
 from kafkamq.config import Backoff, QueueConfig, ServiceConfig, milliseconds
+from kafkamq.core.backends import Feature, backend_of, require
 from kafkamq.errors import ConfigError, KafkaMQError, StateError
+from kafkamq.kafka.backends.opening import ConsumerPlan, open_consumer
+from kafkamq.kafka.backends.producer import TopicProducer
+from kafkamq.kafka.backends.topic import QueueTopic
 from kafkamq.kafka.consumer import Consumer
 from kafkamq.kafka.fork import ForkGuard
-from kafkamq.kafka.message import Message
 from kafkamq.kafka.namespace import Namespace
 from kafkamq.kafka.producer import Producer
 from kafkamq.kafka.queue import Queue
 from kafkamq.kafka.sender import Sender
+from kafkamq.types import Backend
 
 __all__ = ["Service"]
 
@@ -68,6 +72,7 @@ class Service:
         self._guard = ForkGuard("Service")
         self._lock = threading.Lock()
         self._sender: Sender | None = None
+        self._topic_senders: dict[str, tuple[QueueTopic, Sender]] = {}
         self._consumers: list[Consumer] = []
         self._is_closed = False
 
@@ -121,6 +126,9 @@ class Service:
         next_message_timeout: float | timedelta = 1.0,
         max_messages_per_commit: int = 1000,
         on_data_loss: str = "raise",
+        backend: str = "markers",
+        topic: str | None = None,
+        group: str | None = None,
     ) -> Queue:
         """A queue; it exists as soon as something is sent to it. Asks Kafka nothing.
 
@@ -137,12 +145,27 @@ class Service:
             next_message_timeout: Longest wait of one turn of an iteration.
             max_messages_per_commit: Messages of other queues that are passed before a commit.
             on_data_loss: "raise", or "skip" what was deleted before it was read.
+            backend: Who remembers what is done: "markers", "offsets", "share" or "claims"
+                (``kafkamq backends`` compares them). Fixed once the queue is in use.
+            topic: Of the other backends: any topic; None: ``NAMESPACE.q.QUEUE_ID``.
+            group: Of the other backends: the consumer group, share group or group of claims;
+                None: one named by namespace and queue.
 
         Raises:
             ConfigError: A value cannot work; names it and its limit.
         """
         self._check()
+        kind = backend_of(backend)
+        if exactly_once:
+            require(kind, Feature.EXACTLY_ONCE, f"queue {queue_id!r}: exactly_once")
+        if backoff != DEFAULT_BACKOFF:
+            require(kind, Feature.RETRY_DELAY, f"queue {queue_id!r}: backoff")
+        if topic is None:
+            topic = "" if kind is Backend.MARKERS else f"{self._config.namespace}.q.{queue_id}"
         config = QueueConfig(
+            backend=kind,
+            topic=topic,
+            group_id=group or "",
             queue_id=queue_id,
             redelivery_timeout_ms=milliseconds(redelivery_timeout, name="redelivery_timeout"),
             max_deliveries=max_deliveries,
@@ -168,12 +191,17 @@ class Service:
         with self._lock:
             self._is_closed = True
             consumers, self._consumers = self._consumers, []
-            sender, self._sender = self._sender, None
+            senders = [sender for _, sender in self._topic_senders.values()]
+            if self._sender is not None:
+                senders.append(self._sender)
+            self._sender, self._topic_senders = None, {}
         deadline_s = time.monotonic() + timeout
         failures: list[KafkaMQError] = []
-        for end in [consumer.close for consumer in consumers] + (
-            [sender.close] if sender is not None else []
-        ):
+        ends: list[Callable[[float], None]] = [
+            *(consumer.close for consumer in consumers),
+            *(sender.close for sender in senders),
+        ]
+        for end in ends:
             try:
                 end(max(1.0, deadline_s - time.monotonic()))
             except KafkaMQError as error:  # noqa: PERF203 - the others are closed as well
@@ -188,17 +216,25 @@ class Service:
 
     def _producer(self, config: QueueConfig) -> Producer:
         self._check()
+        if config.backend is not Backend.MARKERS:
+            return self._topic_producer(config)
         self._namespace.require(config.max_lease_ms)
         with self._lock:
             if self._sender is None:
                 self._sender = Sender(self._namespace)
             return Producer(self._namespace, self._sender, config)
 
-    def _consumer(
-        self, config: QueueConfig, on_lease_lost: Callable[[Message], None] | None
-    ) -> Consumer:
+    def _topic_producer(self, config: QueueConfig) -> Producer:
+        with self._lock:
+            sender = self._topic_senders.get(config.topic)
+            if sender is None:
+                place = QueueTopic(self._config, config)
+                sender = self._topic_senders[config.topic] = (place, Sender(place))
+            return TopicProducer(*sender, config)
+
+    def _consumer(self, config: QueueConfig, plan: ConsumerPlan) -> Consumer:
         self._check()
-        consumer = Consumer(self._namespace, config, on_lease_lost)
+        consumer = open_consumer(self._namespace, config, plan)
         with self._lock:
             self._consumers = [each for each in self._consumers if not each.is_closed]
             self._consumers.append(consumer)

@@ -1,0 +1,106 @@
+"""Messages of one process that wait to be handed out: in order of a lane, or in none; pure.
+
+A lane (a key, a partition) hands out one message at a time: the next one follows when the one
+before is done. A retry keeps its place at the front. Without order every message is a lane of its
+own, and a retry goes behind what has come meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from heapq import heappop, heappush
+from itertools import count
+from typing import Generic, TypeVar
+
+__all__ = ["Waiting"]
+
+T = TypeVar("T")
+
+
+class Waiting(Generic[T]):
+    """What is to be handed out, and when; times are in ms of one clock of the caller's.
+
+    ``lane`` is None for a message that is in order with nothing.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: dict[Hashable, deque[T]] = {}  # with what is handed out at the front
+        self._ready: deque[tuple[Hashable, T]] = deque()
+        self._delayed: list[tuple[int, int, Hashable, T]] = []  # a heap
+        self._number = count()
+
+    def __len__(self) -> int:
+        """Messages that are not handed out, whether ready or not."""
+        blocked = sum([len(lane) - 1 for lane in self._lanes.values()])
+        return len(self._ready) + len(self._delayed) + blocked
+
+    def add(self, lane: Hashable, item: T, *, due_ms: int | None = None) -> None:
+        """A message has come; ``due_ms``: not to be handed out before."""
+        if lane is not None:
+            waiting = self._lanes.get(lane)
+            if waiting is not None:
+                waiting.append(item)
+                return
+            self._lanes[lane] = deque((item,))
+        self._put(lane, item, due_ms)
+
+    def take(self, now_ms: int) -> tuple[Hashable, T] | None:
+        """The next message and its lane, or None: nothing is ready."""
+        delayed = self._delayed
+        while delayed and delayed[0][0] <= now_ms:
+            _, _, lane, item = heappop(delayed)
+            self._ready.append((lane, item))
+        return self._ready.popleft() if self._ready else None
+
+    def put_back(self, lane: Hashable, item: T) -> None:
+        """What ``take`` gave was not used: it is the next again."""
+        self._ready.appendleft((lane, item))
+
+    def done(self, lane: Hashable) -> None:
+        """What was handed out of a lane is done: the next one may follow."""
+        waiting = self._lanes.get(lane) if lane is not None else None
+        if waiting is None:
+            return
+        waiting.popleft()
+        if waiting:
+            self._ready.append((lane, waiting[0]))
+        else:
+            del self._lanes[lane]
+
+    def retry(self, lane: Hashable, item: T, due_ms: int) -> None:
+        """What was handed out comes again, as ``item``, from ``due_ms`` on."""
+        waiting = self._lanes.get(lane) if lane is not None else None
+        if lane is not None:
+            if waiting is None:  # dropped meanwhile
+                return
+            waiting[0] = item
+        self._put(lane, item, due_ms)
+
+    def drop(self, lane: Hashable) -> None:
+        """Forget a lane and all that is in it."""
+        self._lanes.pop(lane, None)
+        self.keep(lambda other, _: other != lane)
+
+    def keep(self, wanted: Callable[[Hashable, T], bool]) -> None:
+        """Forget what is not wanted of what could be handed out."""
+        self._ready = deque(each for each in self._ready if wanted(*each))
+        self._delayed = [each for each in self._delayed if wanted(each[2], each[3])]
+        self._delayed.sort()
+
+    def next_due_ms(self) -> int | None:
+        """When the first message that waits for its time is due."""
+        return self._delayed[0][0] if self._delayed else None
+
+    def items(self) -> Iterator[T]:
+        """All that is not handed out and not behind something that is."""
+        for _, item in self._ready:
+            yield item
+        for _, _, _, item in self._delayed:
+            yield item
+
+    def _put(self, lane: Hashable, item: T, due_ms: int | None) -> None:
+        if due_ms is None:
+            self._ready.append((lane, item))
+        else:
+            heappush(self._delayed, (due_ms, next(self._number), lane, item))

@@ -1,0 +1,192 @@
+"""The ``claims`` backend: partitions are claimed in a coordination log, one owner each."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Hashable
+
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.core.waiting import Waiting
+from kafkamq.errors import KafkaMQError
+from kafkamq.kafka.backends.consumer import TopicConsumer
+from kafkamq.kafka.backends.letters import Letters
+from kafkamq.kafka.backends.message import MessageState, TopicMessage
+from kafkamq.kafka.backends.topic import coordination_topic, heartbeat_s
+from kafkamq.kafka.claims.cluster import Cluster
+from kafkamq.kafka.claims.message import ClaimedMessage
+from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.message import Message
+
+__all__ = ["ClaimsConsumer"]
+
+_POLL_S = 0.2
+_JOIN_S = 10.0
+_log = logging.getLogger(__name__)
+
+
+class _Item:
+    """A message of a claimed partition, with the deliveries it had."""
+
+    __slots__ = ("claimed", "count")
+
+    def __init__(self, claimed: ClaimedMessage, count: int) -> None:
+        self.claimed = claimed
+        self.count = count
+
+
+class ClaimsConsumer(TopicConsumer):
+    """Order by partition, or none; what is done is in heartbeats of the coordination log.
+
+    A message that is nacked waits in this process; the partition's position stays before it.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        queue: QueueConfig,
+        letters: Letters,
+        on_lease_lost: Callable[[Message], None] | None = None,
+        *,
+        group_id: str,
+        ordering: str = "partition",
+    ) -> None:
+        """Begins to claim."""
+        super().__init__(queue, letters, on_lease_lost)
+        self._is_serial = ordering == "partition"
+        self._waiting: Waiting[_Item] = Waiting()
+        self._failure: BaseException | None = None
+        self._cluster = Cluster(
+            config.bootstrap_servers,
+            coordination_topic=coordination_topic(config),
+            heartbeat_interval=heartbeat_s(queue),
+            kafka=config.kafka,
+        )
+        try:
+            name = f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}".replace("/", "-")
+            member = self._cluster.member(name, group_id)
+            self._claims = member.consumer(
+                queue.topic,
+                release_if_behind=False,
+                queue=queue.max_in_flight,
+                on_data_loss=queue.on_data_loss,
+                on_lost=self._claim_ended,
+            )
+        except BaseException:
+            self._cluster.close(1.0)
+            raise
+        self._thread = threading.Thread(target=self._feed, name="kafkamq-claims-feed", daemon=True)
+        self._thread.start()
+
+    # Messages come.
+
+    def _feed(self) -> None:
+        try:
+            while not self._closing.is_set():
+                claimed = self._claims.poll(_POLL_S)
+                if claimed is not None:
+                    self._add(claimed)
+        except KafkaMQError as error:
+            if not self._closing.is_set():
+                self._fail(error)
+        except BaseException as error:  # noqa: BLE001 - raised to whoever receives
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    def _add(self, claimed: ClaimedMessage) -> None:
+        lane = (claimed.topic, claimed.partition) if self._is_serial else None
+        with self._changed:
+            self._waiting.add(lane, _Item(claimed, 1))
+            self._changed.notify()
+            while len(self._waiting) >= self._queue.max_in_flight and not self._closing.is_set():
+                self._changed.wait(_POLL_S)  # back-pressure: receives make room
+
+    def _fill(self, n: int) -> None:
+        now_ms = monotonic_ms()
+        while len(self._ready) < n:
+            taken = self._waiting.take(now_ms)
+            if taken is None:
+                return
+            lane, item = taken
+            self._ready.append(
+                TopicMessage(
+                    self, item.claimed._record, delivery_count=item.count, place=(lane, item)
+                )
+            )
+
+    def _check_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
+        """See ``Consumer.receive_many``."""
+        messages = super().receive_many(n, timeout)
+        if messages:
+            with self._changed:
+                self._changed.notify_all()  # there is room
+        return messages
+
+    # Verdicts.
+
+    def _done(self, message: TopicMessage) -> None:
+        lane, item = _place(message)
+        try:
+            item.claimed.commit()
+        finally:
+            with self._changed:
+                self._waiting.done(lane)
+                self._changed.notify_all()
+
+    def _again(self, message: TopicMessage, delay_ms: int) -> None:
+        lane, item = _place(message)
+        with self._changed:
+            again = _Item(item.claimed, message.delivery_count + 1)
+            self._waiting.retry(lane, again, monotonic_ms() + delay_ms)
+            self._changed.notify_all()
+
+    def _claim_ended(self, topic: str, partition: int, reason: str) -> None:
+        """A claim has ended; with the engine's lock held, so nothing here may wait for it."""
+        _log.info(
+            "a claim has ended",
+            extra={"queue": self.queue_id, "partition": partition, "reason": reason},
+        )
+        with self._changed:
+            self._waiting.drop((topic, partition))
+            self._waiting.keep(
+                lambda _, item: (item.claimed.topic, item.claimed.partition) != (topic, partition)
+            )
+            for message in [*self._held.values(), *self._ready]:
+                assert isinstance(message, TopicMessage)
+                claimed = _place(message)[1].claimed
+                is_gone = (claimed.topic, claimed.partition) == (topic, partition)
+                if is_gone and message.state is MessageState.HELD and not self._closing.is_set():
+                    self._lose(message)
+
+    # The end.
+
+    def _confirm(self, timeout_s: float) -> None:
+        if self._failure is None:
+            self._claims.flush(timeout_s)
+
+    def _end(self, timeout_s: float) -> None:
+        with self._changed:
+            self._ready.clear()
+            self._changed.notify_all()
+        self._claims.stop()
+        self._thread.join(_JOIN_S)
+        self._claims.close(timeout=timeout_s)
+        self._cluster.close(timeout_s)
+
+
+def _place(message: TopicMessage) -> tuple[Hashable, _Item]:
+    place = message.place
+    assert isinstance(place, tuple)
+    lane, item = place
+    assert isinstance(item, _Item)
+    return lane, item

@@ -1,0 +1,81 @@
+"""Makes the consumer of a queue, whichever its backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.core.backends import default_order, order_feature, require
+from kafkamq.kafka.backends.letters import DeadLetterBox
+from kafkamq.kafka.backends.topic import require_dead_letters
+from kafkamq.kafka.consumer import Consumer
+from kafkamq.kafka.message import Message
+from kafkamq.kafka.namespace import Namespace
+from kafkamq.kafka.reader import group_of
+from kafkamq.types import Backend
+
+__all__ = ["ConsumerPlan", "open_consumer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerPlan:
+    """What is known of a consumer's use when it is made.
+
+    Attributes:
+        on_lease_lost: As for ``Queue.consumer``.
+        ordering: What stays in order; None: what the backend has.
+        concurrency: How many handlers there will be; 0: unknown.
+        handler_timeout_ms: The longest that one may take; 0: unknown.
+    """
+
+    on_lease_lost: Callable[[Message], None] | None = None
+    ordering: str | None = None
+    concurrency: int = 0
+    handler_timeout_ms: int = 0
+
+
+def open_consumer(namespace: Namespace, queue: QueueConfig, plan: ConsumerPlan) -> Consumer:
+    """A consumer that has begun to work.
+
+    Raises:
+        ConfigError: The backend, or the cluster, lacks what is asked.
+        BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
+    """
+    ordering = plan.ordering or default_order(queue.backend)
+    require(queue.backend, order_feature(ordering), f"queue {queue.queue_id!r}: {ordering=}")
+    if queue.backend is Backend.MARKERS:
+        return Consumer(namespace, queue, plan.on_lease_lost)
+    config = namespace.config
+    require_dead_letters(config, queue)
+    letters = DeadLetterBox(config, queue)
+    group_id = queue.group_id or group_of(config, queue.queue_id)
+    if queue.backend is Backend.OFFSETS:
+        from kafkamq.kafka.backends.offsets import OffsetsConsumer
+
+        return OffsetsConsumer(
+            config, queue, letters, plan.on_lease_lost, group_id=group_id, ordering=ordering
+        )
+    if queue.backend is Backend.SHARE:
+        from kafkamq.kafka.backends.share import ShareConsumer
+
+        return ShareConsumer(
+            config,
+            queue,
+            letters,
+            plan.on_lease_lost,
+            group_id=group_id,
+            concurrency=plan.concurrency,
+            handler_timeout_ms=plan.handler_timeout_ms,
+        )
+    from kafkamq.kafka.backends.claims import ClaimsConsumer
+
+    group_id = queue.group_id or _claims_group(config, queue)
+    return ClaimsConsumer(
+        config, queue, letters, plan.on_lease_lost, group_id=group_id, ordering=ordering
+    )
+
+
+def _claims_group(config: ServiceConfig, queue: QueueConfig) -> str:
+    """As ``group_of``; the coordination log's records are separated by slashes."""
+    return group_of(config, queue.queue_id).replace("/", ".")

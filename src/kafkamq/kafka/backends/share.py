@@ -1,0 +1,244 @@
+"""The ``share`` backend: the broker's share group (KIP-932) hands out and remembers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from confluent_kafka import AcknowledgeType
+from confluent_kafka import Message as Record
+
+from kafkamq.clients.admin import Admin
+from kafkamq.clients.settings import share_settings
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.errors import DeadlineExceededError
+from kafkamq.kafka.backends.consumer import TopicConsumer
+from kafkamq.kafka.backends.letters import Letters
+from kafkamq.kafka.backends.message import MessageState, TopicMessage
+from kafkamq.kafka.backends.share_member import Member
+from kafkamq.kafka.backends.share_settings import (
+    ShareLimits,
+    configure_group,
+    read_limits,
+    share_lock_ms,
+)
+from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.message import Message
+from kafkamq.types import DeadLetterReason
+
+__all__ = ["ShareConsumer"]
+
+DEFAULT_MEMBERS = 4
+MAX_MEMBERS = 8
+HANDLERS_PER_MEMBER = 12
+MAX_POLL = 500  # records of one poll, about: whole batches of producers come
+MARGIN_MS = 1500  # what is left of a lock less than this is not begun
+_CONFIRM_SLICE_S = 0.01
+_log = logging.getLogger(__name__)
+
+
+class ShareConsumer(TopicConsumer):
+    """Many consumers per partition, no order; locks are short and cannot be renewed."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        queue: QueueConfig,
+        letters: Letters,
+        on_lease_lost: Callable[[Message], None] | None = None,
+        *,
+        group_id: str,
+        concurrency: int = 0,
+        handler_timeout_ms: int = 0,
+    ) -> None:
+        """Sets up the group, and joins it.
+
+        Args:
+            config: Where.
+            queue: How.
+            letters: For dead letters.
+            on_lease_lost: As for every consumer.
+            group_id: The share group.
+            concurrency: How many handlers there will be; 0: unknown.
+            handler_timeout_ms: What is left of a lock less than this is not begun.
+        """
+        super().__init__(queue, letters, on_lease_lost)
+        self.limits, self._lock_ms = self._set_up(config, group_id)
+        self._max_deliveries = self.limits.handed_out(queue.max_deliveries)
+        self._margin_ms = max(MARGIN_MS, handler_timeout_ms)
+        self._failure: BaseException | None = None
+        members = DEFAULT_MEMBERS
+        poll = min(MAX_POLL, queue.max_in_flight)
+        if concurrency:
+            members = max(1, min(MAX_MEMBERS, concurrency // HANDLERS_PER_MEMBER))
+            poll = max(1, min(poll, 2 * concurrency // members))
+        settings = share_settings(config, group_id=group_id, max_poll_records=poll)
+        self._members = [
+            Member(settings, queue.topic, self, number=number) for number in range(members)
+        ]
+        for member in self._members:
+            member.start()
+
+    def _set_up(self, config: ServiceConfig, group_id: str) -> tuple[ShareLimits, int]:
+        with Admin(config) as admin:
+            limits = read_limits(admin, group_id)
+            lock_ms = share_lock_ms(self._queue, limits)
+            handed_out = limits.handed_out(self._queue.max_deliveries)
+            configure_group(admin, group_id, lock_ms=lock_ms, max_deliveries=handed_out)
+        _log.info(
+            "a share group's limits",
+            extra={
+                "queue": self.queue_id,
+                "group": group_id,
+                "lock_ms": lock_ms,
+                "deliveries": handed_out,
+                "members": limits.max_members,
+                "session_ms": limits.session_ms,
+            },
+        )
+        if handed_out < self._queue.max_deliveries:
+            _log.warning(
+                "queue %r: max_deliveries is %d and the broker's limit %d, the last of which is"
+                " kept for the dead letter: messages are handed out %d times",
+                self.queue_id,
+                self._queue.max_deliveries,
+                limits.max_deliveries,
+                handed_out,
+            )
+        if lock_ms > self._queue.redelivery_timeout_ms:
+            _log.warning(
+                "queue %r: redelivery_timeout is %g s, and the shortest lock of the broker %g s:"
+                " that is used",
+                self.queue_id,
+                self._queue.redelivery_timeout_ms / 1000,
+                lock_ms / 1000,
+            )
+        return limits, lock_ms
+
+    @property
+    def max_deliveries(self) -> int:
+        """How often a message is handed out."""
+        return self._max_deliveries
+
+    @property
+    def lock_ms(self) -> int:
+        """How long a message is held."""
+        return self._lock_ms
+
+    # What members tell, each by its own thread.
+
+    def arrived(self, member: Member, records: Sequence[Record], fetched_ms: int) -> int:
+        """Hand out, or give up what was delivered too often: it may have killed its workers."""
+        deadline_ms = fetched_ms + self._lock_ms
+        fresh: list[TopicMessage] = []
+        poison: list[TopicMessage] = []
+        for record in records:
+            count = record.delivery_count() or 1
+            message = TopicMessage(
+                self, record, delivery_count=count, deadline_ms=deadline_ms, place=member
+            )
+            member.add(message)
+            (poison if count > self._max_deliveries else fresh).append(message)
+        with self._changed:
+            self._ready.extend(fresh)
+            self._changed.notify_all()
+        for message in poison:
+            message.state = MessageState.SETTLED
+            # What it had is known, and this delivery is not handed out.
+            message._count -= 1
+            self._park(
+                message,
+                DeadLetterReason.MAX_DELIVERIES,
+                f"{message._count} deliveries ended without a verdict, or were given back",
+            )
+        return len(records)
+
+    def look_after(self, member: Member) -> None:
+        """What cannot start any more goes back; what is held beyond its lock is lost."""
+        now_ms = monotonic_ms()
+        messages = member.messages()
+        if not messages or now_ms < messages[0]._deadline_ms - self._margin_ms:
+            return
+        with self._changed:
+            waiting = {id(message) for message in self._ready}
+            for message in messages:
+                if message.state is not MessageState.HELD:
+                    continue
+                if id(message) in waiting:
+                    self._give_back(message)
+                elif now_ms > message._deadline_ms:
+                    self._lose(message)
+                    member.settle(message, AcknowledgeType.RELEASE, is_late=True)
+            self._ready = type(self._ready)(
+                message
+                for message in self._ready
+                if isinstance(message, TopicMessage) and message.state is MessageState.HELD
+            )
+
+    def came_late(self, messages: Sequence[TopicMessage]) -> None:
+        """Verdicts that the broker refused."""
+        self._lost_late(messages)
+
+    def has_room(self) -> bool:
+        """Whether more may be fetched."""
+        return self.in_flight < self._queue.max_in_flight
+
+    def failed(self, error: BaseException) -> None:
+        """A member has ended."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    def _give_back(self, message: TopicMessage) -> None:
+        message.state = MessageState.SETTLED
+        member = message.place
+        assert isinstance(member, Member)
+        member.settle(message, AcknowledgeType.RELEASE)
+
+    # What the consumer asks.
+
+    def _check_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _may_hand_out(self, message: TopicMessage) -> bool:
+        if monotonic_ms() <= message._deadline_ms - self._margin_ms:
+            return True
+        self._give_back(message)
+        return False
+
+    def _done(self, message: TopicMessage) -> None:
+        _member(message).settle(message, AcknowledgeType.ACCEPT)
+
+    def _given_up(self, message: TopicMessage) -> None:
+        _member(message).settle(message, AcknowledgeType.REJECT)
+
+    def _again(self, message: TopicMessage, delay_ms: int) -> None:
+        del delay_ms  # the broker has no delays
+        _member(message).settle(message, AcknowledgeType.RELEASE)
+
+    def _confirm(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while any(member.unconfirmed_count for member in self._members):
+            if time.monotonic() > deadline_s or self._failure is not None:
+                raise DeadlineExceededError(
+                    f"verdicts of queue {self.queue_id!r} are not confirmed after {timeout_s:g} s"
+                )
+            time.sleep(_CONFIRM_SLICE_S)
+
+    def _end(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            self._ready.clear()
+        for member in self._members:
+            member.stop()
+        for member in self._members:
+            if not member.join(max(0.1, deadline_s - time.monotonic())):
+                raise DeadlineExceededError("leaving the share group takes long, and goes on")
+
+
+def _member(message: TopicMessage) -> Member:
+    member = message.place
+    assert isinstance(member, Member)
+    return member

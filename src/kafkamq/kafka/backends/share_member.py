@@ -1,0 +1,220 @@
+"""One member of a share group and the thread that owns it.
+
+The client gives records in batches, and no more before each record of a batch has its verdict. So
+a consumer has several members: what is slow holds back the rest of its own batch alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from confluent_kafka import (
+    AcknowledgeType,
+    KafkaException,
+    Message,
+    ShareConsumer,
+    TopicPartition,
+)
+
+from kafkamq.clients.errors import broker_error, kafka_error
+from kafkamq.kafka.backends.message import TopicMessage
+from kafkamq.kafka.clock import monotonic_ms
+
+__all__ = ["Batch", "Member"]
+
+_POLL_S = 0.25
+_TURN_S = 0.02  # how long verdicts are gathered
+_LATE_COMMIT_S = 2.0
+_log = logging.getLogger(__name__)
+_Place = tuple[int, int]
+
+
+class Batch(Protocol):
+    """Who takes what a member fetched; called by its thread."""
+
+    def arrived(self, member: Member, records: Sequence[Message], fetched_ms: int) -> int:
+        """Records came; returns how many of them will get a verdict."""
+
+    def look_after(self, member: Member) -> None:
+        """Give back what cannot start in time, and give up what was held too long."""
+
+    def came_late(self, messages: Sequence[TopicMessage]) -> None:
+        """The broker did not take these verdicts."""
+
+    def has_room(self) -> bool:
+        """Whether more may be fetched."""
+
+    def failed(self, error: BaseException) -> None:
+        """It has ended by that."""
+
+
+class Member:
+    """Polls, and acknowledges what its consumer decides."""
+
+    def __init__(
+        self, settings: Mapping[str, object], topic: str, owner: Batch, *, number: int
+    ) -> None:
+        self._settings = dict(settings)
+        self._topic = topic
+        self._owner = owner
+        self._verdicts: queue.SimpleQueue[tuple[TopicMessage, int, bool]] = queue.SimpleQueue()
+        self._open: dict[_Place, TopicMessage] = {}
+        self._unconfirmed: dict[_Place, TopicMessage] = {}
+        self._closing = threading.Event()
+        self._client: Any = None
+        self._thread = threading.Thread(
+            target=self._run, name=f"kafkamq-share-{number}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Join the group."""
+        self._thread.start()
+
+    def add(self, message: TopicMessage) -> None:
+        """It will get a verdict; by the member's thread, in ``arrived``."""
+        place = message.message_id
+        self._open[place.partition, place.offset] = message
+
+    def settle(self, message: TopicMessage, kind: int, *, is_late: bool = False) -> None:
+        """Acknowledge a message so; any thread. ``is_late``: its lock has ended."""
+        self._verdicts.put((message, kind, is_late))
+
+    def messages(self) -> list[TopicMessage]:
+        """Those of the batch that have no verdict; for the member's thread."""
+        return list(self._open.values())
+
+    @property
+    def unconfirmed_count(self) -> int:
+        """Verdicts that the broker has not answered."""
+        return self._verdicts.qsize() + len(self._unconfirmed)
+
+    def stop(self) -> None:
+        """Give back what is held, and leave; see ``join``."""
+        self._closing.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Whether it has left."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            self._client = ShareConsumer(self._settings)
+            self._client.set_acknowledgement_commit_callback(self._answered)
+            self._client.subscribe([self._topic])
+            while not self._closing.is_set():
+                self._turn()
+        except BaseException as error:  # noqa: BLE001 - raised to whoever receives
+            self._owner.failed(_as_ours(error))
+        finally:
+            self._leave()
+
+    def _turn(self) -> None:
+        if self._open:
+            self._serve(_TURN_S)
+            self._owner.look_after(self)
+        elif self._owner.has_room():
+            self._fetch()
+        else:
+            self._serve(_TURN_S)
+
+    def _fetch(self) -> None:
+        self._serve(0.0)
+        asked_ms = monotonic_ms()  # a lock is at least as long as from here
+        records = self._client.poll(_POLL_S)
+        good = []
+        for record in records:
+            error = record.error()
+            if error is None:
+                good.append(record)
+            elif error.fatal() or not error.retriable():
+                raise KafkaException(error)
+        if good:
+            fetched_ms = max(asked_ms, monotonic_ms() - int(_POLL_S * 1000))
+            self._owner.arrived(self, good, fetched_ms)
+
+    def _serve(self, timeout_s: float) -> None:
+        """Acknowledge what has a verdict, and send that."""
+        late: list[TopicMessage] = []
+        count = 0
+        try:
+            item = (
+                self._verdicts.get(timeout=timeout_s) if timeout_s else self._verdicts.get_nowait()
+            )
+            while True:
+                message, kind, is_late = item
+                if is_late:
+                    late.append(message)
+                else:
+                    count += self._acknowledge(message, kind)
+                item = self._verdicts.get_nowait()
+        except queue.Empty:
+            pass
+        if count:
+            self._client.commit_async()
+        if late:  # alone: the broker refuses what is sent together with them
+            if count:
+                self._client.commit_sync(_LATE_COMMIT_S)
+            for message in late:
+                self._acknowledge(message, AcknowledgeType.RELEASE, is_watched=False)
+            self._client.commit_sync(_LATE_COMMIT_S)
+        elif not count and self._unconfirmed:
+            self._client.commit_async()  # serves the answers
+
+    def _acknowledge(self, message: TopicMessage, kind: int, *, is_watched: bool = True) -> int:
+        place = message.message_id
+        key = (place.partition, place.offset)
+        if self._open.pop(key, None) is None:
+            return 0
+        if is_watched:
+            self._unconfirmed[key] = message
+        try:
+            self._client.acknowledge(message._record, kind)
+        except KafkaException:  # its lock has ended
+            self._unconfirmed.pop(key, None)
+            if is_watched:
+                self._owner.came_late((message,))
+            return 0
+        return 1
+
+    def _answered(
+        self, offsets: Mapping[TopicPartition, set[int]], error: KafkaException | None
+    ) -> None:
+        late = []
+        for partition, found in offsets.items():
+            for offset in found:
+                message = self._unconfirmed.pop((partition.partition, offset), None)
+                if message is not None and error is not None:
+                    late.append(message)
+        if late:
+            _log.warning(
+                "the broker refused verdicts",
+                extra={"count": len(late), "said": str(error)},
+            )
+            self._owner.came_late(late)
+
+    def _leave(self) -> None:
+        if self._client is None:
+            return
+        try:
+            self._serve(0.0)
+            for message in self.messages():  # never handed out, or held without a verdict
+                self._acknowledge(message, AcknowledgeType.RELEASE, is_watched=False)
+            self._client.close()
+        except BaseException as error:  # noqa: BLE001 - the locks end by themselves
+            _log.warning("a member left in disorder", extra={"said": str(error)})
+
+
+def _as_ours(error: BaseException) -> BaseException:
+    if isinstance(error, KafkaException):
+        doing = "reading as a member of a share group"
+        found = broker_error(kafka_error(error), doing)
+        found.__cause__ = error
+        return found
+    return error

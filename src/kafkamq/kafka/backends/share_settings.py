@@ -1,0 +1,112 @@
+"""What a share group may do, read from the broker, and what is set for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its __all__
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
+
+from kafkamq.clients.admin import Admin
+from kafkamq.config import QueueConfig
+from kafkamq.core.backends import Feature, backends_with
+from kafkamq.errors import ConfigError
+
+__all__ = ["ShareLimits", "configure_group", "read_limits", "share_lock_ms"]
+
+_LOCK = "share.record.lock.duration.ms"
+_START = "share.auto.offset.reset"
+_ISOLATION = "share.isolation.level"
+_COUNT = "share.delivery.count.limit"  # of a group from Kafka 4.3 on
+_BROKER_LOCK = "group.share.record.lock.duration.ms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareLimits:
+    """What the brokers allow; times in ms."""
+
+    min_lock_ms: int
+    max_lock_ms: int
+    max_deliveries: int  # after which the broker gives a record up, in silence
+    max_members: int
+    session_ms: int
+
+    def handed_out(self, wanted: int) -> int:
+        """How often a message is handed out: the broker's last delivery is for the dead letter."""
+        return min(wanted, self.max_deliveries - 1)
+
+
+def read_limits(admin: Admin, group_id: str) -> ShareLimits:
+    """The limits for a group.
+
+    Raises:
+        ConfigError: These brokers have no share groups.
+        BrokerError, DeadlineExceededError: They do not answer, or refuse.
+    """
+    broker = admin.cluster().settings
+    if _BROKER_LOCK not in broker:
+        others = ", ".join(each.value for each in backends_with((Feature.LONG_HANDLERS,)))
+        raise ConfigError(
+            f"backend 'share' needs Kafka 4.2 or newer at {admin.config.bootstrap_servers}; "
+            f"{others} work with what is there"
+        )
+    group = _group_settings(admin, group_id)
+    limit = group.get(_COUNT, broker.get("group.share.delivery.count.limit", "5"))
+    return ShareLimits(
+        min_lock_ms=int(broker.get("group.share.min.record.lock.duration.ms", "15000")),
+        max_lock_ms=int(broker.get("group.share.max.record.lock.duration.ms", "60000")),
+        max_deliveries=int(limit),
+        max_members=int(broker.get("group.share.max.size", "200")),
+        session_ms=int(group.get("share.session.timeout.ms", "45000")),
+    )
+
+
+def share_lock_ms(queue: QueueConfig, limits: ShareLimits) -> int:
+    """The lock that a queue gets: its redelivery timeout, raised to what the broker allows.
+
+    Raises:
+        ConfigError: It is longer than any lock.
+    """
+    wanted = queue.redelivery_timeout_ms
+    if wanted > limits.max_lock_ms:
+        others = ", ".join(each.value for each in backends_with((Feature.LONG_HANDLERS,)))
+        raise ConfigError(
+            f"queue {queue.queue_id!r}: redelivery_timeout is {wanted / 1000:g} s: backend 'share' "
+            f"locks for {limits.max_lock_ms / 1000:g} s at most; {others} hold messages longer"
+        )
+    return max(wanted, limits.min_lock_ms)
+
+
+def configure_group(
+    admin: Admin, group_id: str, *, lock_ms: int, max_deliveries: int, start: str = "earliest"
+) -> None:
+    """Set a share group's lock, where it starts, and, where it is the group's, its limit.
+
+    Raises:
+        BrokerError, DeadlineExceededError: The brokers refuse, or do not answer.
+    """
+    wanted = {_LOCK: str(lock_ms), _START: start, _ISOLATION: "read_committed"}
+    known = _group_settings(admin, group_id)
+    if _COUNT in known:
+        wanted[_COUNT] = str(max_deliveries + 1)
+    changes = {name: value for name, value in wanted.items() if known.get(name) != value}
+    if not changes:
+        return
+    entries = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in changes.items()
+    ]
+    resource = ConfigResource(ConfigResource.Type.GROUP, group_id, incremental_configs=entries)
+    for future in admin.client.incremental_alter_configs([resource]).values():
+        admin.wait(future, f"setting share group {group_id}")
+
+
+def _group_settings(admin: Admin, group_id: str) -> Mapping[str, str]:
+    resource = ConfigResource(ConfigResource.Type.GROUP, group_id)
+    (future,) = admin.client.describe_configs([resource]).values()
+    found = admin.wait(future, f"describing share group {group_id}")
+    return {name: entry.value for name, entry in found.items() if entry.value is not None}
