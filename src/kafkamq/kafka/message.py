@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from datetime import timedelta
 from time import monotonic_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as Record
 
+from kafkamq.clients.records import headers_of
 from kafkamq.config import milliseconds
 from kafkamq.core.handout import expires_at_ms
 from kafkamq.core.leases import Lease, LeaseState
@@ -27,22 +28,6 @@ __all__ = ["Message"]
 _log = logging.getLogger(__name__)
 
 UNREPORTED = -2  # log time of an END without a delivery report; -1: Kafka gave none
-
-
-def _headers_of(record: Record) -> Headers:
-    try:
-        # confluent_kafka's type allows what may be produced; what is consumed are such pairs.
-        return cast("Headers", tuple(record.headers() or ()))
-    except UnicodeDecodeError:  # names that are no text: it must not stop the queue
-        _log.warning(
-            "headers of a message cannot be read",
-            extra={
-                "topic": record.topic(),
-                "partition": record.partition(),
-                "offset": record.offset(),
-            },
-        )
-        return ()
 
 
 class Message:
@@ -85,7 +70,7 @@ class Message:
         """Made by ``Consumer`` alone, when the record was polled; its START completes it."""
         self._verdicts = verdicts
         self._record = record
-        self._headers = headers = _headers_of(record)
+        self._headers = headers = headers_of(record)
         self._read: MessageHeaders | None = None
         self._count = 1
         self._expiry_ms = 0
