@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from operator import methodcaller
-from typing import cast
-
-from confluent_kafka import Message
+from typing import Any, Protocol, cast
 
 from kafkamq.types import Headers
 
@@ -19,7 +17,17 @@ _log = logging.getLogger(__name__)
 _read = methodcaller("headers")
 
 
-def headers_or_none(record: Message) -> Headers | None:
+class _Record(Protocol):
+    """As much of ``confluent_kafka.Message`` as is needed here."""
+
+    def topic(self) -> str | None: ...
+    def partition(self) -> int | None: ...
+    def offset(self) -> int | None: ...
+    def headers(self) -> Any: ...
+    def set_headers(self, value: Any) -> None: ...
+
+
+def headers_or_none(record: _Record) -> Headers | None:
     """The headers of a consumed record, in order; None: confluent-kafka can't give them.
 
     Kafka lets names be any bytes; the client decodes all of a record's headers or none of them. It
@@ -34,7 +42,7 @@ def headers_or_none(record: Message) -> Headers | None:
         return None
 
 
-def headers_of(record: Message) -> Headers:
+def headers_of(record: _Record) -> Headers:
     """The headers of a consumed record; none, with a warning, when a name is not UTF-8."""
     headers = headers_or_none(record)
     if headers is None:
