@@ -46,6 +46,12 @@ class ClaimTopics:
         ).values():
             future.result(15)
 
+        def is_visible() -> bool:  # brokers learn of a topic one by one, and a little later
+            found = admin.list_topics(timeout=15).topics.get(topic)
+            return found is not None and len(found.partitions) == partitions
+
+        wait_for(is_visible)
+
     def cluster(self, **options: object) -> Cluster:
         options = {"heartbeat_interval": self.interval_s, **options}
         options = {"coordination_topic": self.coordination, **options}

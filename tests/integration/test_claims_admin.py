@@ -7,7 +7,14 @@ import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    ResourceType,
+)
 from tests.integration.claim_logs import ClaimTopics, wait_for
 
 from kafkamq.claims import Admin, Cluster, Consumer, init_topic
@@ -63,6 +70,8 @@ def test_positions_of_a_live_group_move_all_or_nothing(topics: ClaimTopics, deli
                 admin.set_position({(topics.work, 2): 0})
             with pytest.raises(ConfigError, match="position"):
                 admin.set_position({places[0]: "first"})
+            with pytest.raises(ConfigError, match="timeout"):
+                admin.set_position({places[0]: 0}, timeout=0)
     assert topics.audit().dual_claims == []
 
 
@@ -95,8 +104,41 @@ def test_a_paused_group_holds_nothing(topics: ClaimTopics) -> None:
             admin.wait_until_free(40.0)
             topics.fill(2, first=4)
             assert consumer.poll(0.3) is None
+            # A change of positions ends its own pause, not this one.
+            assert admin.set_position({(topics.work, 0): 2}) == {(topics.work, 0): 2}
+            assert admin.paused_until() == until
             admin.resume()
             assert sorted(drain(consumer, 2)) == [4, 5]
+
+
+def test_a_pause_lasts_as_long_as_was_asked_by_the_brokers_clock(topics: ClaimTopics) -> None:
+    """Before it is written an idle log tells no time, and the process's own clock is wrong."""
+    with topics.cluster() as cluster:
+        cluster.ready()
+        for wrong_ms in (-40_000, 40_000):
+            cluster.engine.log.clock._now_ms += wrong_ms
+            until = Admin(cluster, topics.group).pause(60.0)
+            assert 50 < until - time.time() < 65
+            assert cluster.paused_until(topics.group) == until
+
+
+def test_old_records_do_not_set_the_clock_back(topics: ClaimTopics) -> None:
+    """What a reader sees at its start was not appended just now."""
+    name = f"{topics.coordination}-old"
+    topics.create(name, 1, **{"message.timestamp.type": "CreateTime", "retention.ms": "-1"})
+    hour_ago_ms = round(time.time() * 1000) - 3_600_000
+    topics.producer.produce(name, "nonsense", partition=0, timestamp=hour_ago_ms)
+    assert topics.producer.flush(15) == 0
+    entry = ConfigEntry(
+        "message.timestamp.type", "LogAppendTime", incremental_operation=AlterConfigOpType.SET
+    )
+    resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": topics.bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(15)
+    with topics.cluster(coordination_topic=name) as cluster:
+        cluster.ready()
+        assert sum(log.malformed for log in cluster.engine.log.logs) == 1
+        assert abs(cluster.engine.log.clock.now_s() - time.time()) < 600
 
 
 def test_hostile_records_are_counted_and_change_nothing(topics: ClaimTopics) -> None:

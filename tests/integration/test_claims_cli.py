@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +19,7 @@ from typer.testing import CliRunner
 from kafkamq.claims import Consumer
 from kafkamq.cli.app import app
 from kafkamq.cli.claims import parse_positions
-from kafkamq.errors import ConfigError
+from kafkamq.errors import ConfigError, KafkaMQError
 
 
 @pytest.fixture
@@ -113,11 +118,82 @@ def test_doctor_and_decode(topics: ClaimTopics, bootstrap: str, namespace: str) 
     ]
 
 
+def test_what_cannot_work_is_said(topics: ClaimTopics, bootstrap: str, namespace: str) -> None:
+    environment = Commands(bootstrap, namespace).environment
+    on = ("--topic", topics.coordination, "--interval", "10")
+    none = ("--topic", f"{topics.coordination}-none")
+    place = f"{topics.work}:0"
+    for arguments, said in [
+        (("state", *none), "create it with `kafkamq claims init`"),
+        (("doctor", *none), "create it with `kafkamq claims init`"),
+        (("decode", *none), "create it with `kafkamq claims init`"),
+        (("init", *none, "--rules", "mine"), "rules is 'mine'"),
+        (("init", *none, "--retention", "9"), "retention is 9 s"),
+        (("consume", "g", "no-such-topic", "--client", "c", *on), "no-such-topic does not ex"),
+        (("consume", "g", topics.work, "--client", "a/b", *on), "client_id is 'a/b'"),
+        (("consume", "g", topics.work, "--client", "c", "--claims", "all", *on), "'greedy'"),
+        (("pause", "a/b", "--for", "5", *on), "group_id is 'a/b'"),
+        (("pause", "g", "--for", "1e15", *on), "for_ is"),
+        (("set-position", "g", f"{topics.work}:9=0", *on), "has 2 partitions"),
+        (("set-position", "g", f"{place}=0", f"{place}=1", *on), "named twice"),
+        (("set-position", "g", f"{place}=-1", *on), "is no offset"),
+        (("set-position", "g", "no-such-topic:0=1", *on), "no-such-topic does not exist"),
+    ]:
+        result = CliRunner().invoke(app, ["claims", *arguments], env=environment)
+        assert isinstance(result.exception, KafkaMQError), (arguments, result.exception)
+        assert said in str(result.exception), (arguments, result.exception)
+
+
+def test_a_consumer_that_is_ended_gives_its_partitions_back(
+    topics: ClaimTopics, bootstrap: str, namespace: str
+) -> None:
+    topics.fill(20)
+    command = [
+        *(sys.executable, "-m", "kafkamq.cli", "claims", "consume", topics.group, topics.work),
+        *("--client", "c", "--claims", "greedy", "--delivery", "at-most-once", "--json"),
+        *("--topic", topics.coordination, "--interval", "10"),
+    ]
+    environment = {**os.environ, **Commands(bootstrap, namespace).environment}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        seen = sorted(int(json.loads(process.stdout.readline())["payload"]) for _ in range(20))
+        assert seen == list(range(20))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    with topics.cluster() as cluster:
+        cluster.ready()
+        claims = cluster.claims(topics.group)
+    assert [(claim.client, claim.offset) for claim in claims] == [("", 10), ("", 10)]
+
+
+def test_at_most_once_prints_every_message_of_a_batch(
+    topics: ClaimTopics, bootstrap: str, namespace: str
+) -> None:
+    """What is announced and not printed would be with nobody."""
+    topics.fill(10)
+    commands = Commands(bootstrap, namespace)
+    more = ("--client", "c", "--claims", "greedy", "--delivery", "at-most-once", "--count", "7")
+    found: list[int] = []
+    while len(found) < 10:
+        rows = commands.json(
+            *("claims", "consume", topics.group, topics.work, *more, "--timeout", "2"),
+            *("--topic", topics.coordination, "--interval", "10"),
+        )
+        found += [int(row["payload"]) for row in rows]
+    assert sorted(found) == list(range(10))
+
+
 def test_positions_as_text() -> None:
     found = parse_positions(["a:b:1=5", "t:0=latest", "t:1=2030-01-31T12:00:00Z"])
     assert found["a:b", 1] == 5
     assert found["t", 0] == "latest"
     assert getattr(found["t", 1], "year", 0) == 2030
-    for text in ("t=1", "t:x=1", ":1=1", "t:1", "t:1=soon"):
+    for text in ("t=1", "t:x=1", ":1=1", "t:1", "t:1=soon", "t:\u00b2=1"):
         with pytest.raises(ConfigError, match="position"):
             parse_positions([text])

@@ -96,11 +96,18 @@ class Log:
         self.offset = 0
 
     def add(
-        self, at_s: float, type: MarshalType, client: str, position: int = 0, **more: int
+        self,
+        at_s: float,
+        type: MarshalType,
+        client: str,
+        position: int = 0,
+        *,
+        instance: str = "i",
+        **more: int,
     ) -> ClaimEventKind:
         topic = "" if type is MarshalType.RELEASE_GROUP else TOPIC
         record = MarshalRecord(
-            type, int(at_s) + more.pop("skew", 0), f"i-{client}", client, GROUP, topic,
+            type, int(at_s) + more.pop("skew", 0), instance, client, GROUP, topic,
             offset=position, **more,
         )  # fmt: skip
         event = self.history.apply(record, offset=self.offset, broker_time_ms=int(at_s * 1000))
@@ -174,3 +181,18 @@ def test_clocks_instances_and_impossible_records_are_counted() -> None:
     assert log.audit.impossible == 2
     assert log.audit.steps_back == 1
     assert log.audit.types["Heartbeat"] == 4
+
+
+def test_a_client_id_in_two_processes_is_found_and_a_restart_is_none() -> None:
+    log = Log()
+    for second, instance in enumerate("11223"):
+        log.add(second, BEAT, "a", instance=instance)
+    client = log.audit.clients[GROUP, "a"]
+    assert client.returns == 0
+    log.add(10, BEAT, "a", instance="2")
+    assert client.returns == 1
+    other = ClaimAudit(60)
+    log.audit = other
+    log.add(11, BEAT, "a", instance="4", skew=-9)
+    client.merge(other.clients[GROUP, "a"])
+    assert (client.records, client.returns, client.least_skew_s) == (7, 1, -9)

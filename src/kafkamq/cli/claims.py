@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
@@ -87,9 +90,18 @@ def state(
         for row in rows:
             output.print_json(row)
         return
-    columns = ("group", "topic", "partition", "state", "client", "instance", "age_s", "offset",
-               "token", "paused_until")  # fmt: skip
-    output.print_table("", columns, [[row[name] for name in columns] for row in rows])
+    columns = ("group", "partition", "state", "owner", "age_s", "offset", "token")
+    table = [
+        (
+            row["group"],
+            f"{row['topic']}[{row['partition']}]",
+            row["state"] if row["paused_until"] is None else f"{row['state']}, paused",
+            f"{row['client']}.{row['instance']}" if row["client"] else None,
+            *(row[name] for name in columns[4:]),
+        )
+        for row in rows
+    ]
+    output.print_table("", columns, table)
 
 
 def _claim_object(claim: Claim, paused_until: float) -> dict[str, Any]:
@@ -150,9 +162,11 @@ def watch(
         if as_json:
             output.print_json(row)
         else:
-            where = f"{row['group']} {row['topic']}[{row['partition']}]"
+            where = ""
+            if each.record.topic:  # a group's pause names none
+                where = f" {row['topic']}[{row['partition']}] at {row['position']}"
             output.output().print(
-                f"{row['time']} {row['event']:<12} {where} by {row['by']} at {row['position']}",
+                f"{row['time']} {row['event']:<12} {row['group']}{where} by {row['by']}",
                 markup=False,
             )
 
@@ -209,7 +223,9 @@ def set_position(
     ],
     topic: Topic = COORDINATION_TOPIC,
     interval: Interval = 60.0,
-    timeout: Annotated[float | None, typer.Option(help="Seconds to claim them all.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds to claim them all.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Move positions of a live group, all or nothing."""
@@ -233,11 +249,13 @@ def parse_positions(texts: Sequence[str]) -> dict[tuple[str, int], int | str | d
     for text in texts:
         place, equals, where = text.partition("=")
         name, colon, partition = place.rpartition(":")
-        if not (equals and colon and name and partition.isdigit()):
+        if not (equals and colon and name and partition.isdecimal()):
             raise ConfigError(f"position {text!r}: write it as TOPIC:PARTITION=WHERE")
+        if (name, int(partition)) in found:
+            raise ConfigError(f"position {text!r}: {place} is named twice")
         if where in ("earliest", "latest"):
             found[name, int(partition)] = where
-        elif where.isdigit():
+        elif where.isdecimal():
             found[name, int(partition)] = int(where)
         else:
             try:
@@ -260,18 +278,24 @@ def consume(
     mode: Annotated[str, typer.Option("--claims", help="balanced, greedy or topic.")] = "balanced",
     max_claims: Annotated[int | None, typer.Option(help="The most to hold.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="The most messages of a batch.")] = 500,
-    limit: Annotated[int | None, typer.Option("--count", "-c", min=1, help="End after.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--count", "-c", min=1, help="End after so many (at most once: whole batches)."
+        ),
+    ] = None,
     timeout: Annotated[
-        float | None, typer.Option(help="End when nothing came for so many seconds.")
+        float | None, typer.Option(min=0.0, help="End when nothing came for so many seconds.")
     ] = None,
     topic: Topic = COORDINATION_TOPIC,
     interval: Interval = 60.0,
     rules: Rules = "safe",
     as_json: Json = False,
 ) -> None:
-    """Print the messages of the partitions that this process claims."""
+    """Print the messages of the partitions that this process claims, until Ctrl-C."""
     left = limit if limit is not None else 1 << 62
     with (
+        _signalled() as stopping,
         _cluster(config, topic, interval, rules) as cluster,
         cluster.member(client, group).consumer(
             topics,
@@ -282,18 +306,35 @@ def consume(
         ) as consumer,
     ):
         last_s = time.monotonic()
-        while left > 0:
+        while left > 0 and not stopping.is_set():
             found = consumer.next_batch(0.5)
             if found is None:
                 if timeout is not None and time.monotonic() - last_s >= timeout:
                     break
                 continue
             last_s = time.monotonic()
-            for message in found.messages[:left]:
+            # At most once nobody gets the rest of the batch again: it is printed as well.
+            is_once = delivery == "at-most-once"
+            for message in found.messages if is_once else found.messages[:left]:
                 _print_message(message, as_json=as_json)
-                if delivery == "at-least-once":
+                if not is_once:
                     message.commit()
             left -= len(found)
+
+
+@contextmanager
+def _signalled() -> Iterator[threading.Event]:
+    """Set by Ctrl-C and SIGTERM: what is held is released, rather than left to go stale."""
+    stopping = threading.Event()
+    former = {
+        number: signal.signal(number, lambda *_: stopping.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield stopping
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _print_message(message: Any, *, as_json: bool) -> None:

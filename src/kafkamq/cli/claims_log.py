@@ -16,7 +16,7 @@ from kafkamq.clients.topics import Finding
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, WireError
 from kafkamq.kafka.claims.scan import TopicAudit, audit_topic, scan_topic
-from kafkamq.kafka.claims.topic import topic_findings
+from kafkamq.kafka.claims.topic import find_topic, topic_findings
 from kafkamq.types import MarshalRecord
 from kafkamq.wire.marshal import COORDINATION_TOPIC, decode
 
@@ -73,7 +73,7 @@ def doctor(
 ) -> None:
     """Check the topic and what stands in it; exit code 1 when claims cannot rest on it."""
     with Admin(config) as admin:
-        info = admin.require_topic(topic)
+        info = find_topic(admin, topic)
     findings = list(topic_findings(info, rules="safe", interval_ms=round(interval * 1000)))
     audit = audit_topic(config, topic, interval_s=interval)
     findings += _of_records(audit, topic, interval)
@@ -136,15 +136,25 @@ def _of_records(audit: TopicAudit, topic: str, interval: float) -> Iterator[Find
                 f"two owners at once of {dual.topic}[{dual.partition}] in {dual.group}:"
                 f" {'.'.join(dual.first)} and {'.'.join(dual.second)}, at offset {dual.offset}",
             )
-        for (group, client), seen in part.clients.items():
-            worst = max(seen.most_skew_s, -seen.least_skew_s)
-            if worst > _MAX_SKEW_S:
-                yield Finding(
-                    "warn",
-                    topic,
-                    f"the clock of {client} in {group} is off by {seen.least_skew_s:+.1f} to"
-                    f" {seen.most_skew_s:+.1f} s",
-                )
+    yield from _of_clients(audit, topic)
+
+
+def _of_clients(audit: TopicAudit, topic: str) -> Iterator[Finding]:
+    for (group, client), seen in audit.clients().items():
+        if max(seen.most_skew_s, -seen.least_skew_s) > _MAX_SKEW_S:
+            yield Finding(
+                "warn",
+                topic,
+                f"the clock of {client} in {group} is off by {seen.least_skew_s:+.1f} to"
+                f" {seen.most_skew_s:+.1f} s",
+            )
+        if seen.returns:
+            yield Finding(
+                "warn",
+                topic,
+                f"several processes use the client id {client} in {group} at a time: each needs"
+                " its own",
+            )
 
 
 def register(group: typer.Typer) -> None:

@@ -16,6 +16,7 @@ from kafkamq.types import MarshalRecord, MarshalType
 __all__ = ["ClaimAudit", "ClientAudit", "DualClaim"]
 
 _MAX_DUAL_CLAIMS = 1000
+_MAX_INSTANCES = 1000
 _MAX_PARTITION = 2**31 - 1
 _ACTS = (MarshalType.HEARTBEAT, MarshalType.CLAIMING_MESSAGES)
 
@@ -41,10 +42,18 @@ class ClientAudit:
     """What the log tells of one client of a group."""
 
     records: int = 0
-    instances: set[str] = field(default_factory=set)
+    instance: str = ""  # the one that wrote last
+    former: set[str] = field(default_factory=set)  # those before it; bounded
+    returns: int = 0  # a former one wrote again: two processes use one client id
     least_skew_s: float = 0.0  # its time minus the broker's, and the most of it
     most_skew_s: float = 0.0
-    last_ms: int = 0  # the broker's time of its last record
+
+    def merge(self, other: ClientAudit) -> None:
+        """Add what another coordination partition tells of the same client."""
+        self.records += other.records
+        self.returns += other.returns
+        self.least_skew_s = min(self.least_skew_s, other.least_skew_s)
+        self.most_skew_s = max(self.most_skew_s, other.most_skew_s)
 
 
 class ClaimAudit:
@@ -112,7 +121,10 @@ class ClaimAudit:
             client = self.clients[record.group, record.client] = ClientAudit()
             client.least_skew_s = client.most_skew_s = skew_s
         client.records += 1
-        client.instances.add(record.instance)
+        if record.instance != client.instance and record.type in _ACTS:
+            client.returns += record.instance in client.former
+            if client.instance and len(client.former) < _MAX_INSTANCES:
+                client.former.add(client.instance)
+            client.instance = record.instance
         client.least_skew_s = min(client.least_skew_s, skew_s)
         client.most_skew_s = max(client.most_skew_s, skew_s)
-        client.last_ms = broker_time_ms

@@ -25,6 +25,8 @@ from kafkamq.types import MarshalRecord, MarshalType
 
 __all__ = ["Place", "PositionChange", "ResetPhase", "WriteGroup"]
 
+_MIN_RESUME_MS = 10_000  # a change that failed early must still not leave the group paused
+
 Place = tuple[str, int]
 """Topic and partition."""
 
@@ -209,7 +211,7 @@ class PositionChange:
         self._open.clear()
         self._unsent = list(self._pauses)
         self._write_after_ms = monotonic_ms
-        self._deadline_ms = monotonic_ms + self._patience_ms
+        self._deadline_ms = monotonic_ms + max(self._patience_ms, _MIN_RESUME_MS)
 
     def _write_groups(
         self,

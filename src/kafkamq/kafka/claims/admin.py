@@ -22,6 +22,7 @@ from kafkamq.kafka.claims.cluster import Cluster
 from kafkamq.kafka.claims.engine import Engine
 from kafkamq.kafka.claims.member import check_id
 from kafkamq.kafka.claims.tenure import Fence, Tenure
+from kafkamq.kafka.claims.topic import require_work
 from kafkamq.types import MarshalRecord, MarshalType
 
 __all__ = ["Admin", "Position"]
@@ -30,6 +31,7 @@ Position: TypeAlias = int | str | datetime
 """An offset, ``"earliest"``, ``"latest"``, or the first message at or after a time."""
 
 _PATIENCE_S = 5.0  # beyond the slowest member's heartbeat
+_MAX_DRIFT_S = 1.0
 
 
 class Admin:
@@ -60,12 +62,16 @@ class Admin:
             ConfigError: Not longer than a second.
             DeadlineExceededError: It is not written after ``timeout`` seconds.
         """
-        lasts_ms = milliseconds(for_, name="for_", minimum=1000)
+        lasts_s = milliseconds(for_, name="for_", minimum=1000) / 1000
         self._cluster.ready(timeout)
-        with self._engine.lock:
-            until_s = int(self._engine.log.clock.now_s() + lasts_ms / 1000) + 1
-        self._write(until_s, timeout)
-        return float(until_s)
+        while True:
+            before_s, began_ms = self._engine.log.clock.now_s(), lease_clock_ms()
+            until_s = int(before_s + lasts_s) + 1
+            self._write(until_s, timeout)
+            # The record itself tells the broker's time, which an idle log did not.
+            passed_s = (lease_clock_ms() - began_ms) / 1000
+            if abs(self._engine.log.clock.now_s() - before_s - passed_s) < _MAX_DRIFT_S:
+                return float(until_s)
 
     def resume(self, *, timeout: float = 30.0) -> None:
         """End the pause."""
@@ -109,6 +115,8 @@ class Admin:
             BrokerError: Some were not moved, others were, or may have been; names them. Or all
                 were, and the group could not be resumed.
         """
+        if timeout is not None and timeout <= 0:
+            raise ConfigError(f"timeout is {timeout!r}: it must be > 0")
         if not positions:
             return {}
         engine = self._engine
@@ -152,7 +160,7 @@ class Admin:
         admin, found = self._engine.admin, dict[Place, int]()
         for topic in dict.fromkeys(topic for topic, _ in positions):
             check_id("topic", topic)
-            count = admin.require_topic(topic).partitions
+            count = require_work(admin, topic)
             wanted = {number: at for (name, number), at in positions.items() if name == topic}
             if not all(0 <= number < count for number in wanted):
                 raise ConfigError(

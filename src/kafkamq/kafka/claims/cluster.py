@@ -15,7 +15,7 @@ from kafkamq.errors import ConfigError, StateError
 from kafkamq.kafka.claims.engine import Engine, Stats
 from kafkamq.kafka.claims.member import Member, check_id
 from kafkamq.kafka.claims.metrics import watch_engine
-from kafkamq.kafka.claims.topic import require_topic
+from kafkamq.kafka.claims.topic import check_rules, require_topic
 from kafkamq.wire.marshal import COORDINATION_TOPIC
 
 __all__ = ["Cluster"]
@@ -55,8 +55,7 @@ class Cluster:
             ConfigError: A setting, or the topic as it is, cannot work.
             BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
         """
-        if rules not in ("safe", "peer"):
-            raise ConfigError(f"rules is {rules!r}: it must be 'safe' or 'peer'")
+        check_rules(rules)
         interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval")
         if interval_ms < 500:
             raise ConfigError(f"heartbeat_interval is {heartbeat_interval!r}: it must be >= 0.5 s")

@@ -17,23 +17,11 @@ from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.kafka.claims.message import ClaimedMessage, CommitToken
+from kafkamq.kafka.claims.passing import is_passing
 from kafkamq.kafka.claims.tenure import Tenure
 
 __all__ = ["Intake"]
 
-_PASSING = frozenset(
-    {
-        KafkaError._PARTITION_EOF,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,  # of a broker that has just started
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError._UNKNOWN_PARTITION,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TRANSPORT,
-        KafkaError._TIMED_OUT,
-        KafkaError._RESOLVE,
-        KafkaError._MAX_POLL_EXCEEDED,
-    }
-)
 _READ = 1000
 _MIN_LANE = 10_000  # a lane that is this long is paused; what one fetch may bring, about
 
@@ -135,7 +123,7 @@ class Intake:
                 if first is not None:
                     records = [first, *self._consumer.consume(max_messages - 1, 0)]
         except KafkaException as error:
-            if kafka_error(error).code() in _PASSING:
+            if is_passing(kafka_error(error)):
                 return
             raise broker_error(error, "reading claimed partitions") from error
         tenures, lanes, commit = self._tenures, self.lanes, self._commit
@@ -160,5 +148,5 @@ class Intake:
             tenure = self._tenures.get((topic, partition))
             if tenure is not None:
                 self._on_gone(tenure)
-        elif error.fatal() or not (error.retriable() or code in _PASSING):
+        elif not is_passing(error):
             raise broker_error(error, f"reading {topic}[{partition}]")

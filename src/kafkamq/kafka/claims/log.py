@@ -27,6 +27,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.core.claims import ClaimLog
 from kafkamq.errors import BrokerError, ConfigError, WireError
 from kafkamq.kafka.claims.clock import BrokerClock
+from kafkamq.kafka.claims.passing import is_passing
 from kafkamq.kafka.claims.starts import find_starts
 from kafkamq.kafka.claims.topic import CoordinationTopic
 from kafkamq.types import MarshalRecord, MarshalType
@@ -258,7 +259,7 @@ class CoordinationLog:
                 self._missing.pop(number, None)
         elif code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise broker_error(error, f"reading {self.topic.name}[{number}]: its records are gone")
-        elif error.fatal() or not (error.retriable() or code in _PASSING):
+        elif not is_passing(error):
             raise broker_error(error, f"reading {self.topic.name}[{number}]")
 
     def _meet(self, record: MarshalRecord, broker_ms: int, message: Message) -> None:
@@ -278,20 +279,6 @@ class CoordinationLog:
         is_member = record.type is not MarshalType.RELEASE_GROUP
         if interval_ms and interval_ms != self._interval_ms and is_member:
             self.foreign_intervals[key] = interval_ms
-
-
-_PASSING = frozenset(
-    {
-        KafkaError.UNKNOWN_TOPIC_OR_PART,  # ``check_topology`` tells whether it is gone
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError._UNKNOWN_PARTITION,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TRANSPORT,
-        KafkaError._TIMED_OUT,
-        KafkaError._RESOLVE,
-        KafkaError._MAX_POLL_EXCEEDED,
-    }
-)
 
 
 def _interval_of(message: Message) -> int:

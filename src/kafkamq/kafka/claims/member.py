@@ -16,6 +16,7 @@ from kafkamq.kafka.claims.engine import Engine
 from kafkamq.kafka.claims.hold import Hold
 from kafkamq.kafka.claims.holding import HoldingConfig
 from kafkamq.kafka.claims.log import check_intervals
+from kafkamq.kafka.claims.topic import require_work
 
 __all__ = ["Member", "check_id"]
 
@@ -179,7 +180,7 @@ class Member:
                 "this member holds claims already: close its consumer, or make another member with"
                 " another client_id"
             )
-        counts = {name: engine.admin.require_topic(name).partitions for name in topics}
+        counts = {name: require_work(engine.admin, name) for name in topics}
         engine.wait_until(lambda: engine.is_ready, _READY_S, "reading the claims")
         with engine.lock:
             check_intervals(engine.log, self.group_id, engine.interval_ms)

@@ -38,8 +38,9 @@ from kafkamq.errors import (
 from kafkamq.kafka.claims.clock import BrokerClock, lease_clock_ms
 from kafkamq.kafka.claims.member import check_id
 from kafkamq.kafka.claims.message import ClaimedMessage
+from kafkamq.kafka.claims.passing import is_passing
 from kafkamq.kafka.claims.starts import find_starts
-from kafkamq.kafka.claims.topic import require_topic
+from kafkamq.kafka.claims.topic import require_topic, require_work
 from kafkamq.types import RangeType
 from kafkamq.wire.marshal import coordination_partition
 from kafkamq.wire.ranges import RANGE_TOPIC, decode_range, encode_range
@@ -263,7 +264,7 @@ class RangeClaims:
                 if error.code() == KafkaError._PARTITION_EOF:
                     end = min(record.offset() or 0, claimed.next)  # behind what was aborted
                     claimed.position = max(claimed.position, end)
-                elif error.fatal() or not error.retriable():
+                elif not is_passing(error):
                     raise broker_error(error, f"reading {self.topic}[{claimed.partition}]")
                 continue
             message = ClaimedMessage(record, None)
@@ -351,7 +352,7 @@ class RangeClaims:
     def _fold(self, message: Message) -> None:
         error, offset = message.error(), message.offset()
         if error is not None:
-            if error.code() != KafkaError._PARTITION_EOF and not error.retriable():
+            if not is_passing(error):
                 raise broker_error(error, f"reading {self._range_topic}")
             return
         assert offset is not None, "records have a place"
@@ -387,7 +388,7 @@ class RangeClaims:
     def _open(self, admin: Admin, range_topic: str) -> None:
         """Check the topics, find out where to begin, and connect."""
         ranges = require_topic(admin, range_topic, rules="safe", interval_ms=self._interval_ms)
-        self._count = admin.require_topic(self.topic).partitions
+        self._count = require_work(admin, self.topic)
         self._number = coordination_partition(self.topic, ranges.partitions)
         self._range_topic = range_topic
         self._reader = self._connect_reader(

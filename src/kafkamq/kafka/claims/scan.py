@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer as KafkaConsumer
@@ -14,7 +15,7 @@ from kafkamq.clients.errors import ErrorWatch, broker_error
 from kafkamq.clients.records import headers_of
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import ServiceConfig
-from kafkamq.core.claim_audit import ClaimAudit
+from kafkamq.core.claim_audit import ClaimAudit, ClientAudit
 from kafkamq.errors import WireError
 from kafkamq.kafka.claims.log import INTERVAL_HEADER
 from kafkamq.kafka.claims.topic import find_topic
@@ -47,6 +48,17 @@ class TopicAudit:
     malformed: Counter[str] = field(default_factory=Counter)  # by reason
     intervals_ms: Counter[int] = field(default_factory=Counter)  # what senders said
     gaps: int = 0  # offsets without a record: transactions, or compaction
+
+    def clients(self) -> dict[tuple[str, str], ClientAudit]:
+        """What all coordination partitions tell of each client, by group and client."""
+        found: dict[tuple[str, str], ClientAudit] = {}
+        for part in self.partitions.values():
+            for key, seen in part.clients.items():
+                if key in found:
+                    found[key].merge(seen)
+                else:
+                    found[key] = copy(seen)
+        return found
 
 
 def scan_topic(config: ServiceConfig, topic: str, *, follow: bool = False) -> Iterator[Scanned]:

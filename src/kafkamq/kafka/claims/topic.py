@@ -17,7 +17,8 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError
 from kafkamq.wire.marshal import COORDINATION_TOPIC
 
-__all__ = ["CoordinationTopic", "init_topic", "require_topic", "topic_findings"]
+__all__ = ["CoordinationTopic", "check_rules", "find_topic", "init_topic", "require_topic",
+           "require_work", "topic_findings"]  # fmt: skip
 
 _DAY_S = 86_400
 _VISIBLE_S = 5.0
@@ -76,6 +77,7 @@ def init_topic(
         ConfigError: An argument, or the topic as it is, cannot work.
         BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
     """
+    check_rules(rules)
     if partitions < 1 or (replication_factor < 1 and replication_factor != -1):
         raise ConfigError(
             f"partitions is {partitions} and replication_factor {replication_factor}: they must be"
@@ -122,11 +124,32 @@ def _create(
     return True
 
 
-def require_topic(admin: Admin, topic: str, *, rules: str, interval_ms: int) -> CoordinationTopic:
-    """The topic, if claims can rest on it.
+def check_rules(rules: str) -> None:
+    """Raises ``ConfigError`` unless it is the name of a rule set."""
+    if rules not in ("safe", "peer"):
+        raise ConfigError(f"rules is {rules!r}: it must be 'safe' or 'peer'")
+
+
+def require_work(admin: Admin, topic: str) -> int:
+    """How many partitions a topic has whose partitions are claimed.
 
     Raises:
-        ConfigError: It does not exist, or cannot work; says what to do.
+        BrokerError: It does not exist.
+    """
+    found = admin.topics([topic]).get(topic)
+    if found is None:
+        raise BrokerError(
+            f"topic {topic} does not exist: claims are made on topics that are there",
+            code="UNKNOWN_TOPIC_OR_PART",
+        )
+    return found.partitions
+
+
+def find_topic(admin: Admin, topic: str) -> TopicInfo:
+    """A coordination topic as it is.
+
+    Raises:
+        ConfigError: It does not exist; says how to create it.
     """
     found = admin.topics([topic]).get(topic)
     if found is None:
@@ -134,6 +157,16 @@ def require_topic(admin: Admin, topic: str, *, rules: str, interval_ms: int) -> 
             f"coordination topic {topic} does not exist: create it with `kafkamq claims init` or"
             " kafkamq.claims.init_topic()"
         )
+    return found
+
+
+def require_topic(admin: Admin, topic: str, *, rules: str, interval_ms: int) -> CoordinationTopic:
+    """The topic, if claims can rest on it.
+
+    Raises:
+        ConfigError: It does not exist, or cannot work; says what to do.
+    """
+    found = find_topic(admin, topic)
     findings = list(topic_findings(found, rules=rules, interval_ms=interval_ms))
     refusals = [str(finding) for finding in findings if finding.level == "refuse"]
     if refusals:
