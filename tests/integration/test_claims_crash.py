@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -63,6 +64,7 @@ def die_at_each_step(topics: ClaimTopics, folder: Path, plan: list[tuple[str, in
     handed_out = counts(trace)
     assert max(handed_out.values()) == 1, "handed out twice"
     lost = total - len(handed_out)
+    sys.stdout.write(f"{len(plan)} kills: {total} messages, {lost} lost, none twice\n")
     assert lost <= BATCH * len(plan), "more than one batch was lost for a kill"
     assert overlaps(trace) == []
     assert topics.audit().dual_claims == []
@@ -105,6 +107,8 @@ def at_least_once_with_kills(topics: ClaimTopics, folder: Path, kills: int, seed
     trace = read_trace(*traces)
     handed_out = counts(trace)
     assert len(handed_out) == total, "lost"
+    again = sum(handed_out.values()) - total
+    sys.stdout.write(f"{kills} kills: {total} messages, {again} of them again, none lost\n")
     assert overlaps(trace) == []
     assert topics.audit().dual_claims == []
     # A tenure begins where the last heartbeat before it says: only what came since is repeated.
