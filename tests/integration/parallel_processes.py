@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from pathlib import Path
 
+from kafkamq import OutgoingRecord
 from kafkamq.kafka.parallel.record import PlainRecord
 
 
@@ -18,3 +21,39 @@ def double_check(record: PlainRecord) -> None:
         os._exit(1)
     with path.open("a") as file:
         file.write(f"{record.offset}\n")
+
+
+def square(record: PlainRecord) -> object:
+    """Results; some that cannot leave the process, some that end it."""
+    folder, number = Path(record.headers[0][1].decode()), int(record.value or b"0")
+    topic = f"{record.topic}-out"
+    if number == 7:
+        return lambda: None  # cannot be pickled
+    if number == 8:
+        os._exit(3)  # each time
+    if number == 9 and record.attempt == 1:
+        raise OSError("not yet")
+    folder.joinpath(f"tried-{number}-{record.attempt}").touch()
+    return OutgoingRecord(topic=topic, key=record.key, value=b"%d" % number**2)
+
+
+def hang(record: PlainRecord) -> None:
+    """Never ends by itself."""
+    Path((record.key or b"").decode()).touch()
+    time.sleep(600)
+
+
+class Unloadable:
+    """A handler that only its own process can make."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _load, (os.getpid(),)
+
+    def __call__(self, record: PlainRecord) -> None:
+        raise AssertionError("never called")
+
+
+def _load(pid: int) -> Unloadable:
+    if pid != os.getpid():
+        sys.exit("not here")
+    return Unloadable()

@@ -32,6 +32,7 @@ def fill(
     partition: int = -1,
     transactional_id: str = "",
     is_aborted: bool = False,
+    headers: Sequence[tuple[str, bytes]] = (),
 ) -> None:
     """One record per key; its value is its number."""
     settings: dict[str, object] = {
@@ -46,7 +47,8 @@ def fill(
         producer.init_transactions(30)
         producer.begin_transaction()
     for number, key in enumerate(keys):
-        producer.produce(topic, b"%d" % number, None if key is None else key.encode(), partition)
+        key_bytes = None if key is None else key.encode()
+        producer.produce(topic, b"%d" % number, key_bytes, partition, headers=list(headers))
         producer.poll(0)
     producer.flush(30)
     if transactional_id:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from tests.integration.parallel_processes import double_check
+from tests.integration.parallel_processes import Unloadable, double_check, hang, square
 from tests.integration.parallel_tools import (
     Seen,
     committed,
@@ -161,6 +162,51 @@ def test_processes(bootstrap: str, namespace: str, tmp_path: Path, ordering: str
         for each in lines:
             offsets = [int(line) for line in each]
             assert offsets == sorted(offsets)
+
+
+def test_results_of_processes_and_what_ends_them(
+    bootstrap: str, namespace: str, tmp_path: Path
+) -> None:
+    """Who ends its process is to blame, and nobody beside it, however they were taken."""
+    topic, results = make_topic(bootstrap, namespace), make_topic(bootstrap, f"{namespace}-out")
+    letters = make_topic(bootstrap, f"{namespace}-dead")
+    headers = [("folder", str(tmp_path).encode())]
+    fill(bootstrap, topic, [f"k{n % 4}" for n in range(40)], headers=headers)
+    options = {"max_attempts": 2, "dead_letter_topic": letters, "backoff": SOON}
+    with make(bootstrap, topic, namespace, processes=2, **options) as consumer:
+        consumer.poll_and_produce(square)
+        wait_until(lambda: committed(bootstrap, namespace, topic) == (40, ""), 60, "the commit")
+    found = sorted(int(record.value()) for record in read_all(bootstrap, results, 38))
+    assert found == [number**2 for number in range(40) if number not in (7, 8)]
+    errors = {
+        int(letter.value()): dict(letter.headers())["kafkamq-error"]
+        for letter in read_all(bootstrap, letters, 2)
+    }
+    assert sorted(errors) == [7, 8]
+    assert b"cannot leave its process" in errors[7]
+    assert b"WorkerDiedError" in errors[8]
+    attempts = sorted(path.name for path in tmp_path.glob("tried-*") if path.name[-1] != "1")
+    assert attempts == ["tried-9-2"]
+
+
+def test_processes_that_hang_or_cannot_begin(
+    bootstrap: str, namespace: str, tmp_path: Path
+) -> None:
+    topic = make_topic(bootstrap, namespace)
+    fill(bootstrap, topic, [str(tmp_path / "begun")])
+    children = set(multiprocessing.active_children())
+    consumer = make(bootstrap, topic, namespace, processes=1)
+    consumer.poll(hang)
+    wait_until(lambda: (tmp_path / "begun").exists(), what="the handler")
+    consumer.close(timeout=0.2)
+    assert set(multiprocessing.active_children()) <= children
+    assert committed(bootstrap, namespace, topic)[0] <= 0
+    consumer = make(bootstrap, topic, namespace, processes=1, max_attempts=1, on_exhausted="skip")
+    consumer.poll(Unloadable())
+    with pytest.raises(ConfigError, match="before it could begin"):
+        consumer.wait(30)
+    consumer.close()
+    assert committed(bootstrap, namespace, topic)[0] <= 0  # it is no record's fault
 
 
 def test_what_does_not_go_together(bootstrap: str, namespace: str) -> None:

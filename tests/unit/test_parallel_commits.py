@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 
-from kafkamq.core.flow import FlowLimits
+import pytest
+from tests.unit.test_parallel_desk import Room
+
+from kafkamq.core.flow import FlowLimits, PartitionFlow, StallGuard
 from kafkamq.core.offsets import OffsetTracker
-from kafkamq.kafka.parallel.commits import _cut
+from kafkamq.kafka.parallel.commits import Duty, _cut, plan_commits
 from kafkamq.wire.offsets import decode, encode
 
 
@@ -31,3 +34,31 @@ def test_where_nothing_fits_there_is_no_map() -> None:
     tracker.complete([3])
     limits = FlowLimits(max_free_map_chars=1, max_map_chars=1)
     assert _cut(tracker.progress(), 8, limits) == ("", -1)
+
+
+def test_that_a_map_was_cut_is_counted_each_time_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    room = Room()
+    desk, lane = room.desk, room.lane
+    lane.tracker.add(range(60_000))
+    chance = random.Random(3)
+    done = [offset for offset in range(1, 60_000) if chance.random() < 0.5]
+    lane.tracker.complete(done[:-3])
+    limits = FlowLimits()
+    duty = Duty(lane, PartitionFlow(limits), StallGuard(stall_after_ms=1000), 0, -1)
+    for offset in done[-3:]:
+        lane.tracker.complete([offset])
+        plan = plan_commits([duty], desk, room.stats, limits, with_maps=True)
+        (commit,) = plan.commits
+        assert 3000 < len(commit.metadata) <= 4096
+        found = decode(0, commit.metadata)
+        assert set(found.incompletes).isdisjoint(done)  # what it says is true as far as it goes
+        assert lane.ceiling == offset
+    assert room.stats.maps_cut == 3
+    assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
+    assert "is cut" in caplog.text
+    lane.tracker.complete(range(60_000))
+    (commit,) = plan_commits([duty], desk, room.stats, limits, with_maps=True).commits
+    assert (commit.offset, commit.metadata) == (60_000, "")
+    assert lane.ceiling is None and not duty.is_cut

@@ -21,6 +21,16 @@ from kafkamq.kafka.parallel.stats import Stats
 PLACE = ("topic", 0)
 
 
+class Placed(ParallelRecord):
+    """A record without a message."""
+
+    __slots__ = ()
+    topic, partition = PLACE  # type: ignore[assignment]
+
+    def __init__(self, offset: int, key: str) -> None:
+        super().__init__(None, offset, key.encode())  # type: ignore[arg-type]
+
+
 class Room:
     """A desk with two workers and one partition."""
 
@@ -45,10 +55,7 @@ class Room:
         self.woken += workers
 
     def add(self, keys: str) -> None:
-        records = [
-            ParallelRecord(None, self.end + number, key.encode())  # type: ignore[arg-type]
-            for number, key in enumerate(keys)
-        ]
+        records = [Placed(self.end + number, key) for number, key in enumerate(keys)]
         self.end += len(keys)
         self.desk.add(self.lane, records)
 

@@ -118,6 +118,16 @@ def test_a_record_that_holds_the_offset_back_is_reported_once() -> None:
     assert guard.observe(tracker.first_open(), 199_000) is None
 
 
+def test_a_stall_is_told_again_when_nothing_came_of_it() -> None:
+    guard = StallGuard(stall_after_ms=100)
+    assert guard.observe(7, 0) is None
+    assert guard.observe(7, 100) is not None
+    assert guard.observe(7, 1_000) is None
+    guard.rearm()
+    assert guard.observe(7, 1_001) is None
+    assert guard.observe(7, 1_101) is not None
+
+
 def test_holes_that_are_still_to_be_polled_are_no_stall() -> None:
     tracker = OffsetTracker(5, highest_seen=9, incompletes=(5, 7))
     assert tracker.first_open() is None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 
 from kafkamq.errors import ConfigError, DeadlineExceededError
 from kafkamq.kafka.parallel import ParallelBase, ParallelRecord
 from kafkamq.kafka.parallel.config import is_async_handler
+from kafkamq.kafka.parallel.inside import is_inside
 from kafkamq.kafka.parallel.results import OnProduced
+from kafkamq.kafka.parallel.streams import ResultStream
 
 __all__ = ["ParallelConsumer"]
 
@@ -40,8 +42,7 @@ class ParallelConsumer(ParallelBase):
             ConfigError: The handler is no ``async def``.
             StateError, BrokerError: As ``kafkamq.ParallelConsumer.poll``.
         """
-        if not is_async_handler(handler):
-            raise ConfigError("the handler is no async def; kafkamq.ParallelConsumer takes a def")
+        _check_async(handler)
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._begin, handler, self._polling, loop=loop)
 
@@ -51,10 +52,32 @@ class ParallelConsumer(ParallelBase):
         on_produced: OnProduced | None = None,
     ) -> None:
         """As ``poll``; see ``kafkamq.ParallelConsumer.poll_and_produce``."""
-        if not is_async_handler(handler):
-            raise ConfigError("the handler is no async def; kafkamq.ParallelConsumer takes a def")
+        _check_async(handler)
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._begin, handler, self._producing(on_produced), loop=loop)
+
+    async def stream(
+        self, handler: Callable[..., Awaitable[object]]
+    ) -> AsyncIterator[tuple[ParallelRecord, object]]:
+        """As ``poll``; iterates over records and results, ``async for``.
+
+        A record is done when the next one is asked for. The iteration begins with the first, and
+        ends when the consumer is closed; it raises what made the consumer stop.
+
+        Raises:
+            ConfigError, StateError, BrokerError: As ``poll``.
+        """
+        self._check_stream()
+        _check_async(handler)
+        engine = self._engine
+        stream = ResultStream(engine.desk)
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self._begin, handler, lambda *_: stream, takes_all=True, loop=loop)
+        has_ended = lambda: engine.desk.is_stopped or engine.ended.is_set()  # noqa: E731
+        async for found in stream.results_async(has_ended):
+            yield found
+        if engine.failure is not None:
+            raise engine.failure
 
     async def wait(self) -> None:
         """Wait until it has ended, by ``close`` or by a failure.
@@ -89,5 +112,12 @@ class ParallelConsumer(ParallelBase):
             return
         engine = self._engine
         engine.end(timeout_s=timeout, drain_s=drain)
+        if is_inside(self._config):
+            return
         if not await asyncio.to_thread(engine.ended.wait, timeout + drain + self._slack_s):
             raise DeadlineExceededError("leaving the group takes long, and goes on behind this")
+
+
+def _check_async(handler: Callable[..., object]) -> None:
+    if not is_async_handler(handler):
+        raise ConfigError("the handler is no async def; kafkamq.ParallelConsumer takes a def")

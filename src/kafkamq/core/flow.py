@@ -124,6 +124,10 @@ class StallGuard:
         self._is_reported = True
         return Stall(offset, held_ms)
 
+    def rearm(self) -> None:
+        """Nothing came of what was done: if it lasts as long again, tell it again."""
+        self._offset = None
+
 
 class RunSize:
     """How many records a worker takes at a time, by how long they took until now.

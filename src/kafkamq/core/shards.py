@@ -377,15 +377,11 @@ class Scheduler(Generic[R]):
             self._scatter(lane, untried, failed)
 
     def reclaim(self, run: Run[R], records: list[R]) -> None:
-        """Take records at its end back from a run without an order, as its worker is stuck.
+        """Take records at a run's end back, as its worker is stuck or shall end.
 
-        They come back as if they had not been taken; the worker must not touch them any more.
-
-        Raises:
-            StateError: the run is of a shard in order, which waits for its first record anyway.
+        They come back as if they had not been taken; the worker must not touch them any more. In
+        order they wait for what is left of the run, which must be something.
         """
-        if run.shard.is_serial:
-            raise StateError("a run in order cannot be divided")
         if run.is_released or not records:
             return
         del run.records[len(run.records) - len(records) :]
@@ -395,7 +391,10 @@ class Scheduler(Generic[R]):
         lane.in_flight_count -= len(records)
         lane.waiting_count += len(records)
         self._waiting_count += len(records)
-        self._make_ready(Shard(lane, None, False, records))
+        if run.shard.is_serial:
+            run.shard.put_back(records)
+        else:
+            self._make_ready(Shard(lane, None, False, records))
 
     def find(self, lane: Lane[R], offset: int) -> R | None:
         """A record that waits; None: it is in a worker's hands, done, or unknown."""

@@ -23,6 +23,7 @@ from kafkamq.kafka.commits import is_passing
 from kafkamq.kafka.parallel.config import ParallelConfig, Partition
 from kafkamq.kafka.parallel.desk import Desk
 from kafkamq.kafka.parallel.hooks import tell
+from kafkamq.kafka.parallel.inside import enter
 from kafkamq.kafka.parallel.record import ParallelRecord
 from kafkamq.kafka.parallel.stats import Stats
 from kafkamq.wire import offsets as offset_maps
@@ -44,6 +45,7 @@ class Duty:
     committed_version: int  # of the tracker's progress; -1: nothing is committed
     is_paused: bool = False
     map_chars: int = 0
+    is_cut: bool = False
 
     @property
     def place(self) -> Partition:
@@ -83,11 +85,13 @@ def plan_commits(
         if not verdict.is_written:
             stats.maps_cut += 1
             whole, (metadata, end) = len(metadata), _cut(progress, len(metadata), limits)
-            _log.warning(
-                "an offset map is too long and is cut: after a restart what is done beyond its end"
-                " is done again",
-                extra={"partition": duty.place, "chars": whole, "end": end},
-            )
+            if not duty.is_cut:  # such commits follow each other quickly
+                _log.warning(
+                    "an offset map is too long and is cut: after a restart what is done beyond its"
+                    " end is done again",
+                    extra={"partition": duty.place, "chars": whole, "end": end},
+                )
+        duty.is_cut = not verdict.is_written
         duty.map_chars = len(metadata)
         topic, partition = duty.place
         plan.parts.append((duty, progress, verdict))
@@ -168,10 +172,12 @@ class Committer:
         with self._wanted:
             self._is_ended = True
             self._wanted.notify_all()
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        enter(self._config)
         interval_s = self._config.commit_interval_ms / 1000
         wait_s = interval_s
         while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -75,6 +75,12 @@ class Hooks:
     on_assigned: Callable[[list[Partition]], object] | None = None
     on_revoked: Callable[[list[Partition], bool], object] | None = None
 
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            hook = getattr(self, each.name)
+            if hook is not None and not callable(hook):
+                raise ConfigError(f"{each.name} is {hook!r}: give a function")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
@@ -108,9 +114,9 @@ class ParallelConfig:
     hooks: Hooks = field(default_factory=Hooks)
 
     def __post_init__(self) -> None:
-        if not self.topics or not all(self.topics):
+        if not self.topics or not all(each and isinstance(each, str) for each in self.topics):
             raise ConfigError(f"topics is {self.topics!r}: name at least one topic")
-        if not self.group_id:
+        if not (self.group_id and isinstance(self.group_id, str)):
             raise ConfigError(f"group_id is {self.group_id!r}: a parallel consumer needs a group")
         for name, minimum, maximum in (
             ("concurrency", 1, _MAX_CONCURRENCY),
@@ -122,12 +128,15 @@ class ParallelConfig:
             ("stall_after_ms", 1, 1 << 40),
         ):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
+            if not _is_whole(value):
                 raise ConfigError(f"{name} is {value!r}: give a whole number")
             if not minimum <= value <= maximum:
                 raise ConfigError(f"{name} is {value!r}: it must be {minimum} to {maximum:,}")
-        if self.max_attempts is not None and self.max_attempts < 1:
-            raise ConfigError(f"max_attempts is {self.max_attempts}: at least 1, or None: for ever")
+        attempts = self.max_attempts
+        if attempts is not None and (not _is_whole(attempts) or attempts < 1):
+            raise ConfigError(f"max_attempts is {attempts!r}: at least 1, or None: for ever")
+        if not isinstance(self.backoff, Backoff) and not callable(self.backoff):
+            raise ConfigError(f"backoff is {self.backoff!r}: give a Backoff or a function")
         if self.batch_linger_ms and not self.batch_size:
             raise ConfigError("batch_linger needs a batch_size")
         choice("start", self.start, ("earliest", "latest", "none"))
@@ -136,6 +145,8 @@ class ParallelConfig:
         self._check_dead_letters()
 
     def _check_dead_letters(self) -> None:
+        if not isinstance(self.dead_letter_topic, str):
+            raise ConfigError(f"dead_letter_topic is {self.dead_letter_topic!r}: name a topic")
         wants = self.max_attempts is not None and self.on_exhausted is OnExhausted.DEAD_LETTER
         if (wants or self.park_stalled) and not self.dead_letter_topic:
             what = "max_attempts" if wants else "on_stall='dead-letter'"
@@ -150,6 +161,10 @@ class ParallelConfig:
     def is_transactional(self) -> bool:
         """Whether results and offsets are committed in one transaction."""
         return self.commit_mode is CommitMode.TRANSACTIONAL
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:

@@ -16,6 +16,7 @@ from kafkamq.kafka.parallel.coroutines import CoroutinePool
 from kafkamq.kafka.parallel.engine import Engine, Pool, State
 from kafkamq.kafka.parallel.handling import Handling
 from kafkamq.kafka.parallel.health import Health, health_of
+from kafkamq.kafka.parallel.inside import is_inside
 from kafkamq.kafka.parallel.metrics import watch_engine
 from kafkamq.kafka.parallel.options import ParallelOptions, make_config
 from kafkamq.kafka.parallel.processes import process_pool
@@ -143,6 +144,10 @@ class ParallelBase:
         engine.start(pool)
         engine.on_end = watch_engine(engine)
 
+    def _check_stream(self) -> None:
+        if self._config.is_transactional:
+            raise ConfigError("a stream of results cannot be part of a transaction")
+
     def _polling(self, engine: Engine, _: Settler) -> Publisher | None:
         """Offsets alone may be committed in transactions as well."""
         committer = engine.committer
@@ -160,7 +165,7 @@ class ParallelBase:
             if isinstance(committer, TransactionCommitter):
                 if on_produced is not None:
                     raise ConfigError("in transactions there is no callback per result")
-                return TransactionPublisher(engine.desk, committer)
+                return TransactionPublisher(engine.desk, committer, settler)
             timeout_s = self._config.send_timeout_ms / 1000
             return ProducePublisher(
                 engine.desk, settler, engine.outbox, timeout_s=timeout_s, on_produced=on_produced
@@ -237,8 +242,7 @@ class ParallelConsumer(ParallelBase):
         Raises:
             ConfigError, StateError, BrokerError: As ``poll``.
         """
-        if self._config.is_transactional:
-            raise ConfigError("a stream of results cannot be part of a transaction")
+        self._check_stream()
         stream = ResultStream(self._engine.desk)
         self._begin(handler, lambda *_: stream, takes_all=True)
         return self._results(stream)
@@ -278,7 +282,7 @@ class ParallelConsumer(ParallelBase):
         """Begin nothing more, wait for what is in flight, commit, leave the group.
 
         Closing twice is fine, and so is closing what was never used. What is still in flight after
-        ``timeout`` is not committed and comes again.
+        ``timeout`` is not committed and comes again. In a handler or hook it only begins the end.
 
         Args:
             timeout: s to wait for handlers.
@@ -291,5 +295,7 @@ class ParallelConsumer(ParallelBase):
         if self._guard.is_foreign:
             return
         engine.end(timeout_s=timeout, drain_s=drain)
+        if is_inside(self._config):
+            return
         if not engine.ended.wait(timeout + drain + self._slack_s):
             raise DeadlineExceededError("leaving the group takes long, and goes on behind this")

@@ -10,13 +10,16 @@ from time import monotonic
 from typing import cast
 
 from kafkamq.core.lanes import LaneState, Run
+from kafkamq.errors import StateError
 from kafkamq.kafka.parallel.desk import Failed, Worker
 from kafkamq.kafka.parallel.handling import UNTRIED, Handling, end_batch, outcomes_of, take_batch
+from kafkamq.kafka.parallel.inside import enter
 from kafkamq.kafka.parallel.record import ParallelRecord
 
 __all__ = ["CoroutinePool", "CoroutineWorker"]
 
 _POLL_S = 0.002
+_NO_LOOP = "the event loop of the handlers ended before the consumer was closed"
 
 
 class CoroutineWorker(Worker):
@@ -54,6 +57,7 @@ class CoroutinePool:
         self._loop_thread = 0
         self._all: asyncio.Task[None] | None = None
         self._ended = threading.Event()
+        self._is_cancelled = False
 
     def start(self) -> None:
         """Begin."""
@@ -82,8 +86,19 @@ class CoroutinePool:
         """Complete their futures."""
         if threading.get_ident() == self._loop_thread:
             self._open(workers)
-        elif not self._ended.is_set():
-            self._loop.call_soon_threadsafe(self._open, workers)
+        else:
+            self._call(self._open, workers)
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        """Let the loop do it, if there still is one."""
+        if self._ended.is_set():
+            return
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # closed
+            if not self._ended.is_set():
+                self._ended.set()
+                self._settler.fail(StateError(_NO_LOOP))
 
     @staticmethod
     def _open(workers: Sequence[Worker]) -> None:
@@ -101,8 +116,8 @@ class CoroutinePool:
 
     def cancel(self) -> None:
         """End handlers that are still at it, by cancelling them."""
-        if not self._ended.is_set():
-            self._loop.call_soon_threadsafe(self._cancel_all)
+        self._is_cancelled = True
+        self._call(self._cancel_all)
 
     def _cancel_all(self) -> None:
         if self._all is not None:
@@ -110,9 +125,14 @@ class CoroutinePool:
 
     async def _work_all(self) -> None:
         self._loop_thread = threading.get_ident()
+        enter(self._settler.config)
         tasks = [asyncio.ensure_future(self._work(worker)) for worker in self._workers]
         try:
             await asyncio.gather(*tasks)
+        except asyncio.CancelledError:
+            if not self._is_cancelled:
+                self._settler.fail(StateError(_NO_LOOP))
+            raise
         except Exception as error:  # noqa: BLE001 - a worker less must not go unnoticed
             self._settler.fail(error)
         finally:
@@ -165,8 +185,9 @@ class CoroutinePool:
                 return worker.failed or []
             try:
                 outcome = await handler(record)
-            except asyncio.CancelledError:
-                raise
+            except asyncio.CancelledError as error:
+                self._raise_if_ended()
+                outcome = error
             except BaseException as error:  # noqa: BLE001 - the policy decides
                 outcome = error
             if outcome is not None or self._takes_all:
@@ -177,6 +198,12 @@ class CoroutinePool:
                         break
         return worker.failed
 
+    def _raise_if_ended(self) -> None:
+        """In an ``except``: whether it was this task that was cancelled, or some other's result."""
+        count = getattr(asyncio.current_task(), "cancelling", None)  # from Python 3.11 on
+        if self._is_cancelled or count is None or count():
+            raise  # noqa: PLE0704 - of the caller
+
     async def _settle(self, worker: Worker, record: ParallelRecord, outcome: object) -> int | None:
         if self._handling.is_result(outcome):
             worker.outputs.append((record, outcome))
@@ -185,10 +212,13 @@ class CoroutinePool:
 
     async def _process_list(self, worker: Worker) -> None:
         runs, records = take_batch(worker)
+        if not records:  # taken back in the meantime
+            return
         try:
             result: object = await self._handler(records)
-        except asyncio.CancelledError:
-            raise
+        except asyncio.CancelledError as error:
+            self._raise_if_ended()
+            result = error
         except BaseException as error:  # noqa: BLE001 - the policy decides
             result = error
         due: dict[int, int] = {}

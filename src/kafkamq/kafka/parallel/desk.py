@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import length_hint
 from time import monotonic
 from typing import Protocol
 
@@ -100,6 +99,7 @@ class Desk:
     """The scheduler behind a lock, and who works on it."""
 
     def __init__(self, config: ParallelConfig, stats: Stats) -> None:
+        self.config = config
         self.lock = threading.Lock()
         self.scheduler: Scheduler[ParallelRecord] = Scheduler(
             ordering=config.ordering, null_keys=config.null_keys
@@ -321,16 +321,15 @@ class Desk:
             self.scheduler.release(run, processed=0)
         if worker.current is not None:
             run, records = worker.current
-            if not run.shard.is_serial:
+            if not run.is_released:
                 rest = list(records)
                 relieved += len(rest)
                 self.scheduler.reclaim(run, rest)
-            # All but the last that it has begun are done, but for those that failed.
-            begun = len(run.records) - length_hint(records)
-            wrong = {record.offset for record, _ in worker.failed or ()}
-            done = [each.offset for each in run.records[: begun - 1] if each.offset not in wrong]
-            if begun > 1 and not run.is_released and not self.is_deferred:
-                self.scheduler.complete(run.lane, done)
+                # All but the last that it has begun are done, but for those that failed.
+                wrong = {record.offset for record, _ in worker.failed or ()}
+                done = [each.offset for each in run.records[:-1] if each.offset not in wrong]
+                if not self.is_deferred:
+                    self.scheduler.complete(run.lane, done)
         finished = worker.finished
         while finished and not self.is_deferred:
             self.scheduler.finish([finished.pop()])

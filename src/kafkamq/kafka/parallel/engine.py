@@ -18,6 +18,7 @@ from kafkamq.kafka.parallel.commits import Committer, Duty
 from kafkamq.kafka.parallel.config import CommitMode, ParallelConfig, Partition
 from kafkamq.kafka.parallel.desk import Desk
 from kafkamq.kafka.parallel.hooks import tell
+from kafkamq.kafka.parallel.inside import enter
 from kafkamq.kafka.parallel.outbox import Outbox
 from kafkamq.kafka.parallel.positions import Position
 from kafkamq.kafka.parallel.record import ParallelRecord, make_records
@@ -30,6 +31,7 @@ __all__ = ["Engine", "Pool", "State"]
 
 MAX_POLL = 1000  # records of one poll
 TICK_S = 0.02  # the longest wait for records, and how often the rest is looked after
+_LATE_S = 300.0  # for a commit that librdkafka still waits for
 ROOM_S = 0.05  # how long a full partition is waited for before it is paused
 _log = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ class Engine:
         self.config = config
         self.stats = Stats()
         self.desk = Desk(config, self.stats)
-        self.outbox = Outbox(config.service, send_timeout_s=config.send_timeout_ms / 1000)
+        self.outbox = Outbox(config)
         self.state = State.UNUSED
         self.failure: BaseException | None = None
         self.ended = threading.Event()
@@ -75,6 +77,7 @@ class Engine:
         self._duties: dict[Partition, Duty] = {}
         self._source = Source(config, self, self.stats)
         self._must_rewind = False
+        self._is_leaving_late = False
         self._committer = self._make_committer()
         self._pool: Pool | None = None
         self._is_ending = threading.Event()
@@ -118,9 +121,18 @@ class Engine:
         self._source.subscribe()
         self._pool = pool
         self.state = State.RUNNING
-        pool.start()
-        self._committer.start()
-        self._thread.start()
+        try:
+            self._committer.start()
+            pool.start()
+            self._thread.start()
+        except BaseException as error:  # such as transactions that may not be, too many threads
+            self.failure = error
+            self.desk.stop()
+            self._committer.end(self.config.commit_timeout_ms / 1000)
+            self._source.abandon()
+            self.state = State.FAILED
+            self.ended.set()
+            raise
 
     def fail(self, error: BaseException) -> None:
         """Stop because of that; the first one counts."""
@@ -140,12 +152,16 @@ class Engine:
             self.state = State.CLOSED
             self._source.abandon()
             self.ended.set()
+            return
+        if drain_s <= 0:
+            self.desk.stop()
         if not self._is_ending.is_set():
             self._drain_until_s = now_s + drain_s
             self._close_until_s = now_s + drain_s + timeout_s
         self._is_ending.set()
 
     def _run(self) -> None:
+        enter(self.config)
         try:
             while not self._is_ending.is_set():
                 self._step(is_reading=True)
@@ -159,6 +175,8 @@ class Engine:
             self.state = State.CLOSED if self.failure is None else State.FAILED
             self.on_end()
             self.ended.set()
+        if self._is_leaving_late and self._committer.end(_LATE_S):
+            self._source.close()
 
     def _shut_down(self) -> None:
         pool = self._pool
@@ -178,7 +196,8 @@ class Engine:
         is_idle = self._committer.commit_now(timeout_s)  # also when it fails: done is done
         if not self._committer.end(timeout_s) or not is_idle:
             _log.warning("a last commit has no answer; leaving the group goes on behind it")
-            return  # its client must not be ended while the commit is inside of it
+            self._is_leaving_late = True  # a client must not be ended with a commit inside of it
+            return
         self._forget(list(self._duties))
         self._source.close()
 
@@ -279,10 +298,11 @@ class Engine:
         held_s = stall.held_ms / 1000
         tell("on_stall", self.config.hooks.on_stall, topic, partition, stall.offset, held_s)
         if self.config.park_stalled:
-            self._park(duty.lane, stall.offset, f"held the committed offset back for {held_s:g} s")
+            self._park(duty, stall.offset, f"held the committed offset back for {held_s:g} s")
 
-    def _park(self, lane: Lane[ParallelRecord], offset: int, said: str) -> None:
+    def _park(self, duty: Duty, offset: int, said: str) -> None:
         """Make a dead letter of a record that holds others up; then the offset moves."""
+        lane = duty.lane
         record = self.desk.find(lane, offset)
         if record is None:
             return
@@ -292,6 +312,8 @@ class Engine:
             error = outcome.exception()
             if error is not None:
                 _log.error("a stalled record could not be parked", extra={"said": str(error)})
+                with self.desk.lock:
+                    duty.guard.rearm()
                 return
             self.desk.give_up(lane, offset)
             self.stats.dead_lettered += 1

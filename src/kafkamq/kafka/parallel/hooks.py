@@ -16,6 +16,6 @@ def tell(name: str, hook: Callable[..., object] | None, *facts: object) -> objec
         return None
     try:
         return hook(*facts)
-    except Exception:  # noqa: BLE001 - whatever it is, the work goes on
+    except BaseException:  # noqa: BLE001 - whatever it is, the work goes on
         _log.exception("a hook failed", extra={"hook": name})
         return None

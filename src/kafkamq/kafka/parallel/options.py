@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from typing import TypedDict
@@ -105,9 +105,13 @@ def make_config(
         _choice("commit_mode", options.get("commit_mode", "asynchronous"), CommitMode)
     )
     interval = _TRANSACTION_INTERVAL_S if mode is CommitMode.TRANSACTIONAL else 1.0
-    max_open = options.get("max_open", 10_000)
-    if max_open < 1:
-        raise ConfigError(f"max_open is {max_open}: it must be at least 1")
+    max_open, max_rate = options.get("max_open", 10_000), options.get("max_rate")
+    whole: object = max_open  # whatever the types say
+    _require(isinstance(whole, int) and whole > 0, "max_open", max_open, "at least 1")
+    _require(
+        max_rate is None or isinstance(max_rate, int | float), "max_rate", max_rate, "a number"
+    )
+    _require(isinstance(topics, Iterable), "topics", topics, "one name or several")
     return ParallelConfig(
         service=service,
         topics=(topics,) if isinstance(topics, str) else tuple(topics),
@@ -131,7 +135,7 @@ def make_config(
         revoke_timeout_ms=milliseconds(options.get("revoke_timeout", 2.0), name="revoke_timeout"),
         stall_after_ms=_ms("stall_after", options.get("stall_after", 60.0)),
         park_stalled=options.get("on_stall") == "dead-letter",
-        max_rate=options.get("max_rate"),
+        max_rate=max_rate,
         limits=FlowLimits(max_open=max_open, resume_open=max_open // 2),
         start=options.get("start", "earliest"),
         on_data_loss=options.get("on_data_loss", "raise"),
@@ -152,6 +156,11 @@ def _hooks(options: ParallelOptions) -> Hooks:
         on_assigned=options.get("on_assigned"),
         on_revoked=options.get("on_revoked"),
     )
+
+
+def _require(is_fine: bool, name: str, value: object, wanted: str) -> None:
+    if not is_fine:
+        raise ConfigError(f"{name} is {value!r}: it must be {wanted}")
 
 
 def _ms(name: str, value: float | timedelta) -> int:

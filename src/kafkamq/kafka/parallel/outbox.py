@@ -12,8 +12,9 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from kafkamq.clients.errors import ErrorWatch, broker_error
 from kafkamq.clients.settings import connect, producer_settings
-from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError, StateError
+from kafkamq.kafka.parallel.config import ParallelConfig
+from kafkamq.kafka.parallel.inside import enter
 from kafkamq.kafka.parallel.record import ParallelRecord
 from kafkamq.types import DeadLetterReason, Headers
 from kafkamq.wire.headers import Origin, dead_letter_headers
@@ -29,14 +30,17 @@ Delivered = Callable[["KafkaError | None", Message], None]
 class Outbox:
     """An idempotent producer (acks=all), made when it is first needed; thread-safe."""
 
-    def __init__(self, config: ServiceConfig, *, send_timeout_s: float) -> None:
+    def __init__(self, config: ParallelConfig) -> None:
         self._config = config
-        self._send_timeout_s = send_timeout_s
-        self._watch = ErrorWatch(config.bootstrap_servers)
+        self._service = config.service
+        self._send_timeout_s = config.send_timeout_ms / 1000
+        self._watch = ErrorWatch(self._service.bootstrap_servers)
         self._lock = threading.Lock()
         self._client: Producer | None = None
+        self._alone: Producer | None = None  # of the thread: each record in a batch of its own
         self._is_closed = False
         self._thread: threading.Thread | None = None
+        self._spent: list[Producer] = []  # for the thread to end, as it may be inside of them
 
     def send(
         self,
@@ -55,6 +59,14 @@ class Outbox:
             StateError: Closed.
         """
         client = self._connected()
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                # Kafka refuses a whole batch for its size: whose fault it is shows alone.
+                self._send_alone(message, topic, value, key, headers, on_delivery, partition)
+            else:
+                on_delivery(error, message)
+
         deadline_s = 0.0
         while True:
             try:
@@ -63,7 +75,7 @@ class Outbox:
                     value,
                     key,
                     partition,
-                    on_delivery=on_delivery,
+                    on_delivery=delivered,
                     headers=list(headers) if headers else None,
                 )
                 return
@@ -78,6 +90,31 @@ class Outbox:
             except KafkaException as error:
                 self._renew_if_fatal(client, error)
                 raise broker_error(error, f"sending to {topic}") from error
+
+    def _send_alone(
+        self,
+        refused: Message,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]],
+        on_delivery: Delivered,
+        partition: int,
+    ) -> None:
+        """In a delivery report: send it again, in a batch of its own."""
+        try:
+            if self._alone is None:
+                self._alone = self._made(batch_num_messages=1)
+            self._alone.produce(
+                topic,
+                value,
+                key,
+                partition,
+                on_delivery=on_delivery,
+                headers=list(headers) if headers else None,
+            )
+        except (KafkaMQError, KafkaException, BufferError):
+            on_delivery(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), refused)
 
     def park(
         self, topic: str, group_id: str, record: ParallelRecord, reason: DeadLetterReason, said: str
@@ -107,11 +144,6 @@ class Outbox:
             parked.set_exception(error)
         return parked
 
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until all is confirmed or failed; False: not in time."""
-        client = self._client
-        return client is None or client.flush(max(0.0, timeout_s)) == 0
-
     def close(self, timeout_s: float) -> None:
         """Flush, and end; what is not confirmed by then fails. Idempotent."""
         with self._lock:
@@ -121,8 +153,12 @@ class Outbox:
             client.flush(max(0.0, timeout_s))
             if self._thread is not None:
                 self._thread.join(_POLL_S * 20)
+            self._end_spent()
             _end(client)
             self._client = None
+            if self._alone is not None:
+                self._alone.flush(_POLL_S * 20)
+                _end(self._alone)
 
     def _connected(self) -> Producer:
         client = self._client
@@ -139,8 +175,8 @@ class Outbox:
                 self._thread.start()
             return self._client
 
-    def _made(self) -> Producer:
-        settings = producer_settings(self._config, partitioner="murmur2_random")
+    def _made(self, **more: object) -> Producer:
+        settings = producer_settings(self._service, partitioner="murmur2_random", **more)
         return connect(Producer, settings, self._watch)
 
     def _renew_if_fatal(self, failed: Producer, error: KafkaException) -> None:
@@ -149,17 +185,28 @@ class Outbox:
             return
         with self._lock:
             if self._client is failed:
-                self._watch = ErrorWatch(self._config.bootstrap_servers)
+                self._watch = ErrorWatch(self._service.bootstrap_servers)
                 self._client = self._made()
+                self._spent.append(failed)
                 _log.warning("the producer was made anew after a fatal error")
-                _end(failed)
 
     def _serve(self) -> None:
         """The thread: delivery reports."""
+        enter(self._config)
         while not self._is_closed:
             client = self._client
             if client is not None:
-                client.poll(_POLL_S)
+                try:
+                    client.poll(_POLL_S)
+                except BaseException:  # noqa: BLE001 - the other reports must come all the same
+                    _log.exception("a delivery report could not be passed on")
+                if self._alone is not None:
+                    self._alone.poll(0)
+            self._end_spent()
+
+    def _end_spent(self) -> None:
+        while self._spent:
+            _end(self._spent.pop())
 
 
 def _end(client: Producer) -> None:

@@ -6,24 +6,29 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Protocol, TypeAlias
 
 from confluent_kafka import KafkaError, Message
 
 from kafkamq.clients.errors import broker_error
-from kafkamq.errors import ConfigError, DeadlineExceededError, KafkaMQError
+from kafkamq.errors import ConfigError, DeadlineExceededError
 from kafkamq.kafka.parallel.desk import Desk, Trouble, Worker
 from kafkamq.kafka.parallel.hooks import tell
 from kafkamq.kafka.parallel.outbox import Outbox
 from kafkamq.kafka.parallel.record import ParallelRecord
 from kafkamq.kafka.parallel.settling import Settler
 
-__all__ = ["OnProduced", "OutgoingRecord", "ProducePublisher", "Publisher", "outgoing"]
+__all__ = ["OnProduced", "OutgoingRecord", "ProducePublisher", "Publisher", "outgoing", "put_off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingRecord:
-    """A record that a handler of ``poll_and_produce`` returns."""
+    """A record that a handler of ``poll_and_produce`` returns.
+
+    Raises:
+        ConfigError: A field has a type that Kafka does not take.
+    """
 
     topic: str
     value: bytes | None
@@ -31,10 +36,43 @@ class OutgoingRecord:
     headers: Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]] = ()
     partition: int = -1  # -1: by the key's murmur2 hash, as Java; without a key by chance
 
+    def __post_init__(self) -> None:
+        for name, kinds in _KINDS:
+            value = getattr(self, name)
+            if not isinstance(value, kinds):
+                raise ConfigError(f"{name} of a result is {type(value).__name__}: {_WANTED[name]}")
+        try:
+            well_formed = all(map(_is_header, self.header_list()))
+        except (TypeError, ValueError):
+            well_formed = False
+        if not well_formed:
+            raise ConfigError(f"headers of a result: {_WANTED['headers']}")
+
     def header_list(self) -> list[tuple[str, bytes | None]]:
         """The headers, in order."""
         given = self.headers
         return list(given.items()) if isinstance(given, Mapping) else list(given)
+
+
+_WANTED = {
+    "topic": "it must be a str",
+    "value": "it must be bytes, or None: a tombstone",
+    "key": "it must be bytes, or None",
+    "partition": "it must be an int",
+    "headers": "they must be str names with values of bytes or None",
+}
+_KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (
+    ("topic", (str,)),
+    ("value", (bytes, NoneType)),
+    ("key", (bytes, NoneType)),
+    ("partition", (int,)),
+    ("headers", (Mapping, Sequence)),
+)
+
+
+def _is_header(header: Sequence[object]) -> bool:
+    name, value = header
+    return isinstance(name, str) and isinstance(value, bytes | None)
 
 
 OnProduced: TypeAlias = Callable[[ParallelRecord, OutgoingRecord, int, int], object]
@@ -58,21 +96,21 @@ def outgoing(result: object) -> Iterable[OutgoingRecord]:
     """The records in what a handler returned.
 
     Raises:
-        ConfigError: There is something else in it.
+        ConfigError: There is something else in it. What an iterable of the user's raises, too.
     """
     found = [result] if isinstance(result, OutgoingRecord) else result
     if not isinstance(found, Iterable):
-        raise ConfigError(f"the handler returned {type(result).__name__}: {_WANTED}")
+        raise ConfigError(f"the handler returned {type(result).__name__}: {_RESULTS}")
     records = list(found)
     for record in records:
         if not isinstance(record, OutgoingRecord):
             raise ConfigError(
-                f"the handler returned a list with {type(record).__name__}: {_WANTED}"
+                f"the handler returned a list with {type(record).__name__}: {_RESULTS}"
             )
     return records
 
 
-_WANTED = "poll_and_produce takes OutgoingRecord, several of them, None, or a verdict"
+_RESULTS = "poll_and_produce takes OutgoingRecord, several of them, None, or a verdict"
 
 
 class _Outstanding:
@@ -151,7 +189,7 @@ class ProducePublisher:
         sent = self._send(worker)
         in_time = sent.wait(self._timeout_s)
         for record, error in self._failures(worker, sent, in_time=in_time).items():
-            self._retry(worker, record, self._settler.settle(record, error))
+            put_off(worker, record, self._settler.settle(record, error))
         self._end(worker)
 
     async def publish_async(self, worker: Worker) -> None:
@@ -162,7 +200,7 @@ class ProducePublisher:
         sent = self._send(worker)
         in_time = await sent.wait_async(self._timeout_s)
         for record, error in self._failures(worker, sent, in_time=in_time).items():
-            self._retry(worker, record, await self._settler.settle_async(record, error))
+            put_off(worker, record, await self._settler.settle_async(record, error))
         self._end(worker)
 
     def _end(self, worker: Worker) -> None:
@@ -178,7 +216,7 @@ class ProducePublisher:
                     sent.add()
                     self._send_one(sent, record, out)
                 sent.done()
-            except KafkaMQError as error:
+            except Exception as error:  # noqa: BLE001 - also what a generator raises
                 sent.done(record, error)
         return sent
 
@@ -210,18 +248,19 @@ class ProducePublisher:
         late = DeadlineExceededError(f"results were not confirmed within {self._timeout_s:g} s")
         return {record: late for record, _ in worker.outputs}
 
-    def _retry(self, worker: Worker, record: ParallelRecord, due_ms: int | None) -> None:
-        """Its run cannot be finished as a whole, if the record is to be tried again."""
-        if due_ms is None:
+
+def put_off(worker: Worker, record: ParallelRecord, due_ms: int | None) -> None:
+    """Its result could not be published: if it is to be tried again, its run is not finished."""
+    if due_ms is None:
+        return
+    for trouble in worker.troubles:
+        if record in trouble.run.records:
+            trouble.failed = sorted(
+                [*trouble.failed, (record, due_ms)], key=lambda each: each[0].offset
+            )
             return
-        for trouble in worker.troubles:
-            if record in trouble.run.records:
-                trouble.failed = sorted(
-                    [*trouble.failed, (record, due_ms)], key=lambda each: each[0].offset
-                )
-                return
-        for run in worker.finished:
-            if record in run.records:
-                worker.finished = [other for other in worker.finished if other is not run]
-                worker.troubles.append(Trouble(run, None, [(record, due_ms)]))
-                return
+    for run in worker.finished:
+        if record in run.records:
+            worker.finished = [other for other in worker.finished if other is not run]
+            worker.troubles.append(Trouble(run, None, [(record, due_ms)]))
+            return

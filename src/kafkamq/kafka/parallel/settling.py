@@ -8,6 +8,7 @@ import logging
 import random
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from kafkamq.config import Backoff
 from kafkamq.core.delivery import backoff_delay_ms
@@ -47,7 +48,7 @@ class Settler:
         park: Park,
         fail: Callable[[BaseException], None],
     ) -> None:
-        self._config = config
+        self.config = config
         self._stats = stats
         self._park = park
         self._fail = fail
@@ -69,8 +70,8 @@ class Settler:
         if parked is None:
             return self._due_if_stopped()
         try:
-            parked.result(self._config.send_timeout_ms / 1000)
-        except (KafkaMQError, TimeoutError) as failure:
+            parked.result(self.config.send_timeout_ms / 1000)
+        except (KafkaMQError, FutureTimeoutError) as failure:
             return self._not_parked(record, error, failure)
         self._parked(record, decision)
         return None
@@ -84,7 +85,7 @@ class Settler:
         if parked is None:
             return self._due_if_stopped()
         try:
-            timeout_s = self._config.send_timeout_ms / 1000
+            timeout_s = self.config.send_timeout_ms / 1000
             await asyncio.wait_for(asyncio.wrap_future(parked), timeout_s)
         except (KafkaMQError, TimeoutError, asyncio.TimeoutError) as failure:
             return self._not_parked(record, error, failure)
@@ -105,14 +106,14 @@ class Settler:
             self._fail(error)
             verdict = Nack(delay=_STOPPED_MS / 1000)
         attempt = record.attempt
-        decision = judge(verdict, attempt=attempt, max_attempts=self._config.max_attempts)
+        decision = judge(verdict, attempt=attempt, max_attempts=self.config.max_attempts)
         if not isinstance(decision, Done):
             reason = "" if isinstance(verdict, Ack) else verdict.reason
             record._failure = Failure(attempt, error, reason or _said(error))
         return decision, error
 
     def _verdict_on(self, record: ParallelRecord, error: BaseException) -> Verdict:
-        verdict = tell("on_failure", self._config.hooks.on_failure, record, error)
+        verdict = tell("on_failure", self.config.hooks.on_failure, record, error)
         return verdict if isinstance(verdict, VERDICTS) else Nack()
 
     def _due(
@@ -134,7 +135,7 @@ class Settler:
 
     def _delay_ms(self, record: ParallelRecord, decision: Retry) -> int:
         delay_s = decision.delay_s
-        backoff = self._config.backoff
+        backoff = self.config.backoff
         if delay_s is None and not isinstance(backoff, Backoff):
             told = tell("backoff", backoff, record)
             delay_s = float(told) if isinstance(told, int | float) else 1.0
@@ -147,7 +148,7 @@ class Settler:
         self, record: ParallelRecord, decision: GiveUp, error: BaseException | None
     ) -> Future[None] | None:
         """Write the dead letter, or do what else the policy says (None)."""
-        config = self._config
+        config = self.config
         failure = record._failure
         said = failure.reason if failure is not None else _said(error)
         if config.on_exhausted is OnExhausted.STOP:
@@ -162,7 +163,7 @@ class Settler:
         return self._park(record, decision.reason, said)
 
     def _due_if_stopped(self) -> int | None:
-        if self._config.on_exhausted is OnExhausted.STOP:
+        if self.config.on_exhausted is OnExhausted.STOP:
             return monotonic_ms() + _STOPPED_MS
         return None
 
@@ -172,7 +173,7 @@ class Settler:
             "a record is given up; it is a dead letter",
             extra={"record": repr(record), "reason": decision.reason.value},
         )
-        tell("on_dead_letter", self._config.hooks.on_dead_letter, record, decision.reason.value)
+        tell("on_dead_letter", self.config.hooks.on_dead_letter, record, decision.reason.value)
 
     def _not_parked(
         self, record: ParallelRecord, error: BaseException | None, failure: BaseException

@@ -288,7 +288,8 @@ def _unknown_topic(topic: str, error: KafkaError) -> BrokerError:
 def _settings(config: ParallelConfig) -> dict[str, object]:
     service = config.service
     proposals: dict[str, object] = {
-        "client.id": f"kafkamq-{config.group_id}-{uuid.uuid4().hex[:12]}",
+        # librdkafka cuts a client's name to 128 bytes, and ``ExactCommits`` looks for all of it.
+        "client.id": f"kafkamq-{config.group_id[:20]}-{uuid.uuid4().hex[:12]}",
         "socket.timeout.ms": 10_000,
         "allow.auto.create.topics": False,
         "enable.partition.eof": True,  # markers and deleted records behind the last one count

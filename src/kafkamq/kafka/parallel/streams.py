@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from queue import Empty, Full, Queue
 
 from kafkamq.core.lanes import Lane
@@ -57,6 +57,19 @@ class ResultStream:
             try:
                 lane, record, result = self._waiting.get(timeout=_SLICE_S)
             except Empty:
+                continue
+            yield record, result
+            self._desk.complete(lane, [record.offset])
+
+    async def results_async(
+        self, has_ended: Callable[[], bool]
+    ) -> AsyncIterator[tuple[ParallelRecord, object]]:
+        """As ``results``."""
+        while not has_ended():
+            try:
+                lane, record, result = self._waiting.get_nowait()
+            except Empty:
+                await asyncio.sleep(_ASYNC_SLICE_S)
                 continue
             yield record, result
             self._desk.complete(lane, [record.offset])

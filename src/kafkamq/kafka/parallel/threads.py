@@ -9,6 +9,7 @@ from time import monotonic
 from kafkamq.core.lanes import LaneState, Run
 from kafkamq.kafka.parallel.desk import Failed, Worker
 from kafkamq.kafka.parallel.handling import UNTRIED, Handling, end_batch, outcomes_of, take_batch
+from kafkamq.kafka.parallel.inside import enter
 from kafkamq.kafka.parallel.record import ParallelRecord
 
 __all__ = ["ThreadPool", "ThreadWorker"]
@@ -66,6 +67,7 @@ class ThreadPool:
         """A thread cannot be ended: what it is at goes on, and does not count."""
 
     def _run(self, worker: ThreadWorker) -> None:
+        enter(self._settler.config)
         try:
             self._work(worker)
         except BaseException as error:  # noqa: BLE001 - a worker less must not go unnoticed
@@ -121,6 +123,8 @@ class ThreadPool:
 
     def _process_list(self, worker: Worker) -> None:
         runs, records = take_batch(worker)
+        if not records:  # taken back in the meantime
+            return
         try:
             result: object = self._handler(records)
         except BaseException as error:  # noqa: BLE001 - the policy decides

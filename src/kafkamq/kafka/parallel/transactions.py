@@ -2,7 +2,12 @@
 
 All workers share one producer. A worker sends the results of what it took, and settles it, inside a
 gate; a commit closes the gate, so that a transaction holds results and their offsets or neither.
-When a transaction fails, everything since the last one is forgotten and read again.
+When a transaction fails, everything since the last one is forgotten and read again. So does one
+that holds results of a partition whose offsets it cannot hold any more, as the partition has gone.
+
+A result that Kafka refuses fails its transaction, and would fail every one to come: who is to blame
+is remembered, and has had an attempt for each. Of a batch that is too large Kafka refuses all; the
+largest result is to blame.
 """
 
 from __future__ import annotations
@@ -11,28 +16,42 @@ import asyncio
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias, cast
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException, Message
 
+from kafkamq.clients.errors import broker_error
 from kafkamq.clients.exact_commits import ExactCommits
 from kafkamq.clients.transactions import TransactionalProducer
-from kafkamq.errors import (
-    BrokerError,
-    ConfigError,
-    DeadlineExceededError,
-    KafkaMQError,
-)
+from kafkamq.core.lanes import Lane, LaneState
+from kafkamq.errors import BrokerError, KafkaMQError, StateError
 from kafkamq.kafka.parallel.commits import Committer, Duty, Plan, plan_commits
 from kafkamq.kafka.parallel.config import ParallelConfig
 from kafkamq.kafka.parallel.desk import Desk, Worker
-from kafkamq.kafka.parallel.results import outgoing
+from kafkamq.kafka.parallel.record import Failure, ParallelRecord
+from kafkamq.kafka.parallel.results import OutgoingRecord, outgoing, put_off
+from kafkamq.kafka.parallel.settling import Settler
 from kafkamq.kafka.parallel.stats import Stats
 
 __all__ = ["TransactionCommitter", "TransactionPublisher"]
 
+MAX_BLAMED = 10_000  # records remembered; more at once mean that Kafka refuses everything
 _ASYNC_SLICE_S = 0.001
+_COLLATERAL = (  # of another one's failure
+    KafkaError._PURGE_QUEUE,
+    KafkaError._PURGE_INFLIGHT,
+    KafkaError._INVALID_DIFFERENT_RECORD,
+)
+_GIVEN_UP = -1  # in place of attempts
+_Place: TypeAlias = tuple[str, int, int]
+
+
+def _place(record: ParallelRecord) -> _Place:
+    return record.topic, record.partition, record.offset
+
+
 _log = logging.getLogger(__name__)
 
 
@@ -77,6 +96,10 @@ class TransactionCommitter(Committer):
         )
         self._has_begun = False
         self._failure: BaseException | None = None  # of a send: the transaction must not commit
+        self._lanes: set[Lane[ParallelRecord]] = set()  # whose results are in the transaction
+        self._suspects: list[tuple[int, ParallelRecord, BaseException]] = []  # with sizes
+        self._fatal: BaseException | None = None  # that no abort can mend
+        self._blamed: dict[_Place, tuple[int, BaseException]] = {}  # attempts, and the last error
 
     def start(self) -> None:
         """Begin.
@@ -89,34 +112,93 @@ class TransactionCommitter(Committer):
 
     def send(self, worker: Worker) -> None:
         """Inside the gate: put a worker's results into the transaction and settle what it did."""
-        stale = {
-            record
-            for run in (*worker.finished, *(each.run for each in worker.troubles))
-            if run.is_stale
-            for record in run.records
-        }
+        runs = [*worker.finished, *(each.run for each in worker.troubles)]
+        lanes = {record: run.lane for run in runs for record in run.records}
         outputs, worker.outputs = worker.outputs, []
         for record, result in outputs:
-            if record not in stale:
-                self._send_one(result)
+            lane = lanes[record]
+            if lane.state is not LaneState.CLOSED:
+                self._lanes.add(lane)
+                self._send_one(record, cast("Sequence[OutgoingRecord]", result))
         self._desk.settle(worker)
         self._desk.release_all(worker)
 
-    def _send_one(self, result: object) -> None:
+    def _send_one(self, record: ParallelRecord, results: Sequence[OutgoingRecord]) -> None:
         if self._failure is not None:
             return
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is None or error.code() in _COLLATERAL:
+                return
+            ours = broker_error(error, f"sending the result of {record!r}")
+            if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                size = max(len(out.value or b"") for out in results)
+                self._suspects.append((size, record, ours))
+            elif error.code() == KafkaError.INVALID_RECORD:
+                self._blame(record, ours)
+            elif isinstance(ours, BrokerError) and not ours.is_retriable:
+                self._fatal = ours  # such as rights that are missing
+
         try:
-            for out in outgoing(result):
+            for out in results:
                 if not self._has_begun:
                     self._producer.begin()
                     self._has_begun = True
                 headers = tuple(out.header_list())
-                self._producer.produce((out.topic, out.partition, out.key, out.value, headers))
-        except ConfigError as error:
+                self._producer.produce(
+                    (out.topic, out.partition, out.key, out.value, headers), on_delivery=delivered
+                )
+        except Exception as error:  # noqa: BLE001 - the transaction is not whole, whatever it is
             self._failure = error
-            self._fail(error)
-        except (KafkaMQError, KafkaException) as error:
-            self._failure = error
+            is_kafkas = isinstance(error, KafkaMQError)  # such as a transaction that has failed
+            if not is_kafkas or getattr(error, "code", "") == "MSG_SIZE_TOO_LARGE":
+                self._blame(record, error)
+
+    def _blame(self, record: ParallelRecord, error: BaseException) -> None:
+        place = _place(record)
+        if len(self._blamed) < MAX_BLAMED or place in self._blamed:
+            self._blamed[place] = (self._blamed.get(place, (0, error))[0] + 1, error)
+
+    def give_up(self, record: ParallelRecord) -> None:
+        """Its dead letter is in place, also if this transaction is aborted for another's sake."""
+        if _place(record) in self._blamed:
+            self._blamed[_place(record)] = (_GIVEN_UP, self._blamed[_place(record)][1])
+
+    def _forget_blamed(self) -> None:
+        """Those that are done after all, or of partitions that went."""
+        if not self._blamed:
+            return
+        trackers = {duty.place: duty.lane.tracker for duty in self._duties()}
+        with self._desk.lock:
+            for place in list(self._blamed):
+                tracker = trackers.get(place[:2])
+                if tracker is None or not (
+                    tracker.is_open(place[2]) or place[2] >= tracker.next_offset
+                ):
+                    del self._blamed[place]
+
+    def refused(self, worker: Worker) -> list[tuple[ParallelRecord, BaseException]]:
+        """Take those of a worker's results that cannot be sent, and say why."""
+        fine: list[tuple[ParallelRecord, object]] = []
+        failed: list[tuple[ParallelRecord, BaseException]] = []
+        for record, result in worker.outputs:
+            blame = None
+            if self._blamed:
+                blame = self._blamed.get(_place(record))
+            if blame is not None and blame[0] == _GIVEN_UP:
+                continue
+            known = 0 if record._failure is None else record._failure.attempts
+            if blame is not None and known < blame[0]:
+                attempts, error = blame
+                record._failure = Failure(attempts - 1, error, "")
+                failed.append((record, error))
+                continue
+            try:
+                fine.append((record, list(outgoing(result))))
+            except Exception as error:  # noqa: BLE001 - also what a generator raises
+                failed.append((record, error))
+        worker.outputs = fine
+        return failed
 
     def forget(self) -> None:
         """Abort what was not committed: partitions went without notice."""
@@ -137,6 +219,8 @@ class TransactionCommitter(Committer):
             try:
                 if self._failure is not None:
                     raise self._failure
+                if not self._lanes <= {duty.lane for duty, _, _ in plan.parts}:
+                    raise StateError("it holds results of a partition that has gone")
                 if not self._has_begun:
                     self._producer.begin()
                 self._has_begun = True
@@ -144,9 +228,16 @@ class TransactionCommitter(Committer):
                     self._send_offsets(plan)
                 self._producer.commit(timeout_s=self._config.commit_timeout_ms / 1000)
                 self._has_begun = False
-            except (BrokerError, DeadlineExceededError, KafkaException) as error:
+                self._lanes.clear()
+            except (KafkaMQError, KafkaException) as error:
                 self._abort(error)
                 return True
+            except BaseException as error:
+                if error is not self._failure:
+                    raise
+                self._abort(error)
+                return True
+            self._forget_blamed()
         if plan.commits:
             self.confirm(plan)
         return any(verdict.ceiling is not None for _, _, verdict in plan.parts)
@@ -154,9 +245,10 @@ class TransactionCommitter(Committer):
     def _send_offsets(self, plan: Plan) -> None:
         timeout_s = self._config.commit_timeout_ms / 1000
         self._producer.call(
-            lambda producer, client_id: self._commits.send_to_transaction(
-                producer, client_id, plan.commits, timeout_s
-            )
+            lambda producer, client_id, slice_s: self._commits.send_to_transaction(
+                producer, client_id, plan.commits, slice_s
+            ),
+            timeout_s=timeout_s,
         )
 
     def _abort(self, error: BaseException | None) -> None:
@@ -164,6 +256,11 @@ class TransactionCommitter(Committer):
         self._stats.commit_failures += 1
         self._failure = None
         self._has_begun = False
+        self._lanes.clear()
+        if self._suspects:
+            _, record, refusal = max(self._suspects, key=lambda suspect: suspect[0])
+            self._suspects.clear()
+            self._blame(record, refusal)
         _log.warning(
             "a transaction is aborted; what it held is processed again", extra={"said": str(error)}
         )
@@ -174,6 +271,8 @@ class TransactionCommitter(Committer):
         if not self._producer.is_ready:
             self._producer.init()
         self._rewind()
+        if self._fatal is not None:
+            raise self._fatal
 
     def end(self, timeout_s: float) -> bool:
         """As ``Committer.end``; ends the producer."""
@@ -186,17 +285,27 @@ class TransactionCommitter(Committer):
 class TransactionPublisher:
     """Hands results to the transaction."""
 
-    def __init__(self, desk: Desk, committer: TransactionCommitter) -> None:
+    def __init__(self, desk: Desk, committer: TransactionCommitter, settler: Settler) -> None:
         self._committer = committer
+        self._settler = settler
         desk.is_deferred = True
 
     def publish(self, worker: Worker) -> None:
         """Wait for the gate, and pass."""
+        for record, error in self._committer.refused(worker):
+            self._refuse(worker, record, self._settler.settle(record, error))
         with self._committer.gate.passing():
             self._committer.send(worker)
 
+    def _refuse(self, worker: Worker, record: ParallelRecord, due_ms: int | None) -> None:
+        if due_ms is None:
+            self._committer.give_up(record)
+        put_off(worker, record, due_ms)
+
     async def publish_async(self, worker: Worker) -> None:
         """As ``publish``."""
+        for record, error in self._committer.refused(worker):
+            self._refuse(worker, record, await self._settler.settle_async(record, error))
         gate = self._committer.gate
         while not gate.try_enter():
             await asyncio.sleep(_ASYNC_SLICE_S)

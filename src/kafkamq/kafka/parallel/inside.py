@@ -1,0 +1,19 @@
+"""Whether the code that runs was called by a certain parallel consumer: it must not wait for it."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+__all__ = ["enter", "is_inside"]
+
+_owner: ContextVar[object] = ContextVar("kafkamq_parallel", default=None)
+
+
+def enter(owner: object) -> None:
+    """All that this thread or task calls from here on, and the tasks that it makes, is inside."""
+    _owner.set(owner)
+
+
+def is_inside(owner: object) -> bool:
+    """Whether a handler or hook of this owner is running here."""
+    return _owner.get() is owner

@@ -1,0 +1,130 @@
+"""Where the desk has taken work back before a worker has begun it; and the loop that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.unit.test_parallel_desk import Room
+
+from kafkamq.kafka.parallel.coroutines import CoroutinePool
+from kafkamq.kafka.parallel.handling import Handling
+from kafkamq.kafka.parallel.inside import enter, is_inside
+from kafkamq.kafka.parallel.settling import Settler
+from kafkamq.kafka.parallel.threads import ThreadPool
+
+
+def handling(
+    room: Room, handler: object, failures: list[BaseException], *, takes_lists: bool = True
+) -> Handling:
+    def no_dead_letters(*_: object) -> None:
+        raise AssertionError("none is written here")
+
+    settler = Settler(room.desk.config, room.stats, no_dead_letters, failures.append)  # type: ignore[arg-type]
+    return Handling(desk=room.desk, settler=settler, handler=handler, takes_lists=takes_lists)  # type: ignore[arg-type]
+
+
+def test_nobody_is_called_with_an_empty_list() -> None:
+    room = Room(batch_size=4)
+    room.add("abcd")
+    calls: list[object] = []
+    pool = ThreadPool(handling(room, calls.append, []), 1)
+    one, _ = room.workers
+    assert room.desk.exchange(one)
+    room.desk.recall([room.lane])
+    pool._process_list(one)
+    assert calls == []
+    assert room.desk.exchange(one) == []
+    assert room.committable == 0
+
+    async def handle(records: object) -> None:
+        calls.append(records)
+
+    room = Room(batch_size=4)
+    room.add("abcd")
+    loop = asyncio.new_event_loop()
+    coroutines = CoroutinePool(handling(room, handle, []), 1, loop)
+    one, _ = room.workers
+    assert room.desk.exchange(one)
+    room.desk.recall([room.lane])
+    loop.run_until_complete(coroutines._process_list(one))
+    loop.close()
+    assert calls == []
+
+
+def test_a_loop_that_was_closed_is_told_once_and_wakes_nobody() -> None:
+    room, failures = Room(), []
+    loop = asyncio.new_event_loop()
+    loop.close()
+    pool = CoroutinePool(handling(room, print, failures), 2, loop)
+    pool.wake(room.workers)
+    pool.wake(room.workers)
+    pool.cancel()
+    assert len(failures) == 1
+    assert pool.join(0)
+
+
+def test_an_error_of_cancelling_is_an_attempt_unless_it_is_the_worker_that_is_cancelled() -> None:
+    room = Room()
+    room.add("ab")
+
+    async def handle(record: object) -> None:
+        raise asyncio.CancelledError
+
+    async def wait(record: object) -> None:
+        await asyncio.sleep(60)
+
+    async def cancelled(pool: CoroutinePool, run: object) -> None:
+        task = asyncio.ensure_future(pool._process(room.workers[1], run))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    loop = asyncio.new_event_loop()
+    one, two = room.workers
+    (first,), (second,) = room.desk.exchange(one), room.desk.exchange(two)
+    pool = CoroutinePool(handling(room, handle, [], takes_lists=False), 1, loop)
+    failed = loop.run_until_complete(pool._process(one, first))
+    assert failed is not None and failed[0][0].offset == 0
+    assert isinstance(failed[0][0].last_error, asyncio.CancelledError)
+    pool = CoroutinePool(handling(room, wait, [], takes_lists=False), 1, loop)
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(cancelled(pool, second))
+    loop.close()
+
+
+def test_inside_is_what_a_thread_or_its_tasks_were_called_for() -> None:
+    owner, other = object(), object()
+    assert not is_inside(owner)
+
+    async def main() -> list[bool]:
+        enter(owner)
+        task = asyncio.create_task(ask())
+        return [await task, await asyncio.to_thread(is_inside, owner), is_inside(other)]
+
+    async def ask() -> bool:
+        return is_inside(owner)
+
+    assert asyncio.run(main()) == [True, True, False]
+    assert not is_inside(owner)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_worker_in_order_goes_on_behind_what_was_taken_back(count: int) -> None:
+    room = Room()
+    room.add("aaaaa")
+    room.speed_up()
+    one, two = room.workers
+    (run,) = room.desk.exchange(one)
+    room.work(one, count)
+    room.desk.tend()
+    assert [record.offset for record in run.records] == list(range(count + 1))
+    assert room.desk.exchange(two) == []  # the key is still the first one's
+    assert room.committable == count
+    one.finished.append(run)
+    room.desk.settle(one)
+    assert room.committable == count + 1
+    room.speed_up()
+    taken = [record.offset for each in room.desk.exchange(two) for record in each.records]
+    assert taken == list(range(count + 1, 5))
+    room.desk.scheduler.check()

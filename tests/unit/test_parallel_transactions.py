@@ -1,0 +1,184 @@
+"""Transactions of the parallel consumer, with a producer that only remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+from tests.unit.test_parallel_desk import PLACE, Room
+
+from kafkamq.clients.exact_commits import OffsetCommit
+from kafkamq.core.flow import FlowLimits, PartitionFlow, StallGuard
+from kafkamq.core.offsets import OffsetTracker
+from kafkamq.errors import BrokerError
+from kafkamq.kafka.parallel import transactions
+from kafkamq.kafka.parallel.commits import Duty
+from kafkamq.kafka.parallel.desk import Worker
+from kafkamq.kafka.parallel.record import ParallelRecord
+from kafkamq.kafka.parallel.results import OutgoingRecord
+from kafkamq.kafka.parallel.transactions import TransactionCommitter
+
+
+class Producer:
+    """Keeps what is committed; refuses values that are too large, as a broker does."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.is_ready = True
+        self.open: list[bytes] = []
+        self.committed: list[bytes] = []
+        self.offsets: list[OffsetCommit] = []
+        self.aborts = 0
+        self.is_refused = False
+
+    def begin(self) -> None:
+        self.open = []
+
+    def produce(self, record: tuple[Any, ...], *, on_delivery: Callable[..., None]) -> None:
+        value = record[3]
+        self.open.append(value)
+        if len(value) > 100:
+            self.is_refused = True
+            on_delivery(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), None)
+
+    def call(self, call: Callable[..., object], *, timeout_s: float) -> None:
+        call(self, "client", timeout_s)
+
+    def commit(self, *, timeout_s: float) -> None:
+        if self.is_refused:
+            raise BrokerError("a delivery failed", code="MSG_SIZE_TOO_LARGE", is_retriable=True)
+        self.committed += self.open
+
+    def abort(self) -> None:
+        self.aborts += 1
+        self.is_refused = False
+
+
+class Commits:
+    """Of the consumer."""
+
+    def send_to_transaction(
+        self, producer: Producer, _: str, commits: list[OffsetCommit], __: float
+    ) -> None:
+        producer.offsets += commits
+
+
+class Hall(Room):
+    """A desk with a committer of transactions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        monkeypatch.setattr(transactions, "TransactionalProducer", Producer)
+        self.desk.is_deferred = True
+        self.rewinds = 0
+        self.duty = self.duty_of_lane()
+        self.committer = TransactionCommitter(
+            self.desk.config,
+            self.desk,
+            Commits(),  # type: ignore[arg-type]
+            lambda: [self.duty],
+            self.stats,
+            pytest.fail,
+            self.rewind,
+        )
+        self.producer: Producer = self.committer._producer  # type: ignore[assignment]
+
+    def duty_of_lane(self) -> Duty:
+        flow, guard = PartitionFlow(FlowLimits()), StallGuard(stall_after_ms=1000)
+        return Duty(self.lane, flow, guard, 0, self.lane.tracker.version)
+
+    def rewind(self) -> None:
+        self.rewinds += 1
+
+    def again(self) -> None:
+        """The partition is read again from its start."""
+        self.lane = self.desk.assign(PLACE, OffsetTracker(0))
+        self.duty = self.duty_of_lane()
+        self.end = 0
+
+    def handled(self, keys: str, sizes: dict[int, int] | None = None) -> Worker:
+        """A worker with results that it has not published."""
+        self.add(keys)
+        self.speed_up()
+        worker = self.workers[0]
+        for run in self.desk.exchange(worker):
+            worker.finished.append(run)
+            worker.outputs += [(record, self.result(record, sizes or {})) for record in run.records]
+        return worker
+
+    def result(self, record: ParallelRecord, sizes: dict[int, int]) -> OutgoingRecord:
+        value = (b"%d" % record.offset).ljust(sizes.get(record.offset, 0))
+        return OutgoingRecord(topic="out", value=value)
+
+
+def test_results_and_offsets_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    hall = Hall(monkeypatch)
+    worker = hall.handled("abc")
+    assert hall.committer.refused(worker) == []
+    hall.committer.send(worker)
+    assert not hall.committer._commit()
+    assert hall.producer.committed == [b"0", b"1", b"2"]
+    assert [each.offset for each in hall.producer.offsets] == [3]
+
+
+def test_results_of_a_partition_that_has_gone_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    hall = Hall(monkeypatch)
+    worker = hall.handled("abc")
+    hall.committer.refused(worker)
+    hall.committer.send(worker)
+    hall.desk.scheduler.close(hall.lane)  # behind the commit of its revocation
+    assert hall.committer._commit()
+    assert (hall.producer.committed, hall.producer.offsets) == ([], [])
+    assert (hall.producer.aborts, hall.rewinds) == (1, 1)
+
+
+def test_results_of_an_old_assignment_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    hall = Hall(monkeypatch)
+    worker = hall.handled("abc")
+    hall.committer.refused(worker)
+    hall.desk.scheduler.close(hall.lane)
+    hall.committer.send(worker)
+    assert not hall.committer._commit()
+    assert hall.producer.committed == []
+    assert hall.producer.aborts == 0
+
+
+def test_who_is_to_blame_has_had_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    hall = Hall(monkeypatch)
+    sizes = {1: 300, 2: 200}  # Kafka refuses the batch for the larger one's sake
+    worker = hall.handled("abc", sizes)
+    assert hall.committer.refused(worker) == []
+    hall.committer.send(worker)
+    assert hall.committer._commit()
+    assert hall.producer.aborts == 1
+    hall.again()
+    worker = hall.handled("abc", sizes)
+    ((record, error),) = hall.committer.refused(worker)
+    assert record.offset == 1
+    assert record.attempt == 1
+    assert isinstance(error, BrokerError)
+    assert [each.offset for each, _ in worker.outputs] == [0, 2]
+    # With that attempt counted, it may be sent again.
+    record._failure = transactions.Failure(1, error, "")
+    worker.outputs = [(record, hall.result(record, sizes))]
+    assert hall.committer.refused(worker) == []
+    assert len(worker.outputs) == 1
+    hall.committer.give_up(record)  # nor is there a second dead letter
+    assert hall.committer.refused(worker) == []
+    assert worker.outputs == []
+
+
+def test_who_is_done_after_all_is_to_blame_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    hall = Hall(monkeypatch)
+    worker = hall.handled("ab", {1: 200})
+    hall.committer.refused(worker)
+    hall.committer.send(worker)
+    hall.committer._commit()
+    hall.again()
+    worker = hall.handled("ab")
+    assert len(hall.committer.refused(worker)) == 1
+    hall.committer.send(worker)  # as a dead letter is in place: done without a result
+    assert not hall.committer._commit()
+    assert hall.producer.committed == [b"0"]
+    assert hall.committer._blamed == {}
