@@ -206,9 +206,9 @@ def test_results_that_are_none_fail_their_record_alone(bootstrap: str, namespace
     def handle(record: ParallelRecord) -> object:
         wrong: dict[int, object] = {3: "text", 4: 5, 5: [None], 6: breaking(record)}
         if record.offset == 7:
-            return OutgoingRecord(topic=results, value="no bytes")  # type: ignore[arg-type]
+            return OutgoingRecord(topic=results, value="no bytes")
         if record.offset == 8:
-            return OutgoingRecord(topic=results, value=b"", headers={"a": 1})  # type: ignore[dict-item]
+            return OutgoingRecord(topic=results, value=b"", headers={"a": 1})
         found = wrong.get(record.offset)
         return OutgoingRecord(topic=results, value=record.value) if found is None else found
 

@@ -20,8 +20,8 @@ def handling(
     def no_dead_letters(*_: object) -> None:
         raise AssertionError("none is written here")
 
-    settler = Settler(room.desk.config, room.stats, no_dead_letters, failures.append)  # type: ignore[arg-type]
-    return Handling(desk=room.desk, settler=settler, handler=handler, takes_lists=takes_lists)  # type: ignore[arg-type]
+    settler = Settler(room.desk.config, room.stats, no_dead_letters, failures.append)
+    return Handling(desk=room.desk, settler=settler, handler=handler, takes_lists=takes_lists)
 
 
 def test_nobody_is_called_with_an_empty_list() -> None:
@@ -75,7 +75,7 @@ def test_an_error_of_cancelling_is_an_attempt_unless_it_is_the_worker_that_is_ca
         await asyncio.sleep(60)
 
     async def cancelled(pool: CoroutinePool, run: object) -> None:
-        task = asyncio.ensure_future(pool._process(room.workers[1], run))  # type: ignore[arg-type]
+        task = asyncio.ensure_future(pool._process(room.workers[1], run))
         await asyncio.sleep(0)
         task.cancel()
         await task

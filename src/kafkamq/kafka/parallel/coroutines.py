@@ -16,7 +16,7 @@ from kafkamq.kafka.parallel.handling import UNTRIED, Handling, end_batch, outcom
 from kafkamq.kafka.parallel.inside import enter
 from kafkamq.kafka.parallel.record import ParallelRecord
 
-__all__ = ["CoroutinePool", "CoroutineWorker"]
+__all__ = ["CoroutinePool", "CoroutineWorker", "new_loop"]
 
 _POLL_S = 0.002
 _NO_LOOP = "the event loop of the handlers ended before the consumer was closed"
@@ -53,7 +53,7 @@ class CoroutinePool:
         self._takes_all = handling.takes_all
         self._workers = [CoroutineWorker() for _ in range(count)]
         self._is_own = loop is None
-        self._loop = _new_loop() if loop is None else loop
+        self._loop = new_loop() if loop is None else loop
         self._loop_thread = 0
         self._all: asyncio.Task[None] | None = None
         self._ended = threading.Event()
@@ -233,7 +233,8 @@ class CoroutinePool:
         end_batch(self._desk, worker, runs, due, untried)
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def new_loop() -> asyncio.AbstractEventLoop:
+    """An event loop for a thread of its own: uvloop's, if that is installed."""
     try:
         import uvloop  # type: ignore[import-not-found,unused-ignore]  # optional
     except ImportError:
