@@ -8,6 +8,9 @@ _DESK = "kafka/parallel/desk.py"
 _SHARDS = "core/shards.py"
 _DESK_TESTS = ("tests/unit/test_parallel_desk.py",)
 _UNIT = ("tests/unit/test_shards_retries.py",)
+_OFFSETS = "core/offsets.py"
+_TRACKER = ("tests/unit/test_offset_tracker.py",)
+_ORDER = ("tests/unit/test_shards.py", "tests/unit/test_shards_retries.py")
 _POOLS = ("tests/unit/test_parallel_pools.py",)
 _COMMITS = ("tests/unit/test_parallel_commits.py",)
 _FLOW = ("tests/unit/test_shards_flow.py",)
@@ -191,5 +194,86 @@ OF_PARALLEL = [
         "        self._offset = None\n",
         '        """Nothing."""\n',
         _FLOW,
+    ),
+    Mutant(
+        "parallel",
+        "what is open is committed over",
+        _OFFSETS,
+        "return min(next(iter(self._open), self._next_offset), self._next_offset)",
+        "return self._next_offset",
+        _TRACKER,
+    ),
+    Mutant(
+        "parallel",
+        "each poll below the position drops the map",
+        _OFFSETS,
+        "if not self._has_polled and offsets[0] < self._next_offset:",
+        "if offsets[0] < self._next_offset:",
+        _TRACKER,
+    ),
+    Mutant(
+        "parallel",
+        "what a map says is done is done again",
+        _OFFSETS,
+        "if offset >= end or offset in known]",
+        "if offset >= 0]",
+        _TRACKER,
+    ),
+    Mutant(
+        "parallel",
+        "what is open above the map is in it",
+        _OFFSETS,
+        "holes[: bisect_right(holes, highest)]",
+        "holes",
+        _TRACKER,
+    ),
+    Mutant(
+        "parallel",
+        "a hole that has vanished holds the offset back",
+        _OFFSETS,
+        "                del self._open[hole]\n",
+        "",
+        _TRACKER,
+    ),
+    Mutant(
+        "parallel",
+        "a failed record is tried behind those that waited",
+        _SHARDS,
+        "shard.put_back([record for record, _ in failed] + untried)",
+        "shard.put_back(untried + [record for record, _ in failed])",
+        _ORDER,
+    ),
+    Mutant(
+        "parallel",
+        "a shard goes on before the last of its delays",
+        _SHARDS,
+        "self._delay(shard, max(due_ms for _, due_ms in failed))",
+        "self._delay(shard, min(due_ms for _, due_ms in failed))",
+        _ORDER,
+    ),
+    Mutant(
+        "parallel",
+        "what an old assignment does counts",
+        _SHARDS,
+        "        if lane.state is LaneState.CLOSED:\n            return\n"
+        "        lane.tracker.complete(offsets)\n",
+        "        lane.tracker.complete(offsets)\n",
+        _ORDER,
+    ),
+    Mutant(
+        "parallel",
+        "partitions do not take turns",
+        _SHARDS,
+        "                line.append(lane)\n            else:",
+        "                line.appendleft(lane)\n            else:",
+        _ORDER,
+    ),
+    Mutant(
+        "parallel",
+        "records without a key are in no order",
+        _SHARDS,
+        "elif key is None and keyless is not None:",
+        "elif key is None:\n                keyless = keyless if keyless is not None else []",
+        _ORDER,
     ),
 ]
