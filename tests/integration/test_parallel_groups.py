@@ -244,12 +244,21 @@ def test_bad_input(bootstrap: str, namespace: str) -> None:
         ({"max_rate": 0}, "max_rate"),
         ({"start": "now"}, "start"),
         ({"on_stall": "dead-letter"}, "dead_letter_topic"),
+        ({"group_id": 5}, "group_id"),
+        ({"max_attempts": True, "dead_letter_topic": "d"}, "max_attempts"),
+        ({"max_attempts": "3"}, "max_attempts"),
+        ({"max_open": 2.5}, "max_open"),
+        ({"max_rate": "fast"}, "max_rate"),
+        ({"backoff": 5}, "backoff"),
+        ({"on_failure": 5}, "on_failure"),
+        ({"dead_letter_topic": 5}, "dead_letter_topic"),
     ]
     for settings, name in wrong:
         with pytest.raises(ConfigError, match=name):
             ParallelConsumer(topic, **{**good, **settings})
-    with pytest.raises(ConfigError, match="topics"):
-        ParallelConsumer([], **good)
+    for topics in ([], [1], None, 5):
+        with pytest.raises(ConfigError, match="topics"):
+            ParallelConsumer(topics, **good)
     with pytest.raises(TypeError, match="no_such"):
         ParallelConsumer(topic, **good, no_such=1)
     with ParallelConsumer(topic, **good) as consumer:
@@ -260,6 +269,8 @@ def test_bad_input(bootstrap: str, namespace: str) -> None:
             consumer.poll(Seen())
     with aio_consumer(topic, good) as twin, pytest.raises(ConfigError, match="async def"):
         run(twin.poll(Seen()))
+    with ParallelConsumer("^(", **good) as consumer, pytest.raises(ConfigError, match="topics"):
+        consumer.poll(Seen())
     with (
         ParallelConsumer(f"{topic}-missing", **good) as consumer,
         pytest.raises(BrokerError, match="create it first"),

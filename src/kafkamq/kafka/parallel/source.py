@@ -71,6 +71,7 @@ class Source:
 
         Raises:
             BrokerError: A topic does not exist, or no broker answers.
+            ConfigError: A pattern that is none.
         """
         doing = f"looking for {', '.join(self._config.topics)}"
         for topic in self._config.topics:
@@ -83,12 +84,16 @@ class Source:
                 raise broker_error(error, doing) from error
             if found.error is not None:
                 raise _unknown_topic(topic, found.error)
-        self._consumer.subscribe(
-            list(self._config.topics),
-            on_assign=self._assigned,
-            on_revoke=self._revoked,
-            on_lost=self._lost,
-        )
+        try:
+            self._consumer.subscribe(
+                list(self._config.topics),
+                on_assign=self._assigned,
+                on_revoke=self._revoked,
+                on_lost=self._lost,
+            )
+        except KafkaException as error:
+            said = kafka_error(error).str()
+            raise ConfigError(f"topics is {self._config.topics!r}: {said}") from error
 
     # Reading.
 
