@@ -11,10 +11,11 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Record
 
 from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
+from kafkamq.clients.groups import group_of
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.core.intake import Intake, Polled
-from kafkamq.errors import DataLossError
+from kafkamq.core.intake import Intake
+from kafkamq.errors import DataLossError, KafkaMQError
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.commits import Commit, Committer, is_passing
 from kafkamq.kafka.message import Message
@@ -41,15 +42,6 @@ _PASSING = frozenset(
 )
 
 
-def group_of(config: ServiceConfig, queue_id: str) -> str:
-    """The consumer group of a queue's workers.
-
-    No namespace and no topic has a slash in its name: so no queue of another namespace, whatever
-    it is called, and no tracker shares the group.
-    """
-    return f"kafkamq/{config.namespace}/{queue_id}"
-
-
 class Membership(Protocol):
     """Who wants to know which partitions come and go; called inside ``MessageReader.poll``."""
 
@@ -69,9 +61,11 @@ class MessageReader:
         queue: QueueConfig,
         intake: Intake[Message],
         member: Membership,
-        make: Callable[[Record], Message],
+        make: Callable[[Record, int, int, int], Message],
     ) -> None:
-        """``make`` builds what goes into the intake from a record of the queue."""
+        """``make`` builds what goes into the intake: from a record of the queue, its partition and
+        offset, and the monotonic ms of the poll.
+        """
         self._config = config
         self._queue = queue
         self._intake = intake
@@ -88,6 +82,7 @@ class MessageReader:
         self._committed_ms = monotonic_ms()
         self._committer = Committer(self._topic, queue.queue_id)
         self._committing: dict[int, int] = {}
+        self._failure: KafkaMQError | None = None  # of a poll whose caller had no use for it
         self.holds_commits = False  # offsets are in a transaction that is under way
         self._connect()
 
@@ -111,6 +106,9 @@ class MessageReader:
             BrokerError: What no waiting can mend.
             DataLossError: A position lies outside the log.
         """
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
         self.watch.check(f"reading {self._topic}")
         self._resume()
         size = max(1, min(self._poll_size, max(wanted, MAX_POLL // 10)))
@@ -132,9 +130,17 @@ class MessageReader:
             self._place()
         self._commit_skipped()
 
+    def poll_ahead(self, wanted: int) -> None:
+        """Poll what the next batch needs, without waiting; ``poll`` raises what goes wrong."""
+        if self._failure is None and len(self._intake) < wanted:
+            try:
+                self.poll(wanted, 0.0)
+            except KafkaMQError as error:
+                self._failure = error
+
     def _take(self, records: Sequence[Record], polled_ms: int) -> None:
         queue_key, prefix = self._key, self._prefix
-        own: list[Polled[Message]] = []
+        own: list[Message] = []
         make = self._make
         first: dict[int, int] = {}
         following: dict[int, int] = {}
@@ -153,7 +159,7 @@ class MessageReader:
                 first[partition] = offset
             following[partition] = offset + 1
             if key == queue_key or (key is not None and key.startswith(prefix)):
-                own.append(Polled(make(record), partition, offset, polled_ms))
+                own.append(make(record, partition, offset, polled_ms))
         self._intake.polled(
             own, first_offsets=first, next_offsets=following, count=len(records) - len(events)
         )

@@ -13,17 +13,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kafkamq.spark.handlers import StreamMessage, map_messages
+    from kafkamq.spark.queues import Acknowledged, AckQuery, ack, read_queue
     from kafkamq.spark.registering import register
+    from kafkamq.spark.sink import by_slot, clear_sink_ledger, write_stream
     from kafkamq.spark.views import Views, register_views
 
 __all__ = [
     "register",
+    "read_queue",
+    "map_messages",
+    "ack",
+    "AckQuery",
+    "Acknowledged",
+    "StreamMessage",
     "register_views",
     "Views",
+    "by_slot",
+    "clear_sink_ledger",
+    "write_stream",
 ]
 
 _HOMES = {
+    "kafkamq.spark.handlers": ("StreamMessage", "map_messages"),
+    "kafkamq.spark.queues": ("AckQuery", "Acknowledged", "ack", "read_queue"),
     "kafkamq.spark.registering": ("register",),
+    "kafkamq.spark.sink": ("by_slot", "clear_sink_ledger", "write_stream"),
     "kafkamq.spark.views": ("Views", "register_views"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -22,6 +22,7 @@ __all__ = [
     "Offsets",
     "SourceOptions",
     "chosen_partitions",
+    "parse_service",
     "parse_source_options",
     "parse_timestamp_ms",
 ]
@@ -109,14 +110,13 @@ def parse_source_options(
     """
     given = {name.lower(): value for name, value in options.items()}
     given.pop("path", None)
-    kafka = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}
-    unknown = sorted(set(given) - _KNOWN - {f"kafka.{name}" for name in kafka})
+    unknown = sorted(name for name in set(given) - _KNOWN if not name.startswith("kafka."))
     if unknown:
         raise ConfigError(
             f"unknown option {unknown[0]}: known are {', '.join(_SHOWN)} "
             "and Kafka's own properties as kafka.NAME"
         )
-    config = _config(kafka, given.get("namespace"), service)
+    config = parse_service(given, service)
     view = given.get("view", given.get("mode", "records"))
     if view not in _ROWS:
         raise ConfigError(
@@ -145,9 +145,18 @@ def parse_source_options(
     )
 
 
-def _config(
-    kafka: dict[str, str], namespace: str | None, service: ServiceConfig | None
-) -> ServiceConfig:
+def parse_service(given: Mapping[str, str], service: ServiceConfig | None) -> ServiceConfig:
+    """Cluster and namespace: what was registered, with the options above it.
+
+    Args:
+        given: Options, names in lower case.
+        service: What was registered.
+
+    Raises:
+        ConfigError: No cluster, or an impossible name.
+    """
+    kafka = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}
+    namespace = given.get("namespace")
     servers = kafka.pop("bootstrap.servers", "")
     if service is None and not servers:
         raise ConfigError(

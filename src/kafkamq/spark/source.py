@@ -11,51 +11,40 @@ error, never a jump, unless ``failOnDataLoss`` says otherwise (R23).
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
+from weakref import WeakKeyDictionary
 
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
-)
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import ConfigError, DataLossError
+from kafkamq.errors import ConfigError
 from kafkamq.spark.columns import columns_of
+from kafkamq.spark.ending import BatchEndWriter, StreamEndWriter, parse_ack_options
 from kafkamq.spark.filters import NOTHING_PUSHED, push
-from kafkamq.spark.options import SourceOptions, chosen_partitions, parse_source_options
-from kafkamq.spark.planning import batch_ranges, resolve, topic_id
-from kafkamq.spark.reading import LogRange, LogReader, log_reader, shared_out
-from kafkamq.spark.rows import FoldedFrom, FoldedPartition, RangePartition, read_rows
+from kafkamq.spark.leasing import QueueReader
+from kafkamq.spark.options import SourceOptions, parse_source_options
+from kafkamq.spark.planning import batch_ranges
+from kafkamq.spark.rows import RangePartition, read_rows
+from kafkamq.spark.streaming import StreamReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import Filter
 
-__all__ = ["FORMAT", "KafkaSource", "register_source"]
+__all__ = ["FORMAT", "KafkaSource", "register_source", "registered_config"]
 
 FORMAT = "kafkamq"
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-_TOPOLOGY_S = 5.0  # how often a stream looks for added partitions, and for a topic made anew
-_log = logging.getLogger(__name__)
-
-StreamOffsets = Mapping[str, Mapping[str, "int | str"]]
-"""``{topic: {partition: next offset}}``, and under names that no topic can have (``_TOPIC_ID``,
-``_BEGIN``) what else the checkpoint remembers."""
-_TOPIC_ID = ":topic-id"  # {topic: id in hexadecimal}
-_BEGIN = ":begin"  # {partition: offset}, of deliveries: where folding began
 
 
 def register_source(
@@ -81,7 +70,27 @@ def register_source(
 
     spark.conf.set(_PUSHDOWN, "true")
     spark.dataSource.register(RegisteredSource)
+    if config is not None and name == FORMAT:
+        _registered[spark] = config
     return name
+
+
+_registered: WeakKeyDictionary[SparkSession, ServiceConfig] = WeakKeyDictionary()
+
+
+def registered_config(spark: SparkSession) -> ServiceConfig:
+    """What ``format("kafkamq")`` was registered with in this session.
+
+    Raises:
+        ConfigError: Nothing was.
+    """
+    found = _registered.get(spark)
+    if found is None:
+        raise ConfigError(
+            "no cluster is known: call kafkamq.spark.register(spark, ServiceConfig(...)) first, "
+            "or give config"
+        )
+    return found
 
 
 class KafkaSource(DataSource):
@@ -112,7 +121,19 @@ class KafkaSource(DataSource):
                 "view in_flight is how things stand, not a log: read it as a batch "
                 "(spark.read), or stream deliveries"
             )
+        if options.acknowledge is not None:
+            return QueueReader(options, schema)
         return StreamReader(options, schema)
+
+    def streamWriter(  # noqa: N802 - Spark's
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """For ``writeStream`` with ``mode`` = ``ack``: the verdicts, nothing else."""
+        return StreamEndWriter(parse_ack_options(self.options, self.service), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For ``write`` with ``mode`` = ``ack``."""
+        return BatchEndWriter(parse_ack_options(self.options, self.service), schema)
 
     def _checked(self, schema: StructType) -> SourceOptions:
         options = parse_source_options(self.options, self.service)
@@ -142,145 +163,3 @@ class _BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a worker."""
         return read_rows(partition, self._options, self._schema, self._pushed)
-
-
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives in one Python process beside the driver for as long as the query runs.
-
-    Offsets are ``StreamOffsets``. A partition that is added later begins at offset 0.
-    """
-
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self.options = options
-        self._schema = schema
-        self._count = 0
-        self._topic_id = ""
-        self._looked_s = 0.0  # monotonic; when the topic was looked at
-        self._known_ends: dict[int, int] = {}
-        self._final_ends: dict[int, int] | None = None  # of Trigger.AvailableNow
-
-    def initialOffset(self) -> dict[str, dict[str, int | str]]:  # noqa: N802
-        """Where a new query begins."""
-        reader = log_reader(self.options.config)
-        numbers = self._partitions(reader)
-        found = resolve(reader, self.options.topic, numbers, self.options.starting)
-        return self._offsets(found, {str(number): at for number, at in found.items()})
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """``maxRowsPerTrigger``, else everything."""
-        limit = self.options.max_rows
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
-
-    def latestOffset(  # noqa: N802
-        self, start: StreamOffsets, limit: ReadLimit
-    ) -> dict[str, dict[str, int | str]]:
-        """Where the next batch ends."""
-        topic = self.options.topic
-        reader = log_reader(self.options.config)
-        numbers = self._partitions(reader)
-        ends = self._final_ends
-        if ends is None:
-            ends = reader.log_ends(topic, numbers)
-        self._known_ends = ends
-        starts = self._starts(reader, start, ends)
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        begins = start.get(_BEGIN, {}) if self._is_same(start) else {}
-        return self._offsets(self._cut(starts, ends, rows), begins)
-
-    def _cut(
-        self, starts: dict[int, int], ends: dict[int, int], rows: int | None
-    ) -> dict[int, int]:
-        """Admission control: how far a batch reads."""
-        return shared_out(starts, ends, rows)
-
-    def _is_same(self, start: StreamOffsets) -> bool:
-        """Whether the topic still is the one that the offsets are of."""
-        known = start.get(_TOPIC_ID, {}).get(self.options.topic, "")
-        return not known or not self._topic_id or known == self._topic_id
-
-    def _starts(
-        self, reader: LogReader, start: StreamOffsets, ends: Mapping[int, int]
-    ) -> dict[int, int]:
-        topic, known = self.options.topic, start.get(self.options.topic, {})
-        starts = {number: int(known.get(str(number), 0)) for number in ends}
-        beyond = [number for number, end in ends.items() if end < starts[number]]
-        if self._is_same(start) and not beyond:
-            return starts
-        if beyond and self._is_same(start):
-            number = beyond[0]
-            what = f"{topic}[{number}] ends at {ends[number]}, below the position {starts[number]}"
-            cause = "the topic was made anew or truncated"
-        else:
-            what, cause = f"topic {topic} is not the one of the checkpoint", "it was made anew"
-        if self.options.fail_on_data_loss:
-            raise DataLossError(
-                f"{what}: {cause}; nothing was skipped. Start with a new checkpoint if that was "
-                "meant, or set failOnDataLoss to false to go on where the new log begins",
-                code="OFFSET_OUT_OF_RANGE",
-            )
-        _log.warning("a log was replaced; reading it from its beginning", extra={"topic": topic})
-        begins = reader.log_starts(topic, list(ends))
-        return {
-            number: begins[number] if number in beyond or not self._is_same(start) else at
-            for number, at in starts.items()
-        }
-
-    def _partitions(self, reader: LogReader) -> list[int]:
-        now = time.monotonic()
-        if not self._count or now - self._looked_s > _TOPOLOGY_S:
-            self._count = reader.partition_count(self.options.topic)
-            self._topic_id = topic_id(self.options)
-            self._looked_s = now
-        return chosen_partitions(self.options, self._count)
-
-    def _offsets(
-        self, found: Mapping[int, int], begins: Mapping[str, int | str]
-    ) -> dict[str, dict[str, int | str]]:
-        topic = self.options.topic
-        result: dict[str, dict[str, int | str]] = {
-            topic: {str(number): at for number, at in sorted(found.items())},
-            _TOPIC_ID: {topic: self._topic_id},
-        }
-        if self.options.is_folded:
-            result[_BEGIN] = dict(begins)
-        return result
-
-    def reportLatestOffset(self) -> dict[str, dict[str, int | str]] | None:  # noqa: N802
-        """For the query's progress: how far the log reaches."""
-        return self._offsets(self._known_ends, {}) if self._known_ends else None
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Nothing that is written from now on belongs to this run."""
-        reader = log_reader(self.options.config)
-        numbers = self._partitions(reader)
-        self._final_ends = reader.log_ends(self.options.topic, numbers)
-
-    def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
-        """One task for each partition with news."""
-        return [self._task(wanted, end) for wanted in self._ranges(start, end)]
-
-    def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[LogRange]:
-        topic = self.options.topic
-        known, ends = start.get(topic, {}), end.get(topic, {})
-        before = start.get(_TOPIC_ID, {}).get(topic, "")
-        after = end.get(_TOPIC_ID, {}).get(topic, "")
-        if before and after and before != after:
-            known = {}  # failOnDataLoss=false, and another topic of that name
-        result = []
-        for number, until in ends.items():
-            begin = int(known.get(number, 0))
-            begin = 0 if begin > int(until) else begin  # truncated, as above
-            if int(until) > begin:
-                result.append(LogRange(topic, int(number), begin, int(until)))
-        return result
-
-    def _task(self, wanted: LogRange, end: StreamOffsets) -> RangePartition:
-        if not self.options.is_folded:
-            return RangePartition(wanted)
-        begin = int(end.get(_BEGIN, {}).get(str(wanted.partition), 0))
-        known = str(end.get(_TOPIC_ID, {}).get(wanted.topic, ""))
-        return FoldedPartition(wanted, FoldedFrom(min(begin, wanted.start), known))
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a worker."""
-        return read_rows(partition, self.options, self._schema)

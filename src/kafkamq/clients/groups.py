@@ -1,0 +1,16 @@
+"""Names of consumer groups that more than one shell must know."""
+
+from __future__ import annotations
+
+from kafkamq.config import ServiceConfig
+
+__all__ = ["group_of"]
+
+
+def group_of(config: ServiceConfig, queue_id: str) -> str:
+    """The consumer group of a queue's workers.
+
+    No namespace and no topic has a slash in its name: so no queue of another namespace, whatever
+    it is called, and no tracker shares the group.
+    """
+    return f"kafkamq/{config.namespace}/{queue_id}"

@@ -1,0 +1,198 @@
+"""Output and ENDs of a batch in one transaction per slot: what an acknowledgement commits with.
+
+Rows go to slots by their messages' places, and the number of slots is fixed in the checkpoint: so
+all rows of a message, its END among them, are in one transaction, and a repeated batch finds each
+message in the slot where it was. The transaction also commits which batch it was (a ledger). A slot
+whose batch the ledger holds is not written again, but its ENDs are: a repeated batch may have
+STARTed the messages anew.
+
+A transaction begins when its rows are ready, and ENDs come last: while it is open, nobody reads on
+in the partitions that it has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kafkamq.clients.ledger import Ledger, LedgerKey, latest, read_positions
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError, StateError
+from kafkamq.spark.checkpoint import CheckpointNote
+from kafkamq.spark.grouping import group_key
+from kafkamq.spark.marker_log import marker_log
+from kafkamq.spark.reading import log_reader
+from kafkamq.spark.verdicts import ACK_COLUMNS, AckSettings, End, find_late, read_end
+from kafkamq.types import Headers
+from kafkamq.wire.partitions import key_partition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["OUTPUT_COLUMNS", "RESULT_SCHEMA", "CommitSettings", "commit_slots", "next_epoch",
+           "with_slots"]  # fmt: skip
+
+OUTPUT_COLUMNS: Mapping[str, str] = {
+    "value": "BINARY",
+    "key": "BINARY",
+    "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
+    "partition": "INT",
+    "topic": "STRING",
+}
+"""What a row of output is; a row whose ``value`` and ``key`` are null writes nothing."""
+
+RESULT_SCHEMA = "ends BIGINT, written BIGINT, skipped BIGINT, late BIGINT, places ARRAY<STRING>"
+"""What a task reports: ENDs, rows written and passed over, late ENDs and some of their messages."""
+
+_SLOT = "_slot"
+_MAX_NAMED = 100
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitSettings:
+    """What travels to the workers."""
+
+    ack: AckSettings
+    topic: str  # for rows that name none
+    engine: str
+    epoch: int
+    slots: int
+
+    def key(self, slot: int) -> LedgerKey:
+        """The ledger of a slot."""
+        return _key(self.ack.config, self.engine, slot)
+
+
+def _key(config: ServiceConfig, engine: str, slot: int) -> LedgerKey:
+    return LedgerKey(f"kafkamq.{config.ledger_topic}.{engine}.{slot}", config.ledger_topic, 0)
+
+
+def next_epoch(config: ServiceConfig, note: CheckpointNote) -> int:
+    """One more than that of any earlier start of this query."""
+    keys = [_key(config, note.engine, slot) for slot in range(note.tasks)]
+    newest = latest(list(read_positions(config, keys).values()))
+    return 1 if newest is None else newest.epoch + 1
+
+
+def with_slots(frame: DataFrame, slots: int) -> DataFrame:
+    """Verdicts and output of each row, those of a slot together in one task."""
+    from pyspark.sql import functions as fn
+
+    columns: list[Column] = [
+        (fn.col(name) if name in frame.columns else fn.lit(None)).cast(kind).alias(name)
+        for name, kind in {**ACK_COLUMNS, **OUTPUT_COLUMNS}.items()
+    ]
+    rows = frame.select(*columns)
+    # The message's place in the token: partition and offset.
+    place = fn.concat_ws(
+        "/",
+        fn.element_at(fn.split("ack_token", "/"), 2),
+        fn.element_at(fn.split("ack_token", "/"), 3),
+    )
+    rows = rows.withColumn(_SLOT, fn.pmod(fn.xxhash64(place), fn.lit(slots)).cast("int"))
+    keys = fn.array(*(fn.lit(group_key("slot", slot, slots)) for slot in range(slots)))
+    return rows.repartition(slots, fn.element_at(keys, fn.col(_SLOT) + 1))
+
+
+def commit_slots(
+    batches: Iterator[pa.RecordBatch], settings: CommitSettings, batch: int
+) -> Iterator[pa.RecordBatch]:
+    """In a worker: the rows of a slot; of several, where Spark placed them together."""
+    import pyarrow as pa
+
+    slots: dict[int, list[dict[str, Any]]] = {}
+    for rows in batches:
+        for row in rows.to_pylist():
+            slots.setdefault(row[_SLOT], []).append(row)
+    for number, rows in sorted(slots.items()):
+        done = _commit(number, rows, settings, batch)
+        yield pa.RecordBatch.from_pylist([done], schema=_result_schema())
+
+
+def _result_schema() -> pa.Schema:
+    import pyarrow as pa
+
+    numbers = [(name, pa.int64()) for name in ("ends", "written", "skipped", "late")]
+    return pa.schema([*numbers, ("places", pa.list_(pa.string()))])
+
+
+def _commit(
+    number: int, rows: Sequence[dict[str, Any]], settings: CommitSettings, batch: int
+) -> dict[str, Any]:
+    ends = _ends(rows, settings.ack)
+    records = [_record(row, settings) for row in rows if _has_output(row)]
+    digest = _digest(ends)
+    config = settings.ack.config
+    # A ledger of its own for each batch: workers take turns, and a producer that was kept could
+    # have been fenced by the worker that had the slot in between.
+    ledger = Ledger(config, settings.key(number), engine=settings.engine, epoch=settings.epoch)
+    try:
+        last = ledger.open()
+        is_written = last is not None and last.batch >= batch
+        if last is not None and is_written and (last.batch, last.source_hash) != (batch, digest):
+            raise StateError(
+                f"checkpoint older than its ledger: slot {number} of {last.engine} has written "
+                f"batch {last.batch} ({last.source_hash}), the query is at batch {batch} "
+                f"({digest}); restore the newest checkpoint, or start with an empty one"
+            )
+        ledger.begin()
+        if not is_written:
+            for record in records:
+                ledger.producer.produce(record, timeout_s=_TIMEOUT_S)
+            ledger.producer.flush()
+        for end in ends:
+            partition, key, value = end.record
+            ledger.producer.produce(
+                (config.marker_topic, partition, key, value, ()), timeout_s=_TIMEOUT_S
+            )
+        ledger.commit(batch + 1, batch=batch, rows_done=len(records), source_hash=digest)
+    finally:
+        ledger.close()
+    late = find_late(marker_log(config), ends)
+    places = [f"{token.message_id.partition}/{token.message_id.offset}" for token in late]
+    return {
+        "ends": len(ends),
+        "written": 0 if is_written else len(records),
+        "skipped": len(records) if is_written else 0,
+        "late": len(late),
+        "places": places[:_MAX_NAMED],
+    }
+
+
+def _ends(rows: Sequence[Mapping[str, Any]], settings: AckSettings) -> list[End]:
+    """One for each message, of its last row that names a verdict other than ack."""
+    found: dict[str, End] = {}
+    for row in rows:
+        text = row["ack_token"]
+        if text not in found or (row["verdict"] or "ack").lower() != "ack":
+            found[text] = read_end(row, settings)
+    return list(found.values())
+
+
+def _digest(ends: Sequence[End]) -> str:
+    """Of the messages, in whatever order; their verdicts may differ when a batch is repeated."""
+    total = sum(hash((end.token.message_id.partition, end.token.message_id.offset)) for end in ends)
+    return f"{len(ends)}:{total & (1 << 64) - 1:016x}"
+
+
+def _has_output(row: Mapping[str, Any]) -> bool:
+    return row["value"] is not None or row["key"] is not None
+
+
+def _record(
+    row: Mapping[str, Any], settings: CommitSettings
+) -> tuple[str, int, bytes | None, bytes | None, Headers]:
+    topic = row["topic"] or settings.topic
+    if not topic:
+        raise ConfigError("a row names no topic, and the query has none: give one of them")
+    headers = tuple((each["key"], each["value"]) for each in row["headers"] or ())
+    partition, key = row["partition"], row["key"]
+    if partition is None:
+        partition = -1
+        if key is not None:
+            count = log_reader(settings.ack.config).partition_count(topic)
+            partition = key_partition(key, count)
+    return topic, partition, key, row["value"], headers

@@ -1,0 +1,231 @@
+"""``map_messages``: an ordinary handler for each message of a stream, on Spark's executors.
+
+    def handler(message):                      # or async def
+        if not message.payload:
+            return Reject("empty")
+        return message.payload.upper()         # goes into column `result`, and means Ack
+
+Messages of the same key run one after the other, in the order of their rows; others beside each
+other: in threads, or for an ``async def`` as coroutines of one event loop per task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from kafkamq.errors import ConfigError
+from kafkamq.types import Ack, Nack, Reject
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+__all__ = ["Handler", "StreamMessage", "Verdict", "map_messages"]
+
+Verdict: TypeAlias = "Ack | Nack | Reject | bytes | str | None"
+"""What a handler may return; bytes and text are an Ack with a result."""
+
+Handler: TypeAlias = "Callable[[StreamMessage], Verdict | Awaitable[Verdict]]"
+
+_NEEDED = ("ack_token", "value")
+_RESULTS = (("verdict", "STRING"), ("delay", "DOUBLE"), ("reason", "STRING"), ("result", "BINARY"))
+_MAX_CONCURRENCY = 100_000
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMessage:
+    """What a handler sees of a row; verdicts are what it returns."""
+
+    payload: bytes | None
+    key: bytes | None  # the sender's
+    headers: Mapping[str, bytes | None]  # the last of a name
+    id: str
+    queue_id: str
+    delivery_count: int  # 1 at the first delivery
+    timestamp_ms: int
+    row: Mapping[str, Any] = field(repr=False)  # all columns
+
+
+def map_messages(
+    frame: DataFrame,
+    handler: Handler,
+    *,
+    concurrency: int | None = None,
+) -> DataFrame:
+    """Run a handler for each row; adds ``verdict``, ``delay``, ``reason`` and ``result``.
+
+    It may return None or ``Ack()``, ``Nack(delay)``, ``Reject(reason)``, or bytes or a text: an ack
+    with a ``result``. An exception is a nack with the queue's back-off, its text as the reason. A
+    batch that Spark repeats runs the handler again.
+
+    Args:
+        frame: Rows of ``read_queue``, perhaps with other columns.
+        handler: Called on the executors: it and what it refers to must be picklable.
+        concurrency: Calls at a time in each task. None: 1 for a plain function, 256 for an
+            ``async def``.
+
+    Raises:
+        ConfigError: A column is missing, or taken.
+    """
+    missing = [name for name in _NEEDED if name not in frame.columns]
+    if missing:
+        raise ConfigError(
+            f"the rows have the columns {', '.join(frame.columns)}: map_messages needs "
+            f"{', '.join(_NEEDED)}, as read_queue() gives them"
+        )
+    taken = [name for name, _ in _RESULTS if name in frame.columns]
+    if taken:
+        raise ConfigError(f"column {taken[0]} is taken: map_messages adds it; rename yours")
+    is_async = inspect.iscoroutinefunction(handler)
+    count = (256 if is_async else 1) if concurrency is None else concurrency
+    if not 1 <= count <= _MAX_CONCURRENCY:
+        raise ConfigError(f"concurrency is {count}: it must be from 1 to {_MAX_CONCURRENCY}")
+    columns = [f"`{each.name}` {each.dataType.simpleString()}" for each in frame.schema.fields]
+    schema = ", ".join([*columns, *(f"{name} {kind}" for name, kind in _RESULTS)])
+    return frame.mapInArrow(
+        lambda parts: _run(parts, handler, count=count, is_async=is_async), schema
+    )
+
+
+def _run(
+    parts: Iterator[pa.RecordBatch], handler: Handler, *, count: int, is_async: bool
+) -> Iterator[pa.RecordBatch]:
+    """In a worker."""
+    if is_async:
+        loop = asyncio.new_event_loop()
+        try:
+            for part in parts:
+                run = _run_coroutines(_messages(part), handler, count)
+                yield _with(part, loop.run_until_complete(run))
+        finally:
+            loop.close()
+        return
+    with ThreadPoolExecutor(count, "kafkamq-handler") as threads:
+        for part in parts:
+            lanes = list(_lanes(_messages(part)))
+            done: list[_Done] = [_ACKED] * part.num_rows
+            for lane in threads.map(lambda lane: _run_lane(lane, handler), lanes):
+                for index, result in lane:
+                    done[index] = result
+            yield _with(part, done)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """The columns that a row gets."""
+
+    verdict: str
+    delay: float | None = None
+    reason: str | None = None
+    result: bytes | None = None
+
+
+_ACKED = _Done("ack")
+_Lane = list[tuple[int, StreamMessage]]
+
+
+def _messages(part: pa.RecordBatch) -> list[StreamMessage]:
+    messages = []
+    for row in part.to_pylist():
+        headers = row.get("headers") or ()
+        timestamp = row.get("timestamp")
+        messages.append(
+            StreamMessage(
+                payload=row["value"],
+                key=row.get("user_key"),
+                headers={each["key"]: each["value"] for each in headers},
+                id=row.get("id") or "",
+                queue_id=row.get("queue_id") or "",
+                delivery_count=row.get("delivery_count") or 1,
+                timestamp_ms=-1 if timestamp is None else round(timestamp.timestamp() * 1000),
+                row=row,
+            )
+        )
+    return messages
+
+
+def _lanes(messages: Sequence[StreamMessage]) -> list[_Lane]:
+    """What must run one after the other: messages of one key; each without a key by itself."""
+    lanes: list[_Lane] = []
+    by_key: dict[bytes, _Lane] = {}
+    for index, message in enumerate(messages):
+        if message.key is not None and message.key in by_key:
+            by_key[message.key].append((index, message))
+            continue
+        lane: _Lane = [(index, message)]
+        lanes.append(lane)
+        if message.key is not None:
+            by_key[message.key] = lane
+    return lanes
+
+
+def _run_lane(lane: _Lane, handler: Handler) -> list[tuple[int, _Done]]:
+    done = []
+    for index, message in lane:
+        try:
+            result = _judge(cast("Verdict", handler(message)))
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            result = _failed(error, message)
+        done.append((index, result))
+    return done
+
+
+async def _run_coroutines(
+    messages: Sequence[StreamMessage], handler: Handler, count: int
+) -> list[_Done]:
+    done = [_ACKED] * len(messages)
+    lanes = iter(_lanes(messages))
+
+    async def work() -> None:
+        for lane in lanes:  # shared: each takes the next one
+            for index, message in lane:
+                try:
+                    done[index] = _judge(await cast("Awaitable[Verdict]", handler(message)))
+                except Exception as error:  # noqa: BLE001, PERF203 - a handler may raise anything
+                    done[index] = _failed(error, message)
+
+    await asyncio.gather(*(work() for _ in range(min(count, len(messages)))))
+    return done
+
+
+def _judge(verdict: Verdict) -> _Done:
+    if verdict is None or isinstance(verdict, Ack):
+        return _ACKED
+    if isinstance(verdict, bytes | bytearray):
+        return _Done("ack", result=bytes(verdict))
+    if isinstance(verdict, str):
+        return _Done("ack", result=verdict.encode())
+    if isinstance(verdict, Nack):
+        return _Done("nack", verdict.delay, verdict.reason)
+    if isinstance(verdict, Reject):
+        return _Done("reject", None, verdict.reason)
+    raise TypeError(
+        f"the handler returned a {type(verdict).__name__}: return None, Ack, Nack, Reject, bytes "
+        "or a text"
+    )
+
+
+def _failed(error: Exception, message: StreamMessage) -> _Done:
+    _log.warning(
+        "a handler failed; its message is nacked",
+        exc_info=error,
+        extra={"queue": message.queue_id, "message_id": message.id},
+    )
+    return _Done("nack", None, f"{type(error).__name__}: {error}")
+
+
+def _with(part: pa.RecordBatch, done: Sequence[_Done]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    kinds = {"STRING": pa.string(), "DOUBLE": pa.float64(), "BINARY": pa.binary()}
+    for name, kind in _RESULTS:
+        values = [getattr(each, name) for each in done]
+        part = part.append_column(name, pa.array(values, kinds[kind]))
+    return part

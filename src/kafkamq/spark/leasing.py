@@ -1,0 +1,297 @@
+"""Plans the batches of a queue that is acknowledged, and keeps their leases alive.
+
+This runs in the process that Spark keeps beside the driver for a stream's source. A batch's
+messages are STARTed under a consumer_id of its own, which a thread here renews (R7) from the
+planning of the batch until the next one is asked for: by then every row has its END, and what was
+dropped on the way comes back after the timeout.
+
+The messages topic is looked through before Spark gets to plan: so other queues' messages cost no
+batch, and the last allowed delivery of a message is a batch by itself (R6). What is behind a done
+batch is committed for the queue's group: ordinary workers can take over where this one stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import StructType
+
+from kafkamq.clients.admin import Admin
+from kafkamq.clients.errors import broker_error
+from kafkamq.clients.groups import group_of
+from kafkamq.clients.settings import connect, consumer_settings
+from kafkamq.clients.topics import require_topics
+from kafkamq.core.handout import is_last_delivery
+from kafkamq.errors import ConfigError, KafkaMQError, StateError
+from kafkamq.spark.marker_log import MarkerLog, marker_log
+from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
+from kafkamq.spark.reading import LogRange, Record, log_reader
+from kafkamq.spark.starting import QueuePartition, StartPlan, read_started, routes_of
+from kafkamq.spark.streaming import StreamOffsets, StreamReader
+from kafkamq.wire.headers import DELIVERY_COUNT, read_message_headers
+from kafkamq.wire.keys import join_key
+from kafkamq.wire.markers import encode_keepalive
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["MAX_ROWS", "KeepAlive", "QueueReader"]
+
+MAX_ROWS = 10_000
+"""Messages of a batch, where ``maxRowsPerTrigger`` says nothing."""
+
+RENEWALS_PER_TIMEOUT = 3  # R7
+_MAX_SKIPPED = 200_000  # foreign messages that are passed without a batch
+_MARKERS = ":markers"  # {marker partition: its end when the batch was planned}
+_FACTS_S = 5.0
+_DEFAULT_MAX_BYTES = "1048588"
+_MARKER_OVERHEAD_BYTES = 1024
+_log = logging.getLogger(__name__)
+
+
+class KeepAlive:
+    """Renews one batch's leases until it is closed; its thread ends with the process."""
+
+    def __init__(
+        self, log: MarkerLog, consumer_id: str, partitions: Iterable[int], timeout_ms: int
+    ) -> None:
+        self._log = log
+        self._timeout_ms = timeout_ms
+        data = encode_keepalive(None, consumer_id=consumer_id, redeliver_after_ms=timeout_ms)
+        self._markers = [(number, consumer_id.encode(), data) for number in sorted(partitions)]
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kafkamq-leases", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._timeout_ms / RENEWALS_PER_TIMEOUT / 1000):
+            try:
+                self._log.write(self._markers)
+            except KafkaMQError as error:  # noqa: PERF203 - the next one may go through
+                _log.warning("leases could not be renewed", extra={"said": str(error)})
+
+    def close(self) -> None:
+        """Renew no more; what is being written is waited for (bounded)."""
+        self._ended.set()
+        self._thread.join(self._timeout_ms / 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """The topics as they are."""
+
+    topic_id: bytes
+    marker_partitions: int
+    max_marker_bytes: int
+
+
+class QueueReader(StreamReader):
+    """The stream reader of ``read_queue``."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        acknowledge = options.acknowledge
+        assert acknowledge is not None, "a stream that acknowledges"
+        self._acknowledge: AcknowledgeOptions = acknowledge
+        self._schema_of_rows = schema
+        self._planned: dict[str, dict[str, int | str]] | None = None
+        self._keep_alive: KeepAlive | None = None
+        self._foreign: dict[int, int] = {}  # partition -> up to where no message is the queue's
+        self._consumer: Consumer | None = None
+        self._committed: dict[int, int] = {}
+        self._facts_of: _Facts | None = None
+        self._asked_s = 0.0  # monotonic; when the facts were asked for
+        self._is_checked = False
+        self._own = join_key(options.queue_id)
+        self._prefix = self._own + b"\0"
+
+    # ---- where to begin, how far to go
+
+    def initialOffset(self) -> dict[str, dict[str, int | str]]:  # noqa: N802
+        """Where the queue's group stands; without a committed offset where the options say."""
+        config, topic = self.options.config, self.options.topic
+        self._check()
+        offsets = super().initialOffset()
+        group = group_of(config, self.options.queue_id)
+        with Admin(config) as admin:
+            asked = [(group, TopicPartition(topic, int(number))) for number in offsets[topic]]
+            for found in admin.committed(asked):
+                if found.offset >= 0:
+                    offsets[topic][str(found.partition)] = found.offset
+        self._commit({int(number): int(at) for number, at in offsets[topic].items()})
+        return offsets
+
+    def latestOffset(  # noqa: N802
+        self, start: StreamOffsets, limit: ReadLimit
+    ) -> dict[str, dict[str, int | str]]:
+        """Where the next batch ends; the one before is done when this is called."""
+        self._check()
+        self._done(start)
+        found = super().latestOffset(start, limit)
+        topic = self.options.topic
+        if found[topic] == start.get(topic):
+            return {name: dict(values) for name, values in start.items()}
+        ends = marker_log(self.options.config).ends(range(self._facts().marker_partitions))
+        found[_MARKERS] = {str(number): at for number, at in ends.items()}
+        self._planned = found
+        return found
+
+    def _cut(
+        self, starts: dict[int, int], ends: dict[int, int], rows: int | None
+    ) -> dict[int, int]:
+        """Up to ``rows`` messages of this queue, and none that must be alone (R6) but one."""
+        backlog = [number for number in sorted(ends) if ends[number] > starts[number]]
+        if not backlog:
+            return ends
+        share = max(1, (rows or MAX_ROWS) // len(backlog))
+        cuts = dict(starts)
+        for number in backlog:
+            cut, is_alone = self._look_through(number, starts[number], ends[number], share)
+            if is_alone:
+                return starts | {number: cut}
+            cuts[number] = cut
+        return cuts
+
+    def _look_through(self, number: int, start: int, end: int, share: int) -> tuple[int, bool]:
+        """Where a partition's part of the batch ends, and whether it is one last delivery."""
+        begin = max(start, self._foreign.get(number, 0))
+        found = 0
+        limit = self._acknowledge.max_deliveries
+        for records in log_reader(self.options.config).read(
+            LogRange(self.options.topic, number, begin, end),
+            skips_lost=not self.options.fail_on_data_loss,
+        ):
+            for record in records:
+                key = record.key()
+                if key != self._own and not (key or b"").startswith(self._prefix):
+                    continue
+                if is_last_delivery(_count(record), limit):
+                    return (record.offset(), False) if found else (record.offset() + 1, True)
+                found += 1
+                if found == share:
+                    return record.offset() + 1, False
+        if found:
+            return end, False
+        self._foreign[number] = end
+        return (end if end - start > _MAX_SKIPPED else start), False
+
+    # ---- a batch
+
+    def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
+        """One task for each partition with news; its leases are renewed from now on."""
+        self._check()
+        self._renew_no_more()
+        is_new = self._planned == end
+        self._planned = None
+        facts = self._facts()
+        wanted = self._ranges(start, end)
+        begins = {int(number): int(at) for number, at in end.get(_MARKERS, {}).items()}
+        plan = StartPlan(
+            consumer_id=secrets.token_hex(12),
+            topic_id=facts.topic_id,
+            marker_partitions=facts.marker_partitions,
+            max_marker_bytes=facts.max_marker_bytes,
+            repeated_from=None if is_new else begins,
+        )
+        routes = {route for each in wanted for route in routes_of(each, facts.marker_partitions)}
+        if routes:
+            self._keep_alive = KeepAlive(
+                marker_log(self.options.config),
+                plan.consumer_id,
+                routes,
+                self._acknowledge.redelivery_timeout_ms,
+            )
+        return [QueuePartition(each, plan) for each in wanted]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a worker."""
+        if isinstance(partition, QueuePartition):
+            yield from read_started(partition, self.options, self._schema_of_rows)
+
+    def _done(self, offsets: StreamOffsets) -> None:
+        """Everything up to there is handed out, and has its END or will have none."""
+        self._renew_no_more()
+        known = offsets.get(self.options.topic, {})
+        self._commit({int(number): int(at) for number, at in known.items()})
+
+    def _renew_no_more(self) -> None:
+        if self._keep_alive is not None:
+            self._keep_alive.close()
+            self._keep_alive = None
+
+    def stop(self) -> None:
+        """The query ends."""
+        self._renew_no_more()
+
+    # ---- the cluster
+
+    def _check(self) -> None:
+        """Once in this process's life: topics that will do (R23), and no worker beside us."""
+        if self._is_checked:
+            return
+        config = self.options.config
+        require_topics(config, max_lease_ms=self._acknowledge.max_lease_ms)
+        group = group_of(config, self.options.queue_id)
+        with Admin(config) as admin:
+            if any(admin.group_assignments(group)):
+                raise ConfigError(
+                    f"queue {self.options.queue_id!r} has live workers (group {group}): Spark "
+                    "reads all of a queue, and both would hand out the same messages; stop them"
+                )
+        self._is_checked = True
+
+    def _facts(self) -> _Facts:
+        now_s = time.monotonic()
+        if self._facts_of is None or now_s - self._asked_s > _FACTS_S:
+            self._facts_of = self._ask()
+            self._asked_s = now_s
+        return self._facts_of
+
+    def _ask(self) -> _Facts:
+        config = self.options.config
+        names = (config.message_topic, config.marker_topic)
+        with Admin(config) as admin:
+            messages, markers = (admin.require_topic(name) for name in names)
+        size = int(markers.settings.get("max.message.bytes", _DEFAULT_MAX_BYTES))
+        return _Facts(messages.topic_id, markers.partitions, size - _MARKER_OVERHEAD_BYTES)
+
+    def _commit(self, offsets: Mapping[int, int]) -> None:
+        news = {number: at for number, at in offsets.items() if self._committed.get(number) != at}
+        if not news:
+            return
+        config, topic = self.options.config, self.options.topic
+        group = group_of(config, self.options.queue_id)
+        if self._consumer is None:
+            self._consumer = connect(Consumer, consumer_settings(config, group_id=group))
+        try:
+            self._consumer.commit(
+                offsets=[TopicPartition(topic, number, at) for number, at in news.items()],
+                asynchronous=False,
+            )
+        except KafkaException as error:
+            ours = broker_error(error, f"committing the position of queue {group}")
+            code = getattr(ours, "code", "")
+            if code in ("UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS"):
+                raise StateError(
+                    f"workers joined queue {self.options.queue_id!r} (group {group}) while Spark "
+                    "reads it, and hand out the same messages; stop one of them"
+                ) from error
+            raise ours from error
+        self._committed.update(news)
+
+
+def _count(record: Record) -> int:
+    """The message's delivery count; most messages have no such header."""
+    headers = record.headers()
+    if not headers or not any(name == DELIVERY_COUNT for name, _ in headers):
+        return 1
+    return read_message_headers(headers).delivery_count

@@ -1,0 +1,149 @@
+"""Writes markers from Spark's processes, outside of transactions, and reads them again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from kafkamq.clients.admin import Admin
+from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
+from kafkamq.clients.settings import connect, producer_settings
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import WireError
+from kafkamq.spark.reading import LogRange, LogReader
+from kafkamq.types import Marker
+from kafkamq.wire.markers import decode_marker
+
+__all__ = ["MarkerLog", "Place", "marker_log"]
+
+_FLUSH_S = 40.0  # longer than message.timeout.ms
+_MAX_BYTES = 17 * 1024 * 1024  # the broker's limit decides
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a marker stands, and its broker timestamp."""
+
+    offset: int
+    timestamp_ms: int
+
+
+class _Report:
+    """The delivery report of one marker."""
+
+    __slots__ = ("error", "place")
+
+    def __init__(self) -> None:
+        self.place: Place | None = None
+        self.error: KafkaError | None = None
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self.error = error
+        else:
+            self.place = Place(message.offset() or 0, message.timestamp()[1])
+
+
+class MarkerLog:
+    """The markers topic of a namespace; one owner thread."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._topic = config.marker_topic
+        self._retention_ms: int | None = None
+        self._watch = ErrorWatch(config.bootstrap_servers)
+        self._producer = connect(
+            Producer,
+            producer_settings(
+                config,
+                linger_ms=2,
+                message_timeout_ms=30_000,
+                message_max_bytes=_MAX_BYTES,
+                queue_buffering_max_messages=1_000_000,
+            ),
+            self._watch,
+        )
+        self._reader = LogReader(config)
+
+    def write(self, markers: Sequence[tuple[int, bytes, bytes]]) -> list[Place]:
+        """Write markers (partition, key, value) and wait until all are in the log.
+
+        Raises:
+            BrokerError, DeadlineExceededError: Not all are; some may be.
+        """
+        doing = f"writing to {self._topic}"
+        reports = []
+        for partition, key, value in markers:
+            report = _Report()
+            reports.append(report)
+            while True:
+                try:
+                    self._producer.produce(self._topic, value, key, partition, on_delivery=report)
+                    break
+                except BufferError:
+                    self._producer.poll(0.1)
+                    self._watch.check(doing)
+                except KafkaException as error:
+                    inner = kafka_error(error)
+                    if inner.code() != KafkaError._UNKNOWN_PARTITION:
+                        raise broker_error(error, doing) from error
+                    self._producer.list_topics(self._topic, timeout=10.0)  # it was added just now
+        deadline_s = time.monotonic() + _FLUSH_S
+        while self._producer.flush(1.0):
+            self._watch.check(doing)
+            if time.monotonic() > deadline_s:
+                raise self._watch.deadline(doing, _FLUSH_S)
+        places = []
+        for report in reports:
+            if report.error is not None:
+                raise broker_error(report.error, doing)
+            assert report.place is not None, "flushed: it was reported"
+            places.append(report.place)
+        return places
+
+    def retention_ms(self) -> int:
+        """Of the markers topic; negative: for ever. R8: a nack waits at most a quarter of it."""
+        if self._retention_ms is None:
+            with Admin(self._config) as admin:
+                settings = admin.require_topic(self._topic).settings
+            self._retention_ms = int(settings.get("retention.ms", "-1"))
+        return self._retention_ms
+
+    def ends(self, partitions: Sequence[int]) -> dict[int, int]:
+        """Offset behind the last committed marker of each partition."""
+        return self._reader.log_ends(self._topic, partitions)
+
+    def read(
+        self, partition: int, start: int, end: int
+    ) -> Iterator[tuple[int, int, int, Marker | None]]:
+        """Offset, timestamp, its kind and marker of each record; None: it is no marker."""
+        wanted = LogRange(self._topic, partition, start, end)
+        for records in self._reader.read(wanted, skips_lost=True):
+            for record in records:
+                kind, timestamp_ms = record.timestamp()
+                try:
+                    marker = decode_marker(record.value())
+                except WireError:
+                    marker = None
+                yield record.offset(), timestamp_ms, kind, marker
+
+
+_logs: dict[tuple[int, str, str, tuple[tuple[str, str], ...]], MarkerLog] = {}
+
+
+def marker_log(config: ServiceConfig) -> MarkerLog:
+    """This process's, made once."""
+    key = (
+        os.getpid(),
+        config.bootstrap_servers,
+        config.marker_topic,
+        tuple(sorted(config.kafka.items())),
+    )
+    found = _logs.get(key)
+    if found is None:
+        found = _logs[key] = MarkerLog(config)
+    return found

@@ -1,0 +1,296 @@
+"""Queues as streams that acknowledge: read, transform, write, and then the ENDs.
+
+    stream = read_queue(spark, "emails", config)
+    done = map_messages(stream, handler)               # or any DataFrame code of your own
+    query = ack(done, checkpoint="/data/emails")       # a verdict for each row
+
+``ack`` writes the verdicts; with ``topic`` the rows' output goes to Kafka in the same transaction,
+and with ``each_batch`` a function of yours writes it elsewhere first. How a batch is STARTed and
+renewed: ``leasing.py``, ``starting.py``; how it is committed: ``committing.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kafkamq.config import Backoff, ServiceConfig
+from kafkamq.errors import ConfigError
+from kafkamq.spark.checkpoint import CheckpointNote, read_note, write_note
+from kafkamq.spark.committing import (
+    OUTPUT_COLUMNS,
+    RESULT_SCHEMA,
+    CommitSettings,
+    commit_slots,
+    next_epoch,
+    with_slots,
+)
+from kafkamq.spark.ending import rows_of, write_ends
+from kafkamq.spark.source import FORMAT, register_source, registered_config
+from kafkamq.spark.verdicts import ACK_COLUMNS, AckSettings, check_columns, read_end
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["AckQuery", "Acknowledged", "ack", "read_queue"]
+
+_log = logging.getLogger(__name__)
+
+EachBatch = Callable[["DataFrame", int], "DataFrame | None"]
+"""Writes a batch's output, idempotently by its number; returns rows with verdicts, or None: all
+are acknowledged."""
+
+
+def read_queue(
+    spark: SparkSession,
+    queue_id: str,
+    config: ServiceConfig | None = None,
+    *,
+    redelivery_timeout: float = 60.0,
+    max_deliveries: int = 5,
+    max_lease: float = 43_200.0,
+    max_rows: int = 10_000,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """A queue's messages as a streaming DataFrame: the columns of the view ``messages``.
+
+    Each row is STARTed before Spark sees it, and its lease is kept alive until its batch is done.
+    ``ack_token`` must reach ``ack``. Rows that get no verdict come back after the timeout. Spark
+    reads the whole queue: no other workers at the same time.
+
+    Args:
+        spark: The session.
+        queue_id: The queue.
+        config: Cluster and namespace; None: those that were registered.
+        redelivery_timeout: Seconds without a sign of life until redelivery; the driver renews.
+        max_deliveries: Of a message, until it is a dead letter.
+        max_lease: Longest time for one batch, in seconds, whatever renews it.
+        max_rows: Messages of a batch.
+        options: More options of ``format("kafkamq")``, such as ``startingTimestamp``.
+    """
+    if config is not None:
+        register_source(spark, config)
+    stream = spark.readStream.format(FORMAT).option("view", "messages").option("queue", queue_id)
+    own = {
+        "acknowledge": "true",
+        "redeliveryTimeout": f"{redelivery_timeout:g}",
+        "maxDeliveries": str(max_deliveries),
+        "maxLease": f"{max_lease:g}",
+        "maxRowsPerTrigger": str(max_rows),
+    }
+    return stream.options(**{**own, **(options or {})}).load()
+
+
+@dataclass
+class Acknowledged:
+    """What became of verdicts."""
+
+    ends: int = 0  # verdicts written
+    written: int = 0  # rows of output
+    skipped: int = 0  # rows of output that an earlier run had written
+    late: int = 0  # verdicts that came after their lease's end: these messages are delivered again
+
+    def _add(self, other: Acknowledged) -> None:
+        self.ends += other.ends
+        self.written += other.written
+        self.skipped += other.skipped
+        self.late += other.late
+
+
+class AckQuery:
+    """A running query that acknowledges.
+
+    Attributes:
+        query: Spark's own handle.
+        total: Counts since this start.
+    """
+
+    def __init__(self, query: StreamingQuery, total: Acknowledged) -> None:
+        self.query = query
+        self.total = total
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for its end; False: it still runs. Raises what it failed with."""
+        if timeout_s is None:
+            self.query.awaitTermination()
+            return True
+        return bool(self.query.awaitTermination(timeout_s))  # type: ignore[arg-type]  # seconds
+
+    def stop(self) -> None:
+        """End it; the batch under way is repeated at the next start."""
+        self.query.stop()
+
+
+def ack(
+    frame: DataFrame,
+    config: ServiceConfig | None = None,
+    *,
+    checkpoint: str = "",
+    topic: str = "",
+    each_batch: EachBatch | None = None,
+    backoff: Backoff | None = None,
+    slots: int | None = None,
+    trigger_s: float = 1.0,
+    available_now: bool = False,
+    query_name: str = "",
+    on_late: Callable[[list[str]], None] | None = None,
+) -> AckQuery:
+    """Start a query that gives each row's message its verdict, when its output is written.
+
+    Args:
+        frame: Rows of ``read_queue`` after any transformation, with ``ack_token`` and, where not
+            all is well, ``verdict`` (ack, nack, reject), ``delay`` (s) and ``reason``
+            (``ACK_COLUMNS``). A message may have several rows: its last verdict that is no ack
+            counts.
+        config: Cluster and namespace; None: those that were registered.
+        checkpoint: Spark's folder for this query.
+        topic: Write the rows' ``value``, ``key``, ``headers``, ``partition`` and ``topic`` to
+            Kafka in the transaction of the ENDs: exactly once for ``read_committed`` readers. The
+            topic of rows that name none.
+        each_batch: Called with each batch and its number before the ENDs: writes the output to
+            another place, so that a second call with the same number replaces what the first one
+            wrote. What it returns has the verdicts; None: all rows are acknowledged.
+        backoff: Delay of a nack that names none.
+        slots: Transactions of a batch, with ``topic``; fixed with the checkpoint. None: one for
+            each core.
+        trigger_s: Shortest time between two batches.
+        available_now: Work on what is there, then end.
+        query_name: How Spark calls it.
+        on_late: Called with the places (partition/offset) of messages whose ENDs came too late.
+
+    Raises:
+        ConfigError: Columns, topic or checkpoint cannot work.
+    """
+    if not frame.isStreaming:
+        raise ConfigError(
+            "ack() is for a stream; inside of foreachBatch write verdicts with "
+            'frame.write.format("kafkamq").option("mode", "ack").mode("append").save()'
+        )
+    if not checkpoint:
+        raise ConfigError("checkpoint is missing: name a folder that outlives the driver")
+    if topic and each_batch is not None:
+        raise ConfigError("topic and each_batch exclude each other: output goes to one place")
+    if each_batch is None:
+        check_columns(frame.schema)
+    spark = frame.sparkSession
+    config = config or registered_config(spark)
+    settings = AckSettings(
+        config=replace(config, kafka=dict(config.kafka)), backoff=backoff or Backoff()
+    )
+    batches = _Batches(settings, each_batch, on_late)
+    if topic or ("topic" in frame.columns and each_batch is None):
+        _require_output(frame)
+        batches.commits = _commit_settings(spark, settings, checkpoint, topic, slots)
+    writer = frame.writeStream.foreachBatch(batches.run).option("checkpointLocation", checkpoint)
+    if query_name:
+        writer = writer.queryName(query_name)
+    if available_now:
+        return AckQuery(writer.trigger(availableNow=True).start(), batches.total)
+    every = f"{round(trigger_s * 1000)} milliseconds"
+    return AckQuery(writer.trigger(processingTime=every).start(), batches.total)
+
+
+def _require_output(frame: DataFrame) -> None:
+    if "value" not in frame.columns:
+        raise ConfigError(
+            f"the rows have the columns {', '.join(frame.columns)}: output to a topic needs "
+            f"`value` and knows {', '.join(OUTPUT_COLUMNS)}"
+        )
+
+
+def _commit_settings(
+    spark: SparkSession, ack: AckSettings, checkpoint: str, topic: str, slots: int | None
+) -> CommitSettings:
+    ledger_topic = ack.config.ledger_topic
+    note = read_note(spark, checkpoint, topic=ledger_topic)
+    if note is None:
+        count = slots or spark.sparkContext.defaultParallelism
+        note = CheckpointNote.new("ack", topic=ledger_topic, tasks=count)
+        write_note(spark, checkpoint, note)
+    elif slots is not None and slots != note.tasks:
+        raise ConfigError(
+            f"slots is {slots}: checkpoint {checkpoint} was made with {note.tasks}; leave slots "
+            "out, or use another checkpoint"
+        )
+    return CommitSettings(
+        ack=ack,
+        topic=topic,
+        engine=note.engine,
+        epoch=next_epoch(ack.config, note),
+        slots=note.tasks,
+    )
+
+
+class _Batches:
+    """What Spark calls for each batch, in a thread of the driver."""
+
+    def __init__(
+        self,
+        settings: AckSettings,
+        each_batch: EachBatch | None,
+        on_late: Callable[[list[str]], None] | None,
+    ) -> None:
+        self.total = Acknowledged()
+        self.commits: CommitSettings | None = None
+        self._settings = settings
+        self._each_batch = each_batch
+        self._on_late = on_late
+
+    def run(self, frame: DataFrame, batch: int) -> None:
+        """Output first, ENDs last."""
+        if self.commits is not None:
+            commits = self.commits
+            rows = with_slots(frame, commits.slots).mapInArrow(
+                lambda parts: commit_slots(parts, commits, batch), RESULT_SCHEMA
+            )
+            self._count(rows)
+        elif self._each_batch is None:
+            self._end(frame)
+        else:
+            frame.persist()  # STARTed once, whatever the function does with it
+            try:
+                found = self._each_batch(frame, batch)
+                self._end(frame if found is None else found)
+            finally:
+                frame.unpersist()
+
+    def _end(self, frame: DataFrame) -> None:
+        check_columns(frame.schema)
+        settings = self._settings
+        wanted = [name for name in ACK_COLUMNS if name in frame.columns]
+        self._count(
+            frame.select(*wanted).mapInArrow(lambda parts: _ends(parts, settings), RESULT_SCHEMA)
+        )
+
+    def _count(self, results: DataFrame) -> None:
+        places: list[str] = []
+        late = 0
+        for row in results.collect():
+            self.total._add(Acknowledged(row.ends, row.written, row.skipped, row.late))
+            late += row.late
+            places += row.places
+        if not late:
+            return
+        _log.warning(
+            "verdicts came after their leases' ends: these messages are delivered again",
+            extra={"count": late, "places": places},
+        )
+        if self._on_late is not None:
+            self._on_late(places)
+
+
+def _ends(parts: Iterator[pa.RecordBatch], settings: AckSettings) -> Iterator[pa.RecordBatch]:
+    """In a worker: ENDs without a transaction; writing them twice changes nothing."""
+    import pyarrow as pa
+
+    for part in parts:
+        ends = [read_end(row, settings) for row in rows_of(part)]
+        late = write_ends(ends, settings)
+        done = {"ends": len(ends), "written": 0, "skipped": 0, "late": len(late), "places": late}
+        numbers = [(name, pa.int64()) for name in ("ends", "written", "skipped", "late")]
+        schema = pa.schema([*numbers, ("places", pa.list_(pa.string()))])
+        yield pa.RecordBatch.from_pylist([done], schema=schema)

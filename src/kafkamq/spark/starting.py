@@ -1,0 +1,270 @@
+"""Runs in Spark's workers: the rows of a queue, each STARTed before it is handed out (R5).
+
+Spark's log of planned batches takes the place of the group's committed offset: a range is planned
+before its first START is written. A range that may have been read before (a *repeated* batch) is
+read with the markers beside it:
+
+- what a tracker settled meanwhile is not handed out: its copy is, in a batch of its own;
+- what has a worker's verdict is handed out as before, so that a sink finds the rows that it knows,
+  but not STARTed again (an END is in the log);
+- the rest is STARTed, and looked up again behind its START: a tracker may have been quicker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import StructType
+
+from kafkamq.core.handout import expires_at_ms, has_expired
+from kafkamq.spark.columns import arrow_columns
+from kafkamq.spark.marker_log import MarkerLog, Place, marker_log
+from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
+from kafkamq.spark.reading import LogRange, Record, log_reader
+from kafkamq.spark.rows import RangePartition
+from kafkamq.spark.tokens import AckToken
+from kafkamq.types import MarkerType, MessageId, Outcome
+from kafkamq.wire.headers import read_message_headers
+from kafkamq.wire.keys import join_key, split_key
+from kafkamq.wire.markers import StartEncoder, encode_end
+from kafkamq.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["EXPIRED", "QueuePartition", "StartPlan", "read_started", "routes_of"]
+
+EXPIRED = "expired"  # R10: the reason of a REJECT that nobody was asked for
+MAX_INLINE_BYTES = 65_536  # R11
+_SETTLED = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+_VERDICTS = (Outcome.ACK, Outcome.NACK, Outcome.REJECT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartPlan:
+    """What the driver decided for one batch."""
+
+    consumer_id: str  # of this batch alone (R7)
+    topic_id: bytes
+    marker_partitions: int
+    max_marker_bytes: int
+    repeated_from: dict[int, int] | None  # marker partition -> end when it was planned; None: new
+
+
+class QueuePartition(RangePartition):
+    """A range of a queue that is acknowledged."""
+
+    def __init__(self, wanted: LogRange, plan: StartPlan) -> None:
+        super().__init__(wanted)
+        self.plan = plan
+
+
+def routes_of(wanted: LogRange, marker_partitions: int) -> set[int]:
+    """The marker partitions of a range's messages (R26)."""
+    chunks = range(wanted.start // CHUNK_OFFSETS, (wanted.end - 1) // CHUNK_OFFSETS + 1)
+    return {
+        marker_partition(wanted.partition, chunk * CHUNK_OFFSETS, marker_partitions)
+        for chunk in chunks
+    }
+
+
+def read_started(
+    partition: QueuePartition, options: SourceOptions, schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a range, with their tokens."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    starter = _Starter(partition, options)
+    reader = log_reader(options.config)
+    own = join_key(options.queue_id)
+    queue_id = own.partition(b"\0")[0]
+    chunks = (
+        [each for each in records if each.key() == own or split_key(each.key())[0] == queue_id]
+        for records in reader.read(partition.wanted, skips_lost=not options.fail_on_data_loss)
+    )
+    parts: Iterable[list[Record]] = chunks
+    if partition.plan.repeated_from is not None:
+        parts = [[record for chunk in chunks for record in chunk]]
+    for records in parts:
+        taken = starter.take(records) if records else []
+        if taken:
+            rows = [row.record for row in taken]
+            tokens = [row.token for row in taken]
+            yield arrow_columns("messages", rows, arrow_schema, tokens)
+
+
+@dataclass(slots=True)
+class _Row:
+    """One message on its way to be handed out."""
+
+    record: Record
+    message_id: MessageId
+    route: int
+    delivery_count: int
+    expiry_ms: int
+    token: str = ""
+
+
+@dataclass(slots=True)
+class _History:
+    """What the log says of the messages of a repeated range, by their offsets."""
+
+    verdicts: set[int] = field(default_factory=set)
+    settled: dict[int, int] = field(default_factory=dict)  # message offset -> END's offset
+    expired: set[int] = field(default_factory=set)
+
+
+class _Starter:
+    def __init__(self, partition: QueuePartition, options: SourceOptions) -> None:
+        self._plan = partition.plan
+        self._wanted = partition.wanted
+        acknowledge = options.acknowledge
+        assert acknowledge is not None, "a stream that acknowledges"
+        self._acknowledge: AcknowledgeOptions = acknowledge
+        self._log: MarkerLog = marker_log(options.config)
+        self._encoder = StartEncoder(
+            consumer_id=self._plan.consumer_id,
+            redeliver_after_ms=acknowledge.redelivery_timeout_ms,
+            max_deliveries=acknowledge.max_deliveries,
+            max_lease_ms=acknowledge.max_lease_ms,
+        )
+
+    def take(self, records: Sequence[Record]) -> list[_Row]:
+        """START these messages; returns what may be handed out."""
+        rows = [self._row(record) for record in records]
+        repeated = self._plan.repeated_from
+        if repeated is None:
+            dropped = self._expired(self._start(rows))
+        else:
+            rows, dropped = self._take_again(rows, repeated)
+        return [row for row in rows if row.message_id.offset not in dropped]
+
+    def _take_again(
+        self, rows: list[_Row], repeated: dict[int, int]
+    ) -> tuple[list[_Row], set[int]]:
+        """The rows of a repeated range that have a token, and offsets that are not handed out."""
+        history = _History()
+        read_to = self._read_history(history, repeated)
+        kept, new = [], []
+        for row in rows:
+            offset = row.message_id.offset
+            if offset in history.verdicts:
+                row.token = self._token(row, Place(-1, 0))
+            elif offset in history.settled or offset in history.expired:
+                continue
+            else:
+                new.append(row)
+            kept.append(row)
+        started = self._start(new)
+        self._read_history(history, read_to)
+        lost = [
+            row
+            for row, place in started
+            if history.settled.get(row.message_id.offset, place.offset) < place.offset
+        ]
+        # A START that nobody remembers the end of (R12) would be tracked.
+        self._end(lost, Outcome.ACK, "")
+        dropped = {row.message_id.offset for row in lost}
+        alive = [(row, place) for row, place in started if row.message_id.offset not in dropped]
+        return kept, dropped | self._expired(alive)
+
+    def _row(self, record: Record) -> _Row:
+        headers = read_message_headers(record.headers())
+        timestamp_ms = record.timestamp()[1]
+        origin = headers.origin
+        epoch = record.leader_epoch()
+        one = MessageId(
+            record.partition(),
+            record.offset(),
+            self._plan.topic_id,
+            0 if epoch is None else epoch + 1,
+        )
+        return _Row(
+            record,
+            one,
+            marker_partition(one.partition, one.offset, self._plan.marker_partitions),
+            headers.delivery_count,
+            expires_at_ms(headers.ttl_ms, timestamp_ms if origin is None else origin.timestamp_ms),
+        )
+
+    def _start(self, rows: Sequence[_Row]) -> list[tuple[_Row, Place]]:
+        """Write the STARTs and give the rows their tokens."""
+        markers = []
+        for row in rows:
+            one = row.message_id
+            markers.append((row.route, marker_key(one.partition, one.offset), self._encode(row)))
+        started = list(zip(rows, self._log.write(markers), strict=True))
+        for row, place in started:
+            row.token = self._token(row, place)
+        return started
+
+    def _encode(self, row: _Row) -> bytes:
+        record = row.record
+        value = record.value()
+        by_reference = value is not None and len(value) > MAX_INLINE_BYTES
+        while True:  # by reference where the payload is too large for a marker (R11)
+            start = self._encoder.encode(
+                row.message_id,
+                record.key() or b"",
+                value,
+                delivery_count=row.delivery_count,
+                headers=tuple(record.headers() or ()),
+                expires_at_ms=row.expiry_ms,
+                message_timestamp_ms=record.timestamp()[1],
+                by_reference=by_reference,
+            )
+            if by_reference or len(start) <= self._plan.max_marker_bytes:
+                return start
+            by_reference = True
+
+    def _token(self, row: _Row, place: Place) -> str:
+        return AckToken(
+            row.message_id,
+            row.route,
+            self._plan.consumer_id,
+            row.delivery_count,
+            self._acknowledge.redelivery_timeout_ms,
+            place.offset,
+            place.timestamp_ms,
+        ).encode()
+
+    def _expired(self, started: Sequence[tuple[_Row, Place]]) -> set[int]:
+        """R10: rejects what had expired when it was STARTed; their offsets."""
+        expired = [row for row, place in started if has_expired(row.expiry_ms, place.timestamp_ms)]
+        self._end(expired, Outcome.REJECT, EXPIRED)
+        return {row.message_id.offset for row in expired}
+
+    def _end(self, rows: Iterable[_Row], outcome: Outcome, reason: str) -> None:
+        ends = []
+        for row in rows:
+            one = row.message_id
+            end = encode_end(one, outcome, consumer_id=self._plan.consumer_id, reason=reason)
+            ends.append((row.route, marker_key(one.partition, one.offset), end))
+        self._log.write(ends)
+
+    def _read_history(self, history: _History, begins: dict[int, int]) -> dict[int, int]:
+        """Read on in the markers of this range; returns how far."""
+        wanted = self._wanted
+        routes = routes_of(wanted, self._plan.marker_partitions)
+        ends = self._log.ends(sorted(routes))
+        for route, end in ends.items():
+            for offset, _, _, marker in self._log.read(route, begins.get(route, 0), end):
+                if marker is None or marker.type is not MarkerType.END or marker.of_schedule:
+                    continue
+                one = marker.message_id
+                if one is None or one.partition != wanted.partition:
+                    continue
+                if one.topic_id != self._plan.topic_id:
+                    continue
+                if not wanted.start <= one.offset < wanted.end:
+                    continue
+                if marker.outcome in _SETTLED:
+                    history.settled.setdefault(one.offset, offset)
+                elif marker.outcome is Outcome.REJECT and marker.reason == EXPIRED:
+                    history.expired.add(one.offset)
+                elif marker.outcome in _VERDICTS:
+                    history.verdicts.add(one.offset)
+        return ends

@@ -1,0 +1,66 @@
+"""Ack tokens: what a row must carry so that its message can be acknowledged anywhere, later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kafkamq.errors import StateError
+from kafkamq.types import MessageId
+
+__all__ = ["AckToken", "decode_token"]
+
+_VERSION = "1"
+_SHOWN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class AckToken:
+    """One delivery of one message; opaque to users, readable to people."""
+
+    message_id: MessageId
+    marker_partition: int  # where its START is, and its END must go (R7, R26)
+    consumer_id: str
+    delivery_count: int
+    timeout_ms: int  # redelivery timeout
+    start_offset: int  # -1: it has an END already and was not STARTed again
+    start_ms: int  # of the broker
+
+    def encode(self) -> str:
+        """As the text in column ``ack_token``."""
+        one = self.message_id
+        return "/".join(
+            (
+                _VERSION,
+                f"{one.partition}/{one.offset}/{one.leader_epoch}/{one.topic_id.hex()}",
+                f"{self.marker_partition}/{self.consumer_id}/{self.delivery_count}",
+                f"{self.timeout_ms}/{self.start_offset}/{self.start_ms}",
+            )
+        )
+
+
+def decode_token(text: str | None) -> AckToken:
+    """What ``AckToken.encode`` wrote.
+
+    Raises:
+        StateError: It is no token.
+    """
+    try:
+        version, partition, offset, epoch, topic_id, route, consumer, count, timeout, start, at = (
+            text or ""
+        ).split("/")
+        if version != _VERSION:
+            raise ValueError
+        return AckToken(
+            MessageId(int(partition), int(offset), bytes.fromhex(topic_id), int(epoch)),
+            int(route),
+            consumer,
+            int(count),
+            int(timeout),
+            int(start),
+            int(at),
+        )
+    except ValueError:
+        shown = "null" if text is None else repr(text[:_SHOWN])
+        raise StateError(
+            f"ack_token is {shown}: rows must keep the column ack_token of read_queue() as it is"
+        ) from None

@@ -1,0 +1,327 @@
+"""Streams that acknowledge, on a real broker: what is in the topics when a query has run."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from tests.integration.tracker_logs import Logs, read_topic
+
+from kafkamq.clients.groups import group_of
+from kafkamq.errors import ConfigError
+from kafkamq.spark import ack, map_messages, read_queue, register
+from kafkamq.types import MarkerType, MessageId, Nack, Outcome, Reject
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from kafkamq.spark import AckQuery
+    from kafkamq.spark.handlers import StreamMessage
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def logs(spark: SparkSession, bootstrap: str, namespace: str) -> Logs:
+    made = Logs(bootstrap, namespace)
+    register(spark, made.config)
+    return made
+
+
+def finish(query: AckQuery) -> None:
+    assert query.wait(120), "the query did not end"
+
+
+def verdicts(logs: Logs) -> dict[MessageId, list[tuple[str, str]]]:
+    """Outcome and reason of each END, by message."""
+    found: dict[MessageId, list[tuple[str, str]]] = {}
+    for _, marker in logs.markers():
+        if marker.type is MarkerType.END and marker.message_id is not None:
+            place = MessageId(marker.message_id.partition, marker.message_id.offset)
+            found.setdefault(place, []).append((marker.outcome.name, marker.reason))
+    return found
+
+
+def starts(logs: Logs) -> Counter[tuple[int, int]]:
+    return Counter(
+        (marker.message_id.partition, marker.message_id.offset)
+        for _, marker in logs.markers()
+        if marker.type is MarkerType.START and marker.message_id is not None
+    )
+
+
+def committed(logs: Logs, queue_id: str) -> dict[int, int]:
+    consumer = Consumer(
+        {"bootstrap.servers": logs.bootstrap, "group.id": group_of(logs.config, queue_id)}
+    )
+    try:
+        asked = [TopicPartition(logs.config.message_topic, number) for number in range(2)]
+        return {each.partition: each.offset for each in consumer.committed(asked, timeout=30)}
+    finally:
+        consumer.close()
+
+
+def test_each_row_gets_its_verdict(spark: SparkSession, logs: Logs, checkpoint: str) -> None:
+    def handler(message: StreamMessage) -> object:
+        text = (message.payload or b"").decode()
+        if text == "raise":
+            raise ValueError("no luck")
+        return {"ack": None, "nack": Nack(2.0, "busy"), "reject": Reject("bad")}[text]
+
+    sent = {
+        text: logs.send(value=text.encode(), key=b"emails\0k")[0]
+        for text in ("ack", "nack", "reject", "raise")
+    }
+    logs.send(3, key=b"others")
+    logs.send(2, key=b"others", partition=1)
+    query = ack(
+        map_messages(read_queue(spark, "emails"), handler),
+        checkpoint=checkpoint,
+        available_now=True,
+    )
+    finish(query)
+    assert verdicts(logs) == {
+        sent["ack"]: [("ACK", "")],
+        sent["nack"]: [("NACK", "busy")],
+        sent["reject"]: [("REJECT", "bad")],
+        sent["raise"]: [("NACK", "ValueError: no luck")],
+    }
+    assert set(starts(logs).values()) == {1}
+    assert (query.total.ends, query.total.late) == (4, 0)
+    delays = {
+        marker.reason: marker.redeliver_after_ms
+        for _, marker in logs.markers()
+        if marker.outcome is Outcome.NACK
+    }
+    assert delays["busy"] == 2000
+    assert 800 <= delays["ValueError: no luck"] <= 1200, "the back-off of a first delivery"
+    assert committed(logs, "emails") == {0: 7, 1: 0}, "others' messages alone are no batch"
+
+
+def out_topic(logs: Logs) -> str:
+    name = f"{logs.config.namespace}-out"
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    admin.create_topics([NewTopic(name, 2, 1)])[name].result(30)
+    return name
+
+
+def repeat_last_batch(checkpoint: str) -> None:
+    """As if the driver had died before Spark knew that the batch was done."""
+    commits = Path(checkpoint, "commits")
+    last = max(int(each.name) for each in commits.iterdir() if each.name.isdigit())
+    (commits / str(last)).unlink()
+    (commits / f".{last}.crc").unlink(missing_ok=True)
+
+
+def test_output_and_ends_are_one_transaction_and_repeated_batches_write_nothing_twice(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    out = out_topic(logs)
+    ids = [logs.send(value=b"%d" % n, key=b"emails", partition=n % 2)[0] for n in range(30)]
+
+    def run() -> AckQuery:
+        rows = read_queue(spark, "emails", max_rows=12).selectExpr(
+            "ack_token",
+            "explode(array(concat('a', cast(value AS STRING)), concat('b', cast(value AS STRING))))"
+            " AS value",
+            "user_key AS key",
+            "array(named_struct('key', 'h', 'value', value)) AS headers",
+        )  # fmt: skip
+        query = ack(rows, checkpoint=checkpoint, topic=out, available_now=True)
+        finish(query)
+        return query
+
+    first = run()
+    assert (first.total.ends, first.total.written) == (30, 60)
+    written = sorted(each.value().decode() for each in read_topic(logs.bootstrap, out))
+    assert written == sorted(f"{c}{n}" for n in range(30) for c in "ab")
+    assert starts(logs) == Counter({(one.partition, one.offset): 1 for one in ids})
+    repeat_last_batch(checkpoint)
+    again = run()
+    assert again.total.written == 0
+    assert again.total.skipped > 0
+    assert len(read_topic(logs.bootstrap, out)) == 60
+    found = verdicts(logs)
+    assert set(found) == set(ids)
+    assert {outcome for ends in found.values() for outcome, _ in ends} == {"ACK"}
+    assert max(map(len, found.values())) == 2, "a repeated batch writes its ENDs again"
+    assert set(starts(logs).values()) == {1}, "what has its END is not STARTed again"
+    logs.send(2, key=b"emails")
+    assert run().total.written == 4
+
+
+def test_a_repeated_batch_leaves_out_what_a_tracker_settled(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    settled, open_, own = logs.send(3, key=b"emails")
+    seen: list[list[int]] = []
+
+    def fails(frame: DataFrame, batch: int) -> None:
+        seen.append(sorted(row.offset for row in frame.collect()))
+        raise RuntimeError("the sink is full")
+
+    def works(frame: DataFrame, batch: int) -> None:
+        seen.append(sorted(row.offset for row in frame.collect()))
+
+    def run(each_batch: object) -> AckQuery:
+        return ack(
+            read_queue(spark, "emails"),
+            checkpoint=checkpoint,
+            each_batch=each_batch,  # type: ignore[arg-type]
+            available_now=True,
+        )
+
+    with pytest.raises(Exception, match="the sink is full"):
+        run(fails).wait(120)
+    topic_ids = {
+        marker.message_id.offset: marker.message_id
+        for _, marker in logs.markers()
+        if marker.message_id is not None
+    }
+    logs.end(topic_ids[settled.offset], outcome=Outcome.REDELIVERED, consumer="engine")
+    logs.end(topic_ids[own.offset])
+    finish(run(works))
+    assert seen == [[0, 1, 2], [1, 2]]
+    assert starts(logs) == Counter({(0, 0): 1, (0, 1): 2, (0, 2): 1})
+    assert [outcome for outcome, _ in verdicts(logs)[open_]] == ["ACK"]
+
+
+def test_a_last_delivery_is_alone_and_what_expired_is_rejected(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    logs.send(3, key=b"emails")
+    logs.send(1, key=b"emails", headers=(("kafkamq-delivery-count", b"5"),))
+    logs.send(2, key=b"emails")
+    logs.send(2, key=b"emails", partition=1)
+    (expired,) = logs.send(1, key=b"emails", headers=(("kafkamq-ttl-ms", b"0"),), partition=1)
+    batches: list[set[tuple[int, int]]] = []
+
+    def keep(frame: DataFrame, batch: int) -> None:
+        batches.append({(row.partition, row.offset) for row in frame.collect()})
+
+    finish(
+        ack(
+            read_queue(spark, "emails"),
+            checkpoint=checkpoint,
+            each_batch=keep,
+            available_now=True,
+        )
+    )
+    assert [batch for batch in batches if (0, 3) in batch] == [{(0, 3)}]
+    every = {(0, n) for n in range(6)} | {(1, 0), (1, 1)}
+    assert sorted(place for batch in batches for place in batch) == sorted(every)
+    assert verdicts(logs)[expired] == [("REJECT", "expired")]
+
+
+def test_leases_are_renewed_while_a_batch_is_worked_on(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    (one,) = logs.send(1, key=b"emails")
+
+    def renewals() -> list[str]:
+        return [
+            marker.consumer_id
+            for _, marker in logs.markers()
+            if marker.type is MarkerType.KEEPALIVE
+        ]
+
+    def waits(frame: DataFrame, batch: int) -> None:
+        deadline_s = time.monotonic() + 60
+        while len(renewals()) < 4:
+            assert time.monotonic() < deadline_s, "nothing renews"
+            time.sleep(0.1)
+
+    query = ack(
+        read_queue(spark, "emails", redelivery_timeout=1.0),
+        checkpoint=checkpoint,
+        each_batch=waits,
+        available_now=True,
+    )
+    finish(query)
+    start = next(m for _, m in logs.markers() if m.type is MarkerType.START)
+    assert set(renewals()) == {start.consumer_id}
+    assert verdicts(logs)[one] == [("ACK", "")]
+    # Each KEEPALIVE came in time by the log, so the verdict did.
+    assert query.total.late == 0
+
+
+def test_late_verdicts_are_counted_and_told(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    (one,) = logs.send(1, key=b"emails")
+    told: list[str] = []
+
+    def too_long(frame: DataFrame, batch: int) -> None:
+        frame.count()
+        route = next(m.partition() for m, _ in logs.markers())
+        for _ in range(3):
+            time.sleep(0.6)  # log time: the longest lease is 1 s
+            logs.raw_marker(route or 0, b"\xff")
+
+    query = ack(
+        read_queue(spark, "emails", redelivery_timeout=1.0, max_lease=1.0),
+        checkpoint=checkpoint,
+        each_batch=too_long,
+        available_now=True,
+        on_late=told.extend,
+    )
+    finish(query)
+    assert (query.total.ends, query.total.late) == (1, 1)
+    assert told == [f"{one.partition}/{one.offset}"]
+    assert verdicts(logs)[one] == [("ACK", "")], "committed all the same"
+
+
+def test_mode_ack_as_a_format(spark: SparkSession, logs: Logs, checkpoint: str) -> None:
+    sent = logs.send(4, key=b"emails")
+    query = (
+        read_queue(spark, "emails")
+        .selectExpr("ack_token", "if(offset = 2, 'reject', 'ack') AS verdict", "'no' AS reason")
+        .writeStream.format("kafkamq").option("mode", "ack")
+        .option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    )  # fmt: skip
+    assert query.awaitTermination(120)
+    expected = {one: [("ACK", "")] for one in sent} | {sent[2]: [("REJECT", "no")]}
+    assert verdicts(logs) == expected
+    with pytest.raises(Exception, match=r"ack_token is 'x'"):
+        spark.createDataFrame([("x",)], "ack_token STRING").write.format("kafkamq").option(
+            "mode", "ack"
+        ).mode("append").save()
+    with pytest.raises(Exception, match=r"mode is ''.*kafkamq-sink"):
+        spark.createDataFrame([("x",)], "ack_token STRING").write.format("kafkamq").mode(
+            "append"
+        ).save()
+
+
+def test_what_cannot_work_is_said(spark: SparkSession, logs: Logs, checkpoint: str) -> None:
+    stream = read_queue(spark, "emails")
+    with pytest.raises(ConfigError, match="checkpoint is missing"):
+        ack(stream)
+    with pytest.raises(ConfigError, match="ack_token"):
+        ack(stream.select("value"), checkpoint=checkpoint)
+    with pytest.raises(ConfigError, match="verdict is INT"):
+        ack(stream.selectExpr("ack_token", "1 AS verdict"), checkpoint=checkpoint)
+    with pytest.raises(ConfigError, match="map_messages needs"):
+        map_messages(stream.select("ack_token"), lambda message: None)
+    with pytest.raises(ConfigError, match="is for a stream"):
+        ack(spark.createDataFrame([("x",)], "ack_token STRING"), checkpoint=checkpoint)
+    with pytest.raises(Exception, match="maxLease is 1: it must be at least"):
+        read_queue(spark, "emails", max_lease=1.0)
+    # A worker of the queue that is at work.
+    consumer = Consumer(
+        {"bootstrap.servers": logs.bootstrap, "group.id": group_of(logs.config, "emails")}
+    )
+    consumer.subscribe([logs.config.message_topic])
+    try:
+        deadline_s = time.monotonic() + 60
+        while not consumer.assignment():
+            consumer.poll(0.1)
+            assert time.monotonic() < deadline_s, "the worker got nothing"
+        with pytest.raises(Exception, match="has live workers"):
+            ack(stream, checkpoint=checkpoint, available_now=True).wait(120)
+    finally:
+        consumer.close()
