@@ -18,6 +18,7 @@ from kafkamq.cli import (
     dead_letters,
     doctor,
     health,
+    jobs,
     local,
     output,
     queues,
@@ -83,6 +84,7 @@ for _module in (
     doctor,
     health,
     backends,
+    jobs,
 ):
     _module.register(app)
 

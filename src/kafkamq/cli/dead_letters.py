@@ -38,6 +38,34 @@ def _selection(queue_id: str, reason: str, ids: list[str] | None) -> Selection:
     return Selection(queue_id=queue_id, reason=reason, ids=frozenset(ids or ()))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Chosen(Selection):
+    """Dead letters that are meant and that SQL has chosen."""
+
+    places: frozenset[tuple[int, int]]  # partition and offset
+
+    @classmethod
+    def by_sql(
+        cls, config: ServiceConfig, selection: Selection, where: str, master: str
+    ) -> _Chosen:
+        """Ask Spark, which is imported only for this."""
+        from kafkamq.spark.jobs.asking import chosen_letters, view_session
+
+        with view_session(config, master=master, app_name="kafkamq redrive") as spark:
+            places = chosen_letters(spark, where)
+        return cls(
+            queue_id=selection.queue_id, reason=selection.reason, ids=selection.ids, places=places
+        )
+
+    def __contains__(self, letter: object) -> bool:
+        """Whether a dead letter is meant and was chosen."""
+        return (
+            isinstance(letter, DeadLetter)
+            and (letter.partition, letter.offset) in self.places
+            and Selection.__contains__(self, letter)
+        )
+
+
 @dataclass(slots=True)
 class _Group:
     """Dead letters of one queue with one reason."""
@@ -153,11 +181,20 @@ def redrive_command(
     queue_id: QueueOption = "",
     reason: ReasonOption = "",
     identity: IdOption = None,
+    where: Annotated[
+        str,
+        typer.Option(
+            metavar="SQL",
+            help="Also with this condition on the table dead_letters (see 'kafkamq sql'), which "
+            "Spark evaluates: \"error LIKE '%timeout%' AND timestamp > '2026-01-31'\".",
+        ),
+    ] = "",
     everything: Annotated[
         bool, typer.Option("--everything", help="Needed when nothing chooses.")
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    master: Annotated[str, typer.Option(help="Of Spark, for --where.")] = "local[2]",
     as_json: Json = False,
 ) -> None:
     """Send dead letters back into their queues, each once however often this is run.
@@ -165,8 +202,11 @@ def redrive_command(
     A message keeps its id, key, payload and headers, and starts with its first delivery. The dead
     letter stays, marked as redriven.
     """
-    if not (queue_id or reason or identity or everything or dry_run):
-        raise ConfigError("choose with --queue, --reason or --id, or say --everything")
+    if not (queue_id or reason or identity or where or everything or dry_run):
+        raise ConfigError("choose with --queue, --reason, --id or --where, or say --everything")
+    selection = _selection(queue_id, reason, identity)
+    if where:
+        selection = _Chosen.by_sql(config, selection, where, master)
     done = 0
     with output.progress("Redriving", limit) as advance:
 
@@ -177,7 +217,7 @@ def redrive_command(
 
         report = redrive(
             config,
-            _selection(queue_id, reason, identity),
+            selection,
             limit=limit,
             dry_run=dry_run,
             on_progress=on_progress,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig
 from kafkamq.spark.session import check_environment
+from kafkamq.spark.sink import register_sink
 from kafkamq.spark.source import FORMAT, register_source
 
 if TYPE_CHECKING:
@@ -17,18 +18,20 @@ __all__ = ["register"]
 def register(
     spark: SparkSession, config: ServiceConfig | None = None, *, name: str = FORMAT
 ) -> SparkSession:
-    """Make ``format("kafkamq")`` known to a session; returns the session.
+    """Make ``format("kafkamq")`` and ``format("kafkamq-sink")`` known; returns the session.
 
     Args:
         spark: The session, of ``build_session`` or any other.
         config: Cluster, namespace and Kafka's properties for all queries. None: each query names
             them as options (``kafka.bootstrap.servers``, ``namespace``, ``kafka.NAME``), where
             secrets can be seen in plans.
-        name: What ``format`` is given; another one for a second cluster or namespace.
+        name: What ``format`` is given; another one for a second cluster or namespace. The sink's
+            is this with ``-sink`` behind it.
 
     Raises:
         ConfigError: Java or a Python package is missing or has an unsupported version.
     """
     check_environment()
     register_source(spark, config, name=name)
+    register_sink(spark, config, name=f"{name}-sink")
     return spark

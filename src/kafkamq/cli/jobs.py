@@ -1,0 +1,278 @@
+"""``sql``, ``replay`` and ``audit``: Spark over the tables of a namespace."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import asdict
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kafkamq.cli import output
+from kafkamq.cli.options import Json, connected
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kafkamq.spark.jobs.audit import Audit
+
+__all__ = ["Master", "parse_moment", "register"]
+
+Master = Annotated[
+    str, typer.Option("--master", help="Of Spark: local[2], spark://host:port, yarn, k8s://...")
+]
+DEFAULT_MASTER = "local[2]"
+_TIME_HELP = "2026-01-31T12:00:00Z, or milliseconds since 1970; broker time."
+From = Annotated[str, typer.Option("--from", metavar="TIME", help=f"Not before: {_TIME_HELP}")]
+Until = Annotated[str, typer.Option("--to", metavar="TIME", help=f"Before: {_TIME_HELP}")]
+
+
+def parse_moment(text: str, *, option: str) -> int | None:
+    """A moment in milliseconds; None for an empty text. Without a zone it is UTC.
+
+    Raises:
+        ConfigError: The text is no time.
+    """
+    if not text:
+        return None
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    except ValueError:
+        raise ConfigError(
+            f"{option} is {text!r}: write a time as 2026-01-31T12:00:00Z, or as milliseconds "
+            "since 1970"
+        ) from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+    return round(moment.timestamp() * 1000)
+
+
+@connected
+def sql(
+    config: ServiceConfig,
+    statement: Annotated[
+        str,
+        typer.Argument(
+            help="SQL over the tables messages, deliveries, in_flight, dead_letters and markers."
+        ),
+    ],
+    limit: Annotated[int, typer.Option(min=1, help="Print at most so many rows.")] = 1000,
+    master: Master = DEFAULT_MASTER,
+    as_json: Json = False,
+) -> None:
+    """Ask what happened: SQL over the life of every message, read from the topics."""
+    from kafkamq.spark.jobs.asking import ask, sql_errors, view_session
+
+    with view_session(config, master=master, app_name="kafkamq sql") as spark:
+        frame = ask(spark, statement, option="SQL")
+        with sql_errors("SQL"):
+            rows = frame.limit(limit + 1).collect()
+        columns = frame.columns
+    for row in rows[:limit] if as_json else ():
+        output.print_json(_json_row(columns, list(row)))
+    if not as_json:
+        output.print_table("", columns, [[_cell(each) for each in row] for row in rows[:limit]])
+    if len(rows) > limit:
+        output.note(f"There are more than {limit:,} rows: see --limit.")
+
+
+def _json_row(names: list[str], values: list[Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, bytes | bytearray):
+            result |= output.bytes_fields(name, bytes(value))
+        else:
+            result[name] = _json_value(value)
+    return result
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray):
+        return output.headers_object({"": bytes(value)})[""]
+    if isinstance(value, datetime | date):
+        return _text_of(value)
+    if isinstance(value, Decimal):
+        return str(value)
+    if hasattr(value, "asDict"):
+        return {name: _json_value(each) for name, each in value.asDict().items()}
+    if isinstance(value, dict):
+        return {str(_json_value(name)): _json_value(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(each) for each in value]
+    return value
+
+
+def _text_of(value: date) -> str:
+    if isinstance(value, datetime):  # Spark gives it in this machine's zone
+        moment = value.astimezone(timezone.utc)
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return value.isoformat()
+
+
+def _cell(value: Any) -> object:
+    if isinstance(value, bytes | bytearray):
+        return output.text_of(bytes(value))
+    value = _json_value(value)
+    return str(value) if isinstance(value, dict | list) else value
+
+
+@connected
+def replay(
+    config: ServiceConfig,
+    where: Annotated[
+        str,
+        typer.Option(
+            metavar="SQL",
+            help="A condition on the table messages, for example \"queue_id = 'orders' AND id IN "
+            "(SELECT id FROM deliveries WHERE outcome = 'REJECT')\".",
+        ),
+    ] = "",
+    since: From = "",
+    until: Until = "",
+    into: Annotated[
+        str, typer.Option(metavar="QUEUE", help="Queue to send to; default: each message's own.")
+    ] = "",
+    rate: Annotated[float | None, typer.Option(help="At most so many messages a second.")] = None,
+    name: Annotated[
+        str,
+        typer.Option(help="Run it again under the same name after a failure: it goes on."),
+    ] = "",
+    everything: Annotated[
+        bool, typer.Option("--everything", help="Needed when nothing chooses.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    master: Master = DEFAULT_MASTER,
+    as_json: Json = False,
+) -> None:
+    """Send messages again, each once, under their own ids.
+
+    They start anew: first delivery, whole TTL. The header kafkamq-replayed-from names the copy.
+    """
+    from kafkamq.spark.jobs.asking import view_session
+    from kafkamq.spark.jobs.replay import Replay
+    from kafkamq.spark.jobs.replay import replay as run_replay
+
+    if not (where or since or until or everything or dry_run):
+        raise ConfigError("choose with --where, --from or --to, or say --everything")
+    wanted = Replay(
+        name=name or f"replay-{uuid.uuid4().hex[:8]}",
+        where=where or "true",
+        from_ms=parse_moment(since, option="--from") or 0,
+        to_ms=parse_moment(until, option="--to"),
+        into=into,
+        rate=rate,
+    )
+    if not dry_run:
+        output.note(f"This replay is called {wanted.name}: --name continues it after a failure.")
+    done = 0
+    with (
+        view_session(config, master=master, app_name="kafkamq replay") as spark,
+        output.progress("Replaying", None) as advance,
+    ):
+
+        def on_progress(count: int) -> None:
+            nonlocal done
+            advance(count - done)
+            done = count
+
+        report = run_replay(spark, config, wanted, dry_run=dry_run, on_progress=on_progress)
+    if as_json:
+        output.print_json({**asdict(report), "dry_run": dry_run})
+    elif dry_run:
+        output.note(f"{report.selected:,} would be sent.")
+    else:
+        before = f", {report.sent_before:,} were before" if report.sent_before else ""
+        output.note(f"{report.sent:,} sent{before}.")
+
+
+@connected
+def audit(
+    config: ServiceConfig,
+    queue_id: Annotated[str, typer.Option("--queue", "-q", help="Of this queue only.")] = "",
+    since: From = "",
+    until: Until = "",
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write a page with plots, all in one file."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, max=1000, help="Size of the poison ranking.")] = 10,
+    master: Master = DEFAULT_MASTER,
+    as_json: Json = False,
+) -> None:
+    """Report on queues: lateness, attempts, the messages that fail most, who does the work."""
+    from kafkamq.spark.jobs.asking import view_session
+    from kafkamq.spark.jobs.audit import audit as run_audit
+
+    bounds = {
+        "from_ms": parse_moment(since, option="--from"),
+        "to_ms": parse_moment(until, option="--to"),
+    }
+    given = {name: value for name, value in bounds.items() if value is not None}
+    if html is not None and not html.parent.is_dir():
+        raise ConfigError(f"--html {html}: there is no folder {html.parent}")
+    with view_session(config, master=master, app_name="kafkamq audit") as spark:
+        found = run_audit(spark, namespace=config.namespace, queue_id=queue_id, top=top, **given)
+    if html is not None:
+        from kafkamq.cli.audit_page import render
+
+        html.write_text(render(found, made_ms=round(time.time() * 1000)), encoding="utf-8")
+        output.note(f"Written: {html}")
+    if as_json:
+        for queue in found.queues:
+            output.print_json(asdict(queue))
+        return
+    _print_audit(found)
+
+
+def _print_audit(found: Audit) -> None:
+    output.print_table(
+        "",
+        (
+            "queue", "messages", "attempts", "acked", "nacked", "rejected", "leases lost",
+            "dead letters", "in flight", "wait p50", "wait p99", "took p50", "late p99",
+        ),
+        [
+            (
+                queue.queue_id, queue.messages, queue.attempts, queue.acked, queue.nacked,
+                queue.rejected, queue.leases_lost, sum(queue.dead_letters.values()),
+                sum(queue.in_flight.values()), queue.wait_p50_s, queue.wait_p99_s,
+                queue.took_p50_s, queue.late_p99_s,
+            )
+            for queue in found.queues
+        ],
+    )  # fmt: skip
+    poison = [(queue.queue_id, each) for queue in found.queues for each in queue.poison]
+    if poison:
+        output.print_table(
+            "Messages with the most attempts",
+            ("queue", "id", "attempts", "last outcome", "reason"),
+            [
+                (name, each["id"], each["attempts"], each["outcome"], each["reason"])
+                for name, each in poison
+            ],
+        )
+    shares = [(queue.queue_id, each) for queue in found.queues for each in queue.consumers]
+    if shares:
+        output.print_table(
+            "Consumers",
+            ("queue", "consumer", "attempts", "share %", "acked", "leases lost"),
+            [
+                (
+                    name, each["consumer_id"], each["attempts"], float(each["share"]),
+                    each["acked"], each["leases_lost"],
+                )
+                for name, each in shares
+            ],
+        )  # fmt: skip
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    app.command()(sql)
+    app.command()(replay)
+    app.command()(audit)

@@ -1,0 +1,1 @@
+"""Jobs over a queue's tables: SQL, replay, choice of dead letters, audit."""

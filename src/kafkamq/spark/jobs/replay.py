@@ -1,0 +1,280 @@
+"""Replay: messages that SQL chooses are sent again, each once, under their own ids.
+
+A replay has a name. What it has sent is counted in a ledger under that name, in the same
+transactions as the copies; so one that was killed goes on where it stopped when it is run again,
+and sends nothing twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kafkamq.clients.admin import Admin
+from kafkamq.clients.errors import OutcomeUnknownError, TransactionAbortedError
+from kafkamq.clients.ledger import Ledger, LedgerKey
+from kafkamq.clients.transactions import Record
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError, StateError
+from kafkamq.spark.jobs.asking import sql_errors
+from kafkamq.wire.headers import Origin, message_headers
+from kafkamq.wire.keys import join_key
+from kafkamq.wire.partitions import key_partition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+__all__ = ["REPLAYED_FROM", "Replay", "ReplayReport", "replay"]
+
+REPLAYED_FROM = "kafkamq-replayed-from"
+"""Header of a replayed message: the copy that was chosen, as an origin is written."""
+
+MAX_TRANSACTION_RECORDS = 1000
+MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
+MAX_ATTEMPTS = 5  # of one transaction that was aborted or whose outcome is unknown
+_COLUMNS = (
+    "queue_id", "id", "user_key", "value", "headers", "ttl_ms", "partition", "offset",
+    "unix_millis(timestamp) AS timestamp_ms",
+)  # fmt: skip
+_FIRST_COPY = (
+    "row_number() OVER (PARTITION BY origin_topic, origin_partition, origin_offset "
+    "ORDER BY timestamp, partition, offset)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """Which messages, where to, how fast."""
+
+    name: str  # a replay that is repeated under its name goes on
+    where: str = "true"  # a condition on the table messages; subqueries may ask the others
+    from_ms: int = 0  # broker time of the copies, half-open
+    to_ms: int | None = None  # None: now
+    into: str = ""  # queue id; empty: each message's own
+    rate: float | None = None  # messages per second; None: as fast as it goes
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and not self.rate > 0:
+            raise ConfigError(f"rate is {self.rate!r}: it must be > 0 messages per second")
+        if not self.name or len(self.name) > 100 or not self.name.isprintable():
+            raise ConfigError(f"name is {self.name!r}: it must be 1 to 100 printable characters")
+        if self.into:
+            join_key(self.into)
+
+    @property
+    def digest(self) -> str:
+        """Of everything that decides what is sent."""
+        text = repr((self.where, self.from_ms, self.into))
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+@dataclass(slots=True)
+class ReplayReport:
+    """What a replay did, or would do."""
+
+    name: str
+    to_ms: int  # copies below this broker time were looked at
+    selected: int = 0
+    sent: int = 0
+    sent_before: int = 0  # by an earlier run of the same name
+
+
+def replay(
+    spark: SparkSession,
+    config: ServiceConfig,
+    wanted: Replay,
+    *,
+    dry_run: bool = False,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> ReplayReport:
+    """Send the chosen messages again; of the copies of one message the first that is chosen.
+
+    A copy starts anew, with its first delivery and its whole ttl; id, key, payload and the
+    sender's headers stay. Order: by broker time.
+
+    Args:
+        spark: A session with the namespace's views as tables.
+        config: The namespace.
+        wanted: Which ones.
+        dry_run: Only count.
+        on_progress: Told how many were sent so far.
+
+    Raises:
+        ConfigError: The condition is wrong, or the name belongs to another replay.
+        StateError: The same condition chooses other messages than when the name was used.
+        FencedError: Another run of the same name has started.
+    """
+    now_ms = int(time.time() * 1000)
+    report = ReplayReport(wanted.name, wanted.to_ms or now_ms)
+    if dry_run:
+        with sql_errors("--where"):
+            report.selected = _selection(spark, wanted, report.to_ms).count()
+        return report
+    writer = _Writer(config, wanted, report)
+    try:
+        writer.open()
+        with sql_errors("--where"):
+            rows = _selection(spark, wanted, report.to_ms)
+            rows = rows.orderBy("timestamp", "partition", "offset").selectExpr(*_COLUMNS)
+            for row in rows.toLocalIterator(prefetchPartitions=True):
+                writer.add(row)
+                on_progress(report.sent)
+        writer.flush()
+        on_progress(report.sent)
+        return report
+    finally:
+        writer.close()
+
+
+def _selection(spark: SparkSession, wanted: Replay, to_ms: int) -> DataFrame:
+    from pyspark.sql import functions as fn
+
+    chosen = (
+        spark.table("messages")
+        .where(f"timestamp >= timestamp_millis({wanted.from_ms})")
+        .where(f"timestamp < timestamp_millis({to_ms})")
+        .where(wanted.where)
+    )
+    return chosen.withColumn("_copy", fn.expr(_FIRST_COPY)).where("_copy = 1").drop("_copy")
+
+
+class _Writer:
+    """Writes copies in transactions that also count them; one owner thread."""
+
+    def __init__(self, config: ServiceConfig, wanted: Replay, report: ReplayReport) -> None:
+        self._config = config
+        self._wanted = wanted
+        self._report = report
+        key = LedgerKey(
+            f"kafkamq.{config.message_topic}.replay.{wanted.name}", config.ledger_topic, 0
+        )
+        self._ledger = Ledger(config, key, engine=wanted.name, epoch=1)
+        with Admin(config) as admin:
+            self._partitions = admin.require_topic(config.message_topic).partitions
+            admin.require_topic(config.ledger_topic)
+        self._skipped = 0
+        self._places = 0  # running check sum of what was chosen
+        self._expected = 0
+        self._pending: list[Record] = []
+        self._bytes = 0
+        self._begin_s = 0.0  # monotonic
+
+    def open(self) -> None:
+        """Fence an earlier run, and learn what it has sent."""
+        last = self._ledger.open()
+        self._begin_s = time.monotonic()
+        if last is None or not last.rows_done:
+            return
+        digest, _, places = last.source_hash.partition(" ")
+        if digest != self._wanted.digest:
+            raise ConfigError(
+                f"--name {self._wanted.name}: another replay (other --where, --from or --into) has "
+                "this name; choose another one"
+            )
+        self._report.sent_before = last.rows_done
+        self._report.to_ms = last.batch
+        self._expected = int(places, 16)
+
+    def add(self, row: Row) -> None:
+        """A chosen message, in order."""
+        report = self._report
+        report.selected += 1
+        self._places = zlib.crc32(b"%d/%d" % (row["partition"], row["offset"]), self._places)
+        if self._skipped < report.sent_before:
+            self._skipped += 1
+            if self._skipped == report.sent_before:
+                self._check()
+            return
+        record = self._record(row.asDict())
+        self._pending.append(record)
+        self._bytes += len(record[3] or b"") + 256
+        if len(self._pending) >= self._size or self._bytes >= MAX_TRANSACTION_BYTES:
+            self.flush(is_last=False)
+
+    @property
+    def _size(self) -> int:
+        """Records of a transaction: a second's worth, if the rate is bounded."""
+        rate = self._wanted.rate
+        return MAX_TRANSACTION_RECORDS if rate is None else min(
+            MAX_TRANSACTION_RECORDS, max(1, math.floor(rate))
+        )  # fmt: skip
+
+    def _check(self) -> None:
+        if self._places != self._expected:
+            raise StateError(
+                f"replay {self._wanted.name} had sent {self._report.sent_before} messages, and the "
+                "same condition does not choose the same ones first any more (messages were "
+                "deleted, or the condition depends on what happened since); nothing was sent. "
+                "Choose what is missing under another --name"
+            )
+
+    def _record(self, row: dict[str, Any]) -> Record:
+        config = self._config
+        key = join_key(self._wanted.into or row["queue_id"], row["user_key"])
+        place = Origin(config.message_topic, row["partition"], row["offset"], row["timestamp_ms"])
+        user = [(each["key"], each["value"]) for each in row["headers"] or ()]
+        headers = message_headers(
+            [header for header in user if header[0] != REPLAYED_FROM],
+            id=row["id"] or "",
+            ttl_ms=row["ttl_ms"],
+        )
+        partition = (
+            random.randrange(self._partitions)
+            if row["user_key"] is None
+            else key_partition(key, self._partitions)
+        )
+        return (
+            config.message_topic,
+            partition,
+            key,
+            row["value"],
+            (*headers, (REPLAYED_FROM, place.encode())),
+        )
+
+    def flush(self, *, is_last: bool = True) -> None:
+        """Write what is pending, not before its time."""
+        if is_last and self._skipped < self._report.sent_before:
+            self._check()  # fewer are chosen now than were sent
+        pending, self._pending, self._bytes = self._pending, [], 0
+        if not pending:
+            return
+        if self._wanted.rate is not None:
+            due_s = self._begin_s + (self._report.sent + len(pending)) / self._wanted.rate
+            time.sleep(max(0.0, due_s - time.monotonic()))
+        done = self._report.sent_before + self._report.sent + len(pending)
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                self._commit(pending, done)
+                break
+            except (OutcomeUnknownError, TransactionAbortedError):
+                if attempt == MAX_ATTEMPTS:
+                    raise
+                last = self._ledger.open()
+                if last is not None and last.rows_done == done:
+                    break
+        self._report.sent += len(pending)
+
+    def _commit(self, pending: Sequence[Record], done: int) -> None:
+        ledger = self._ledger
+        ledger.begin()
+        try:
+            ledger.producer.produce_records(pending)
+            ledger.commit(
+                done,
+                batch=self._report.to_ms,
+                rows_done=done,
+                source_hash=f"{self._wanted.digest} {self._places:08x}",
+            )
+        except BaseException:
+            ledger.abort()
+            raise
+
+    def close(self) -> None:
+        """Abort what was not committed; idempotent."""
+        self._ledger.close()

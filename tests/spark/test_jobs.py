@@ -1,0 +1,231 @@
+"""``sql``, ``replay``, ``dlq redrive --where`` and ``audit``, as users call them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import pytest
+from tests.integration.cli_tools import Commands
+from tests.integration.test_cli_redrive import Letters
+from tests.integration.tracker_logs import Logs
+
+from kafkamq.cli.audit_page import bars
+from kafkamq.cli.jobs import parse_moment
+from kafkamq.clients.transactions import TransactionalProducer
+from kafkamq.errors import ConfigError, StateError
+from kafkamq.spark.jobs.replay import REPLAYED_FROM, Replay, replay
+from kafkamq.spark.views import register_views
+from kafkamq.types import DeadLetterReason, MessageId, Outcome
+from kafkamq.wire.headers import read_message_headers
+from kafkamq.wire.keys import split_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+ID = "kafkamq-id"
+
+
+class Life:
+    """Messages of two queues, and what became of them."""
+
+    def __init__(self, bootstrap: str, namespace: str) -> None:
+        self.logs = Logs(bootstrap, namespace, marker_partitions=2)
+        self.commands = Commands(bootstrap, namespace)
+
+    def send(self, queue: str, *ids: str) -> list[MessageId]:
+        found = []
+        for identity in ids:
+            headers = ((ID, identity.encode()), ("trace", b"t-" + identity.encode()))
+            found += self.logs.send(key=queue.encode() + b"\0" + b"k", headers=headers)
+        return found
+
+    def work(self, queue: str, *ids: MessageId, outcome: Outcome, consumer: str = "ann") -> None:
+        key = queue.encode() + b"\0" + b"k"
+        names = [self.names[one] for one in ids]
+        for one, name in zip(ids, names, strict=True):
+            headers = ((ID, name.encode()),)
+            self.logs.start(one, key=key, consumer=consumer, timeout_ms=60_000, headers=headers)
+        self.logs.end(*ids, outcome=outcome, consumer=consumer, reason="no" if outcome else "")
+
+    @property
+    def names(self) -> dict[MessageId, str]:
+        found = {}
+        for record in self.logs.read(self.logs.config.message_topic):
+            place = MessageId(record.partition() or 0, record.offset() or 0)
+            found[place] = read_message_headers(record.headers()).id
+        return {one: found[MessageId(one.partition, one.offset)] for one in self.logs.sent}
+
+    def replayed(self) -> Counter[tuple[str, str]]:
+        """Queue and id of the messages that a replay sent."""
+        return Counter(
+            (split_key(record.key())[0].decode(), read_message_headers(record.headers()).id)
+            for record in self.logs.read(self.logs.config.message_topic)
+            if REPLAYED_FROM in dict(record.headers() or ())
+        )
+
+
+@pytest.fixture
+def life(spark: SparkSession, bootstrap: str, namespace: str) -> Life:
+    del spark  # the commands use the session of this process
+    made = Life(bootstrap, namespace)
+    orders = made.send("orders", "o1", "o2", "o3", "o4")
+    mails = made.send("mails", "m1")
+    made.work("orders", orders[0], orders[1], outcome=Outcome.ACK)
+    made.work("orders", orders[2], outcome=Outcome.REJECT, consumer="bob")
+    made.work("orders", orders[3], outcome=Outcome.REDELIVERED, consumer="bob")
+    made.work("mails", *mails, outcome=Outcome.NACK)
+    return made
+
+
+def test_sql_asks_every_table(life: Life) -> None:
+    rows = life.commands.json(
+        "sql", "SELECT queue_id, id, outcome, started_at FROM deliveries ORDER BY id"
+    )
+    assert [(row["queue_id"], row["id"], row["outcome"]) for row in rows] == [
+        ("mails", "m1", "NACK"), ("orders", "o1", "ACK"), ("orders", "o2", "ACK"),
+        ("orders", "o3", "REJECT"), ("orders", "o4", "REDELIVERED"),
+    ]  # fmt: skip
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", rows[0]["started_at"])
+    (row,) = life.commands.json(
+        "sql", "SELECT value, user_key, headers, X'ff' AS odd FROM messages WHERE id = 'm1'"
+    )
+    assert row["user_key"] == "k"
+    assert row["headers"] == [{"key": "trace", "value": "t-m1"}]
+    assert row["odd_base64"] == "/w=="
+    text = life.commands.run("sql", "SELECT count(*) AS many FROM messages")
+    assert "many" in text
+    assert "5" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sql", "SELEC 1"), r"^SQL: .*\(line 1, column 1\).*Tables are messages"),
+        (("sql", "SELECT quue_id FROM deliveries"), "^SQL: .*`quue_id`.*queue_id"),
+        (("sql", "SELECT 1/0 FROM messages"), "^SQL: .*[Dd]ivision by zero"),
+        (("replay", "--where", "id ==", "--dry-run"), "^--where: .*DESCRIBE"),
+        (("replay",), "^choose with --where, --from or --to"),
+        (("replay", "--from", "soon"), "^--from is 'soon': write a time as"),
+        (("replay", "--everything", "--rate", "0"), "^rate is 0"),
+        (("dlq", "redrive", "--where", "nothing = 1"), "^--where: .*`nothing`"),
+        (("audit", "--html", "/no/where/page.html"), "^--html /no/where/page.html: there is no"),
+    ],
+)
+def test_what_cannot_work_names_the_option(
+    life: Life, arguments: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        life.commands.run(*arguments)
+
+
+def test_a_replay_sends_what_sql_chooses(life: Life) -> None:
+    where = "id IN (SELECT id FROM deliveries WHERE outcome IN ('REJECT', 'ACK'))"
+    run = life.commands.json
+    (report,) = run("replay", "--where", where, "--dry-run")
+    assert (report["selected"], report["sent"]) == (3, 0)
+    assert not life.replayed()
+    (report,) = run("replay", "--where", where, "--into", "again", "--name", "one")
+    assert (report["selected"], report["sent"]) == (3, 3)
+    assert life.replayed() == Counter([("again", "o1"), ("again", "o2"), ("again", "o3")])
+    (report,) = run("replay", "--where", where, "--into", "again", "--name", "one")
+    assert (report["sent"], report["sent_before"]) == (0, 3)
+    assert sum(life.replayed().values()) == 3
+    with pytest.raises(ConfigError, match="--name one: another replay"):
+        life.commands.run("replay", "--where", "true", "--name", "one")
+    copies = life.logs.read(life.logs.config.message_topic)
+    headers = {
+        tuple(name for name, _ in record.headers() or ())
+        for record in copies
+        if REPLAYED_FROM in dict(record.headers() or ())
+    }
+    assert headers == {("trace", ID, REPLAYED_FROM)}
+    future = ("replay", "--from", "2999-01-01", "--dry-run")
+    assert run(*future)[0]["selected"] == 0
+
+
+def test_a_replay_that_was_cut_short_goes_on(
+    life: Life, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = life.logs.config
+    life.send("many", *(f"n{number}" for number in range(20)))
+    register_views(spark, config)
+    commit, commits = TransactionalProducer.commit, []
+
+    def failing(self: TransactionalProducer, **bound: float) -> None:
+        commits.append(1)
+        if len(commits) == 3:
+            raise RuntimeError("killed")
+        commit(self, **bound)
+
+    monkeypatch.setattr(TransactionalProducer, "commit", failing)
+    wanted = Replay(name="slow", where="queue_id = 'many'", rate=7.0)
+    with pytest.raises(RuntimeError, match="killed"):
+        replay(spark, config, wanted)
+    monkeypatch.undo()
+    assert sum(life.replayed().values()) == 14
+    life.send("many", "later")  # behind the time up to which the first run looked
+    report = replay(spark, config, wanted)
+    assert (report.sent_before, report.sent) == (14, 6)
+    assert life.replayed() == Counter(("many", f"n{number}") for number in range(20))
+    # As if retention had deleted a message.
+    spark.table("messages").where("id <> 'n3'").createOrReplaceTempView("messages")
+    with pytest.raises(StateError, match="does not choose the same ones"):
+        replay(spark, config, wanted)
+
+
+def test_sql_chooses_dead_letters(spark: SparkSession, bootstrap: str, namespace: str) -> None:
+    del spark
+    commands = Commands(bootstrap, namespace)
+    commands.run("create", "--partitions", "2", "--marker-partitions", "1", "--json")
+    letters = Letters(commands)
+    letters.write("a1", "a2", queue="a")
+    letters.write("b1", queue="b", reason=DeadLetterReason.REJECTED)
+    run = commands.json
+    where = ("dlq", "redrive", "--where", "id IN ('a1', 'b1')")
+    assert run(*where, "--dry-run")[0]["selected"] == 2
+    assert run(*where, "--queue", "b", "--dry-run")[0]["selected"] == 1
+    assert run(*where)[0]["redriven"] == 2
+    assert run(*where)[0]["redriven"] == 0
+    assert set(letters.redriven()) == {"a1", "b1"}
+
+
+def test_an_audit_tells_who_did_what(life: Life, tmp_path: Path) -> None:
+    page = tmp_path / "audit.html"
+    mails, orders = life.commands.json("audit", "--html", str(page))
+    assert (mails["queue_id"], orders["queue_id"]) == ("mails", "orders")
+    counted = ("messages", "attempts", "acked", "rejected", "leases_lost", "nacked")
+    assert [orders[name] for name in counted] == [4, 4, 2, 1, 1, 0]
+    shares = [(each["consumer_id"], float(each["share"])) for each in orders["consumers"]]
+    assert shares == [("ann", 50.0), ("bob", 50.0)]
+    assert [each["id"] for each in orders["poison"]] == ["o3"]
+    assert orders["messages_by_attempts"] == {"1": 4}
+    assert sum(orders["attempts_over_time"]) == 4
+    assert sum(orders["lateness"]) == 1
+    text = page.read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert not re.search(r"(src|href)=", text)  # nothing from elsewhere
+    plots = re.findall(r"<svg.*?</svg>", text)
+    assert len(plots) >= 6
+    for plot in plots:
+        ElementTree.fromstring(plot)
+    (alone,) = life.commands.json("audit", "--queue", "mails")
+    assert alone["nacked"] == 1
+    assert "orders" in life.commands.run("audit")
+
+
+def test_times_and_bars() -> None:
+    assert parse_moment("", option="--to") is None
+    assert parse_moment("1500", option="--to") == 1500
+    assert parse_moment("1970-01-01T00:00:02Z", option="--to") == 2000
+    assert parse_moment("1970-01-01 01:00:02+01:00", option="--to") == 2000
+    assert parse_moment("1970-01-01", option="--to") == 0
+    assert bars([0, 0], ["a", "b"]) == "<p>None.</p>"
+    drawn = ElementTree.fromstring(bars([1, 3], ["<a>", "b"]))
+    heights = [float(bar.attrib["height"]) for bar in drawn.iter("rect")]
+    assert heights[1] == pytest.approx(3 * heights[0], rel=0.01)
