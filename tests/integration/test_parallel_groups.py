@@ -248,6 +248,7 @@ def test_bad_input(bootstrap: str, namespace: str) -> None:
         ({"max_attempts": True, "dead_letter_topic": "d"}, "max_attempts"),
         ({"max_attempts": "3"}, "max_attempts"),
         ({"max_open": 2.5}, "max_open"),
+        ({"max_open_bytes": 0}, "max_open_bytes"),
         ({"max_rate": "fast"}, "max_rate"),
         ({"backoff": 5}, "backoff"),
         ({"on_failure": 5}, "on_failure"),

@@ -201,7 +201,7 @@ def test_keys_and_values_as_large_as_kafka_takes(bootstrap: str, namespace: str)
     keys = ["x" * 900_000, "y" * 900_000, "", "x" * 900_000]
     fill(bootstrap, topic, keys)
     sizes: list[int] = []
-    with make(bootstrap, topic, namespace) as consumer:
+    with make(bootstrap, topic, namespace, max_open_bytes=1) as consumer:
         consumer.poll(lambda record: sizes.append(len(record.key or b"")))
         wait_until(lambda: committed(bootstrap, namespace, topic) == (4, ""), what="the commit")
     assert sorted(sizes) == [0, 900_000, 900_000, 900_000]

@@ -276,4 +276,12 @@ OF_PARALLEL = [
         "elif key is None:\n                keyless = keyless if keyless is not None else []",
         _ORDER,
     ),
+    Mutant(
+        "parallel",
+        "large records fill the memory",
+        "core/flow.py",
+        "max(1, min(self._limits.max_open, int(fitting)))",
+        "self._limits.max_open",
+        _FLOW,
+    ),
 ]

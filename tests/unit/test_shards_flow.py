@@ -118,6 +118,26 @@ def test_a_record_that_holds_the_offset_back_is_reported_once() -> None:
     assert guard.observe(tracker.first_open(), 199_000) is None
 
 
+def test_large_records_are_held_in_smaller_numbers() -> None:
+    limits = FlowLimits(max_open=1000, resume_open=500, max_open_bytes=1_000_000)
+    flow = PartitionFlow(limits)
+    flow.observe([])
+    flow.observe([10] * 100)
+    assert (flow.max_open, flow.resume_open) == (1000, 500)
+    flow.observe([10_000] * 100)
+    assert 100 <= flow.max_open <= 102
+    assert flow.resume_open == flow.max_open // 2
+    assert not flow.fetch(102)
+    assert not flow.fetch(52)
+    assert flow.fetch(50)
+    flow.observe([5_000_000] * 100)
+    assert flow.max_open == 1  # one at a time goes on always
+    assert not flow.fetch(1)
+    assert flow.fetch(0)
+    flow.observe([0] * 1000)
+    assert flow.max_open == 1000
+
+
 def test_a_stall_is_told_again_when_nothing_came_of_it() -> None:
     guard = StallGuard(stall_after_ms=100)
     assert guard.observe(7, 0) is None

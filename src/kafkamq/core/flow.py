@@ -3,7 +3,8 @@
 Three limits, each per partition, so that one that is stuck does not hold the others up:
 
 - *Records held*: a partition is fetched until ``max_open`` of its records are polled and not done,
-  and again when they are down to ``resume_open``. One poll may go over it.
+  and again when they are down to ``resume_open``. One poll may go over it. Where records are large
+  it is fewer, so that what is held takes about ``max_open_bytes`` at most.
 - *Size of the map*: up to ``max_free_map_chars`` it may grow. Above, nothing beyond the highest
   that succeeded is handed out, so that holes are filled and the map shrinks; judge it again soon.
   Above ``max_map_chars`` it is not written whole, as the broker would refuse the commit, and the
@@ -19,6 +20,7 @@ Source: Parallel Consumer, Offset Map; the limits are its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kafkamq.core.offsets import Progress
@@ -36,6 +38,7 @@ __all__ = [
 
 _LIGHT_US = 50.0  # also while a dozen workers share one interpreter that others slow down
 _MEMORY_RECORDS = 1024.0
+_SIZE_WEIGHT = 1 / 16  # of one record in the mean of their sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ class FlowLimits:
 
     max_open: int = 10_000  # records polled and not done
     resume_open: int = 5_000  # a paused partition is fetched again from here on down
+    max_open_bytes: int = 256 * 1024 * 1024  # of their values, by the mean of the latest
     max_free_map_chars: int = 3072
     max_map_chars: int = 4096  # offset.metadata.max.bytes of the broker
 
@@ -54,6 +58,8 @@ class FlowLimits:
             raise ConfigError(
                 f"resume_open is {self.resume_open}: it must be below max_open ({self.max_open})"
             )
+        if self.max_open_bytes < 1:
+            raise ConfigError(f"max_open_bytes is {self.max_open_bytes}: it must be at least 1")
         if not 0 < self.max_free_map_chars <= self.max_map_chars:
             raise ConfigError(
                 f"max_free_map_chars is {self.max_free_map_chars}: it must be at least 1 and at"
@@ -75,6 +81,25 @@ class PartitionFlow:
     def __init__(self, limits: FlowLimits) -> None:
         self._limits = limits
         self._is_fetching = True
+        self._max_open = limits.max_open
+        self._record_bytes = 0.0
+
+    @property
+    def max_open(self) -> int:
+        """How many records may be polled and not done, as large as they are of late."""
+        return self._max_open
+
+    @property
+    def resume_open(self) -> int:
+        """Down to how many they must be before a paused partition is fetched again."""
+        return self._limits.resume_open * self._max_open // self._limits.max_open
+
+    def observe(self, sizes: Sequence[int]) -> None:
+        """Records of these sizes, in bytes, were polled; a sample of them is enough."""
+        for size in sizes:
+            self._record_bytes += (size - self._record_bytes) * _SIZE_WEIGHT
+        fitting = self._limits.max_open_bytes / max(self._record_bytes, 1.0)
+        self._max_open = max(1, min(self._limits.max_open, int(fitting)))
 
     @property
     def is_fetching(self) -> bool:
@@ -84,9 +109,9 @@ class PartitionFlow:
     def fetch(self, open_count: int) -> bool:
         """Whether to fetch on, with so many records polled and not done."""
         if self._is_fetching:
-            self._is_fetching = open_count < self._limits.max_open
+            self._is_fetching = open_count < self.max_open
         else:
-            self._is_fetching = open_count <= self._limits.resume_open
+            self._is_fetching = open_count <= self.resume_open
         return self._is_fetching
 
     def judge_map(self, chars: int, progress: Progress) -> MapVerdict:

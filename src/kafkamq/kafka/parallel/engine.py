@@ -31,6 +31,7 @@ __all__ = ["Engine", "Pool", "State"]
 
 MAX_POLL = 1000  # records of one poll
 TICK_S = 0.02  # the longest wait for records, and how often the rest is looked after
+_SAMPLE = 64  # of so many records one is asked for its size
 _LATE_S = 300.0  # for a commit that librdkafka still waits for
 ROOM_S = 0.05  # how long a full partition is waited for before it is paused
 _log = logging.getLogger(__name__)
@@ -244,7 +245,8 @@ class Engine:
             records = make_records(messages)
             self.stats.polled += len(records)
             self.desk.add(duty.lane, records)
-            if duty.lane.tracker.open_count >= self.config.limits.max_open:
+            duty.flow.observe(list(map(len, messages[::_SAMPLE])))
+            if duty.lane.tracker.open_count >= duty.flow.max_open:
                 crowded = duty
         for place, offset in self._source.ends:
             duty = self._duties.get(place)
@@ -256,8 +258,7 @@ class Engine:
 
     def _make_room(self, crowded: Duty) -> None:
         """Wait a moment, as pausing throws away what is fetched ahead; then pause."""
-        limits = self.config.limits
-        self.desk.await_room(crowded.lane, limits.resume_open, ROOM_S)
+        self.desk.await_room(crowded.lane, crowded.flow.resume_open, ROOM_S)
         for duty in self._duties.values():
             if not duty.flow.fetch(duty.lane.tracker.open_count) and not duty.is_paused:
                 duty.is_paused = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
 from typing import TypedDict
@@ -65,6 +66,8 @@ class ParallelOptions(TypedDict, total=False):
     """Records a second, at most."""
     max_open: int
     """Records of a partition that are read and not done, at most (and one poll); 10,000."""
+    max_open_bytes: int
+    """How much their values may take, about; 256 MiB. Of each partition."""
     start: str
     """Without a committed offset: "earliest" (the default), "latest", or "none": an error."""
     on_data_loss: str
@@ -136,12 +139,20 @@ def make_config(
         stall_after_ms=_ms("stall_after", options.get("stall_after", 60.0)),
         park_stalled=options.get("on_stall") == "dead-letter",
         max_rate=max_rate,
-        limits=FlowLimits(max_open=max_open, resume_open=max_open // 2),
+        limits=_limits(max_open, options),
         start=options.get("start", "earliest"),
         on_data_loss=options.get("on_data_loss", "raise"),
         on_foreign_metadata=options.get("on_foreign_metadata", "ignore"),
         hooks=_hooks(options),
     )
+
+
+def _limits(max_open: int, options: ParallelOptions) -> FlowLimits:
+    limits = FlowLimits(max_open=max_open, resume_open=max_open // 2)
+    max_open_bytes = options.get("max_open_bytes", limits.max_open_bytes)
+    whole: object = max_open_bytes  # whatever the types say
+    _require(isinstance(whole, int), "max_open_bytes", max_open_bytes, "a whole number")
+    return replace(limits, max_open_bytes=max_open_bytes)
 
 
 def _hooks(options: ParallelOptions) -> Hooks:
