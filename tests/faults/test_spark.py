@@ -30,7 +30,7 @@ from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.spark.tracker import run_spark_tracker
 config = ServiceConfig(bootstrap_servers=sys.argv[1], namespace=sys.argv[2])
 tracker = TrackerConfig(max_offsets_per_commit=100, position_interval_ms=500)
-run_spark_tracker(config, tracker, checkpoint=sys.argv[3], trigger_s=0.2)
+run_spark_tracker(config, tracker, checkpoint=sys.argv[3], trigger_s=0.2, master=sys.argv[4])
 """
 
 
@@ -78,14 +78,18 @@ class Load:
 
 @contextmanager
 def driver(
-    logs: Logs, checkpoint: Path, launcher: Sequence[str] = (), output: Path | None = None
+    logs: Logs,
+    checkpoint: Path,
+    launcher: Sequence[str] = (),
+    output: Path | None = None,
+    master: str = "local[2]",
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A driver with its JVM, in a process group of their own; killed at the end."""
     config = logs.config
     stream = open(output, "ab") if output else None  # noqa: SIM115, PTH123 - closed below
     program = [sys.executable, "-c", _PROGRAM, config.bootstrap_servers, config.namespace]
     process = subprocess.Popen(
-        [*launcher, *program, str(checkpoint)],
+        [*launcher, *program, str(checkpoint), master],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         stdout=stream,
         stderr=stream,
@@ -122,8 +126,8 @@ def test_drivers_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_pat
     load.judge("F4 SIGKILL of Spark drivers", {"kill driver": KILLS, "while firing": cut_short})
 
 
-def python_workers(driver_pid: int) -> list[int]:
-    """The processes in which Spark runs Python: children of its daemon, not the daemon."""
+def children_of(driver_pid: int) -> dict[int, int]:
+    """All processes below a driver, and their parents."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -131,9 +135,19 @@ def python_workers(driver_pid: int) -> list[int]:
         except (OSError, IndexError):
             continue
         parents[int(path.parent.name)] = int(fields[1])
-    children = [pid for pid, parent in parents.items() if _is_below(pid, driver_pid, parents)]
-    daemons = {pid for pid in children if "daemon" in _command(pid)}
+    return {pid: up for pid, up in parents.items() if _is_below(pid, driver_pid, parents)}
+
+
+def python_workers(driver_pid: int) -> list[int]:
+    """The processes in which Spark runs Python: children of its daemon, not the daemon."""
+    parents = children_of(driver_pid)
+    daemons = {pid for pid in parents if "daemon" in _command(pid)}
     return [pid for pid in daemons if parents[pid] in daemons]
+
+
+def executors(driver_pid: int) -> list[int]:
+    """The JVMs that run tasks, of a master ``local-cluster``."""
+    return [pid for pid in children_of(driver_pid) if "CoarseGrainedExecutor" in _command(pid)]
 
 
 def _is_below(pid: int, top: int, parents: dict[int, int]) -> bool:
@@ -169,6 +183,27 @@ def test_python_workers_are_killed_twenty_times(
                 kills += 1
         load.wait_until_settled()
     load.judge("F4 SIGKILL of Spark's Python workers", {"kill Python worker": kills})
+    assert kills == KILLS
+
+
+def test_executors_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_path: Path) -> None:
+    """F4: two of them with a core each; Spark starts a killed one again."""
+    load = Load(bootstrap, namespace)
+    kills = 0
+    with driver(load.logs, tmp_path / "checkpoint", master="local-cluster[2,1,1024]") as process:
+        load.add(400)
+        wait_until(load.logs.copied, timeout_s=PATIENCE_S)
+        deadline_s = time.monotonic() + 500
+        while kills < KILLS and time.monotonic() < deadline_s:
+            load.add(200)
+            time.sleep(4.0 + 4.0 * load.chance.random())
+            assert process.poll() is None, "the driver ended"
+            running = executors(process.pid)
+            if len(running) == 2:
+                os.kill(load.chance.choice(running), signal.SIGKILL)
+                kills += 1
+        load.wait_until_settled()
+    load.judge("F4 SIGKILL of Spark's executors", {"kill executor": kills})
     assert kills == KILLS
 
 
