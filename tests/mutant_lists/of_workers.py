@@ -146,7 +146,7 @@ OF_WORKERS = [
         "R7",
         "a new partition's messages are not renewed one by one",
         LEASES_PY,
-        "        return lease.message_id.partition in self._new_partitions\n",
+        "        return lease.partition in self._new_partitions\n",
         "        return False\n",
         LEASES,
     ),

@@ -14,7 +14,6 @@ from kafkamq.core.handout import (
     nack_delay_ms,
 )
 from kafkamq.core.leases import Lease, LeaseState
-from kafkamq.types import MessageId
 
 
 class Worker:
@@ -25,7 +24,9 @@ class Worker:
 
 
 def lease() -> Lease:
-    return Lease(MessageId(0, 0), 0, "me", LeaseState.HELD)
+    held = Lease(0, 0, (b"", 0), 0, "me")
+    held.state = LeaseState.HELD
+    return held
 
 
 @pytest.mark.parametrize(

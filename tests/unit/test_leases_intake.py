@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from kafkamq.core.intake import MAX_AGE_MS, Intake, Polled
 
 
-def poll(intake: Intake[str], partition: int, offsets: range, *, own: set[int], at_ms: int = 0):
+def poll(
+    intake: Intake[Polled[str]], partition: int, offsets: range, *, own: set[int], at_ms: int = 0
+):
     messages = [Polled(f"{partition}/{o}", partition, o, at_ms) for o in offsets if o in own]
     intake.polled(
         messages,
@@ -21,7 +23,7 @@ def poll(intake: Intake[str], partition: int, offsets: range, *, own: set[int], 
 
 
 def test_foreign_messages_are_committed_along() -> None:
-    intake: Intake[str] = Intake()
+    intake: Intake[Polled[str]] = Intake()
     poll(intake, 0, range(10, 20), own={13, 17})
     assert intake.committable() == {0: 13}
     intake.take()
@@ -35,7 +37,7 @@ def test_foreign_messages_are_committed_along() -> None:
 
 
 def test_nothing_is_committed_past_a_start_that_is_under_way() -> None:
-    intake: Intake[str] = Intake()
+    intake: Intake[Polled[str]] = Intake()
     poll(intake, 0, range(10, 20), own={13, 17})
     intake.take()
     intake.take()
@@ -47,7 +49,7 @@ def test_nothing_is_committed_past_a_start_that_is_under_way() -> None:
 
 
 def test_a_failure_seeks_back_to_what_is_committed() -> None:
-    intake: Intake[str] = Intake()
+    intake: Intake[Polled[str]] = Intake()
     poll(intake, 0, range(10, 20), own={13, 17})
     poll(intake, 1, range(5, 6), own={5})
     intake.take()
@@ -64,7 +66,7 @@ def test_a_failure_seeks_back_to_what_is_committed() -> None:
 
 
 def test_before_any_commit_it_seeks_back_to_where_polling_began() -> None:
-    intake: Intake[str] = Intake()
+    intake: Intake[Polled[str]] = Intake()
     poll(intake, 0, range(10, 20), own={13})
     intake.take()
     assert intake.rewind() == {0: 10}
@@ -72,7 +74,7 @@ def test_before_any_commit_it_seeks_back_to_where_polling_began() -> None:
 
 
 def test_a_revoked_partition_is_forgotten_the_others_are_not() -> None:
-    intake: Intake[str] = Intake()
+    intake: Intake[Polled[str]] = Intake()
     poll(intake, 0, range(3), own={0, 1, 2})
     poll(intake, 1, range(3), own={0, 1, 2})
     intake.take()
@@ -85,7 +87,7 @@ def test_a_revoked_partition_is_forgotten_the_others_are_not() -> None:
 
 
 def test_deleted_records_are_skipped_what_was_polled_stays() -> None:
-    intake: Intake[str] = Intake()
+    intake: Intake[Polled[str]] = Intake()
     poll(intake, 0, range(3), own={2})
     intake.skipped_to(0, 100)
     assert intake.committable() == {0: 2}
@@ -95,14 +97,14 @@ def test_deleted_records_are_skipped_what_was_polled_stays() -> None:
 
 
 def test_a_new_group_begins_at_a_place() -> None:
-    intake: Intake[str] = Intake()
+    intake: Intake[Polled[str]] = Intake()
     intake.placed(0, 40)
     assert intake.committable() == {}
     assert intake.rewind() == {0: 40}
 
 
 def test_old_ones_are_fetched_again() -> None:
-    intake: Intake[str] = Intake()
+    intake: Intake[Polled[str]] = Intake()
     assert not intake.is_stale(10**9)
     poll(intake, 0, range(2), own={0}, at_ms=1000)
     assert not intake.is_stale(1000 + MAX_AGE_MS)
@@ -110,7 +112,7 @@ def test_old_ones_are_fetched_again() -> None:
 
 
 def test_records_are_counted_until_a_commit() -> None:
-    intake: Intake[str] = Intake()
+    intake: Intake[Polled[str]] = Intake()
     poll(intake, 0, range(7), own={0})
     poll(intake, 0, range(7, 9), own=set())
     assert intake.uncommitted_count == 9
@@ -127,7 +129,7 @@ def test_records_are_counted_until_a_commit() -> None:
 def test_never_commits_what_has_no_start(steps: list[str], seed: int) -> None:
     """Against a list per partition: committed <= first own message without a START."""
     random = Random(seed)
-    intake: Intake[tuple[int, int]] = Intake()
+    intake: Intake[Polled[tuple[int, int]]] = Intake()
     own = {p: {o for o in range(400) if random.random() < 0.4} for p in (0, 1)}
     position = {0: 0, 1: 0}
     committed = {0: 0, 1: 0}

@@ -10,19 +10,29 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-__all__ = ["MAX_AGE_MS", "Intake", "Polled"]
+__all__ = ["MAX_AGE_MS", "Intake", "Polled", "Waiting"]
 
 MAX_AGE_MS = 20_000
 """No START for what was polled longer ago than this (R5)."""
 
+
+class Waiting(Protocol):
+    """A message of our own queue, polled and not STARTed."""
+
+    partition: int
+    offset: int
+    polled_ms: int
+
+
+Message = TypeVar("Message", bound=Waiting)
 Record = TypeVar("Record")
 
 
 @dataclass(slots=True)
 class Polled(Generic[Record]):
-    """A message of our own queue, polled and not STARTed."""
+    """A record of any type as such a message."""
 
     record: Record
     partition: int
@@ -30,11 +40,11 @@ class Polled(Generic[Record]):
     polled_ms: int
 
 
-class Intake(Generic[Record]):
+class Intake(Generic[Message]):
     """The polled messages of one consumer, over all its partitions."""
 
     def __init__(self) -> None:
-        self._queue: deque[Polled[Record]] = deque()
+        self._queue: deque[Message] = deque()
         self._next: dict[int, int] = {}  # partition -> next offset to poll
         self._committed: dict[int, int] = {}  # also: where the first poll began
         self._taken: dict[int, int] = {}  # partition -> first offset whose START is under way
@@ -60,7 +70,7 @@ class Intake(Generic[Record]):
 
     def polled(
         self,
-        own: Sequence[Polled[Record]],
+        own: Sequence[Message],
         *,
         first_offsets: dict[int, int],
         next_offsets: dict[int, int],
@@ -106,20 +116,20 @@ class Intake(Generic[Record]):
 
     # Decisions.
 
-    def head(self) -> Polled[Record] | None:
+    def head(self) -> Message | None:
         """The next message to START, None when nothing is there."""
         return self._queue[0] if self._queue else None
 
-    def take(self) -> Polled[Record]:
+    def take(self) -> Message:
         """Remove the head; its START is about to be written."""
         (message,) = self.take_many(1)
         return message
 
-    def upcoming(self, count: int) -> Iterable[Polled[Record]]:
+    def upcoming(self, count: int) -> Iterable[Message]:
         """The first ``count`` messages, still there."""
         return islice(self._queue, count)
 
-    def take_many(self, count: int) -> list[Polled[Record]]:
+    def take_many(self, count: int) -> list[Message]:
         """Remove so many; their STARTs are about to be written."""
         pop = self._queue.popleft
         messages = [pop() for _ in range(count)]

@@ -52,20 +52,49 @@ class Settlement(Enum):
     LOST = 2
 
 
-@dataclass(slots=True, eq=False)
 class Lease:
     """A worker's hold on one message; changed by ``Leases`` alone."""
 
-    message_id: MessageId
-    marker_partition: int  # of its START; KEEPALIVE and END go there too (R7)
-    holder_id: str  # whom trackers take for its holder; a RELEASE must name it (R8)
-    state: LeaseState = LeaseState.STARTING
-    begin_ms: int = -1  # its first START was delivered
-    deadline_ms: int = -1
-    asked_ms: int = -1  # until when ``extend`` asked to hold it, delivered or not
-    log_begin_ms: int = -1
-    log_deadline_ms: int = -1
-    is_end_known: bool = False  # its END is in the log, or nobody waits for that
+    __slots__ = (
+        "asked_ms",
+        "begin_ms",
+        "deadline_ms",
+        "holder_id",
+        "is_end_known",
+        "log",
+        "log_begin_ms",
+        "log_deadline_ms",
+        "marker_partition",
+        "offset",
+        "partition",
+        "state",
+    )
+
+    def __init__(
+        self,
+        partition: int,
+        offset: int,
+        log: tuple[bytes, int],
+        marker_partition: int,
+        holder_id: str,
+    ) -> None:
+        self.partition = partition
+        self.offset = offset
+        self.log = log  # topic id and leader epoch
+        self.marker_partition = marker_partition  # of its START, KEEPALIVE and END (R7)
+        self.holder_id = holder_id  # whom trackers take for its holder; a RELEASE names it (R8)
+        self.state = LeaseState.STARTING
+        self.begin_ms = -1  # its first START was delivered
+        self.deadline_ms = -1
+        self.asked_ms = -1  # until when ``extend`` asked to hold it, delivered or not
+        self.log_begin_ms = -1
+        self.log_deadline_ms = -1
+        self.is_end_known = False  # its END is in the log, or nobody waits for that
+
+    @property
+    def message_id(self) -> MessageId:
+        """Of the message."""
+        return MessageId(self.partition, self.offset, *self.log)
 
     def is_over(self, monotonic_ms: int) -> bool:
         """Whether nothing that happens to this process can count against the message any more.
@@ -161,7 +190,14 @@ class Leases:
 
     def start(self, message_id: MessageId, marker_partition: int) -> Lease:
         """Its START is about to be written, under ``consumer_id``."""
-        lease = Lease(message_id, marker_partition, self._consumer_id)
+        log = message_id.topic_id, message_id.leader_epoch
+        return self.start_at(message_id.partition, message_id.offset, log, marker_partition)
+
+    def start_at(
+        self, partition: int, offset: int, log: tuple[bytes, int], marker_partition: int
+    ) -> Lease:
+        """``start``, by the parts of the message's identity; ``log``: topic id, leader epoch."""
+        lease = Lease(partition, offset, log, marker_partition, self._consumer_id)
         self._open.add(lease)
         return lease
 
@@ -294,7 +330,7 @@ class Leases:
     def _needs_id(self, lease: Lease) -> bool:
         if lease.holder_id != self._consumer_id:  # after a failure
             return True
-        return lease.message_id.partition in self._new_partitions
+        return lease.partition in self._new_partitions
 
     def _drop_old_partitions(self, monotonic_ms: int) -> None:
         for partition in [p for p, end in self._new_partitions.items() if monotonic_ms >= end]:

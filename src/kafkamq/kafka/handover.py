@@ -56,8 +56,11 @@ class PlainHandover:
     def advance(self, batch: Batch, timeout_s: float) -> Commit:
         """See the STARTs in the log, then commit the offsets."""
         began_s = time.monotonic()
-        if not batch.is_started and not self._starter.wait(batch, timeout_s):
-            return Commit.PENDING
+        if not batch.is_started:
+            if self._starter.send(batch):
+                self._reader.poll_ahead(len(batch.messages))  # while the brokers take the STARTs
+            if not self._starter.wait(batch, timeout_s):
+                return Commit.PENDING
         return self._reader.commit(max(0.0, timeout_s - (time.monotonic() - began_s)))
 
     def give_up(self, batch: Batch) -> None:
@@ -96,7 +99,7 @@ class ExactHandover:
         self._intake.started()  # the same transaction has the offsets behind these STARTs
         self._offsets = self._intake.committable()
         self._reader.holds_commits = True
-        self._committer.begin(batch.starts, self._offsets, self._reader.membership())
+        self._committer.begin(batch.starts(), self._offsets, self._reader.membership())
 
     def advance(self, batch: Batch, timeout_s: float) -> Commit:
         """Wait for its outcome, and stay in the group meanwhile."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from datetime import timedelta
-from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from confluent_kafka import Message as Record
 from kafkamq.clients.records import headers_of
 from kafkamq.config import milliseconds
 from kafkamq.core.handout import expires_at_ms
-from kafkamq.core.leases import Lease, LeaseState
+from kafkamq.core.leases import Lease
 from kafkamq.types import Headers, MessageId, Outcome
 from kafkamq.wire.headers import ID, MessageHeaders, read_message_headers
 from kafkamq.wire.keys import split_key
@@ -50,26 +49,30 @@ class Message:
         "_outcome",
         "_read",
         "_record",
-        "_start_error",
-        "_start_log_ms",
-        "_start_ns",
         "_verdicts",
+        "offset",
+        "partition",
+        "polled_ms",
     )
 
     _lease: Lease
     _identity: bytes  # of the message, as its markers have it
     _marker_key: bytes
-    _start_ns: int  # monotonic; once its START is reported
     # Once it has a verdict:
     _outcome: Outcome
     _end: bytes
     _end_log_ms: int
     _end_error: KafkaError | None
 
-    def __init__(self, verdicts: Verdicts, record: Record) -> None:
+    def __init__(
+        self, verdicts: Verdicts, record: Record, partition: int, offset: int, polled_ms: int
+    ) -> None:
         """Made by ``Consumer`` alone, when the record was polled; its START completes it."""
         self._verdicts = verdicts
         self._record = record
+        self.partition = partition
+        self.offset = offset
+        self.polled_ms = polled_ms  # monotonic
         self._headers = headers = headers_of(record)
         self._read: MessageHeaders | None = None
         self._count = 1
@@ -81,8 +84,6 @@ class Message:
                 first = read.origin
                 since_ms = record.timestamp()[1] if first is None else first.timestamp_ms
                 self._expiry_ms = expires_at_ms(read.ttl_ms, since_ms)
-        self._start_error: KafkaError | None = None
-        self._start_log_ms: int | None = None  # of its START; None: not reported, or failed
 
     # What it is.
 
@@ -214,24 +215,6 @@ class Message:
         self._verdicts.leave(self, error)
 
     # Delivery reports.
-
-    def _start_reported(self, error: KafkaError | None, record: Record) -> None:
-        if error is not None:
-            self._start_error = error
-            return
-        self._start_ns = monotonic_ns()
-        self._start_log_ms = record.timestamp()[1]
-        if self._lease.state is LeaseState.LOST:  # its batch failed before this was known
-            self._verdicts.started_late(self)
-
-    def _start_reported_in_transaction(self, error: KafkaError | None, record: Record) -> None:
-        if error is None:  # else the transaction fails
-            self._start_ns = monotonic_ns()
-            self._start_log_ms = record.timestamp()[1]
-
-    @property
-    def _is_start_reported(self) -> bool:
-        return self._start_log_ms is not None or self._start_error is not None
 
     def _end_reported(self, error: KafkaError | None, record: Record) -> None:
         if error is None:

@@ -14,20 +14,22 @@ from confluent_kafka import KafkaError
 
 from kafkamq.clients.errors import broker_error
 from kafkamq.core.handout import has_expired, is_last_delivery
-from kafkamq.core.intake import Intake, Polled
+from kafkamq.core.intake import Intake
 from kafkamq.core.leases import Lease, LeaseState
-from kafkamq.kafka.clock import NS_PER_MS, monotonic_ms
+from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.gate import process_gate
 from kafkamq.kafka.message import Message
 from kafkamq.kafka.namespace import NamespaceFacts
+from kafkamq.kafka.start_reports import RouteStarts
 from kafkamq.kafka.verdicts import Verdicts
 from kafkamq.kafka.worker import Worker
 from kafkamq.types import MessageId
-from kafkamq.wire.markers import encode_identity
+from kafkamq.wire.markers import identity_encoder
 from kafkamq.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
 
 __all__ = ["Batch", "Starter"]
 
+_SEND_S = 0.001  # a flush so short waits for nothing, but ends the producer's linger
 _END_S = 0.05  # how long one step waits for an END that is under way
 
 
@@ -36,29 +38,33 @@ class Batch:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        # By marker partition, as produce_batch takes them: it knows one partition per call.
-        self.starts: dict[int, list[dict[str, Any]]] = {}
+        self.routes: dict[int, RouteStarts] = {}  # by marker partition
+        self.is_sent = False
         self.is_started = False  # every START is in the log
 
     def partitions(self) -> set[int]:
         """Of the messages topic."""
-        return {message.message_id.partition for message in self.messages}
+        return {message.partition for message in self.messages}
 
     def leases(self) -> list[Lease]:
         """One per message."""
         return [message._lease for message in self.messages]
 
+    def starts(self) -> dict[int, list[dict[str, Any]]]:
+        """By marker partition, as produce_batch takes them: it knows one partition per call."""
+        return {partition: route.starts for partition, route in self.routes.items()}
+
     def error(self) -> KafkaError | None:
-        """The first failed START, if any."""
-        for message in self.messages:
-            if message._start_error is not None:
-                return message._start_error
+        """A failed START, if any."""
+        for route in self.routes.values():
+            if route.error is not None:
+                return route.error
         return None
 
     @property
     def is_reported(self) -> bool:
         """Whether every START is known to be in the log or failed."""
-        return all(message._is_start_reported for message in self.messages)
+        return all(route.is_reported for route in self.routes.values())
 
 
 class Starter:
@@ -70,7 +76,6 @@ class Starter:
         self._verdicts = verdicts
         self._max_deliveries = worker.queue.max_deliveries
         self._max_inline_bytes = worker.queue.max_inline_payload_bytes
-        self._is_exact = worker.queue.exactly_once
 
     def _enter(self, now_ms: int, is_last: bool) -> bool:
         """R6; an END that is under way is waited for, as nothing may start beside it."""
@@ -107,8 +112,8 @@ class Starter:
             process_gate.entered(leases, alone)
         return batch
 
-    def _is_last(self, polled: Polled[Message]) -> bool:
-        count = polled.record._count
+    def _is_last(self, message: Message) -> bool:
+        count = message._count
         return count > 1 and is_last_delivery(count, self._max_deliveries)
 
     def _count(self, wanted: int, is_last: bool) -> int:
@@ -116,64 +121,63 @@ class Starter:
         if is_last:
             return 1
         count = 0
-        for polled in self._intake.upcoming(wanted):
-            if polled.record._count > 1 and self._is_last(polled):
+        for message in self._intake.upcoming(wanted):
+            if message._count > 1 and self._is_last(message):
                 break  # when these are settled
             count += 1
         return count
 
-    def _fill(
-        self, batch: Batch, taken: list[Polled[Message]], facts: NamespaceFacts, now_ms: int
-    ) -> None:
+    def _fill(self, batch: Batch, taken: list[Message], facts: NamespaceFacts, now_ms: int) -> None:
         """Encode the STARTs. Once per message: this loop is a good part of the cost of one."""
         leases = self._worker.leases
+        start_at, may_be_lapsed = leases.start_at, leases.may_be_lapsed
         encode = self._worker.encoder.encode_known
         topic_id, marker_partitions = facts.message_topic_id, facts.marker_partitions
         max_inline, max_bytes = self._max_inline_bytes, facts.max_marker_bytes
-        exact = self._is_exact
-        add = batch.messages.append
-        by_route = batch.starts
-        may_be_lapsed = leases.may_be_lapsed
-        last_partition, last_chunk, route, marker = -1, -1, -1, b""
-        starts: list[dict[str, Any]] = []
-        for polled in taken:
-            message, partition, offset = polled.record, polled.partition, polled.offset
-            record = message._record
-            epoch = record.leader_epoch()
-            epoch = 0 if epoch is None else epoch + 1
-            message_id = MessageId(partition, offset, topic_id, epoch)
-            if may_be_lapsed and leases.is_lapsed(message_id, now_ms):
-                continue  # R5: its START is in the log and its lease over; a tracker answers for it
-            chunk = offset // CHUNK_OFFSETS
-            if chunk != last_chunk or partition != last_partition:  # seldom: they come in runs
-                last_partition, last_chunk = partition, chunk
-                route = marker_partition(partition, offset, marker_partitions)
+        add, routes = batch.messages.append, batch.routes
+        last_partition, last_chunk, last_epoch = -1, -1, None
+        for message in taken:
+            record, partition, offset = message._record, message.partition, message.offset
+            epoch, chunk = record.leader_epoch(), offset // CHUNK_OFFSETS
+            # Seldom: they come in runs.
+            if chunk != last_chunk or partition != last_partition or epoch != last_epoch:
+                last_partition, last_chunk, last_epoch = partition, chunk, epoch
+                log = topic_id, 0 if epoch is None else epoch + 1
+                identify = identity_encoder(partition, offset, *log)
+                number = marker_partition(partition, offset, marker_partitions)
                 marker = marker_key(partition, offset)
-                starts = by_route.setdefault(route, [])
-            message._lease = leases.start(message_id, route)
-            message._identity = identity = encode_identity(partition, offset, topic_id, epoch)
+                route = routes.get(number)
+                if route is None:
+                    route = routes[number] = RouteStarts()
+                add_start, add_routed, report = (
+                    route.starts.append,
+                    route.messages.append,
+                    route.report,
+                )
+            if may_be_lapsed and leases.is_lapsed(MessageId(partition, offset, *log), now_ms):
+                continue  # R5: its START is in the log and its lease over; a tracker answers for it
+            message._lease = start_at(partition, offset, log, number)
+            message._identity = identity = identify(offset)
             message._marker_key = marker
+            add(message)
+            add_routed(message)
             key, value, time_ms = record.key() or b"", record.value(), record.timestamp()[1]
-            count, expiry_ms = message._count, message._expiry_ms
             by_reference = value is not None and len(value) > max_inline
             while True:  # by reference where the payload is too large for a marker (R11)
-                payload = None if by_reference else value
                 start = encode(
                     identity,
                     key,
-                    payload,
-                    count,
+                    None if by_reference else value,
+                    message._count,
                     message._headers,
-                    expiry_ms,
+                    message._expiry_ms,
                     time_ms,
                     by_reference,
                 )
                 if len(start) <= max_bytes or by_reference:
                     break
                 by_reference = True
-            report = message._start_reported_in_transaction if exact else message._start_reported
-            add(message)
-            starts.append({"value": start, "key": marker, "callback": report})
+            add_start({"value": start, "key": marker, "callback": report})
 
     def write(self, batch: Batch) -> None:
         """Queue the STARTs outside of a transaction.
@@ -181,11 +185,16 @@ class Starter:
         Raises:
             BrokerError: They could not be queued; ``abandon`` the batch.
         """
-        try:
-            for partition, starts in batch.starts.items():
-                self._worker.writer.write_many(partition, starts)
-        finally:
-            batch.starts.clear()
+        for partition, starts in batch.starts().items():
+            self._worker.writer.write_many(partition, starts)
+
+    def send(self, batch: Batch) -> bool:
+        """Let the STARTs set out without waiting for their reports; True: just now."""
+        if batch.is_sent:
+            return False
+        batch.is_sent = True
+        self._worker.writer.flush(_SEND_S)
+        return True
 
     def wait(self, batch: Batch, timeout_s: float) -> bool:
         """Whether all that was written is in the log; waits for it.
@@ -208,12 +217,12 @@ class Starter:
 
     def started(self, batch: Batch) -> None:
         """All its STARTs are in the log."""
-        leases = self._worker.leases
+        started = self._worker.leases.started
         with self._worker.lock:
-            for message in batch.messages:
-                log_ms = message._start_log_ms
-                assert log_ms is not None, "flushed and without error: it was reported"
-                leases.started(message._lease, message._start_ns // NS_PER_MS, log_ms)
+            for route in batch.routes.values():
+                begin_ms = route.begin_ms
+                for message, log_ms in route.delivered():
+                    started(message._lease, begin_ms, log_ms)
         batch.is_started = True
 
     def finish(self, batch: Batch) -> list[Message]:
@@ -223,7 +232,9 @@ class Starter:
             worker.leases.committed(batch.leases(), monotonic_ms())
             worker.renew_id()
         held = [m for m in batch.messages if m._lease.state is LeaseState.HELD]
-        expired = [m for m in held if has_expired(m._expiry_ms, m._lease.log_begin_ms)]
+        expired = [
+            m for m in held if m._expiry_ms and has_expired(m._expiry_ms, m._lease.log_begin_ms)
+        ]
         if not expired:
             return held
         self._verdicts.reject_expired(expired)
@@ -231,27 +242,33 @@ class Starter:
 
     def abandon(self, batch: Batch) -> None:
         """Forget the batch, under a new consumer_id (R5, R7)."""
-        self._forget(batch.messages)
+        leases = self._worker.leases
+        with self._worker.lock:
+            self._fail(batch.messages)
+            # A START may be in the log although its batch failed; so may one whose report is not
+            # there yet: it finds the lease lost.
+            for route in batch.routes.values():
+                route.give_up(self._started_late)
+                for message, log_ms in route.delivered():
+                    leases.started(message._lease, route.begin_ms, log_ms)
+
+    def _started_late(self, message: Message, begin_ms: int, log_ms: int) -> None:
+        with self._worker.lock:
+            self._worker.leases.started(message._lease, begin_ms, log_ms)
 
     def drop(self, batch: Batch, partitions: Iterable[int]) -> None:
         """Forget those of the batch whose partitions went to another member."""
         gone = set(partitions)
-        lost = [m for m in batch.messages if m.message_id.partition in gone]
+        lost = [m for m in batch.messages if m.partition in gone]
         if lost:
-            batch.messages[:] = [m for m in batch.messages if m.message_id.partition not in gone]
-            self._forget(lost)
+            batch.messages[:] = [m for m in batch.messages if m.partition not in gone]
+            with self._worker.lock:
+                self._fail(lost)
 
-    def _forget(self, messages: list[Message]) -> None:
+    def _fail(self, messages: list[Message]) -> None:
         leases = self._worker.leases
-        with self._worker.lock:
-            leases.failed(m._lease for m in messages if m._lease.state is not LeaseState.LOST)
-            # A START may be in the log although its batch failed; its report, if it comes later,
-            # finds the lease lost and says so itself.
-            for message in messages:
-                if message._start_log_ms is not None:
-                    begin_ms = message._start_ns // NS_PER_MS
-                    leases.started(message._lease, begin_ms, message._start_log_ms)
-            self._worker.renew_id()
+        leases.failed(m._lease for m in messages if m._lease.state is not LeaseState.LOST)
+        self._worker.renew_id()
 
     def undo(self, batch: Batch) -> None:
         """Forget a batch whose transaction did not happen (exactly once)."""

@@ -39,10 +39,21 @@ class WorkerTally:
 
     def settled(self, messages: Iterable[Message], now_ms: int) -> None:
         """Verdicts of the application."""
-        verdicts = [(message._outcome, message._lease) for message in messages]
-        counts = Counter(
-            [(outcome, lease.message_id.partition, lease.begin_ms) for outcome, lease in verdicts]
-        )
+        counts: Counter[tuple[Outcome, int, int]] = Counter()
+        last: tuple[Outcome, int, int] | None = None
+        run = 0
+        for message in messages:  # neighbours have the same, as a rule: one look-up for a run
+            lease = message._lease
+            outcome, partition = message._outcome, lease.partition
+            if last is None or (
+                outcome is not last[0] or partition != last[1] or lease.begin_ms != last[2]
+            ):
+                if last is not None:
+                    counts[last] += run
+                last, run = (outcome, partition, lease.begin_ms), 0
+            run += 1
+        if last is not None:
+            counts[last] += run
         for (outcome, partition, _), count in counts.items():
             _OF_OUTCOME[outcome].add(count, self._queue_id, partition)
         took = [((now_ms - began_ms) / 1000, count) for (_, _, began_ms), count in counts.items()]
@@ -61,7 +72,7 @@ class WorkerTally:
         self._add(catalog.LATE_VERDICTS, (message._lease,))
 
     def _add(self, counter: Counted, leases: Iterable[Lease]) -> None:
-        counts = Counter([lease.message_id.partition for lease in leases])
+        counts = Counter([lease.partition for lease in leases])
         for partition, count in counts.items():
             counter.add(count, self._queue_id, partition)
 

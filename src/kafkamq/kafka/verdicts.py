@@ -14,7 +14,7 @@ from kafkamq.clients.errors import broker_error
 from kafkamq.core.handout import nack_delay_ms
 from kafkamq.core.leases import Lease, LeaseState, Renewal, Settlement
 from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, LeaseLostError, StateError
-from kafkamq.kafka.clock import NS_PER_MS, monotonic_ms
+from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.message import UNREPORTED, Message
 from kafkamq.kafka.tally import WorkerTally
 from kafkamq.kafka.worker import Worker
@@ -264,14 +264,6 @@ class Verdicts:
                 self._to_tell.append(message)
 
     # Delivery reports; called while reports are served, with no lock held.
-
-    def started_late(self, message: Message) -> None:
-        """A START of a batch that was given up is in the log after all."""
-        log_ms = message._start_log_ms
-        assert log_ms is not None, "it was reported"
-        with self._worker.lock:
-            begin_ms = message._start_ns // NS_PER_MS
-            self._worker.leases.started(message._lease, begin_ms, log_ms)
 
     def check_late(self, message: Message, log_ms: int) -> None:
         """An END is in the log, after the lease's end as far as it was known (R9)."""

@@ -167,7 +167,7 @@ class Worker:
         self._kafka = network.kafka
         self._topics = topics
         self._group = group
-        self._intake: Intake[LogRecord] = Intake()
+        self._intake: Intake[Polled[LogRecord]] = Intake()
         self._ids = 0
         self._leases = Leases(
             self._new_id(),

@@ -8,6 +8,7 @@ and type START never are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from kafkamq.errors import WireError
@@ -24,6 +25,7 @@ __all__ = [
     "encode_schedule",
     "encode_start",
     "encode_tick",
+    "identity_encoder",
 ]
 
 MAX_MARKER_BYTES = 17 * 1024 * 1024
@@ -156,6 +158,18 @@ def encode_identity(partition: int, offset: int, topic_id: bytes, leader_epoch: 
     return before[len(middle)] + middle + after
 
 
+def identity_encoder(
+    partition: int, offset: int, topic_id: bytes, leader_epoch: int
+) -> Callable[[int], bytes]:
+    """``encode_identity`` by the offset alone, for offsets with the same ``offset // 16384``."""
+    before, after = _identity(partition, topic_id, leader_epoch)
+    if offset < 16384:  # here the digits differ in number
+        return lambda small: encode_identity(partition, small, topic_id, leader_epoch)
+    high = _high_digits(offset >> 14)
+    start, end = before[2 + len(high)], high + after
+    return lambda near: start + _MORE[near & 16383] + end
+
+
 def _headers(headers: Headers) -> bytes:
     if len(headers) == 1:  # the id alone, as a rule
         name, value = headers[0]
@@ -275,14 +289,27 @@ class StartEncoder:
             known = message_timestamp_ms > 0
             self._time_field = b"\xa0\x01" + varint(message_timestamp_ms) if known else b""
             self._time_ms = message_timestamp_ms
+        size = len(value) if value else 0
+        if delivery_count == 1 and 0 < size < 16384 and not by_reference and not expires_at_ms:
+            return b"".join(  # nearly all are like this
+                (
+                    identity,
+                    self._before_value,
+                    b"\x32",
+                    _LAST[size],
+                    value or b"",
+                    _FIRST,
+                    _headers(headers) if headers else b"",
+                    self._time_field,
+                )
+            )
         parts = [identity, self._before_value]
         if by_reference:
             parts.append(_BY_REFERENCE)
         elif value is None:
             parts.append(_NULL_VALUE)
         elif value:
-            size = len(value)
-            parts += (b"\x32", _LAST[size] if size < 16384 else varint(size), value)
+            parts += (b"\x32", varint(size), value)
         parts.append(_FIRST if delivery_count == 1 else _count(b"\x80\x01", delivery_count))
         if headers:
             parts.append(_headers(headers))

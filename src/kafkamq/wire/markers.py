@@ -31,6 +31,7 @@ from kafkamq.wire.marker_writer import (
     encode_schedule,
     encode_start,
     encode_tick,
+    identity_encoder,
 )
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "encode_schedule",
     "encode_start",
     "encode_tick",
+    "identity_encoder",
 ]
 
 _OUTCOMES = tuple(Outcome)  # dense from 0
