@@ -57,11 +57,18 @@ class Redelivery(RuleBasedStateMachine):
         max_lease_ms=st.sampled_from([43_200_000, 5000]),
         has_engine=st.booleans(),
         first_offset=st.sampled_from([0, 500]),
+        max_loose=st.sampled_from([NEVER, 1, 2, 4]),
     )
     def begin(
-        self, carry_after_ms: int | None, max_lease_ms: int, has_engine: bool, first_offset: int
+        self,
+        carry_after_ms: int | None,
+        max_lease_ms: int,
+        has_engine: bool,
+        first_offset: int,
+        max_loose: int,
     ) -> None:
         self.time_ms = 10_000_000
+        self.max_loose = max_loose
         self.offset = first_offset
         self.epoch = 0
         self.has_engine = has_engine
@@ -78,6 +85,7 @@ class Redelivery(RuleBasedStateMachine):
             max_lease_ms=self.max_lease_ms,
             carry_after_ms=NEVER if self.carry_after_ms is None else self.carry_after_ms,
             engine=self.next_engine(),
+            max_loose=self.max_loose,
         )
         self.naive = NaiveTracker(
             next_offset,

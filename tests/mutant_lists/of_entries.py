@@ -6,6 +6,7 @@ from tests.mutant_lists.mutant import (
     CHUNKS,
     DELIVERY,
     DELIVERY_PY,
+    ENTRY,
     HOLDERS,
     MEMORY,
     REDELIVERY,
@@ -35,7 +36,7 @@ OF_ENTRIES = [
     Mutant(
         "R12",
         "memory of ten seconds",
-        CHUNKS,
+        ENTRY,
         "ENDED_MEMORY_MS = 60_000",
         "ENDED_MEMORY_MS = 10_000",
         MEMORY,
@@ -43,7 +44,7 @@ OF_ENTRIES = [
     Mutant(
         "R12",
         "memory of ten minutes",
-        CHUNKS,
+        ENTRY,
         "ENDED_MEMORY_MS = 60_000",
         "ENDED_MEMORY_MS = 600_000",
         MEMORY,

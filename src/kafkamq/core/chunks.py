@@ -10,12 +10,28 @@ import struct
 from collections.abc import Mapping
 from heapq import heapify
 
+from kafkamq.core.entry import (
+    ASKED,
+    CARRY,
+    CAUSE_SHIFT,
+    CHUNK_OFFSETS,
+    DUE,
+    ENDED_MEMORY_MS,
+    GRACED,
+    HELD,
+    NEVER,
+    STATE,
+    WAITING,
+    Entry,
+)
 from kafkamq.core.holders import Holder
+from kafkamq.core.packed import PackedEntries
 from kafkamq.types import MessageId
 
 __all__ = [
     "ASKED",
     "CARRY",
+    "CAUSE_SHIFT",
     "CHUNK_OFFSETS",
     "DUE",
     "ENDED_MEMORY_MS",
@@ -29,18 +45,6 @@ __all__ = [
     "Entry",
     "chunk_key",
 ]
-
-CHUNK_OFFSETS = 4096
-ENDED_MEMORY_MS = 60_000  # R12; longer than the 20 s + 30 s of R5
-NEVER = 1 << 62
-
-# States (two lowest bits of Entry.flags), then marks.
-HELD, WAITING, DUE = 0, 1, 2
-STATE = 3
-GRACED = 4  # had its grace (R3); a KEEPALIVE of its holder since then arms it again
-CARRY = 8  # a SCHEDULE that has to be appended again (R19)
-ASKED = 16  # an action was handed out and is not known to have failed (R15)
-CAUSE_SHIFT = 8  # above: the DueCause of a due entry
 
 ChunkKey = tuple[bool, bytes, int, int, int]
 """(of_schedule, topic_id, leader_epoch, partition, offset // 4096)."""
@@ -62,32 +66,11 @@ def chunk_key(message_id: MessageId, of_schedule: bool) -> ChunkKey:
     )
 
 
-class Entry:
-    """What a tracker knows of one message (R18); times are of the log clock."""
-
-    __slots__ = ("begin_ms", "deadline_ms", "flags", "holder", "start_offset", "verdict_offset")
-
-    def __init__(
-        self,
-        deadline_ms: int,
-        start_offset: int,
-        begin_ms: int,
-        flags: int,
-        holder: Holder | None,
-        verdict_offset: int = -1,
-    ) -> None:
-        self.deadline_ms = deadline_ms
-        self.start_offset = start_offset
-        self.begin_ms = begin_ms
-        self.flags = flags
-        self.holder = holder  # while HELD
-        self.verdict_offset = verdict_offset  # of the END with a reason; -1: none
-
-
 class Chunk:
     """One chunk: entries by slot in the order of their first marker, ended bits, and a summary.
 
-    ``entries`` is None while the chunk lies in a state store; the summary is always there.
+    ``entries`` is None while the chunk lies in a state store; the summary is always there. When
+    some entries are packed, ``entries`` has the others, in any order.
     ``wake_ms`` is a lower bound of the next time at which something in it changes by itself.
     """
 
@@ -100,6 +83,7 @@ class Chunk:
         "entries",
         "key",
         "min_start_offset",
+        "packed",
         "size",
         "wake_ms",
         "wanted",
@@ -108,6 +92,7 @@ class Chunk:
     def __init__(self, key: ChunkKey) -> None:
         self.key = key
         self.entries: dict[int, Entry] | None = {}
+        self.packed: PackedEntries | None = None
         self.agenda: list[int] | None = None  # heap of (time << 12 | slot); None: not built
         self.ended = bytearray()
         self.ended_ms = -NEVER
@@ -120,15 +105,59 @@ class Chunk:
 
     def open_count(self) -> int:
         """Open entries."""
-        return self.size if self.entries is None else len(self.entries)
+        if self.entries is None:
+            return self.size
+        return len(self.entries) + (0 if self.packed is None else self.packed.count)
 
     def first_start_offset(self) -> int:
         """Smallest start offset of an open entry; NEVER when there is none."""
         if self.entries is None:
             return self.min_start_offset
+        if self.packed is not None:
+            loose = min((entry.start_offset for entry in self.entries.values()), default=NEVER)
+            return min(loose, self.packed.first_start_offset())
         for entry in self.entries.values():  # in the order of their first markers
             return entry.start_offset
         return NEVER
+
+    def pack(self, max_loose: int) -> dict[int, Entry]:
+        """Turn all entries into bytes, until not even half of ``max_loose`` are packed.
+
+        Returns the new ``entries``, without any.
+        """
+        if self.packed is None:
+            self.packed = PackedEntries(max_loose // 2)
+        for slot, entry in self.unpacked().items():
+            self.packed.put(slot, entry)
+        entries: dict[int, Entry] = {}
+        self.entries = entries
+        return entries
+
+    def unpacked(self) -> dict[int, Entry]:
+        """The entries that are not packed."""
+        assert self.entries is not None, "the chunk is here, not in a store"
+        return self.entries
+
+    def unpack(self, slot: int) -> Entry | None:
+        """The entry of a slot that is not among ``entries``, put there; None: it is nowhere."""
+        packed = self.packed
+        entry = None if packed is None else packed.take(slot)
+        if packed is not None and entry is not None:
+            self.unpacked()[slot] = entry
+            if packed.count < packed.minimum:
+                self.unpack_all()
+        return entry
+
+    def unpack_all(self) -> dict[int, Entry]:
+        """All entries as objects, in the order of their first markers."""
+        entries, packed = self.unpacked(), self.packed
+        if packed is not None:
+            found = [*entries.items(), *packed.take_all()]
+            found.sort(key=_first_marker)
+            entries.clear()  # in place: the caller of ``unpack`` may have it
+            entries.update(found)
+            self.packed = None
+        return entries
 
     def build_agenda(self, times: list[int]) -> list[int]:
         """Order the chunk's times (each ``time << 12 | slot``) for cheap waking."""
@@ -154,7 +183,7 @@ class Chunk:
     def dump(self) -> bytes:
         """The chunk as bytes for a state store; holders by their numbers, -1 is none."""
         parts = [_HEAD.pack(self.ended_ms, bool(self.ended)), bytes(self.ended)]
-        for slot, entry in (self.entries or {}).items():
+        for slot, entry in self.unpack_all().items():
             number = -1 if entry.holder is None else entry.holder.number
             parts.append(
                 _ENTRY.pack(
@@ -202,3 +231,7 @@ class Chunk:
         """The identity of a slot."""
         _, topic_id, leader_epoch, partition, number = self.key
         return MessageId(partition, number * CHUNK_OFFSETS + slot, topic_id, leader_epoch)
+
+
+def _first_marker(item: tuple[int, Entry]) -> int:
+    return item[1].start_offset

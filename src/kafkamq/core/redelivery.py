@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from operator import attrgetter
 
 from kafkamq.core.chunks import (
     ASKED,
@@ -84,6 +85,7 @@ class RedeliveryTracker:
         engine: (engine id, epoch) of the owner; nothing is planned before its TICK was read (R17).
             None: a tracker without an owner (tests, replays), live from the beginning.
         load_chunk: Fetches a chunk from a state store (``core/snapshot.py``).
+        max_loose: Entries of a chunk that are kept as objects; if there are more they are packed.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class RedeliveryTracker:
         carry_after_ms: int = NEVER,
         engine: tuple[str, int] | None = None,
         load_chunk: Callable[[ChunkKey], bytes] | None = None,
+        max_loose: int = NEVER,
     ) -> None:
         self.next_offset = next_offset
         self.partition = partition
@@ -107,6 +110,7 @@ class RedeliveryTracker:
         self.is_live = engine is None
         self._max_lease_ms = max_lease_ms
         self._carry_after_ms = carry_after_ms
+        self._max_loose = max_loose
         self._appliers: dict[MarkerType, Callable[[int, Marker], None]] = {
             MarkerType.START: self._apply_start,
             MarkerType.KEEPALIVE: self._apply_keepalive,
@@ -144,10 +148,12 @@ class RedeliveryTracker:
         slot = chunk.slot_of(message_id)
         now_ms = self.clock.now_ms
         deadline_ms = now_ms + marker.redeliver_after_ms
-        entry = entries.get(slot)
+        entry = entries.get(slot) or chunk.unpack(slot)
         if entry is None:
             if chunk.has_ended(slot, now_ms):  # R12: a zombie's late START
                 return
+            if len(entries) >= self._max_loose:
+                entries = chunk.pack(self._max_loose)
             max_lease_ms = marker.max_lease_ms or self._max_lease_ms
             holder = self.holders.join(
                 marker.consumer_id, marker.redeliver_after_ms, max_lease_ms, deadline_ms
@@ -190,7 +196,7 @@ class RedeliveryTracker:
             return
         chunk, entries = self.table.find(chunk_key(message_id, False))
         slot = chunk.slot_of(message_id)
-        entry = entries.get(slot)
+        entry = entries.get(slot) or chunk.unpack(slot)
         if entry is None or entry.flags & STATE != HELD or entry.holder is None:
             return  # it never brings anything to life
         timeout_ms = entry.holder.timeout_ms
@@ -212,11 +218,11 @@ class RedeliveryTracker:
         key = chunk_key(message_id, marker.of_schedule)
         chunk, entries = self.table.obtain(key) if remembers else self.table.find(key)
         slot = chunk.slot_of(message_id)
-        entry = entries.get(slot)
+        entry = entries.get(slot) or chunk.unpack(slot)
         if entry is not None and entry.flags & STATE == DUE and outcome not in _BY_TRACKER:
             self.late_verdicts += 1  # R9
         elif remembers:
-            self._end(chunk, slot)
+            self._end(chunk, entries, slot)
         elif entry is not None and entry.flags & STATE == HELD and entry.holder is not None:
             now_ms = self.clock.now_ms
             if outcome is Outcome.REJECT:
@@ -238,7 +244,7 @@ class RedeliveryTracker:
         chunk, entries = self.table.obtain(chunk_key(message_id, True))
         slot = chunk.slot_of(message_id)
         now_ms = self.clock.now_ms
-        old = entries.get(slot)
+        old = entries.get(slot) or chunk.unpack(slot)
         if old is None:
             if chunk.has_ended(slot, now_ms):
                 return
@@ -269,20 +275,20 @@ class RedeliveryTracker:
             self._wake(chunk, now_ms, step_ms)
 
     def _wake(self, chunk: Chunk, now_ms: int, step_ms: int) -> None:
-        entries = self.table.entries(chunk)
         of_schedule = chunk.key[0]
         agenda = chunk.agenda
-        if agenda is None or len(agenda) > 4 * len(entries) + 64:
+        if agenda is None or len(agenda) > 4 * chunk.open_count() + 64:
             agenda = chunk.build_agenda(
                 [
                     self.changes_at(entry, of_schedule) << 12 | slot
-                    for slot, entry in entries.items()
+                    for slot, entry in self.table.entries(chunk).items()
                     if not entry.flags & DUE
                 ]
             )
+        entries = self.table.loose(chunk)
         while agenda and agenda[0] >> 12 < now_ms:
             slot = heappop(agenda) & 0xFFF
-            entry = entries.get(slot)
+            entry = entries.get(slot) or chunk.unpack(slot)
             if entry is None or entry.flags & DUE:
                 continue
             if self.changes_at(entry, of_schedule) < now_ms:  # else it was renewed meanwhile
@@ -290,6 +296,10 @@ class RedeliveryTracker:
             if not entry.flags & DUE:
                 heappush(agenda, self.changes_at(entry, of_schedule) << 12 | slot)
         chunk.wake_ms = agenda[0] >> 12 if agenda else NEVER
+        if len(entries) > self._max_loose:
+            chunk.pack(self._max_loose)
+            if not chunk.wanted:  # all were renewed: it is long until the next time
+                chunk.agenda = None
 
     def _pass(self, chunk: Chunk, entry: Entry, now_ms: int, step_ms: int) -> None:
         """The clock has passed the time at which this entry changes."""
@@ -342,9 +352,9 @@ class RedeliveryTracker:
         chunk.wanted += 1
         chunk.dirty = True
 
-    def _end(self, chunk: Chunk, slot: int) -> None:
+    def _end(self, chunk: Chunk, entries: dict[int, Entry], slot: int) -> None:
         now_ms = self.clock.now_ms
-        entry = self.table.entries(chunk).pop(slot, None)
+        entry = entries.pop(slot, None)
         if entry is not None:
             self._uncount(chunk, entry)
             if entry.holder is not None:
@@ -386,7 +396,9 @@ class RedeliveryTracker:
                     chunk.wanted -= 1
                     chunk.asked += 1
                     chunk.dirty = True
-        actions.sort(key=_start_offset)
+            if chunk.open_count() > self._max_loose:
+                chunk.pack(self._max_loose)
+        actions.sort(key=attrgetter("start_offset"))
         return actions
 
     def aborted(self, actions: Iterable[Settle | Carry]) -> None:
@@ -399,7 +411,8 @@ class RedeliveryTracker:
             is_carry = isinstance(action, Carry)
             of_schedule = isinstance(action, Carry) or action.of_schedule
             chunk, entries = self.table.find(chunk_key(action.message_id, of_schedule))
-            entry = entries.get(chunk.slot_of(action.message_id))
+            slot = chunk.slot_of(action.message_id)
+            entry = entries.get(slot) or chunk.unpack(slot)
             if entry is None or entry.start_offset != action.start_offset:
                 continue
             if is_carry != bool(entry.flags & DUE):
@@ -484,7 +497,3 @@ class RedeliveryTracker:
     def check(self) -> None:
         """Assert the invariants (``core/invariants.py``); costs as much as the state is large."""
         check_tracker(self)
-
-
-def _start_offset(action: Settle | Carry) -> int:
-    return action.start_offset

@@ -37,7 +37,10 @@ class ChunkTable:
         self.next_wake_ms = self._wakes[0][0] if self._wakes else NEVER
 
     def find(self, key: ChunkKey) -> tuple[Chunk, dict[int, Entry]]:
-        """The chunk and its entries; an empty one that is not kept when there is none."""
+        """The chunk and its entries; an empty one that is not kept when there is none.
+
+        One that is not among the entries may be packed: ``chunk.unpack``.
+        """
         chunk = self.chunks.get(key)
         if chunk is None:
             return Chunk(key), {}
@@ -45,7 +48,7 @@ class ChunkTable:
         return chunk, self.entries(chunk) if entries is None else entries
 
     def obtain(self, key: ChunkKey) -> tuple[Chunk, dict[int, Entry]]:
-        """The chunk and its entries, made when there is none."""
+        """As ``find``, but a chunk is made when there is none."""
         chunk = self.chunks.get(key)
         if chunk is None:
             chunk = self.chunks[key] = Chunk(key)
@@ -54,12 +57,19 @@ class ChunkTable:
         return chunk, self.entries(chunk) if entries is None else entries
 
     def entries(self, chunk: Chunk) -> dict[int, Entry]:
-        """The chunk's entries, loaded from the state store when they are not here."""
+        """All of the chunk's entries, loaded from the state store when they are not here."""
+        if chunk.packed is not None:
+            return chunk.unpack_all()
         entries = chunk.entries
         if entries is None:
             assert self._load_chunk is not None, "a chunk lies in a store that nobody gave"
             entries = chunk.load(self._load_chunk(chunk.key), self._stored_holders)
         return entries
+
+    def loose(self, chunk: Chunk) -> dict[int, Entry]:
+        """The chunk's entries that are not packed, loaded when they are not here."""
+        entries = chunk.entries
+        return self.entries(chunk) if entries is None else entries
 
     def note(self, chunk: Chunk, slot: int, at_ms: int) -> None:
         """Entry ``slot`` changes by itself after ``at_ms``."""

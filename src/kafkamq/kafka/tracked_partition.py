@@ -20,6 +20,7 @@ __all__ = ["ENGINE", "Phase", "Started", "TrackedPartition", "monotonic_ms"]
 ENGINE = "local"
 """The engine's name in ledgers: its replicas are one engine (R22)."""
 
+_MAX_LOOSE = 128  # R18: entries of a chunk of 4096 that are kept as objects
 _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _LEDGER_REFRESH_S = 3600.0  # Kafka forgets offsets of a group that is silent for days
@@ -116,6 +117,7 @@ class TrackedPartition:
             max_lease_ms=self._config.max_lease_ms,
             carry_after_ms=self._carry_after_ms,
             engine=(started.token, ledger.epoch),
+            max_loose=_MAX_LOOSE,
         )
         self.ticks = TickPolicy(monotonic_ms(), self._config.max_silence_ms)
         self.wants_start_tick = True

@@ -36,6 +36,7 @@ __all__ = ["BatchEngine", "Checkpoint", "EngineSettings", "LocalEngine"]
 _TRANSACTION_MS = 10_000
 _STOP = "LATER_START"
 _ATTEMPTS = 4
+_MAX_LOOSE = 3  # entries of a chunk that are kept as objects: few, so that others are packed
 _Steps = Generator["int | Ticket[object]", None, None]
 _Answer = Generator["int | Ticket[object]", None, "Position | None"]
 _Result = TypeVar("_Result")
@@ -246,6 +247,7 @@ class LocalEngine(_Engine):
                     max_lease_ms=settings.max_lease_ms,
                     carry_after_ms=settings.carry_after_ms,
                     engine=(self.engine_id, self.epoch),
+                    max_loose=_MAX_LOOSE,
                 )
             )
             reads.append(position)
