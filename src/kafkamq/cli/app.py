@@ -22,6 +22,7 @@ from kafkamq.cli import (
     local,
     output,
     queues,
+    spark,
     stat,
     tracker,
 )
@@ -85,6 +86,7 @@ for _module in (
     health,
     backends,
     jobs,
+    spark,
 ):
     _module.register(app)
 

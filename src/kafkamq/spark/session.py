@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from kafkamq.errors import ConfigError
+from kafkamq.spark.cluster import package_archive
 from kafkamq.spark.daemon import THREADLESS
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def build_session(
 ) -> SparkSession:
     """Starts Spark, or returns the session that this process has, with kafkamq's settings.
 
+    With the master of a cluster this package is shipped to the workers.
+
     Args:
         app_name: Name of the application in Spark's own pages and logs.
         master: Where Spark runs: ``local[N]``, ``spark://host:port``, ``yarn``, ``k8s://...``.
@@ -78,7 +81,9 @@ def build_session(
     check_environment()
     from pyspark.sql import SparkSession
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # else `python3` of PATH runs the workers
+    # Else `python3` of PATH runs the workers; of a cluster's, somebody may know better.
+    if master.startswith("local") or "PYSPARK_PYTHON" not in os.environ:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     every = {
         "spark.app.name": app_name,
@@ -90,7 +95,10 @@ def build_session(
     builder = SparkSession.builder
     for name, value in every.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    if not every["spark.master"].startswith("local"):
+        spark.sparkContext.addPyFile(str(package_archive()))
+    return spark
 
 
 def _start_jvm(settings: Mapping[str, str]) -> None:

@@ -1,0 +1,98 @@
+"""A standalone cluster out of the installed PySpark, and what its workers need of this package.
+
+PySpark's wheel has all of Spark: ``spark-class`` starts masters and workers as well as drivers.
+This package is shipped by every session with a cluster's master; what it imports (confluent-kafka,
+pandas, PyArrow, protobuf) must be on the workers, installed or as an archive of an environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from kafkamq.errors import ConfigError
+
+__all__ = ["daemon_environment", "master_command", "package_archive", "worker_command"]
+
+_MASTER = "org.apache.spark.deploy.master.Master"
+_WORKER = "org.apache.spark.deploy.worker.Worker"
+
+
+def _spark_home() -> Path:
+    try:
+        import pyspark
+    except ImportError:
+        raise ConfigError(
+            "pyspark is missing: install with: pip install 'kafkamq[spark]'"
+        ) from None
+    return Path(pyspark.__file__).resolve().parent
+
+
+def _spark_class(name: str) -> list[str]:
+    program = _spark_home() / "bin" / "spark-class"
+    if not program.exists():
+        raise ConfigError(f"{program} is missing: install PySpark from its wheel")
+    return [str(program), name]
+
+
+def master_command(*, host: str, port: int, web_port: int) -> list[str]:
+    """The program and arguments of a master.
+
+    Raises:
+        ConfigError: PySpark is not installed.
+    """
+    ports = ["--port", str(port), "--webui-port", str(web_port)]
+    return [*_spark_class(_MASTER), "--host", host, *ports]
+
+
+def worker_command(
+    master: str, *, cores: int, memory: str, host: str = "", work_folder: str = ""
+) -> list[str]:
+    """The program and arguments of a worker.
+
+    Args:
+        master: ``spark://host:port``.
+        cores: That executors may use.
+        memory: That executors may use, as Spark writes it: ``2g``.
+        host: This machine's name for the others; empty: Spark finds one.
+        work_folder: For logs and shipped files of executors; empty: Spark's own.
+
+    Raises:
+        ConfigError: The master is no address, or PySpark is not installed.
+    """
+    if not master.startswith("spark://") or ":" not in master[8:]:
+        raise ConfigError(f"master is {master!r}: it must be spark://host:port")
+    command = [*_spark_class(_WORKER), master, "--cores", str(cores), "--memory", memory]
+    command += ["--webui-port", "0"]
+    if host:
+        command += ["--host", host]
+    if work_folder:
+        command += ["--work-dir", work_folder]
+    return command
+
+
+def daemon_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a master or a worker: this Python, and a small heap."""
+    return {
+        "SPARK_DAEMON_MEMORY": "256m",
+        **environment,
+        "SPARK_HOME": str(_spark_home()),
+        "PYSPARK_PYTHON": environment.get("PYSPARK_PYTHON", sys.executable),
+    }
+
+
+def package_archive() -> Path:
+    """This package as a zip that workers import from; made once in a process."""
+    source = Path(__file__).resolve().parents[1]
+    if not source.is_dir():  # in such an archive already
+        return source.parent
+    target = Path(tempfile.mkdtemp(prefix="kafkamq-ship-")) / "kafkamq.zip"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(source.rglob("*")):
+            if path.suffix in (".py", ".properties", ".typed", ".json"):
+                archive.write(path, os.path.join("kafkamq", *path.relative_to(source).parts))  # noqa: PTH118 - a name in the archive
+    return target
