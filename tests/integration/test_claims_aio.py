@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from tests.integration.claim_logs import ClaimTopics
 
-from kafkamq.aio.claims import Admin, Cluster
+from kafkamq.aio.claims import Admin, Cluster, RangeClaims
+from kafkamq.errors import StateError
 
 
 def test_claims_with_asyncio(bootstrap: str) -> None:
@@ -58,3 +60,62 @@ def test_claims_with_asyncio(bootstrap: str) -> None:
             assert all(not claim.client for claim in await cluster.claims(topics.group))
 
     asyncio.run(asyncio.wait_for(run(), 60.0))
+
+
+def test_ranges_with_asyncio(bootstrap: str) -> None:
+    topics = ClaimTopics(bootstrap, partitions=1)
+    topics.fill(30)
+
+    def member(name: str) -> RangeClaims:
+        return RangeClaims(
+            bootstrap,
+            topics.work,
+            client_id=name,
+            group_id=topics.group,
+            size=10,
+            range_topic=topics.coordination,
+            heartbeat_interval=topics.interval_s,
+        )
+
+    async def run() -> None:
+        seen: list[int] = []
+        with pytest.raises(StateError, match="await"):
+            member("a").held()
+        async with member("a") as ranges:
+            async for claimed in ranges:
+                assert (claimed.topic, claimed.partition) == (topics.work, 0)
+                async for message in claimed:
+                    assert message.token == claimed.token
+                    seen.append(int(message.payload or b""))
+                assert claimed.position == claimed.next
+                await claimed.done()
+                if len(seen) == 30:
+                    break
+            assert seen == list(range(30))
+            # What a cancelled wait would have returned is returned by the next one.
+            waiting = asyncio.create_task(ranges.next_range(30.0))
+            await asyncio.sleep(0.2)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            topics.fill(4, first=30)
+            late = await ranges.next_range(30.0)
+            assert late is not None
+            assert (late.first, late.next) == (30, 40)
+            found = []
+            async for message in late:
+                found.append(message.payload)
+                if len(found) == 4:
+                    break
+            assert found == [b"30", b"31", b"32", b"33"]
+            await late.done()
+            assert late.first == 34
+            assert ranges.held()
+        async with member("b") as ranges:
+            rest = await ranges.next_range(0.5)
+            assert rest is None  # of 34-40 nothing is written yet
+            topics.fill(1, first=34)
+            rest = await ranges.next_range(30.0)
+            assert rest is not None
+            assert (rest.first, rest.next) == (34, 40)
+
+    asyncio.run(asyncio.wait_for(run(), 120.0))

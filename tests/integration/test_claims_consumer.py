@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
+from confluent_kafka import TopicPartition
 from tests.integration.claim_logs import ClaimTopics, wait_for
 
 from kafkamq.claims import Consumer
@@ -152,6 +156,36 @@ def test_flush_writes_positions_now(topics: ClaimTopics) -> None:
             seen = observer.member("o", topics.group)
             wait_for(lambda: seen.claim_of(topics.work, 0).offset == 4)
             wait_for(lambda: seen.claim_of(topics.work, 1).offset == 4)
+
+
+def test_positions_are_committed_while_another_thread_polls(topics: ClaimTopics) -> None:
+    """Neither waits for the other: all of it is done in bounded time."""
+    topics.fill(3000)
+    flushed: list[dict[tuple[str, int], int]] = []
+    with topics.cluster() as cluster:
+        with cluster.member("a", topics.group).consumer(topics.work, claims="greedy") as consumer:
+            consumer.wait_for_claims(2)
+            is_over = threading.Event()
+
+            def flush() -> None:
+                while not is_over.is_set():
+                    consumer.flush(20.0)
+                    flushed.append(consumer.positions())
+
+            thread = threading.Thread(target=flush, daemon=True)
+            thread.start()
+            began_s = time.monotonic()
+            assert len(take(consumer, 3000)) == 3000
+            is_over.set()
+            thread.join(40.0)
+            assert not thread.is_alive()
+            assert time.monotonic() - began_s < 60
+            consumer.flush()
+        assert len(flushed) > 3
+        committed = cluster.engine.admin.committed(
+            [(topics.group, TopicPartition(topics.work, number)) for number in range(2)]
+        )
+        assert [place.offset for place in committed] == [1500, 1500]
 
 
 def test_partitions_that_are_added_are_claimed(topics: ClaimTopics) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import random
+import sys
 import threading
 from collections import Counter
+from pathlib import Path
 
 import pytest
+from tests.integration import range_worker
 from tests.integration.claim_logs import ClaimTopics, wait_for
+from tests.integration.range_worker import read_trace
+from tests.integration.test_claims_crash import kill
 
 from kafkamq.claims import RangeClaims
 from kafkamq.errors import ConfigError, LeaseLostError
@@ -79,6 +85,39 @@ def test_members_share_one_partition_and_a_silent_one_is_replaced(bootstrap: str
                 break
         assert found == list(range(1000, 1010))
         claimed.done()
+
+
+@pytest.mark.parametrize(
+    "kills", [2, pytest.param(12, marks=[pytest.mark.faults, pytest.mark.timeout(600)])]
+)
+def test_killed_members_lose_nothing_and_repeat_a_range_at_most(
+    bootstrap: str, tmp_path: Path, kills: int
+) -> None:
+    size, total = 40, 400 * kills
+    topics = ClaimTopics(bootstrap, partitions=1, interval_s=2.0)
+    topics.fill(total)
+    traces = [tmp_path / f"{number}.trace" for number in range(kills + 2)]
+    chance = random.Random(kills)
+    running = {number: range_worker.start(traces[number], topics, size) for number in (0, 1)}
+    try:
+        for number in range(2, kills + 2):
+            wanted = len(read_trace(*traces)) + chance.randint(20, 150)
+            wait_for(lambda n=wanted: len(read_trace(*traces)) >= n, 60.0)
+            victim = chance.choice(list(running))
+            kill(running.pop(victim))
+            running[number] = range_worker.start(traces[number], topics, size)
+        wait_for(lambda: len({offset for _, _, offset in read_trace(*traces)}) == total, 120.0)
+    finally:
+        for process in running.values():
+            kill(process)
+    trace = read_trace(*traces)
+    seen = Counter(offset for _, _, offset in trace)
+    assert sum(seen.values()) - total <= size * kills, "more than a range was repeated for a kill"
+    newest: dict[int, int] = {}
+    for _, token, offset in trace:
+        assert token >= newest.get(offset, 0), "two members had the same offset at once"
+        newest[offset] = token
+    sys.stdout.write(f"{kills} kills: {total} messages, {len(trace) - total} again, none lost\n")
 
 
 def test_what_cannot_work_is_said(bootstrap: str) -> None:

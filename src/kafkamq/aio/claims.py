@@ -7,8 +7,8 @@
                 await handle(message.payload)
                 message.commit()
 
-A thread of its own polls for each consumer. Cancelling is safe: what a cancelled ``poll`` or
-``next_batch`` would have returned is returned by the next one.
+A thread of its own polls for each consumer. Cancelling is safe: what a cancelled ``poll``,
+``next_batch`` or ``next_range`` would have returned is returned by the next one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import Any, Generic, TypeVar
 from kafkamq import claims as sync
 from kafkamq.aio.threads import in_thread
 from kafkamq.claims import Batch, Claim, ClaimedMessage, CommitToken
+from kafkamq.errors import StateError
 
-__all__ = ["Admin", "Cluster", "Consumer", "Hold", "Member"]
+__all__ = ["Admin", "ClaimedRange", "Cluster", "Consumer", "Hold", "Member", "RangeClaims"]
 
 _POLL_S = 0.5
 T = TypeVar("T")
@@ -94,6 +95,31 @@ class Member:
         return Hold(lambda: self._sync.hold(*arguments, **options))
 
 
+class _Owner:
+    """The one thread that works with a consumer; calls in it outlive their cancellation."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "kafkamq-aio-claims")
+        self._pending: dict[str, asyncio.Future[Any]] = {}
+
+    async def run(self, name: str, call: Callable[[], T]) -> T:
+        """Its result, or that of the call of this name that was cancelled before it."""
+        pending = self._pending.get(name)
+        if pending is None:
+            loop = asyncio.get_running_loop()
+            pending = self._pending[name] = loop.run_in_executor(self._thread, call)
+        try:
+            found: T = await asyncio.shield(pending)
+        finally:
+            if pending.done():
+                self._pending.pop(name, None)
+        return found
+
+    def close(self) -> None:
+        """Take no more calls."""
+        self._thread.shutdown(wait=False)
+
+
 class _Holder(Generic[_Held]):
     """What consumers and holds have in common."""
 
@@ -108,7 +134,7 @@ class _Holder(Generic[_Held]):
     @property
     def _sync(self) -> _Held:
         if self._made is None:
-            raise RuntimeError("enter or await it first")
+            raise StateError("enter or await it first")
         return self._made
 
     async def __aexit__(
@@ -164,8 +190,7 @@ class Consumer(_Holder[sync.Consumer]):
 
     def __init__(self, make: Callable[[], sync.Consumer]) -> None:
         super().__init__(make)
-        self._owner = ThreadPoolExecutor(1, "kafkamq-aio-claims")
-        self._pending: asyncio.Future[Any] | None = None
+        self._owner = _Owner()
 
     async def __aenter__(self) -> Consumer:
         await self._begin()
@@ -183,13 +208,11 @@ class Consumer(_Holder[sync.Consumer]):
 
     async def poll(self, timeout: float = 1.0) -> ClaimedMessage | None:
         """See ``kafkamq.claims.Consumer.poll``."""
-        found: ClaimedMessage | None = await self._owned(self._sync.poll, timeout)
-        return found
+        return await self._owner.run("poll", lambda: self._sync.poll(timeout))
 
     async def next_batch(self, timeout: float = 1.0) -> Batch | None:
         """See ``kafkamq.claims.Consumer.next_batch``."""
-        found: Batch | None = await self._owned(self._sync.next_batch, timeout)
-        return found
+        return await self._owner.run("next_batch", lambda: self._sync.next_batch(timeout))
 
     async def batches(self, timeout: float | None = None) -> AsyncIterator[Batch]:
         """See ``kafkamq.claims.Consumer.batches``."""
@@ -215,16 +238,7 @@ class Consumer(_Holder[sync.Consumer]):
         if self._made is not None:
             self._made.stop()  # ends a poll that is under way
         await super().close(release=release, drain=drain, timeout=timeout)
-        self._owner.shutdown(wait=False)
-
-    async def _owned(self, call: Callable[[float], T], timeout: float) -> T:
-        """In the thread that owns the consumer; what was cancelled is waited for first."""
-        if self._pending is None:
-            loop = asyncio.get_running_loop()
-            self._pending = loop.run_in_executor(self._owner, call, timeout)
-        found: T = await asyncio.shield(self._pending)
-        self._pending = None
-        return found
+        self._owner.close()
 
 
 class Admin:
@@ -257,3 +271,114 @@ class Admin:
         """See ``kafkamq.claims.Admin.set_position``."""
         admin = await self._sync()
         return await in_thread(admin.set_position, positions, timeout=timeout)
+
+
+class RangeClaims:
+    """See ``kafkamq.claims.RangeClaims``; begins to claim when it is entered or awaited."""
+
+    def __init__(self, bootstrap_servers: str, topic: str, **options: Any) -> None:
+        """The arguments are those of ``kafkamq.claims.RangeClaims``."""
+        self._arguments = (bootstrap_servers, topic, options)
+        self._made: sync.RangeClaims | None = None
+        self._owner = _Owner()
+
+    async def __aenter__(self) -> RangeClaims:
+        if self._made is None:
+            servers, topic, options = self._arguments
+            self._made = await in_thread(sync.RangeClaims, servers, topic, **options)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __await__(self) -> Generator[Any, None, RangeClaims]:
+        return self.__aenter__().__await__()
+
+    async def __aiter__(self) -> AsyncIterator[ClaimedRange]:
+        """Ranges, until ``stop``."""
+        while not self._sync.is_stopped:
+            found = await self.next_range(_POLL_S)
+            if found is not None:
+                yield found
+
+    async def next_range(self, timeout: float = 1.0) -> ClaimedRange | None:
+        """See ``kafkamq.claims.RangeClaims.next_range``."""
+        made = self._sync
+        found = await self._owner.run("next_range", lambda: made.next_range(timeout))
+        return None if found is None else ClaimedRange(found, self._owner)
+
+    def held(self) -> list[tuple[int, int, int]]:
+        """See ``kafkamq.claims.RangeClaims.held``."""
+        return self._sync.held()
+
+    def stop(self) -> None:
+        """End iterations."""
+        self._sync.stop()
+
+    async def close(self, timeout: float = 10.0) -> None:
+        """See ``kafkamq.claims.RangeClaims.close``."""
+        if self._made is not None:
+            self._made.stop()  # ends a wait that is under way
+            await self._owner.run("close", lambda: self._sync.close(timeout))
+            self._owner.close()
+
+    @property
+    def _sync(self) -> sync.RangeClaims:
+        if self._made is None:
+            raise StateError("enter or await it first")
+        return self._made
+
+
+class ClaimedRange:
+    """See ``kafkamq.claims.ClaimedRange``; iterate with ``async for``."""
+
+    def __init__(self, claimed: sync.ClaimedRange, owner: _Owner) -> None:
+        self._sync = claimed
+        self._owner = owner
+        self._messages = iter(claimed)
+
+    def __repr__(self) -> str:
+        return repr(self._sync)
+
+    @property
+    def topic(self) -> str:
+        """Of which topic."""
+        return self._sync.topic
+
+    @property
+    def partition(self) -> int:
+        """Its partition."""
+        return self._sync.partition
+
+    @property
+    def first(self) -> int:
+        """The first offset that is not done."""
+        return self._sync.first
+
+    @property
+    def next(self) -> int:
+        """Behind the last offset."""
+        return self._sync.next
+
+    @property
+    def position(self) -> int:
+        """Behind the last message that was handed out."""
+        return self._sync.position
+
+    @property
+    def token(self) -> int:
+        """Fencing token."""
+        return self._sync.token
+
+    async def __aiter__(self) -> AsyncIterator[ClaimedMessage]:
+        """Its messages; waits for those that are not written yet, until ``stop``."""
+        name = f"messages of {self._sync.token}"
+        while True:
+            found = await self._owner.run(name, lambda: next(self._messages, None))
+            if found is None:
+                return
+            yield found
+
+    async def done(self, next: int | None = None) -> None:
+        """See ``kafkamq.claims.ClaimedRange.done``."""
+        await in_thread(self._sync.done, next)

@@ -10,6 +10,8 @@ One log orders all claims; its fold says who holds which range:
   with a range or without, so that a reader that starts in the middle of the log knows, two
   intervals later, every living range and the frontier; before that it accepts nothing.
 - RC4 A RangeDone of the owner ends its range up to ``next``; RangeFree gives the rest to anybody.
+  Members repeat the RangeFree of what is abandoned, whoever owned it: a reader that starts in the
+  middle learns of it only so. Such a range it takes for free until a beat names its owner.
 - RC5 The position is the first offset that is not done: what a restart of the whole group needs.
 
 Source: Marshal PROTOCOL.md, "TODO" (an idea there, without rules).
@@ -40,6 +42,8 @@ class HeldRange:
     token: int  # where its claim stands in the log
     beat_ms: int
     is_free: bool = False
+    told_ms: int = 0  # when it was last told that it is free
+    is_hearsay: bool = False  # its owner is not known: it was told to be free
 
 
 @dataclass(slots=True)
@@ -75,8 +79,10 @@ class RangeLog:
             self.refused += not self._claim(place, record, owner, offset)
         elif record.type is RangeType.BEAT:
             self._beat(place, record, owner, offset)
+        elif record.type is RangeType.FREE:
+            self._free(place, record, owner, offset)
         else:
-            self._end(place, record, owner)
+            self._done(place, record, owner)
 
     # ---- views
 
@@ -116,6 +122,15 @@ class RangeLog:
             key=lambda each: each.first,
         )
 
+    def untold(self, group: str, topic: str, partition: int, *, now_s: float) -> list[HeldRange]:
+        """RC4: what is abandoned, and nobody said so for an interval."""
+        now_ms = self._now_ms(now_s)
+        return [
+            each
+            for each in self.abandoned(group, topic, partition, now_s=now_s)
+            if now_ms - max(each.beat_ms, each.told_ms) >= self._stale_ms // 2
+        ]
+
     def check(self) -> None:
         """Assert the invariants: ranges do not overlap, and lie before the frontier."""
         for place in self._places.values():
@@ -148,35 +163,70 @@ class RangeLog:
     def _beat(self, place: _Place, record: RangeRecord, owner: _Owner, at: int) -> None:
         """RC3."""
         known = place.ranges.get(record.first)
-        if known is not None and known.owner == owner and known.next == record.next:
-            known.beat_ms = self._clock.now_ms
+        if known is not None and self._is_of(known, record, owner):
+            self._belongs(known, owner)
         elif record.next > record.first:
-            is_new = self._since_ms is not None and not self._overlaps(place, record)
-            if is_new and len(place.ranges) < MAX_RANGES:
-                # It was claimed before this reader began.
-                place.ranges[record.first] = HeldRange(
-                    record.first, record.next, owner, at, self._clock.now_ms
-                )
-            else:
+            if not self._was_claimed_before(place, record):
                 self.ignored += 1
                 return
-        # 0: its sender knows of no claim either
-        place.frontier = max(place.frontier, record.frontier or -1, record.next or -1)
+            place.ranges[record.first] = HeldRange(
+                record.first, record.next, owner, at, self._clock.now_ms
+            )
+        self._hear_frontier(place, record)
 
-    def _end(self, place: _Place, record: RangeRecord, owner: _Owner) -> None:
+    def _free(self, place: _Place, record: RangeRecord, owner: _Owner, at: int) -> None:
+        """RC4."""
+        now_ms, known = self._clock.now_ms, place.ranges.get(record.first)
+        if known is not None and self._is_of(known, record, owner):
+            known.is_free = True
+            known.told_ms = now_ms
+        elif known is not None and known.next == record.next and not self._is_held(known):
+            known.told_ms = now_ms
+        elif known is None and self._was_claimed_before(place, record):
+            place.ranges[record.first] = HeldRange(
+                record.first, record.next, owner, at, now_ms,
+                is_free=True, told_ms=now_ms, is_hearsay=True,
+            )  # fmt: skip
+            self._hear_frontier(place, record)
+        else:
+            self.ignored += 1
+
+    def _done(self, place: _Place, record: RangeRecord, owner: _Owner) -> None:
         """RC4."""
         known = place.ranges.get(record.first)
-        if known is None or known.owner != owner or not known.first < record.next <= known.next:
+        is_of = known is not None and (known.owner == owner or known.is_hearsay)
+        if known is None or not is_of or not known.first < record.next <= known.next:
             self.ignored += 1
-            return
-        if record.type is RangeType.FREE:
-            known.is_free = True
             return
         del place.ranges[record.first]
         if record.next < known.next:
             known.first = record.next
-            known.beat_ms = self._clock.now_ms
+            self._belongs(known, owner)
             place.ranges[known.first] = known
+
+    def _is_of(self, known: HeldRange, record: RangeRecord, owner: _Owner) -> bool:
+        is_theirs = known.owner == owner or known.is_hearsay
+        return is_theirs and known.next == record.next
+
+    def _belongs(self, known: HeldRange, owner: _Owner) -> None:
+        """Its owner lives; who was only told that it is free knows better now."""
+        if known.is_hearsay:
+            known.owner = owner
+            known.is_hearsay = known.is_free = False
+        known.beat_ms = self._clock.now_ms
+
+    def _was_claimed_before(self, place: _Place, record: RangeRecord) -> bool:
+        """This reader began after the claim of a range that it does not know."""
+        return (
+            self._since_ms is not None
+            and 0 < record.next - record.first <= MAX_RANGE
+            and not self._overlaps(place, record)
+            and len(place.ranges) < MAX_RANGES
+        )
+
+    def _hear_frontier(self, place: _Place, record: RangeRecord) -> None:
+        """0: its sender knows of no claim either."""
+        place.frontier = max(place.frontier, record.frontier or -1, record.next or -1)
 
     def _overlaps(self, place: _Place, record: RangeRecord) -> bool:
         return any(

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kafkamq.core.range_claims import HeldRange, RangeLog
@@ -113,16 +113,11 @@ class RangeMember:
             ends: Where the partitions' logs end, in the order to be preferred.
             bases: Where to begin in partitions of which nobody has claimed anything.
         """
-        writes = []
+        writes: list[RangeWrite] = []
         held = self.held(list(ends))
         if monotonic_ms >= self._next_beat_ms:
             self._next_beat_ms = monotonic_ms + self._interval_ms // 3
-            for partition in ends:
-                mine = [each for number, each in held if number == partition]
-                for first, next_ in [(each.first, each.next) for each in mine] or [(0, 0)]:
-                    writes.append(
-                        self._write(RangeType.BEAT, partition, first, next_, monotonic_ms, now_s)
-                    )
+            writes += self._beats(held, list(ends), monotonic_ms, now_s)
         claims = sum(each.record.type is RangeType.CLAIM for each in self._pending)
         wanted = self._ahead + 1 - len(held) - claims
         if wanted > 0 and not claims and not self._is_leaving and self._log.is_warm:
@@ -132,6 +127,32 @@ class RangeMember:
                 )
         self._pending += writes
         return writes
+
+    def _beats(
+        self,
+        held: Sequence[tuple[int, HeldRange]],
+        partitions: Sequence[int],
+        monotonic_ms: int,
+        now_s: float,
+    ) -> Iterator[RangeWrite]:
+        """RC3; a frontier is told after everything before it that nobody holds (RC4)."""
+        yield from self.tell(partitions, monotonic_ms, now_s)
+        for partition in partitions:
+            mine = [(each.first, each.next) for number, each in held if number == partition]
+            for first, next_ in mine or [(0, 0)]:
+                yield self._write(RangeType.BEAT, partition, first, next_, monotonic_ms, now_s)
+
+    def tell(
+        self, partitions: Sequence[int], monotonic_ms: int, now_s: float
+    ) -> Iterator[RangeWrite]:
+        """RC4: what is abandoned, unless somebody said so lately."""
+        _, _, group, topic = self._ids
+        if not self._log.is_warm:  # it may be held by somebody who was not heard yet
+            return
+        for partition in partitions:
+            for each in self._log.untold(group, topic, partition, now_s=now_s):
+                place = (partition, each.first, each.next)
+                yield self._write(RangeType.FREE, *place, monotonic_ms, now_s)
 
     def end(
         self, type: RangeType, place: RangePlace, monotonic_ms: int, now_s: float

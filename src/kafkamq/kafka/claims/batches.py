@@ -89,10 +89,12 @@ class BatchDesk:
                 continue
             messages, claimant = lane.offered, lane.tenure.claimant
             lane.offered, lane.is_handed_out, lane.is_wanted = (), False, False
-            if not claimant.is_live(lease_clock_ms()):
-                continue  # it is dropped: the lease ended before it reached the application
             self._lanes[lane.tenure] = self._lanes.pop(lane.tenure)  # to the back of the line
             self._offer(is_idle=False)
+            if not claimant.is_live(
+                lease_clock_ms()
+            ):  # the last thing: what came before takes time
+                continue  # it is dropped: the lease ended before it reached the application
             self._engine.stats.handed_out += len(messages)
             return Batch(*lane.tenure.place, claimant.token, messages)
         return None

@@ -3,6 +3,11 @@
 Per group there is one thread that looks offsets up and one that commits; each takes everything that
 came since its last turn, so 64 partitions cost as many requests as one. An overdue commit does not
 hold its heartbeat back: the engine goes on without it, unless the offset must be committed.
+
+Both ask one Kafka consumer that is never assigned anything; what the application polls is another
+one (``intake``), so no commit waits for a poll, nor a poll for a commit. Each question has a queue
+of its own in the client; what comes unasked (errors, log lines) waits for a poll, which the thread
+that commits does now and then.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from confluent_kafka import Consumer as KafkaConsumer
@@ -31,6 +36,7 @@ __all__ = ["Desk", "DeskAnswers"]
 _log = logging.getLogger(__name__)
 _TIMEOUT_S = 10.0
 _FENCE_THREADS = 8
+_IDLE_S = 2.0
 T = TypeVar("T")
 
 
@@ -51,7 +57,14 @@ class DeskAnswers:
 class _Batcher(Generic[T]):
     """A thread that hands everything that came since its last turn to one call."""
 
-    def __init__(self, name: str, handle: Callable[[list[T]], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        handle: Callable[[list[T]], None],
+        idle: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``idle`` is called at least every few seconds, unless ``handle`` takes longer."""
+        self._idle = idle
         self._queue: SimpleQueue[T | None] = SimpleQueue()
         self._handle = handle
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -68,7 +81,11 @@ class _Batcher(Generic[T]):
 
     def _run(self) -> None:
         while True:
-            item = self._queue.get()
+            try:
+                item = self._queue.get(timeout=_IDLE_S)
+            except Empty:
+                self._idle()
+                continue
             items: list[T] = []
             while item is not None:
                 items.append(item)
@@ -80,6 +97,7 @@ class _Batcher(Generic[T]):
                     self._handle(items)
                 except Exception:  # noqa: BLE001 - a dead desk would end every claim
                     _log.exception("a request for claims failed")
+                self._idle()
             if item is None:
                 return
 
@@ -97,7 +115,7 @@ class _GroupDesk:
         self._fences = ThreadPoolExecutor(_FENCE_THREADS, f"kafkamq-fence-{group}")
         self.metadata: bytes = self._consumer.consumer_group_metadata()
         self.lookups = _Batcher(f"kafkamq-lookup-{group}", self._look_up)
-        self.commits = _Batcher(f"kafkamq-commit-{group}", self._commit)
+        self.commits = _Batcher(f"kafkamq-commit-{group}", self._commit, self._serve)
 
     def close(self, timeout_s: float) -> None:
         idle = [batcher.close(timeout_s) for batcher in (self.lookups, self.commits)]
@@ -188,6 +206,13 @@ class _GroupDesk:
         }
 
     # ---- committing
+
+    def _serve(self) -> None:
+        """Take what the client has to say: it would be kept for ever."""
+        try:
+            self._consumer.poll(0)
+        except KafkaException as error:
+            _log.debug("the client of a group said: %s", error)
 
     def _commit(self, jobs: Sequence[tuple[Tenure, Write]]) -> None:
         plain = []

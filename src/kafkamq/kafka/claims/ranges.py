@@ -51,6 +51,7 @@ _log = logging.getLogger(__name__)
 _BUSY_S, _IDLE_S = 0.002, 0.05
 _ENDS_S = 0.5  # how often the log's ends are asked for
 _SLICE_S = 0.1
+_WINDOW_INTERVALS = 6  # what is abandoned is told every interval, by members that may be slow
 
 
 class ClaimedRange:
@@ -150,6 +151,7 @@ class RangeClaims:
         self._is_stopped = self._is_closed = False
         self._given: set[int] = set()  # tokens of ranges that the application has
         self._under_way = 0
+        self._committed: dict[int, int] = {}
         self._watch = ErrorWatch(bootstrap_servers)
         with Admin(self._config) as admin:
             self._open(admin, range_topic)
@@ -219,6 +221,11 @@ class RangeClaims:
                 for partition, each in self._member.held(range(self._count))
             ]
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether ``stop`` or ``close`` was called."""
+        return self._is_stopped
+
     def stop(self) -> None:
         """End iterations; for other threads and signal handlers."""
         self._is_stopped = True
@@ -230,19 +237,17 @@ class RangeClaims:
         self._is_closed = self._is_stopped = True
         with self._changed:
             self._member.leave()
-            writes = [
-                self._member.end(
-                    RangeType.FREE, (partition, each.first, each.next), lease_clock_ms(),
-                    self._clock.now_s(),
-                )
-                for partition, each in self._member.held(range(self._count))
-            ]  # fmt: skip
+            now_ms, now_s, partitions = lease_clock_ms(), self._clock.now_s(), range(self._count)
+            writes = list(self._member.tell(partitions, now_ms, now_s))
+            for partition, each in self._member.held(partitions):
+                place = (partition, each.first, each.next)
+                writes.append(self._member.end(RangeType.FREE, place, now_ms, now_s))
             for write in writes:
                 self._send(write)
         self._producer.flush(timeout)
         self._thread.join(timeout)
         if not self._thread.is_alive():
-            self._commit()
+            self._commit(is_last=True)
             self._reader.close()
             self._committer.close()
         self._data.close()
@@ -394,7 +399,8 @@ class RangeClaims:
         self._reader = self._connect_reader(
             "kafkamq.ranges.reader", isolation_level="read_uncommitted"
         )
-        begin = find_starts(admin, self._reader, ranges, window_ms=3 * self._interval_ms)
+        window_ms = _WINDOW_INTERVALS * self._interval_ms
+        begin = find_starts(admin, self._reader, ranges, window_ms=window_ms)
         start, since_s = begin.starts[self._number]
         self._end_at_start = begin.ends[self._number]
         self._next_offset = start
@@ -428,7 +434,7 @@ class RangeClaims:
         bounds = admin.log_bounds(self.topic, range(self._count))
         self._ends = {number: end for number, (_, end) in bounds.items()}
 
-    def _commit(self) -> None:
+    def _commit(self, *, is_last: bool = False) -> None:
         """RC5: positions for a restart of the whole group, best effort."""
         with self._changed:
             positions = {
@@ -436,10 +442,16 @@ class RangeClaims:
                 for number in range(self._count)
             }
         places = [
-            TopicPartition(self.topic, number, at) for number, at in positions.items() if at > 0
+            TopicPartition(self.topic, number, at)
+            for number, at in positions.items()
+            if at > (0 if is_last else self._committed.get(number, 0))
         ]
+        self._committed.update({place.partition: place.offset for place in places})
         try:
-            if places:
+            self._committer.poll(0)  # it only commits; its events must go somewhere
+            if places and is_last:
+                self._committer.commit(offsets=places, asynchronous=False)
+            elif places:
                 self._committer.commit(offsets=places, asynchronous=True)
         except (KafkaException, RuntimeError):
             _log.debug("positions of ranges could not be committed")
