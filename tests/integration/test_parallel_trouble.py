@@ -117,6 +117,30 @@ def test_a_group_that_becomes_forbidden_is_an_error_that_names_it(
         assert time.monotonic() - began_s < 5
 
 
+def test_a_broker_that_takes_no_maps(namespace: str) -> None:
+    """Commits go without them, in transactions as well; nothing stops."""
+    properties = {"offset.metadata.max.bytes": "4"}
+    with LocalKafka(
+        properties=properties, cache_dir=cache_dir_from(os.environ), java=java_from(os.environ)
+    ) as broker:
+        bootstrap = broker.bootstrap_servers
+        topic = make_topic(bootstrap, namespace)
+        fill(bootstrap, topic, [f"k{n}" for n in range(100)])
+
+        def handle(record: ParallelRecord) -> None:
+            if record.offset == 3 and not gate.is_set():
+                raise OSError("not yet")
+
+        for mode in ("asynchronous", "transactional"):
+            gate, group = threading.Event(), f"{namespace}-{mode}"
+            options = {"commit_mode": mode, "backoff": lambda record: 0.05}
+            with make(bootstrap, topic, group, **options) as consumer:
+                consumer.poll_and_produce(handle)
+                wait_until(lambda: committed(bootstrap, group, topic) == (3, ""))  # noqa: B023
+                gate.set()
+                wait_until(lambda: committed(bootstrap, group, topic) == (100, ""))  # noqa: B023
+
+
 def forbid(bootstrap: str, group: str) -> None:
     binding = AclBinding(
         ResourceType.GROUP, group, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*",

@@ -162,10 +162,12 @@ class RunSize:
 
     Args:
         max_records: The most.
-        target_us: How long a worker should be busy with what it takes.
+        target_us: How long a worker should be busy with what it takes. With a hundred threads a
+            record takes as long as all of them wait for the interpreter: if each then took only
+            one at a time, taking them would be most of the work.
     """
 
-    def __init__(self, *, max_records: int = 512, target_us: int = 1_000) -> None:
+    def __init__(self, *, max_records: int = 512, target_us: int = 5_000) -> None:
         if max_records < 1:
             raise ConfigError(f"max_records is {max_records}: it must be at least 1")
         if target_us < 1:

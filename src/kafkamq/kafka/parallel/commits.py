@@ -220,17 +220,20 @@ class Committer:
         self._stats.commit_failures += 1
         inner = kafka_error(error)
         if inner.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
-            self._with_maps = False
-            _log.error(
-                "the broker takes shorter commit metadata than offset maps need: commits go without"
-                " maps from now on; raise offset.metadata.max.bytes to 4096",
-                extra={"group": self._config.group_id},
-            )
+            self._go_without_maps()
             return
         ours = broker_error(error, f"committing offsets of group {self._config.group_id}")
         if not is_passing(ours, inner.code()):
             raise ours from error
         _log.info("a commit failed and is made again", extra={"code": inner.name()})
+
+    def _go_without_maps(self) -> None:
+        self._with_maps = False
+        _log.error(
+            "the broker takes shorter commit metadata than offset maps need: commits go without"
+            " maps from now on; raise offset.metadata.max.bytes to 4096",
+            extra={"group": self._config.group_id},
+        )
 
     def confirm(self, plan: Plan) -> None:
         """Note that Kafka has it, and tell the user."""

@@ -74,6 +74,8 @@ class CoroutinePool:
             with suppress(asyncio.CancelledError):
                 loop.run_until_complete(self._all)
             loop.run_until_complete(loop.shutdown_asyncgens())
+        except BaseException as error:  # noqa: BLE001 - a pool less must not go unnoticed
+            self._settler.fail(error)
         finally:
             self._ended.set()
             loop.close()

@@ -121,6 +121,7 @@ class Outbox:
     ) -> Future[None]:
         """Write a dead letter; the future is done when Kafka has it."""
         parked: Future[None] = Future()
+        parked.set_running_or_notify_cancel()  # who gives up waiting for it does not cancel it
 
         def delivered(error: KafkaError | None, _message: Message) -> None:
             if error is None:

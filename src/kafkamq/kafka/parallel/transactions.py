@@ -230,6 +230,8 @@ class TransactionCommitter(Committer):
                 self._has_begun = False
                 self._lanes.clear()
             except (KafkaMQError, KafkaException) as error:
+                if getattr(error, "code", "") == "OFFSET_METADATA_TOO_LARGE":
+                    self._go_without_maps()
                 self._abort(error)
                 return True
             except BaseException as error:
