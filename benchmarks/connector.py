@@ -12,8 +12,8 @@ from kafkamq.dev.ivy import Ivy, fetched, find_ivy_jar
 
 __all__ = ["connector_jars"]
 
-_MODULES = (  # the newest release of which all parts are published; it works with Spark 4.2
-    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.0.0"),
+_MODULES = (  # the token provider is not published in 4.2.0 everywhere, and the older one works
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
     ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
     ("org.apache.kafka", "kafka-clients", "3.9.1"),
     ("org.apache.commons", "commons-pool2", "2.12.0"),
@@ -22,7 +22,7 @@ _MODULES = (  # the newest release of which all parts are published; it works wi
 
 def connector_jars() -> list[Path]:
     """Paths of the jars, for Spark's property ``spark.jars``."""
-    folder = Path.home() / ".cache" / "kafkamq" / "spark-connector-4.0.0"
+    folder = Path.home() / ".cache" / "kafkamq" / "spark-connector-4.2.0"
     jars = [folder / f"{name}-{version}.jar" for _, name, version in _MODULES]
     if not all(jar.exists() for jar in jars):
         folder.mkdir(parents=True, exist_ok=True)

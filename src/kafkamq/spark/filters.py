@@ -75,9 +75,11 @@ def push(filters: Iterable[Filter], options: SourceOptions) -> Pushed:
         elif name == offset:
             result = _with_offsets(result, low, high)
         elif name in (lower_time, upper_time):
-            if name != lower_time:
-                low = None
-            result = _with_times(result, low, high)
+            result = _with_times(
+                result,
+                low if name == lower_time else None,
+                high if name == upper_time else None,
+            )
     return result
 
 
