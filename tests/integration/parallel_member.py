@@ -42,6 +42,7 @@ def main(
         commit_interval=0.2,
         commit_mode=mode,
         backoff=lambda record: 0.02,
+        revoke_timeout=10,  # a dozen members that start at once on few cores: a result takes long
     ) as consumer:
         consumer.poll_and_produce(handle)
         while not stop.wait(0.1):
