@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.integration.claim_logs import ClaimTopics
+from tests.integration.claim_logs import ClaimTopics, read_topic
 
 from kafkamq.aio.claims import Admin, Cluster, RangeClaims
+from kafkamq.claims import Batch
 from kafkamq.errors import StateError
 
 
 def test_claims_with_asyncio(bootstrap: str) -> None:
     topics = ClaimTopics(bootstrap)
     topics.fill(6)
+    output = f"{topics.work}-out"
+    topics.create(output, 1)
 
     async def run() -> None:
         async with Cluster(
@@ -37,7 +40,7 @@ def test_claims_with_asyncio(bootstrap: str) -> None:
                 waiting.cancel()
                 await asyncio.gather(waiting, return_exceptions=True)
                 topics.fill(1, first=6)
-                late = await consumer.poll(10.0)
+                late = await consumer.poll(30.0)
                 assert late is not None
                 assert late.payload == b"6"
                 late.commit()
@@ -45,21 +48,36 @@ def test_claims_with_asyncio(bootstrap: str) -> None:
                 admin = Admin(cluster, topics.group)
                 moved = await admin.set_position({(topics.work, 0): 3, (topics.work, 1): "latest"})
                 assert moved == {(topics.work, 0): 3, (topics.work, 1): 3}
-                again = await consumer.poll(10.0)
+                assert await admin.paused_until() == await cluster.paused_until(topics.group) == 0
+                again = await consumer.poll(30.0)
                 assert again is not None
                 assert again.payload == b"6"
                 again.commit()
             async with member.consumer(topics.work, delivery="at-most-once") as consumer:
                 topics.fill(2, first=7)
                 found = []
-                async for batch in consumer.batches(timeout=10.0):
-                    found += [message.payload for message in batch.messages]
+                async for batch in consumer.batches(timeout=30.0):
+                    assert await member.claimed(batch.topic, batch.partition)
+                    async with consumer.transaction(batch) as outputs:
+                        for message in batch.messages:
+                            outputs.send(output, message.payload)
+                            found.append(message.payload)
                     if len(found) == 2:
                         break
                 assert sorted(found) == [b"7", b"8"]
+
+                async def fail(batch: Batch) -> None:
+                    async with consumer.transaction(batch) as outputs:
+                        outputs.send(output, b"aborted")
+                        raise ZeroDivisionError
+
+                with pytest.raises(ZeroDivisionError):
+                    await fail(batch)
+            written = [value for _, _, _, value in read_topic(bootstrap, output)]
+            assert sorted(written) == [b"7", b"8"]
             assert all(not claim.client for claim in await cluster.claims(topics.group))
 
-    asyncio.run(asyncio.wait_for(run(), 60.0))
+    asyncio.run(asyncio.wait_for(run(), 120.0))
 
 
 def test_ranges_with_asyncio(bootstrap: str) -> None:

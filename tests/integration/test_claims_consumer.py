@@ -176,12 +176,12 @@ def test_positions_are_committed_while_another_thread_polls(topics: ClaimTopics)
             thread.start()
             began_s = time.monotonic()
             assert len(take(consumer, 3000)) == 3000
+            wait_for(lambda: len(flushed) > 3)
             is_over.set()
             thread.join(40.0)
             assert not thread.is_alive()
             assert time.monotonic() - began_s < 60
             consumer.flush()
-        assert len(flushed) > 3
         committed = cluster.engine.admin.committed(
             [(topics.group, TopicPartition(topics.work, number)) for number in range(2)]
         )

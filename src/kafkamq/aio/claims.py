@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -24,6 +25,7 @@ from kafkamq import claims as sync
 from kafkamq.aio.threads import in_thread
 from kafkamq.claims import Batch, Claim, ClaimedMessage, CommitToken
 from kafkamq.errors import StateError
+from kafkamq.kafka.claims.outputs import Outputs
 
 __all__ = ["Admin", "ClaimedRange", "Cluster", "Consumer", "Hold", "Member", "RangeClaims"]
 
@@ -66,6 +68,10 @@ class Cluster:
         """See ``kafkamq.claims.Cluster.member``."""
         return Member((await self.connected()).member(client_id, group_id))
 
+    async def paused_until(self, group_id: str) -> float:
+        """See ``kafkamq.claims.Cluster.paused_until``."""
+        return await in_thread((await self.connected()).paused_until, group_id)
+
     async def claims(self, group_id: str | None = None) -> list[Claim]:
         """See ``kafkamq.claims.Cluster.claims``."""
         return await in_thread((await self.connected()).claims, group_id)
@@ -81,6 +87,12 @@ class Member:
 
     def __init__(self, member: sync.Member) -> None:
         self._sync = member
+        self.client_id = member.client_id
+        self.group_id = member.group_id
+
+    async def claimed(self, topic: str, partition: int) -> bool:
+        """See ``kafkamq.claims.Member.claimed``."""
+        return await in_thread(self._sync.claimed, topic, partition)
 
     async def claim_of(self, topic: str, partition: int) -> Claim:
         """See ``kafkamq.claims.Member.claim_of``."""
@@ -150,6 +162,11 @@ class _Holder(Generic[_Held]):
         """Fencing token by topic and partition of everything that is held now."""
         return self._sync.claims
 
+    @property
+    def complete_topics(self) -> frozenset[str]:
+        """With ``claims="topic"``: topics that are held as a whole."""
+        return self._sync.complete_topics
+
     def positions(self) -> dict[tuple[str, int], int]:
         """The next offset to consume, by topic and partition."""
         return self._sync.positions()
@@ -179,6 +196,10 @@ class Hold(_Holder[sync.Hold]):
 
     def __await__(self) -> Generator[Any, None, Hold]:
         return self.__aenter__().__await__()
+
+    def is_held(self, topic: str, partition: int, token: int) -> bool:
+        """See ``kafkamq.claims.Hold.is_held``."""
+        return self._sync.is_held(topic, partition, token)
 
     def commit_position(self, topic: str, partition: int, offset: int) -> None:
         """See ``kafkamq.claims.Hold.commit_position``."""
@@ -227,6 +248,18 @@ class Consumer(_Holder[sync.Consumer]):
         """See ``kafkamq.claims.Consumer.commit``; waits for nothing."""
         self._sync.commit(what)
 
+    @asynccontextmanager
+    async def transaction(self, of: ClaimedMessage | Batch) -> AsyncIterator[Outputs]:
+        """See ``kafkamq.claims.Consumer.transaction``; for ``async with``."""
+        inner = self._sync.transaction(of)
+        outputs = await in_thread(inner.__enter__)
+        try:
+            yield outputs
+        except BaseException as error:
+            await in_thread(inner.__exit__, type(error), error, error.__traceback__)
+            raise
+        await in_thread(inner.__exit__, None, None, None)
+
     def stop(self) -> None:
         """End iterations after the current message."""
         self._sync.stop()
@@ -260,6 +293,10 @@ class Admin:
     async def resume(self, *, timeout: float = 30.0) -> None:
         """See ``kafkamq.claims.Admin.resume``."""
         await in_thread((await self._sync()).resume, timeout=timeout)
+
+    async def paused_until(self) -> float:
+        """See ``kafkamq.claims.Admin.paused_until``."""
+        return await in_thread((await self._sync()).paused_until)
 
     async def wait_until_free(self, timeout: float = 60.0) -> None:
         """See ``kafkamq.claims.Admin.wait_until_free``."""

@@ -14,7 +14,7 @@ from kafkamq.kafka.claims.batches import BatchDesk
 from kafkamq.kafka.claims.clock import lease_clock_ms
 from kafkamq.kafka.claims.engine import Engine
 from kafkamq.kafka.claims.held import HeldPartitions
-from kafkamq.kafka.claims.holding import Holding, HoldingConfig
+from kafkamq.kafka.claims.holding import Holding, HoldingListener
 from kafkamq.kafka.claims.intake import Intake
 from kafkamq.kafka.claims.message import Batch, ClaimedMessage, CommitToken
 from kafkamq.kafka.claims.outputs import Outputs
@@ -49,15 +49,12 @@ class Consumer(HeldPartitions):
     def __init__(
         self,
         engine: Engine,
-        *,
-        client: str,
-        instance: str,
-        group: str,
-        holding: HoldingConfig,
+        begin: Callable[[HoldingListener], Holding],
         config: ConsumerConfig,
-        counts: dict[str, int],
     ) -> None:
+        """``begin`` makes the holding that tells this consumer what is its own."""
         self._engine = engine
+        self._holding = begin(self)
         self._config = config
         self._failure: Exception | None = None
         self._turn: Tenure | None = None  # whose messages come now
@@ -65,24 +62,15 @@ class Consumer(HeldPartitions):
         self._handed_out: dict[tuple[str, int], int] = {}  # up to where, ever
         self._is_stopped = False
         self.is_closed = False
-        is_once = holding.delivery is Delivery.AT_MOST_ONCE
+        is_once = self._holding.config.delivery is Delivery.AT_MOST_ONCE
         self._intake = Intake(
             engine.config,
-            group,
+            self._holding.group,
             queue=config.queue,
             commit=None if is_once else self._commit,
             on_gone=self._gone,
         )
         self._desk = BatchDesk(engine, self._intake, config.batch) if is_once else None
-        self._holding = Holding(
-            engine,
-            client=client,
-            instance=instance,
-            group=group,
-            config=holding,
-            counts=counts,
-            listener=self,
-        )
         self._holding.start()
 
     def __iter__(self) -> Iterator[ClaimedMessage]:

@@ -48,10 +48,12 @@ class DeskAnswers:
         found: Callable[[Tenure, int, int, int], None],
         not_found: Callable[[Tenure], None],
         committed: Callable[[Tenure, Write, bool], None],
+        refused: Callable[[KafkaMQError], None],
     ) -> None:
         self.found = found  # earliest, latest, committed (negative: none)
         self.not_found = not_found
         self.committed = committed
+        self.refused = refused  # told of every error; some, no waiting mends
 
 
 class _Batcher(Generic[T]):
@@ -152,6 +154,8 @@ class _GroupDesk:
                 extra={"group": self._group, "said": str(error)},
             )
             found = {}
+            if isinstance(error, KafkaMQError):
+                self._answers.refused(error)
         for tenure in open_:
             offsets = found.get(tenure)
             if offsets is None:
@@ -172,6 +176,7 @@ class _GroupDesk:
                     "a former owner could not be fenced",
                     extra={"place": tenure.place, "said": str(error)},
                 )
+                self._answers.refused(error)
                 return False
 
         if not any(tenure.fence for tenure in tenures):
@@ -232,6 +237,7 @@ class _GroupDesk:
             is_done = True
         except KafkaMQError as error:
             self._say(tenure, str(error))
+            self._answers.refused(error)
         finally:
             self._answers.committed(tenure, write, is_done)
 

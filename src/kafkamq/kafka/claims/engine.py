@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import Producer as KafkaProducer
 
 from kafkamq.clients.admin import Admin
-from kafkamq.clients.errors import ErrorWatch
+from kafkamq.clients.errors import ErrorWatch, broker_error
 from kafkamq.clients.settings import connect, producer_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.core.claim_steps import End, Fetch, Finish, HandOut, LookUp, Step, Stop, Write
@@ -78,7 +78,9 @@ class Engine:
         self.stats = Stats()
         self.admin = Admin(config, timeout_s=15.0)
         self.desk = Desk(
-            config, self.admin, DeskAnswers(self._found, self._not_found, self._committed)
+            config,
+            self.admin,
+            DeskAnswers(self._found, self._not_found, self._committed, self.refuse),
         )
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._producer: KafkaProducer | None = None
@@ -100,12 +102,20 @@ class Engine:
         Raises:
             BrokerError, DeadlineExceededError: The cluster cannot be reached.
         """
-        patience_ms = max(1000, min(10_000, self.interval_ms // 2))
-        settings = producer_settings(self.config, message_timeout_ms=patience_ms, linger_ms=0)
-        self._producer = connect(KafkaProducer, settings, self._watch)
         self.log.start(self.admin)
         self._topology_ms = lease_clock_ms() + _TOPOLOGY_MS
         self._thread.start()
+
+    def open_writer(self) -> KafkaProducer:
+        """Connect what writes, unless it is; who only reads needs no right to write."""
+        with self.lock:
+            if self._producer is None:
+                patience_ms = max(1000, min(10_000, self.interval_ms // 2))
+                settings = producer_settings(
+                    self.config, message_timeout_ms=patience_ms, linger_ms=0
+                )
+                self._producer = connect(KafkaProducer, settings, self._watch)
+            return self._producer
 
     def close(self, timeout_s: float) -> None:
         """End thread and clients; what is claimed stays so until it goes stale. Idempotent."""
@@ -233,10 +243,8 @@ class Engine:
 
         ``report`` is called with its offset, or -1 when that is not known; perhaps at once.
         """
-        producer = self._producer
-        assert producer is not None, "started"
         try:
-            producer.produce(
+            self.open_writer().produce(
                 self.topic.name,
                 encode_value(record),
                 partition=partition,
@@ -258,12 +266,18 @@ class Engine:
                 self._finish(tenure, Finish(End.UNCERTAIN, tenure.claimant.position))
             self.changed.notify_all()
 
+    def refuse(self, error: KafkaMQError) -> None:
+        """Fail if a right is missing, which no waiting mends; other errors pass."""
+        if isinstance(error, BrokerError) and error.code.endswith("AUTHORIZATION_FAILED"):
+            self.fail(error)
+
     # ---- the thread
 
     def _run(self) -> None:
         try:
             while not self._is_stopping:
                 messages = self.log.poll(self._wait_s())
+                self._watch.check(f"writing {self.topic.name}")
                 if self._producer is not None:
                     self._producer.poll(0)
                 with self.lock:
@@ -366,6 +380,7 @@ class Engine:
             report(offset if is_known and offset is not None else -1)
             if error is not None:
                 _log.warning("a coordination record was not written", extra={"said": error.str()})
+                self.refuse(broker_error(error, f"writing {self.topic.name}"))
 
     # ---- answers of the desk, from its threads
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from kafkamq.core.claim_steps import End, Fetch, HandOut
 from kafkamq.errors import LeaseLostError
 from kafkamq.kafka.claims.clock import lease_clock_ms
 from kafkamq.kafka.claims.engine import Engine
 from kafkamq.kafka.claims.held import HeldPartitions
-from kafkamq.kafka.claims.holding import Holding, HoldingConfig
+from kafkamq.kafka.claims.holding import Holding, HoldingListener
 from kafkamq.kafka.claims.tenure import Tenure
 
 __all__ = ["Hold"]
@@ -21,29 +21,18 @@ class Hold(HeldPartitions):
     def __init__(
         self,
         engine: Engine,
+        begin: Callable[[HoldingListener], Holding],
         *,
-        client: str,
-        instance: str,
-        group: str,
-        holding: HoldingConfig,
-        counts: Mapping[str, int],
         on_claim: Callable[[str, int, int], None] | None,
         on_lost: Callable[[str, int, str], None] | None,
     ) -> None:
+        """``begin`` makes the holding that tells this one what is its own."""
         self._engine = engine
+        self._holding = begin(self)
         self._on_claim = on_claim
         self._on_lost = on_lost
         self.is_closed = False
         self._done: dict[Tenure, int] = {}  # positions that the next heartbeat will say
-        self._holding = Holding(
-            engine,
-            client=client,
-            instance=instance,
-            group=group,
-            config=holding,
-            counts=counts,
-            listener=self,
-        )
         self._holding.start()
 
     def is_held(self, topic: str, partition: int, token: int) -> bool:

@@ -71,13 +71,13 @@ class Holding:
     def __init__(
         self,
         engine: Engine,
+        listener: HoldingListener,
         *,
         client: str,
         instance: str,
         group: str,
         config: HoldingConfig,
         counts: Mapping[str, int],
-        listener: HoldingListener,
     ) -> None:
         """Nothing is claimed before ``start``; ``counts`` are the partitions of each topic."""
         self.config = config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from kafkamq.core.claim_policy import ClaimMode
@@ -14,7 +15,7 @@ from kafkamq.errors import ConfigError, StateError
 from kafkamq.kafka.claims.consumer import Consumer, ConsumerConfig
 from kafkamq.kafka.claims.engine import Engine
 from kafkamq.kafka.claims.hold import Hold
-from kafkamq.kafka.claims.holding import HoldingConfig
+from kafkamq.kafka.claims.holding import Holding, HoldingConfig
 from kafkamq.kafka.claims.log import check_intervals
 from kafkamq.kafka.claims.topic import require_work
 
@@ -108,28 +109,13 @@ class Member:
             raise ConfigError(f"batch is {batch} and queue {queue}: they must be >= 1")
         if on_data_loss not in ("raise", "skip"):
             raise ConfigError(f"on_data_loss is {on_data_loss!r}: it must be 'raise' or 'skip'")
-        config = HoldingConfig(
-            topics=_topics(topics),
-            delivery=_one_of(Delivery, "delivery", delivery),
-            mode=_one_of(ClaimMode, "claims", claims),
-            max_claims=_limit(max_claims),
-            reclaim=reclaim,
-            release_if_behind=release_if_behind,
-            is_fenced=fenced,
+        config = ConsumerConfig(
+            batch=batch, queue=queue, on_data_loss=on_data_loss, on_claim=on_claim, on_lost=on_lost
         )
-        counts = self._begin(config.topics)
-        consumer = Consumer(
-            self._engine,
-            client=self.client_id,
-            instance=self.instance_id,
-            group=self.group_id,
-            holding=config,
-            config=ConsumerConfig(
-                batch=batch, queue=queue, on_data_loss=on_data_loss, on_claim=on_claim,
-                on_lost=on_lost,
-            ),
-            counts=counts,
-        )  # fmt: skip
+        begin = self._begin(
+            topics, claims, max_claims, reclaim, release_if_behind, fenced, delivery=delivery
+        )
+        consumer = Consumer(self._engine, begin, config)
         self._holders.append(consumer)
         return consumer
 
@@ -150,44 +136,55 @@ class Member:
         Raises:
             As ``consumer``.
         """
+        begin = self._begin(topics, claims, max_claims, reclaim, release_if_behind, fenced)
+        hold = Hold(self._engine, begin, on_claim=on_claim, on_lost=on_lost)
+        self._holders.append(hold)
+        return hold
+
+    def _begin(
+        self,
+        topics: str | Sequence[str],
+        claims: str,
+        max_claims: int | None,
+        reclaim: bool,
+        release_if_behind: bool,
+        fenced: bool,
+        *,
+        delivery: str = Delivery.AT_LEAST_ONCE.value,
+    ) -> partial[Holding]:
+        """Be ready to claim; what is called with a listener makes the holding."""
         config = HoldingConfig(
             topics=_topics(topics),
+            delivery=_one_of(Delivery, "delivery", delivery),
             mode=_one_of(ClaimMode, "claims", claims),
             max_claims=_limit(max_claims),
             reclaim=reclaim,
             release_if_behind=release_if_behind,
             is_fenced=fenced,
         )
-        counts = self._begin(config.topics)
-        hold = Hold(
-            self._engine,
-            client=self.client_id,
-            instance=self.instance_id,
-            group=self.group_id,
-            holding=config,
-            counts=counts,
-            on_claim=on_claim,
-            on_lost=on_lost,
-        )
-        self._holders.append(hold)
-        return hold
-
-    def _begin(self, topics: Sequence[str]) -> dict[str, int]:
-        """Be ready to claim; the partitions of each topic."""
         engine = self._engine
         if any(not holder.is_closed for holder in self._holders):
             raise StateError(
                 "this member holds claims already: close its consumer, or make another member with"
                 " another client_id"
             )
-        counts = {name: require_work(engine.admin, name) for name in topics}
+        engine.open_writer()  # it connects while the claims are read
+        counts = {name: require_work(engine.admin, name) for name in config.topics}
         engine.wait_until(lambda: engine.is_ready, _READY_S, "reading the claims")
         with engine.lock:
             check_intervals(engine.log, self.group_id, engine.interval_ms)
         engine.desk.open(self.group_id)
         # A client that comes back within one process is another instance, as after a restart.
         self.instance_id = uuid.uuid4().hex[:8]
-        return counts
+        return partial(
+            Holding,
+            engine,
+            client=self.client_id,
+            instance=self.instance_id,
+            group=self.group_id,
+            config=config,
+            counts=counts,
+        )
 
     def close(self, timeout: float = 30.0) -> None:
         """Close its consumers and holds. Idempotent."""
