@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from kafkamq.core.intake import Intake
@@ -48,19 +49,19 @@ class PlainHandover:
     def __init__(self, starter: Starter, reader: MessageReader) -> None:
         self._starter = starter
         self._reader = reader
+        self._pusher = ThreadPoolExecutor(1, "kafkamq-starts")
 
     def begin(self, batch: Batch) -> None:
-        """Write the STARTs."""
+        """Write the STARTs, and read on while the brokers take them."""
         self._starter.write(batch)
+        self._pusher.submit(self._starter.push)
+        self._reader.poll_ahead(len(batch.messages))
 
     def advance(self, batch: Batch, timeout_s: float) -> Commit:
         """See the STARTs in the log, then commit the offsets."""
         began_s = time.monotonic()
-        if not batch.is_started:
-            if self._starter.send(batch):
-                self._reader.poll_ahead(len(batch.messages))  # while the brokers take the STARTs
-            if not self._starter.wait(batch, timeout_s):
-                return Commit.PENDING
+        if not batch.is_started and not self._starter.wait(batch, timeout_s):
+            return Commit.PENDING
         return self._reader.commit(max(0.0, timeout_s - (time.monotonic() - began_s)))
 
     def give_up(self, batch: Batch) -> None:
@@ -73,7 +74,8 @@ class PlainHandover:
         self._starter.drop(batch, partitions)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """End the thread."""
+        self._pusher.shutdown(wait=False)
 
 
 class ExactHandover:

@@ -18,18 +18,27 @@ __all__ = ["RouteStarts"]
 class RouteStarts:
     """The STARTs that a batch writes to one marker partition, in the order of its messages.
 
-    The producer is idempotent, so they lie in the log in that order: when all are there, reports
-    and messages are paired by their places, and nothing is looked up.
+    Nothing here is an object per message that the garbage collector would have to visit.
     """
 
-    __slots__ = ("_begin_ns", "_on_late", "_records", "error", "failed", "messages", "starts")
+    __slots__ = (
+        "_begin_ns",
+        "_on_late",
+        "_times",
+        "_values",
+        "error",
+        "failed",
+        "messages",
+        "values",
+    )
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self.starts: list[dict[str, Any]] = []  # as produce_batch takes them
+        self.values: list[bytes] = []  # their STARTs
         self.error: KafkaError | None = None  # the first one
         self.failed = 0
-        self._records: list[Record] = []  # those in the log
+        self._values: list[bytes] = []  # of the STARTs in the log
+        self._times: list[int] = []  # their log times
         self._begin_ns = 0
         self._on_late: Callable[[Message, int, int], None] | None = None
 
@@ -39,22 +48,27 @@ class RouteStarts:
             self.failed += 1
             self.error = self.error or error
             return
-        if not self._records:
+        if not self._begin_ns:
             self._begin_ns = monotonic_ns()
-        self._records.append(record)
+        value, log_ms = record.value() or b"", record.timestamp()[1]
+        self._values.append(value)
+        self._times.append(log_ms)
         if self._on_late is not None:
-            (message,) = [m for m, s in self._pairs() if s["value"] == record.value()]
-            self._on_late(message, monotonic_ns() // NS_PER_MS, record.timestamp()[1])
+            message = self.messages[self.values.index(value)]
+            self._on_late(message, monotonic_ns() // NS_PER_MS, log_ms)
 
-    def _pairs(self) -> Iterable[tuple[Message, dict[str, Any]]]:
-        return zip(
-            self.messages, self.starts, strict=False
-        )  # interrupted, the last lacks its START
+    def starts(self) -> list[dict[str, Any]]:
+        """As produce_batch takes them."""
+        report = self.report
+        return [
+            {"value": value, "key": message._marker_key, "callback": report}
+            for value, message in zip(self.values, self.messages, strict=True)
+        ]
 
     @property
     def is_reported(self) -> bool:
         """Whether each is known to be in the log or failed."""
-        return len(self._records) + self.failed == len(self.starts)
+        return len(self._values) + self.failed == len(self.values)
 
     @property
     def begin_ms(self) -> int:
@@ -63,12 +77,12 @@ class RouteStarts:
 
     def delivered(self) -> Iterable[tuple[Message, int]]:
         """Those in the log, with their log times."""
-        records = self._records
-        if len(records) == len(self.messages):
-            records.sort(key=_offset)
-            return zip(self.messages, [each.timestamp()[1] for each in records], strict=True)
-        known = {start["value"]: message for message, start in self._pairs()}
-        return [(known[each.value()], each.timestamp()[1]) for each in records]
+        if self._values == self.values:  # all of them, and in their order
+            return zip(self.messages, self._times, strict=True)
+        known = dict(zip(self.values, self.messages, strict=False))
+        return [
+            (known[value], log_ms) for value, log_ms in zip(self._values, self._times, strict=True)
+        ]
 
     def give_up(self, on_late: Callable[[Message, int, int], None]) -> None:
         """The batch has failed: tell of STARTs that prove to be in the log after all.
@@ -78,9 +92,3 @@ class RouteStarts:
                 served.
         """
         self._on_late = on_late
-
-
-def _offset(record: Record) -> int:
-    offset = record.offset()
-    assert offset is not None, "it is in the log"
-    return offset

@@ -7,6 +7,7 @@ Whatever fails in between, ``Consumer`` gives the batch up, under a new consumer
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ from kafkamq.clients.errors import broker_error
 from kafkamq.core.handout import has_expired, is_last_delivery
 from kafkamq.core.intake import Intake
 from kafkamq.core.leases import Lease, LeaseState
+from kafkamq.errors import BrokerError
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.gate import process_gate
 from kafkamq.kafka.message import Message
@@ -29,7 +31,8 @@ from kafkamq.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
 
 __all__ = ["Batch", "Starter"]
 
-_SEND_S = 0.001  # a flush so short waits for nothing, but ends the producer's linger
+_PUSH_S = 0.002  # as long as it takes to begin sending
+_log = logging.getLogger(__name__)
 _END_S = 0.05  # how long one step waits for an END that is under way
 
 
@@ -39,7 +42,6 @@ class Batch:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.routes: dict[int, RouteStarts] = {}  # by marker partition
-        self.is_sent = False
         self.is_started = False  # every START is in the log
 
     def partitions(self) -> set[int]:
@@ -52,7 +54,7 @@ class Batch:
 
     def starts(self) -> dict[int, list[dict[str, Any]]]:
         """By marker partition, as produce_batch takes them: it knows one partition per call."""
-        return {partition: route.starts for partition, route in self.routes.items()}
+        return {partition: route.starts() for partition, route in self.routes.items()}
 
     def error(self) -> KafkaError | None:
         """A failed START, if any."""
@@ -149,11 +151,7 @@ class Starter:
                 route = routes.get(number)
                 if route is None:
                     route = routes[number] = RouteStarts()
-                add_start, add_routed, report = (
-                    route.starts.append,
-                    route.messages.append,
-                    route.report,
-                )
+                add_start, add_routed = route.values.append, route.messages.append
             if may_be_lapsed and leases.is_lapsed(MessageId(partition, offset, *log), now_ms):
                 continue  # R5: its START is in the log and its lease over; a tracker answers for it
             message._lease = start_at(partition, offset, log, number)
@@ -177,7 +175,7 @@ class Starter:
                 if len(start) <= max_bytes or by_reference:
                     break
                 by_reference = True
-            add_start({"value": start, "key": marker, "callback": report})
+            add_start(start)
 
     def write(self, batch: Batch) -> None:
         """Queue the STARTs outside of a transaction.
@@ -188,13 +186,12 @@ class Starter:
         for partition, starts in batch.starts().items():
             self._worker.writer.write_many(partition, starts)
 
-    def send(self, batch: Batch) -> bool:
-        """Let the STARTs set out without waiting for their reports; True: just now."""
-        if batch.is_sent:
-            return False
-        batch.is_sent = True
-        self._worker.writer.flush(_SEND_S)
-        return True
+    def push(self) -> None:
+        """End the producer's linger, so that the STARTs set out now; from any thread."""
+        try:
+            self._worker.writer.flush(_PUSH_S)
+        except BrokerError as error:  # who waits for the STARTs finds them failed
+            _log.info("STARTs met a failed client", extra={"said": str(error)})
 
     def wait(self, batch: Batch, timeout_s: float) -> bool:
         """Whether all that was written is in the log; waits for it.
