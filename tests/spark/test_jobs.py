@@ -13,8 +13,8 @@ from tests.integration.cli_tools import Commands
 from tests.integration.test_cli_redrive import Letters
 from tests.integration.tracker_logs import Logs
 
-from kafkamq.cli.audit_page import bars
 from kafkamq.cli.jobs import parse_moment
+from kafkamq.cli.page import chart
 from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.spark.jobs.replay import REPLAYED_FROM, Replay, replay
@@ -225,7 +225,7 @@ def test_times_and_bars() -> None:
     assert parse_moment("1970-01-01T00:00:02Z", option="--to") == 2000
     assert parse_moment("1970-01-01 01:00:02+01:00", option="--to") == 2000
     assert parse_moment("1970-01-01", option="--to") == 0
-    assert bars([0, 0], ["a", "b"]) == "<p>None.</p>"
-    drawn = ElementTree.fromstring(bars([1, 3], ["<a>", "b"]))
+    assert chart([0, 0], ["a", "b"]) == "<p>None.</p>"
+    drawn = ElementTree.fromstring(chart([1, 3], ["<a>", "b"]))
     heights = [float(bar.attrib["height"]) for bar in drawn.iter("rect")]
     assert heights[1] == pytest.approx(3 * heights[0], rel=0.01)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.dev.demo.children import Orders, serve, tell
+from kafkamq.dev.children import Orders, serve, tell
 from kafkamq.dev.demo.session import demo_session
 from kafkamq.errors import DeadlineExceededError
 from kafkamq.kafka.tracker import LocalTracker

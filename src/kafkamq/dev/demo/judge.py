@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafkamq.config import ServiceConfig
-from kafkamq.dev.demo.children import Orders, serve, tell
+from kafkamq.dev.children import Orders, serve, tell
 from kafkamq.dev.demo.session import demo_session
 from kafkamq.dev.demo.verdict import HISTORY_SCHEMA, verdict_rows
 from kafkamq.spark.views import Views

@@ -22,7 +22,7 @@ from typing import Any
 
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.broker import LocalKafka
-from kafkamq.dev.demo.children import Child
+from kafkamq.dev.children import Child
 from kafkamq.dev.demo.follow import Follower, Snapshot
 from kafkamq.dev.demo.options import DemoOptions
 from kafkamq.dev.demo.plan import Planned

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kafkamq.config import Backoff
-from kafkamq.dev.demo.children import Orders, tell
+from kafkamq.dev.children import Orders, tell
 from kafkamq.dev.demo.plan import KIND_HEADER, Kind, kind_of
 from kafkamq.errors import LeaseLostError
 from kafkamq.kafka import Consumer, Message, Queue, Service

@@ -1,7 +1,7 @@
-"""Processes of the demo: told what to do by lines on their stdin, and gone when that is closed.
+"""Processes that are told what to do by lines on their stdin, and gone when that is closed.
 
-The demo may end in any way, even by SIGKILL: the system then closes the pipe, and each child ends
-itself. Ctrl-C on the terminal reaches the demo alone, because its children have their own session.
+Who started them may end in any way, even by SIGKILL: the system then closes the pipe, and each
+child ends itself. Ctrl-C on the terminal reaches the parent alone: children have their own session.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["Child", "ChildError", "Orders", "serve", "tell"]
 _log = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 10.0
-GRACE_S = 0.5  # for what a child had started: all that it would tidy up goes with the demo's folder
+GRACE_S = 0.5  # for what a child had started: what it would tidy up goes with its parent's folder
 
 
 class ChildError(KafkaMQError):
-    """A process of the demo ended, or reported an error; its log says why."""
+    """A process that was started here ended, or reported an error; its log says why."""
 
 
 class Child:
@@ -50,7 +50,7 @@ class Child:
                 start_new_session=True,
             )
         self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, name=f"demo-{name}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"child-{name}", daemon=True)
         self._reader.start()
         self.order(orders)
 
@@ -101,6 +101,14 @@ class Child:
         """Raises ChildError when it has ended."""
         if not self.is_running:
             raise self._ended()
+
+    def pause(self) -> None:
+        """Stops it where it is, until ``resume``."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets it go on."""
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """Ends it as a crash would: SIGKILL, to this process alone."""
@@ -162,7 +170,7 @@ def _tail(path: Path, lines: int = 12) -> str:
 
 
 def tell(event: str, **fields: Any) -> None:
-    """A child's word to the demo."""
+    """A child's word to its parent."""
     sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
     sys.stdout.flush()
 
@@ -182,7 +190,7 @@ class Orders:
     def _follow(self, handler: Callable[[dict[str, Any]], None]) -> None:
         for line in self._stdin:
             handler(json.loads(line))
-        os._exit(3)  # the demo is gone; what we hold comes back by itself
+        os._exit(3)  # the parent is gone; what we hold comes back by itself
 
 
 def serve(run: Callable[[Orders], None]) -> None:
@@ -196,6 +204,6 @@ def serve(run: Callable[[Orders], None]) -> None:
     try:
         run(Orders())
     except BaseException as error:
-        _log.exception("a process of the demo failed")
+        _log.exception("a child process failed")
         tell("error", text=f"{type(error).__name__}: {error}")
         raise
