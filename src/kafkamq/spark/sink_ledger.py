@@ -35,6 +35,7 @@ TASKS = "tasks"
 _TRANSACTION_MS = 60_000  # the longest that one task may take to write its rows
 _PATIENCE_S = 30.0  # for cells of an earlier run to be found again
 _POLL_S = 0.2
+_HASTE_S = 6.0  # a transaction whose producer lives is committed by then
 _MAX_BITS = 24  # of a cell's number
 _MASK = (1 << 64) - 1
 
@@ -125,6 +126,7 @@ class SinkLedger:
         self.sink = sink
         self.prefix = f"kafkamq.{topic}.{sink}"
         self._admin = Admin(config)
+        self._hasty_admin = Admin(config, timeout_s=_HASTE_S)
         self._settled_runs: set[str] = set()
 
     def group(self, cell: int) -> str:
@@ -188,15 +190,16 @@ class SinkLedger:
     def _read(self, groups: Iterable[str]) -> list[CellEntry | None]:
         wanted = [(group, TopicPartition(self.topic, 0)) for group in groups]
         try:
-            found = self._admin.committed(wanted)
+            found = self._hasty_admin.committed(wanted)
         except (BrokerError, DeadlineExceededError):
-            # A dead producer's open transaction can hold one back; it will never be committed.
+            # Held back by a dead producer's open transaction, which will never be committed.
             found = self._admin.committed(wanted, stable=False)
         return [None if each.offset < 0 else _decode(each.metadata) for each in found]
 
     def close(self) -> None:
-        """End the client; idempotent."""
+        """End the clients; idempotent."""
         self._admin.close()
+        self._hasty_admin.close()
 
 
 class Cell:
@@ -220,13 +223,16 @@ class Cell:
             queue_buffering_max_messages=500_000,
             partitioner="murmur2_random",
         )
-        self.producer.init()  # what an earlier task had under way is committed or aborted now
-        self._before = ledger.entry(number)
-        self.is_repeated = is_written(
-            self._before, batch, where=f"{cut} {number} of sink {ledger.sink}"
-        )
-        if not self.is_repeated:
-            self.producer.begin()
+        try:
+            self.producer.init()  # what an earlier task had under way is committed or aborted now
+            self._before = ledger.entry(number)
+            where = f"{cut} {number} of sink {ledger.sink}"
+            self.is_repeated = is_written(self._before, batch, where=where)
+            if not self.is_repeated:
+                self.producer.begin()
+        except BaseException:
+            self.producer.close()
+            raise
 
     def count(self, rows: int, digest: int) -> None:
         """Rows of this cell, written or found again; digests add up in any order."""

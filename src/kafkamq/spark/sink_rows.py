@@ -49,6 +49,8 @@ _TYPES = {
     "topic": ("string",),
     IDENTITY: ("bigint",),
 }
+_ROW = 0x243F_6A88_85A3_08D3
+_HEADER = 0x1319_8A2E_0370_7344
 _MIX = 0x9E37_79B9_7F4A_7C15  # odd, so that nothing is lost by multiplying
 
 
@@ -146,14 +148,20 @@ def _headers(column: pa.Array | None) -> tuple[list[Headers] | None, np.ndarray[
     ends = np.cumsum(counts, dtype=np.int64)
     starts = ends - counts
     entries = column.flatten()
-    names, values = entries.field(0).to_pylist(), _bytes(entries.field(1), len(entries))
+    coded = entries.field(0).dictionary_encode()  # a few names, again and again
+    known = coded.dictionary.to_pylist()
+    indices = coded.indices.to_numpy(zero_copy_only=False)
+    names = np.array(known, object)[indices].tolist()
+    values = _bytes(entries.field(1), len(entries))
     pairs = list(zip(names, values, strict=True))
     headers = [
         tuple(pairs[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
     ]
     # Their order counts: each is weighed by its place among those of its row.
     places = np.arange(len(pairs), dtype=np.int64) - np.repeat(starts, counts)
-    marks = _mixed([_hashes(names), _hashes(values)]) * (2 * places.astype(np.uint64) + 1)
+    marks = _mixed([_hashes(known)[indices], _hashes(values)], _HEADER) * (
+        2 * places.astype(np.uint64) + 1
+    )
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(marks, dtype=np.uint64)))
     return headers, sums[ends] - sums[starts]
 
@@ -176,15 +184,16 @@ def _identities(
             nothing if header_marks is None else header_marks,
             np.array(places, np.int64).astype(np.uint64) if places else nothing,
             nothing if topics is None else _hashes(topics),
-        ]
+        ],
+        _ROW,
     )
 
 
-def _mixed(parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """One number from several, each in its place."""
+def _mixed(parts: Sequence[np.ndarray[Any, Any]], seed: int) -> np.ndarray[Any, Any]:
+    """One number from several, each in its place; of rows and of headers with other seeds."""
     import numpy as np
 
-    result = np.zeros(len(parts[0]), np.uint64)
+    result = np.full(len(parts[0]), seed, np.uint64)
     for part in parts:
         result = (result ^ part) * np.uint64(_MIX)
         result ^= result >> np.uint64(29)
