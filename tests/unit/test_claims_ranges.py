@@ -143,6 +143,61 @@ def test_rc3_who_read_from_the_beginning_knows_every_range() -> None:
     assert told.log.ignored == 1
 
 
+def test_rc4_a_reader_from_the_middle_hears_what_is_abandoned() -> None:
+    told = Told()
+    told.add(0, CLAIM, "dead", 0, 100)
+    told.add(0, CLAIM, "b", 100, 200)
+    middle = told.add(60, BEAT, "b", 100, 200, 200)
+    told.add(61, FREE, "b", 0, 100, 200)
+    told.add(70, BEAT, "b", 100, 200, 200)
+    told.add(80, BEAT, "b", 100, 200, 200)
+    assert told.log.ignored == 0
+    log = told.reader(middle)
+    assert [(e.first, e.next) for e in log.abandoned("g", "t", 0, now_s=80)] == [(0, 100)]
+    assert log.position("g", "t", 0) == 0
+    told.add(81, CLAIM, "c", 0, 100)
+    assert told.held("c") == told.held("c", told.reader(middle)) == [(0, 100)]
+
+
+def test_rc4_what_was_only_told_to_be_free_belongs_to_who_beats_or_ends_it() -> None:
+    told = Told()
+    told.add(0, CLAIM, "dead", 0, 100)
+    told.add(25, CLAIM, "c", 0, 100)
+    middle = told.add(26, FREE, "b", 0, 100, 100)  # of one that had not read the claim
+    assert told.held("c") == [(0, 100)]
+    assert told.log.ignored == 1
+    told.add(27, BEAT, "c", 0, 100, 100)
+    log = told.reader(middle)
+    assert told.held("c", log) == [(0, 100)]
+    assert log.abandoned("g", "t", 0, now_s=28) == []
+    told.add(28, DONE, "c", 0, 60)
+    told.add(29, FREE, "z", 60, 100, 100)  # who does not own it frees nothing
+    assert told.held("c", told.reader(middle)) == told.held("c") == [(60, 100)]
+    # ... and the same without a beat between.
+    told = Told()
+    told.add(0, CLAIM, "c", 0, 100)
+    middle = told.add(1, FREE, "b", 0, 100, 100)
+    told.add(2, DONE, "c", 0, 60)
+    assert told.held("c", told.reader(middle)) == [(60, 100)]
+
+
+def test_rc4_what_is_abandoned_is_told_once_an_interval() -> None:
+    told = Told()
+    told.add(0, CLAIM, "dead", 0, 10)
+    told.add(0, CLAIM, "me", 10, 20)
+    member = a_member(told, "me", ahead=0)
+
+    def frees(at_s: float) -> int:
+        writes = member.plan(round(at_s * 1000), at_s, ends={0: 100}, bases={0: 0})
+        for write in writes:
+            record = write.record
+            if record.type is not CLAIM:
+                told.add(at_s, record.type, "me", record.first, record.next, 20)
+        return sum(write.record.type is FREE for write in writes)
+
+    assert [frees(at_s) for at_s in (10, 19, 24, 28, 32, 36, 40)] == [0, 0, 1, 0, 0, 1, 0]
+
+
 def test_what_is_abandoned_at_a_time() -> None:
     told = Told()
     told.add(100, CLAIM, "a", 0, 100)
