@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 from tests.integration.claim_logs import ClaimTopics, wait_for
@@ -93,3 +93,35 @@ def test_the_log_as_a_table(spark: SparkSession, bootstrap: str) -> None:
     assert [row.client for row in rows if row.is_dual] == ["x", "y"]
     with pytest.raises(ConfigError, match="heartbeat_interval"):
         coordination_frame(spark, ServiceConfig(bootstrap_servers=bootstrap), heartbeat_interval=0)
+
+
+def test_a_query_whose_guard_fails_is_stopped() -> None:
+    """Whatever it was: nobody watches the claims any more."""
+
+    class Held:
+        claims: ClassVar = {("t", 0): 1}
+
+        def positions(self) -> dict[tuple[str, int], int]:
+            return {("t", 0): 5}
+
+        def is_held(self, topic: str, partition: int, token: int) -> bool:
+            raise ZeroDivisionError
+
+        def commit_position(self, topic: str, partition: int, offset: int) -> None:
+            raise AssertionError
+
+    class Query:
+        isActive = True  # noqa: N815 - Spark's name
+        lastProgress = None  # noqa: N815
+
+        def stop(self) -> None:
+            self.isActive = False
+
+        def awaitTermination(self, timeout: int) -> bool:  # noqa: N802
+            return not self.isActive
+
+    query = Query()
+    guard = claimed_assign(Held(), "t").guard(query)  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError):
+        guard.wait(30.0)
+    assert not query.isActive

@@ -18,13 +18,14 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from kafkamq.config import ServiceConfig
 from kafkamq.core.claim_audit import ClaimAudit
 from kafkamq.core.claim_history import ClaimHistory
-from kafkamq.errors import ConfigError, KafkaMQError, LeaseLostError, WireError
+from kafkamq.errors import ConfigError, LeaseLostError, WireError
 from kafkamq.spark.source import register_source
 from kafkamq.wire.marshal import COORDINATION_TOPIC, decode_value
 
@@ -141,7 +142,7 @@ class ClaimGuard:
     def __init__(self, assign: ClaimedAssign, query: StreamingQuery) -> None:
         self._assign = assign
         self._query = query
-        self._failure: KafkaMQError | None = None
+        self._failure: Exception | None = None
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kafkamq-guard", daemon=True)
         self._thread.start()
@@ -193,9 +194,10 @@ class ClaimGuard:
                 assign.commit_progress(query)
                 self._is_over.wait(_LOOK_S)
             assign.commit_progress(query)
-        except KafkaMQError as error:
+        except Exception as error:  # noqa: BLE001 - a query that nobody guards must not go on
             self._failure = error
-            query.stop()
+            with suppress(Exception):  # Spark itself may be gone
+                query.stop()
         finally:
             self._is_over.set()
 
