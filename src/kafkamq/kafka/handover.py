@@ -56,6 +56,7 @@ class PlainHandover:
         self._starter.write(batch)
         self._pusher.submit(self._starter.push)
         self._reader.poll_ahead(len(batch.messages))
+        self._starter.prepare(len(batch.messages))
 
     def advance(self, batch: Batch, timeout_s: float) -> Commit:
         """See the STARTs in the log, then commit the offsets."""

@@ -37,6 +37,7 @@ class Message:
     """
 
     __slots__ = (
+        "_basis",
         "_count",
         "_end",
         "_end_error",
@@ -45,10 +46,13 @@ class Message:
         "_headers",
         "_identity",
         "_lease",
+        "_log",
         "_marker_key",
         "_outcome",
         "_read",
         "_record",
+        "_route",
+        "_start",
         "_verdicts",
         "offset",
         "partition",
@@ -56,6 +60,10 @@ class Message:
     )
 
     _lease: Lease
+    # Once its START is encoded:
+    _start: bytes
+    _log: tuple[bytes, int]  # topic id and leader epoch
+    _route: int  # the marker partition
     _identity: bytes  # of the message, as its markers have it
     _marker_key: bytes
     # Once it has a verdict:
@@ -74,6 +82,7 @@ class Message:
         self.offset = offset
         self.polled_ms = polled_ms  # monotonic
         self._headers = headers = headers_of(record)
+        self._basis: object = None  # what its START was encoded with
         self._read: MessageHeaders | None = None
         self._count = 1
         self._expiry_ms = 0

@@ -78,6 +78,7 @@ class Starter:
         self._verdicts = verdicts
         self._max_deliveries = worker.queue.max_deliveries
         self._max_inline_bytes = worker.queue.max_inline_payload_bytes
+        self._basis: tuple[object, object] = (None, None)  # what STARTs were encoded with
 
     def _enter(self, now_ms: int, is_last: bool) -> bool:
         """R6; an END that is under way is waited for, as nothing may start beside it."""
@@ -130,15 +131,43 @@ class Starter:
         return count
 
     def _fill(self, batch: Batch, taken: list[Message], facts: NamespaceFacts, now_ms: int) -> None:
-        """Encode the STARTs. Once per message: this loop is a good part of the cost of one."""
+        """Give the messages leases. Like ``_encode`` once per message: a good part of its cost."""
         leases = self._worker.leases
+        self._encode(taken, facts)
         start_at, may_be_lapsed = leases.start_at, leases.may_be_lapsed
-        encode = self._worker.encoder.encode_known
+        add, routes = batch.messages.append, batch.routes
+        last_number = -1
+        for message in taken:
+            partition, offset, log = message.partition, message.offset, message._log
+            if may_be_lapsed and leases.is_lapsed(MessageId(partition, offset, *log), now_ms):
+                continue  # R5: its START is in the log and its lease over; a tracker answers for it
+            number = message._route
+            if number != last_number:  # seldom: they come in runs
+                last_number = number
+                route = routes.setdefault(number, RouteStarts())
+                add_start, add_routed = route.values.append, route.messages.append
+            message._lease = start_at(partition, offset, log, number)
+            add(message)
+            add_routed(message)
+            add_start(message._start)
+
+    def prepare(self, wanted: int) -> None:
+        """Encode what the next batch will need, while there is nothing else to do."""
+        self._encode(list(self._intake.upcoming(wanted)), self._worker.namespace.facts())
+
+    def _encode(self, messages: list[Message], facts: NamespaceFacts) -> None:
+        """Encode the STARTs that are not, or not for this consumer_id and these topics."""
+        encoder = self._worker.encoder
+        encode = encoder.encode_known
+        if self._basis[0] is not encoder or self._basis[1] is not facts:
+            self._basis = (encoder, facts)
+        basis = self._basis
         topic_id, marker_partitions = facts.message_topic_id, facts.marker_partitions
         max_inline, max_bytes = self._max_inline_bytes, facts.max_marker_bytes
-        add, routes = batch.messages.append, batch.routes
         last_partition, last_chunk, last_epoch = -1, -1, None
-        for message in taken:
+        for message in messages:
+            if message._basis is basis:
+                continue
             record, partition, offset = message._record, message.partition, message.offset
             epoch, chunk = record.leader_epoch(), offset // CHUNK_OFFSETS
             # Seldom: they come in runs.
@@ -148,17 +177,8 @@ class Starter:
                 identify = identity_encoder(partition, offset, *log)
                 number = marker_partition(partition, offset, marker_partitions)
                 marker = marker_key(partition, offset)
-                route = routes.get(number)
-                if route is None:
-                    route = routes[number] = RouteStarts()
-                add_start, add_routed = route.values.append, route.messages.append
-            if may_be_lapsed and leases.is_lapsed(MessageId(partition, offset, *log), now_ms):
-                continue  # R5: its START is in the log and its lease over; a tracker answers for it
-            message._lease = start_at(partition, offset, log, number)
+            message._log, message._route, message._marker_key = log, number, marker
             message._identity = identity = identify(offset)
-            message._marker_key = marker
-            add(message)
-            add_routed(message)
             key, value, time_ms = record.key() or b"", record.value(), record.timestamp()[1]
             by_reference = value is not None and len(value) > max_inline
             while True:  # by reference where the payload is too large for a marker (R11)
@@ -175,7 +195,8 @@ class Starter:
                 if len(start) <= max_bytes or by_reference:
                     break
                 by_reference = True
-            add_start(start)
+            message._start = start
+            message._basis = basis
 
     def write(self, batch: Batch) -> None:
         """Queue the STARTs outside of a transaction.
