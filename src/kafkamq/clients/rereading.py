@@ -97,8 +97,10 @@ class Rereader:
         Raises:
             BrokerError, DeadlineExceededError: The logs could not be read in time.
         """
-        for begin in range(0, len(rows), _WINDOW):
-            yield from self._window(partition, rows[begin : begin + _WINDOW], deadline_s)
+        has_reasons = any(isinstance(row, Settle) and row.verdict_offset >= 0 for row in rows)
+        size = _WINDOW if has_reasons else max(1, len(rows))
+        for begin in range(0, len(rows), size):
+            yield from self._window(partition, rows[begin : begin + size], deadline_s)
 
     def _window(
         self, partition: int, rows: Sequence[Settle | Carry], deadline_s: float

@@ -49,8 +49,20 @@ class Part:
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers
     ) -> None:
         """One record."""
+        self.add_sized(topic, partition, key, value, headers, _size(key, value, headers))
+
+    def add_sized(
+        self,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        size_bytes: int,
+    ) -> None:
+        """One record whose size is known."""
         self.records.append((topic, partition, key, value, headers))
-        self.size_bytes += _size(key, value, headers)
+        self.size_bytes += size_bytes
 
 
 class Rewriter:
@@ -156,10 +168,12 @@ class Rewriter:
             delivery_count=copy.delivery_count,
             origin=None if row.of_schedule else self._origin(partition, found),
         )
-        if not _fits(topic.settings, start.key, found.value, headers):
+        key, value = start.key, found.value
+        size_bytes = _size(key, value, headers)
+        if size_bytes > _limit(topic.settings):
             return False
-        part.add(
-            topic.name, self._spread(start.key, topic.partitions), start.key, found.value, headers
+        part.add_sized(
+            topic.name, self._spread(key, topic.partitions), key, value, headers, size_bytes
         )
         self._end(part, partition, found, Outcome.REDELIVERED)
         part.copies += 1
@@ -218,7 +232,7 @@ class Rewriter:
             payload_at=self._payload_at(partition, found) if with_payload and refusals else None,
         )
         value = found.value
-        if refusals or not _fits(topic.settings, key, value, headers):
+        if refusals or _size(key, value, headers) > _limit(topic.settings):
             if with_payload and not refusals:
                 self._bury(part, partition, found, start, why, 1, with_payload=True)
                 return
@@ -286,11 +300,8 @@ def _size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     return size
 
 
-def _fits(
-    settings: Mapping[str, str], key: bytes | None, value: bytes | None, headers: Headers
-) -> bool:
-    limit = int(settings.get("max.message.bytes", "1048588"))
-    return _size(key, value, headers) <= limit
+def _limit(settings: Mapping[str, str]) -> int:
+    return int(settings.get("max.message.bytes", "1048588"))
 
 
 def _joined(text: str, error: str) -> str:

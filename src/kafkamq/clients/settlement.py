@@ -187,8 +187,7 @@ class Settler:
         producer = ledger.producer
         ledger.begin()
         try:
-            for record in part.records:
-                producer.produce(record)
+            producer.produce_records(part.records, timeout_s=run.left_s())
             self._commit(run, part.end)
         except (FencedError, OutcomeUnknownError):
             raise
