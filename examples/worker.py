@@ -1,4 +1,4 @@
-"""A worker that handles orders until Ctrl-C.
+"""A worker that handles orders until Ctrl-C or SIGTERM, then lets its handlers end.
 
     python examples/worker.py localhost:9092
 
@@ -8,27 +8,32 @@ they held. ``kafkamq send orders '{"id": 1}'`` gives them something to do.
 
 from __future__ import annotations
 
-import json
 import sys
+from dataclasses import dataclass
 
-from kafkamq import Backoff, Message, Service
+from kafkamq import Backoff, Message, Nack, Reject, Service, Worker
 
 
-def handle(message: Message) -> None:
-    """Handles one order: leaving the block acknowledges, an exception gives it back."""
-    try:
-        with message:
-            order = json.loads(message.payload or b"null")
-            if not isinstance(order, dict) or "id" not in order:
-                message.reject("an order needs an id")  # no retry mends it: to the dead letters
-                return
-            print(f"order {order['id']}, delivery {message.delivery_count}", flush=True)
-    except ValueError as error:  # no JSON: it comes back later, and is counted
-        print("given back:", error, flush=True)
+@dataclass
+class Order:
+    """What a message holds, as JSON; anything else goes to the dead letters."""
+
+    id: int
+    amount: int = 1
+
+
+def handle(order: Order, message: Message) -> Nack | Reject | None:
+    """Handles one order: returning acknowledges, an exception gives it back."""
+    if order.amount < 1:
+        return Reject("an order needs an amount")  # no retry mends it: to the dead letters
+    if order.amount > 100 and message.delivery_count == 1:
+        return Nack(delay=5.0, reason="large orders wait for the stock")
+    print(f"order {order.id}, delivery {message.delivery_count}", flush=True)
+    return None
 
 
 def main() -> None:
-    """Receives until it is interrupted."""
+    """Works until it is asked to stop."""
     with Service(sys.argv[1], *sys.argv[2:3]) as service:
         orders = service.queue(
             "orders",
@@ -36,13 +41,9 @@ def main() -> None:
             max_deliveries=4,
             backoff=Backoff(first=1.0, max=60.0),
         )
-        with orders.consumer(on_lease_lost=lambda lost: print("too late for", lost.id)) as consumer:
-            for message in consumer:
-                handle(message)
+        orders.handler(concurrency=50, timeout=60.0)(handle)
+        Worker(service, on_lease_lost=lambda lost: print("too late for", lost.id)).run()
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        print("bye")
+    main()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         WireError,
     )
     from kafkamq.kafka import Consumer, Delivery, Message, Producer, Queue, Service
+    from kafkamq.kafka.handlers import Worker, trace_headers
     from kafkamq.kafka.parallel import OutgoingRecord, ParallelConsumer, ParallelRecord
     from kafkamq.types import (
         Ack,
@@ -40,9 +41,11 @@ __all__ = [
     "Consumer",
     "Message",
     "Delivery",
+    "Worker",
     "ParallelConsumer",
     "ParallelRecord",
     "OutgoingRecord",
+    "trace_headers",
     "Ack",
     "Nack",
     "Reject",
@@ -79,6 +82,7 @@ _HOMES = {
         "WireError",
     ),
     "kafkamq.kafka": ("Consumer", "Delivery", "Message", "Producer", "Queue", "Service"),
+    "kafkamq.kafka.handlers": ("Worker", "trace_headers"),
     "kafkamq.kafka.parallel": ("OutgoingRecord", "ParallelConsumer", "ParallelRecord"),
     "kafkamq.types": (
         "Ack",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kafkamq.config import QueueConfig
+from kafkamq.config import Backoff, QueueConfig
 from kafkamq.core.backends import Feature, require
 from kafkamq.kafka.backends.opening import ConsumerPlan
 from kafkamq.kafka.backends.topic import create_queue_topics
 from kafkamq.kafka.consumer import Consumer
+from kafkamq.kafka.handlers.spec import make_spec
 from kafkamq.kafka.message import Message
 from kafkamq.kafka.producer import Producer
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from kafkamq.kafka.service import Service
 
 __all__ = ["Queue"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Queue:
@@ -65,6 +69,53 @@ class Queue:
         """
         plan = ConsumerPlan(on_lease_lost=on_lease_lost, ordering=ordering)
         return self._service._consumer(self._config, plan)
+
+    def handler(
+        self,
+        *,
+        concurrency: int | None = None,
+        ordering: str | None = None,
+        backend: str | None = None,
+        retry: Backoff | None = None,
+        timeout: float | timedelta | None = None,
+        processes: int = 0,
+    ) -> Callable[[Function], Function]:
+        """Registers the function below as the queue's handler; a ``Worker`` runs it.
+
+        The function stays as it is. What its parameters are annotated with is what it gets: the
+        body (``bytes``, ``str``, ``dict``, a dataclass, a pydantic model), a ``Message``, or both.
+        Returning is an ack, an exception a nack with back-off; ``Ack``, ``Nack`` and ``Reject`` may
+        be returned as well. A body that cannot be read is rejected.
+
+        Args:
+            concurrency: Handlers at once; 16.
+            ordering: What stays in order; None: what the backend has (``kafkamq backends``).
+            backend: The backend that the handler counts on; must be the queue's.
+            retry: The delay after a failure; None: the queue's back-off.
+            timeout: s after which it has failed: a coroutine is cancelled, a process ended, a
+                thread left alone.
+            processes: Run it in so many processes.
+
+        Raises:
+            ConfigError: It cannot work, or the backend lacks what is asked; names those that have
+                it.
+        """
+
+        def register(function: Function) -> Function:
+            spec = make_spec(
+                self._config,
+                function,
+                concurrency=concurrency,
+                processes=processes,
+                ordering=ordering,
+                backend=backend,
+                retry=retry,
+                timeout=timeout,
+            )
+            self._service.handlers.append(spec)
+            return function
+
+        return register
 
     def create_topics(self, *, partitions: int = 8, replication_factor: int = -1) -> None:
         """Create what a queue with a topic of its own needs and does not exist.

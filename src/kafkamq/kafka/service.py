@@ -16,6 +16,7 @@ from kafkamq.kafka.backends.producer import TopicProducer
 from kafkamq.kafka.backends.topic import QueueTopic
 from kafkamq.kafka.consumer import Consumer
 from kafkamq.kafka.fork import ForkGuard
+from kafkamq.kafka.handlers.spec import HandlerSpec
 from kafkamq.kafka.namespace import Namespace
 from kafkamq.kafka.producer import Producer
 from kafkamq.kafka.queue import Queue
@@ -74,6 +75,7 @@ class Service:
         self._sender: Sender | None = None
         self._topic_senders: dict[str, tuple[QueueTopic, Sender]] = {}
         self._consumers: list[Consumer] = []
+        self._handlers: list[HandlerSpec] = []
         self._is_closed = False
 
     def __enter__(self) -> Service:
@@ -179,6 +181,15 @@ class Service:
             exactly_once=exactly_once,
         )
         return Queue(self, config)
+
+    @property
+    def handlers(self) -> list[HandlerSpec]:
+        """What ``Queue.handler`` has registered; a ``Worker`` runs them."""
+        return self._handlers
+
+    def open_consumer(self, spec: HandlerSpec, plan: ConsumerPlan) -> Consumer:
+        """A consumer for a handler; for ``Worker``."""
+        return self._consumer(spec.queue, plan)
 
     def close(self, timeout: float = 30.0) -> None:
         """Close all consumers and confirm all sends; idempotent.

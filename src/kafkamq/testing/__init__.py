@@ -1,5 +1,6 @@
-"""Testing without a cluster: Kafka in memory, a simulator of a whole namespace, and the checker.
+"""Testing without a cluster: queues and Kafka in memory, a simulator, and the checker.
 
+`MemoryService` is a `Service` without Kafka, on a `Clock` that a test moves, for tests of handlers.
 `MemoryKafka` is a log for tests of your own. `simulate` runs senders, workers and trackers under
 faults that a seed draws. `check_logs` judges any namespace from its topics, also those of a real
 Kafka (`record_of` takes what confluent-kafka consumed). `random_markers`, `NaiveTracker` and
@@ -16,6 +17,7 @@ from kafkamq.testing.checker import CheckFailedError, Problem, Verdict, check_lo
 from kafkamq.testing.engines import EngineSettings
 from kafkamq.testing.log import Committed, LogRecord, MemoryKafka, TransactionalProducer
 from kafkamq.testing.naive import NaiveTracker
+from kafkamq.testing.queues import Clock, MemoryDeadLetter, MemoryService
 from kafkamq.testing.random_markers import MarkerRecord, random_markers
 from kafkamq.testing.simulator import Limits, Simulation, draw_limits, simulate
 from kafkamq.testing.workers import Behaviour, WorkerSettings
@@ -24,13 +26,16 @@ from kafkamq.testing.world import Faults
 __all__ = [
     "Behaviour",
     "CheckFailedError",
+    "Clock",
     "Committed",
     "EngineSettings",
     "Faults",
     "Limits",
     "LogRecord",
     "MarkerRecord",
+    "MemoryDeadLetter",
     "MemoryKafka",
+    "MemoryService",
     "NaiveTracker",
     "Problem",
     "Simulation",

@@ -15,7 +15,7 @@ from kafkamq.kafka.namespace import Namespace
 from kafkamq.kafka.reader import group_of
 from kafkamq.types import Backend
 
-__all__ = ["ConsumerPlan", "open_consumer"]
+__all__ = ["ConsumerPlan", "check_order", "open_consumer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,17 @@ class ConsumerPlan:
     handler_timeout_ms: int = 0
 
 
+def check_order(queue: QueueConfig, plan: ConsumerPlan) -> str:
+    """What stays in order.
+
+    Raises:
+        ConfigError: The backend lacks that.
+    """
+    ordering = plan.ordering or default_order(queue.backend)
+    require(queue.backend, order_feature(ordering), f"queue {queue.queue_id!r}: {ordering=}")
+    return ordering
+
+
 def open_consumer(namespace: Namespace, queue: QueueConfig, plan: ConsumerPlan) -> Consumer:
     """A consumer that has begun to work.
 
@@ -42,8 +53,7 @@ def open_consumer(namespace: Namespace, queue: QueueConfig, plan: ConsumerPlan) 
         ConfigError: The backend, or the cluster, lacks what is asked.
         BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
     """
-    ordering = plan.ordering or default_order(queue.backend)
-    require(queue.backend, order_feature(ordering), f"queue {queue.queue_id!r}: {ordering=}")
+    ordering = check_order(queue, plan)
     if queue.backend is Backend.MARKERS:
         return Consumer(namespace, queue, plan.on_lease_lost)
     config = namespace.config

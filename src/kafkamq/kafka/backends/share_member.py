@@ -28,7 +28,7 @@ __all__ = ["Batch", "Member"]
 
 _POLL_S = 0.25
 _TURN_S = 0.02  # how long verdicts are gathered
-_LATE_COMMIT_S = 2.0
+_COMMIT_S = 10.0
 _log = logging.getLogger(__name__)
 _Place = tuple[int, int]
 
@@ -157,15 +157,15 @@ class Member:
         except queue.Empty:
             pass
         if count:
-            self._client.commit_async()
+            self._commit()
         if late:  # alone: the broker refuses what is sent together with them
-            if count:
-                self._client.commit_sync(_LATE_COMMIT_S)
             for message in late:
                 self._acknowledge(message, AcknowledgeType.RELEASE, is_watched=False)
-            self._client.commit_sync(_LATE_COMMIT_S)
-        elif not count and self._unconfirmed:
-            self._client.commit_async()  # serves the answers
+            self._commit()
+
+    def _commit(self) -> None:
+        """Send, and wait: while one commit is under way the broker refuses the next one."""
+        self._client.commit_sync(_COMMIT_S)
 
     def _acknowledge(self, message: TopicMessage, kind: int, *, is_watched: bool = True) -> int:
         place = message.message_id
@@ -194,7 +194,8 @@ class Member:
                     late.append(message)
         if late:
             _log.warning(
-                "the broker refused verdicts",
+                "the broker refused verdicts: %s",
+                error,
                 extra={"count": len(late), "said": str(error)},
             )
             self._owner.came_late(late)

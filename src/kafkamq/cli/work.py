@@ -1,0 +1,54 @@
+"""``work``: runs the worker of a user's module."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Annotated
+
+import typer
+
+from kafkamq.cli import output
+from kafkamq.cli.options import MetricsPort, serving_metrics
+from kafkamq.errors import ConfigError
+from kafkamq.kafka.handlers import Worker
+
+__all__ = ["load_worker", "register"]
+
+
+def load_worker(name: str) -> Worker:
+    """The worker that ``module:worker`` names.
+
+    Raises:
+        ConfigError: There is no such module, or no ``Worker`` of that name in it.
+    """
+    module_name, colon, path = name.partition(":")
+    if not (module_name and colon and path):
+        raise ConfigError(f"the worker is {name!r}: name it as module:worker")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the folder that the command was given in, as with python -m
+    try:
+        found: object = importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the worker {name!r} cannot be loaded: {error}") from error
+    if not isinstance(found, Worker):
+        raise ConfigError(f"{name} is a {type(found).__name__}: it must be a kafkamq.Worker")
+    return found
+
+
+def work(
+    worker: Annotated[str, typer.Argument(metavar="MODULE:WORKER", help="A kafkamq.Worker.")],
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Run a worker's handlers until SIGTERM or Ctrl-C, then let them end."""
+    found = load_worker(worker)
+    with serving_metrics(metrics_port):
+        output.note(f"Working as {worker}; Ctrl-C ends it.")
+        found.run()
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command of this module."""
+    app.command()(work)

@@ -1,0 +1,151 @@
+"""From a message to its verdict: middleware, the handler, and what its outcome means."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from kafkamq.core.delivery import backoff_delay_ms
+from kafkamq.errors import ConfigError, KafkaMQError, LeaseLostError, StateError
+from kafkamq.kafka.handlers.bodies import BodyError
+from kafkamq.kafka.handlers.spec import HandlerSpec
+from kafkamq.kafka.handlers.telemetry import Telemetry
+from kafkamq.kafka.message import Message
+from kafkamq.types import Ack, Nack, Reject
+
+__all__ = ["Calls", "Middleware"]
+
+Middleware = Callable[[Message, Callable[[Message], Any]], Any]
+"""Gets a message and what calls the handler; returns what that returns, or another verdict."""
+
+_log = logging.getLogger(__name__)
+
+
+class Calls:
+    """Calls one handler; thread-safe."""
+
+    def __init__(
+        self,
+        spec: HandlerSpec,
+        middleware: Sequence[Middleware],
+        telemetry: Telemetry | None,
+        function: Callable[[Message], Any] | None = None,
+    ) -> None:
+        """``function`` takes the handler's place: it calls it elsewhere."""
+        self.spec = spec
+        self._telemetry = telemetry
+        call = function
+        if call is None:
+            call = self._call_async if spec.is_async else self._call
+        for each in reversed(middleware):
+            is_async = inspect.iscoroutinefunction(each)
+            if is_async is not spec.is_async:
+                kind = "async def" if spec.is_async else "def"
+                raise ConfigError(
+                    f"middleware {getattr(each, '__qualname__', each)}: handler {spec.name} is "
+                    f"{kind}, and so must its middleware be"
+                )
+            call = _wrapped(each, call)
+        self._chain = call
+
+    def _call(self, message: Message) -> Any:
+        return self.spec.function(*self.spec.binder.arguments(message))
+
+    async def _call_async(self, message: Message) -> Any:
+        return await self.spec.function(*self.spec.binder.arguments(message))
+
+    def run(self, message: Message) -> object:
+        """Call a ``def`` handler; what it raises is returned."""
+        with self._delivery(message) as told:
+            try:
+                outcome: object = self._chain(message)
+            except BaseException as error:  # noqa: BLE001 - an exception is a nack
+                outcome = error
+            told[0] = kind_of(outcome)
+        return outcome
+
+    async def run_async(self, message: Message) -> object:
+        """Await an ``async def`` handler; what it raises is returned, but for a cancellation."""
+        with self._delivery(message) as told:
+            try:
+                outcome: object = await self._awaitable(message)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - an exception is a nack
+                outcome = error
+            told[0] = kind_of(outcome)
+        return outcome
+
+    def _awaitable(self, message: Message) -> Awaitable[object]:
+        found: Awaitable[object] = self._chain(message)
+        return found
+
+    def _delivery(self, message: Message) -> AbstractContextManager[list[str]]:
+        if self._telemetry is None:
+            return nullcontext([""])
+        return self._telemetry.delivery(message)
+
+    # Verdicts.
+
+    def settle(self, message: Message, outcome: object) -> None:
+        """Give the verdict that an outcome means; never raises."""
+        try:
+            if outcome is None or isinstance(outcome, Ack):
+                message.ack()
+            else:
+                self._settle(message, outcome)
+        except LeaseLostError as error:
+            _log.warning("a verdict came too late", extra={"said": str(error)})
+        except StateError as error:  # the handler has given it itself, or the consumer is closed
+            _log.debug("a message has its verdict already", extra={"said": str(error)})
+        except KafkaMQError as error:
+            _log.error("a verdict could not be given", extra={"said": str(error)})
+
+    def _settle(self, message: Message, outcome: object) -> None:
+        if isinstance(outcome, Nack):
+            self._nack(message, outcome.delay, outcome.reason)
+        elif isinstance(outcome, Reject):
+            message.reject(outcome.reason or "rejected by its handler")
+        elif isinstance(outcome, BodyError):
+            message.reject(f"the body cannot be read: {outcome}")
+        elif isinstance(outcome, BaseException):
+            _log.warning(
+                "a handler failed; its message is given back",
+                exc_info=outcome,
+                extra={"queue": message.queue_id, "delivery": message.delivery_count},
+            )
+            self._nack(message, None, f"{type(outcome).__name__}: {outcome}")
+        else:
+            _log.error(
+                "a handler returned something that is no verdict; its message counts as done",
+                extra={"queue": message.queue_id, "type": type(outcome).__name__},
+            )
+            message.ack()
+
+    def _nack(self, message: Message, delay_s: float | None, reason: str) -> None:
+        retry = self.spec.retry
+        if delay_s is None and retry is not None:
+            delay_s = backoff_delay_ms(retry, message.delivery_count, random.random()) / 1000
+        try:
+            message.nack(delay=delay_s, reason=reason)
+        except ConfigError as error:  # a delay that its backend does not have
+            _log.error("a nack goes without its delay", extra={"said": str(error)})
+            message.nack(reason=reason)
+
+
+def _wrapped(middleware: Middleware, call: Callable[[Message], Any]) -> Callable[[Message], Any]:
+    return lambda message: middleware(message, call)
+
+
+def kind_of(outcome: object) -> str:
+    """The name of an outcome, for metrics."""
+    if isinstance(outcome, Nack):
+        return "nack"
+    if isinstance(outcome, Reject | BodyError):
+        return "reject"
+    return "error" if isinstance(outcome, BaseException) else "ack"

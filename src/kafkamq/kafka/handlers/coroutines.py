@@ -1,0 +1,166 @@
+"""``async def`` handlers: coroutines on an event loop that all of a worker's handlers share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from kafkamq.kafka.handlers.calls import Calls
+from kafkamq.kafka.handlers.pools import STOPPED, timed_out
+from kafkamq.kafka.message import Message
+from kafkamq.kafka.parallel.coroutines import new_loop
+
+__all__ = ["CoroutinePool", "LoopThread"]
+
+_JOIN_S = 10.0
+
+
+class LoopThread:
+    """An event loop (uvloop's, if that is installed) and its thread; started when it is needed."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop; running."""
+        if self._loop is None:
+            loop = self._loop = new_loop()
+            self._thread = threading.Thread(target=self._run, name="kafkamq-loop", daemon=True)
+            self._thread.start()
+            return loop
+        return self._loop
+
+    def _run(self) -> None:
+        loop = self._loop
+        assert loop is not None
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+
+    def stop(self) -> None:
+        """End it; idempotent."""
+        if self._loop is not None and self._thread is not None and self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_JOIN_S)
+
+
+class CoroutinePool:
+    """``concurrency`` coroutines of one handler.
+
+    Args:
+        calls: What to await.
+        room: Set when messages have their verdicts.
+        thread: The loop that they run on.
+    """
+
+    def __init__(self, calls: Calls, room: threading.Event, thread: LoopThread) -> None:
+        self._calls = calls
+        self._room = room
+        self._thread = thread
+        self._ready: deque[Message] = deque()
+        self._parked: deque[asyncio.Future[None]] = deque()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._running = 0
+        self._finished = 0
+        self._is_withdrawn = False
+        self._is_abandoned = False
+
+    def start(self) -> None:
+        """Begin."""
+        asyncio.run_coroutine_threadsafe(self._begin(), self._thread.loop()).result()
+
+    async def _begin(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._work()) for _ in range(self._calls.spec.concurrency)]
+
+    def submit(self, messages: Sequence[Message]) -> None:
+        """Handle these."""
+        self._thread.loop().call_soon_threadsafe(self._add, messages)
+
+    def _add(self, messages: Sequence[Message]) -> None:
+        self._ready.extend(messages)
+        for _ in messages:
+            if not self._parked:
+                break
+            gate = self._parked.popleft()
+            if not gate.done():
+                gate.set_result(None)
+
+    def finished(self) -> int:
+        """How many have their verdict."""
+        return self._finished
+
+    def withdraw(self) -> list[Message]:
+        """Begin no more."""
+        return asyncio.run_coroutine_threadsafe(self._withdraw(), self._thread.loop()).result()
+
+    async def _withdraw(self) -> list[Message]:
+        self._is_withdrawn = True
+        found = list(self._ready)
+        self._ready.clear()
+        return found
+
+    def join(self, timeout_s: float) -> bool:
+        """Whether all that was begun has ended."""
+        waiting = asyncio.run_coroutine_threadsafe(self._wait(timeout_s), self._thread.loop())
+        return waiting.result()
+
+    async def _wait(self, timeout_s: float) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while self._running:
+            if loop.time() >= deadline_s:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+    def abandon(self) -> None:
+        """Cancel what is still going on, and end."""
+        asyncio.run_coroutine_threadsafe(self._cancel(), self._thread.loop()).result(_JOIN_S)
+
+    async def _cancel(self) -> None:
+        self._is_abandoned = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks, timeout=_JOIN_S / 2)
+
+    async def _work(self) -> None:
+        calls, ready = self._calls, self._ready
+        loop = asyncio.get_running_loop()
+        while True:
+            if not ready or self._is_withdrawn:
+                gate = loop.create_future()
+                self._parked.append(gate)
+                await gate
+                continue
+            message = ready.popleft()
+            self._running += 1
+            try:
+                outcome = await self._handle(message)
+                calls.settle(message, outcome)
+            except asyncio.CancelledError:
+                calls.settle(message, STOPPED)
+                if self._is_abandoned:  # else the handler's own doing
+                    raise
+            finally:
+                self._running -= 1
+                self._finished += 1
+                if not self._room.is_set():
+                    self._room.set()
+
+    async def _handle(self, message: Message) -> object:
+        timeout_ms = self._calls.spec.timeout_ms
+        if not timeout_ms:
+            return await self._calls.run_async(message)
+        try:
+            return await asyncio.wait_for(self._calls.run_async(message), timeout_ms / 1000)
+        except (TimeoutError, asyncio.TimeoutError):
+            return timed_out(self._calls)

@@ -1,0 +1,135 @@
+"""Receives the messages of one queue for the pool of its handler."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from kafkamq.core.run_ahead import RunAhead
+from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError
+from kafkamq.kafka.consumer import Consumer
+from kafkamq.kafka.handlers.pools import HandlerPool
+from kafkamq.kafka.handlers.spec import HandlerSpec
+
+__all__ = ["Feeder"]
+
+_RECEIVE_S = 0.25
+_ROOM_S = 0.05
+_PAUSE_S = 0.25
+_log = logging.getLogger(__name__)
+
+
+class Feeder:
+    """One handler at work.
+
+    Args:
+        spec: What it is.
+        consumer: Where its messages come from.
+        pool: Who calls it.
+        room: The pool sets it when a message has its verdict.
+        ahead: How many messages may wait in the pool.
+    """
+
+    def __init__(
+        self,
+        spec: HandlerSpec,
+        consumer: Consumer,
+        pool: HandlerPool,
+        room: threading.Event,
+        ahead: RunAhead,
+    ) -> None:
+        self.spec = spec
+        self.consumer = consumer
+        self.failure: BaseException | None = None
+        self._pool = pool
+        self._room = room
+        self._ahead = ahead
+        self._submitted = 0
+        self._stopping = threading.Event()
+        self._paused = threading.Event()
+        name = f"kafkamq-feed-{spec.queue.queue_id}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still receives."""
+        return self._thread.is_alive()
+
+    @property
+    def handled(self) -> int:
+        """Messages that have their verdicts."""
+        return self._pool.finished()
+
+    def start(self) -> None:
+        """Begin."""
+        self._pool.start()
+        self._thread.start()
+
+    def pause(self) -> None:
+        """Receive nothing more until ``resume``; what is in the pool goes on."""
+        self._paused.set()
+
+    def resume(self) -> None:
+        """Go on."""
+        self._paused.clear()
+
+    def stop(self) -> None:
+        """Receive no more; returns at once."""
+        self._stopping.set()
+        self._room.set()
+
+    def finish(self, deadline_s: float) -> None:
+        """After ``stop``: wait for what was begun until ``deadline_s``, and end.
+
+        What was not begun is released, what has not ended by then is nacked.
+
+        Raises:
+            KafkaMQError: Verdicts could not be confirmed; their messages come back.
+        """
+        self._thread.join(_RECEIVE_S * 8 + 5.0)
+        self.consumer._put_back(self._pool.withdraw())
+        if not self._pool.join(max(0.0, deadline_s - time.monotonic())):
+            _log.warning(
+                "handlers have not ended in time; their messages are given back",
+                extra={"queue": self.spec.queue.queue_id},
+            )
+        self._pool.abandon()
+        self.consumer.close(max(10.0, deadline_s - time.monotonic()))
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                if self._paused.is_set():
+                    self._stopping.wait(_ROOM_S)
+                else:
+                    self._turn()
+        except BaseException as error:  # noqa: BLE001 - the worker raises it
+            self.failure = error
+
+    def _turn(self) -> None:
+        self._room.clear()
+        finished = self._pool.finished()
+        wanted = self._ahead.wanted(
+            self._submitted - finished, finished, int(time.monotonic() * 1000)
+        )
+        if wanted <= 0:
+            self._room.wait(_ROOM_S)
+            return
+        try:
+            messages = self.consumer.receive_many(wanted, _RECEIVE_S)
+        except (BrokerError, DeadlineExceededError) as error:
+            if isinstance(error, BrokerError) and not error.is_retriable:
+                raise
+            _log.warning("receiving failed and goes on", extra={"said": str(error)})
+            self._stopping.wait(_PAUSE_S)
+            return
+        except StateError:
+            if self._stopping.is_set():
+                return
+            raise
+        except KafkaMQError:
+            raise
+        if messages:
+            self._submitted += len(messages)
+            self._pool.submit(messages)

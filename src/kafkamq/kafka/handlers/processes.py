@@ -1,0 +1,175 @@
+"""``def`` handlers in processes of their own: for work that needs the CPU, or may take a process
+with it. Each thread of the pool owns one process, which is replaced when it dies or hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import pickle
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, ClassVar
+
+from kafkamq.errors import ConfigError
+from kafkamq.kafka.handlers.bodies import Binder, BodyError
+from kafkamq.kafka.handlers.pools import timed_out
+from kafkamq.kafka.handlers.spec import HandlerSpec
+from kafkamq.kafka.message import Message
+from kafkamq.types import Ack, Headers, MessageId, Nack, Reject
+
+__all__ = ["PlainMessage", "ProcessCalls"]
+
+_JOIN_S = 5.0
+_log = logging.getLogger(__name__)
+_SENT = (BaseException, Ack, Nack, Reject)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMessage:
+    """What a handler in another process gets for a ``Message``: its facts, without verdicts."""
+
+    payload: bytes | None
+    key: bytes | None
+    raw_headers: Headers
+    id: str
+    queue_id: str
+    delivery_count: int
+    timestamp_ms: int
+    message_id: MessageId
+    is_kafkamq_message: ClassVar[bool] = True  # a handler's parameter of this type gets it
+
+    @property
+    def headers(self) -> dict[str, bytes | None]:
+        """The headers; the last of a name counts."""
+        return dict(self.raw_headers)
+
+
+class ProcessCalls:
+    """Calls a handler in the process of the calling thread."""
+
+    def __init__(self, spec: HandlerSpec, calls: Callable[[], Any]) -> None:
+        """``calls`` gives the pool's ``Calls``, for the verdict of a timeout.
+
+        Raises:
+            ConfigError: The handler cannot be called in another process.
+        """
+        try:
+            pickle.dumps(spec.function)
+        except Exception as error:
+            raise ConfigError(
+                f"handler of queue {spec.queue.queue_id!r}: processes= needs a function that can "
+                f"be imported, as a module's ({error})"
+            ) from error
+        self._spec = spec
+        self._calls = calls
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._children: set[_Child] = set()
+
+    def __call__(self, message: Message) -> object:
+        """Call the handler; what it raised is raised here."""
+        child: _Child | None = getattr(self._local, "child", None)
+        if child is None:
+            child = self._local.child = _Child(self._spec.function)
+            with self._lock:
+                self._children.add(child)
+        timeout_ms = self._spec.timeout_ms
+        try:
+            outcome = child.call(_plain(message), timeout_ms / 1000 if timeout_ms else None)
+        except TimeoutError:
+            self._end(child)
+            _log.warning("a handler takes too long; its process is ended")
+            return timed_out(self._calls())
+        except (EOFError, OSError):
+            self._end(child)
+            code = child.exit_code
+            _log.warning("the process of a handler has died", extra={"exit_code": code})
+            return Nack(reason=f"the process of the handler has died (exit code {code})")
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def _end(self, child: _Child) -> None:
+        self._local.child = None
+        with self._lock:
+            self._children.discard(child)
+        child.kill()
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._lock:
+            children, self._children = list(self._children), set()
+        for child in children:
+            child.kill()
+
+
+class _Child:
+    """One process and the pipe to it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        context = multiprocessing.get_context("spawn")  # librdkafka does not survive a fork
+        self._pipe, theirs = context.Pipe()
+        self._process: BaseProcess = context.Process(
+            target=_serve, args=(theirs, function), name="kafkamq-handler", daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self._pipe.recv()  # it has loaded the function: from here on time counts
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.exitcode
+
+    def call(self, message: PlainMessage, timeout_s: float | None) -> object:
+        self._pipe.send(message)
+        if not self._pipe.poll(timeout_s):
+            raise TimeoutError
+        return self._pipe.recv()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join(_JOIN_S)
+        self._pipe.close()
+
+
+def _plain(message: Message) -> PlainMessage:
+    return PlainMessage(
+        message.payload,
+        message.key,
+        message.raw_headers,
+        message.id,
+        message.queue_id,
+        message.delivery_count,
+        message.timestamp_ms,
+        message.message_id,
+    )
+
+
+def _serve(pipe: Connection, function: Callable[..., Any]) -> None:
+    """The process: answers until the pipe ends."""
+    binder = Binder(function)
+    pipe.send(None)
+    while True:
+        try:
+            message = pipe.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        try:
+            outcome = function(*binder.arguments(message))
+        except BaseException as error:  # noqa: BLE001 - the verdict is given in the parent
+            outcome = _sendable(error)
+        pipe.send(outcome if isinstance(outcome, _SENT) else None)
+
+
+def _sendable(error: BaseException) -> BaseException:
+    if isinstance(error, BodyError):
+        return error
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - some errors cannot be pickled
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

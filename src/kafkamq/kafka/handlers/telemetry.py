@@ -1,0 +1,117 @@
+"""Spans and metrics of handlers through OpenTelemetry, when its SDK is installed.
+
+The names are here and nowhere else. A delivery is a span of its own; it is linked to the span in
+which the message was sent, which the header ``traceparent`` names: it travels with every copy, so
+all deliveries of a message lead to its sender.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+__all__ = [
+    "ATTRIBUTES",
+    "DURATION",
+    "HANDLED",
+    "SCOPE",
+    "SPAN",
+    "Telemetry",
+    "is_available",
+    "trace_headers",
+]
+
+SCOPE = "kafkamq"
+SPAN = "process {queue}"
+HANDLED = "kafkamq.worker.handled"  # counter; attributes queue and outcome
+DURATION = "kafkamq.worker.duration"  # histogram, seconds; attributes queue and outcome
+ATTRIBUTES = {
+    "system": "messaging.system",
+    "destination": "messaging.destination.name",
+    "operation": "messaging.operation.type",
+    "id": "messaging.message.id",
+    "partition": "messaging.destination.partition.id",
+    "offset": "messaging.kafka.offset",
+    "deliveries": "kafkamq.delivery_count",
+    "queue": "kafkamq.queue",
+    "outcome": "kafkamq.outcome",
+}
+
+
+def is_available() -> bool:
+    """Whether the SDK is installed."""
+    try:
+        return find_spec("opentelemetry.sdk") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def trace_headers() -> dict[str, bytes]:
+    """Headers for ``send`` that name the span that is current; empty without the SDK or a span."""
+    if not is_available():
+        return {}
+    from opentelemetry import propagate
+
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return {name: value.encode() for name, value in carrier.items()}
+
+
+class Telemetry:
+    """Of one worker; uses the providers that the application has set."""
+
+    def __init__(self) -> None:
+        from opentelemetry import metrics, trace
+
+        self._trace = trace
+        self._tracer = trace.get_tracer(SCOPE)
+        meter = metrics.get_meter(SCOPE)
+        self._handled = meter.create_counter(HANDLED, unit="{message}")
+        self._duration = meter.create_histogram(DURATION, unit="s")
+
+    @contextmanager
+    def delivery(self, message: Any) -> Iterator[list[str]]:
+        """A span around a handler; the caller puts the outcome into the list."""
+        outcome = ["ack"]
+        began_s = time.monotonic()
+        queue = message.queue_id
+        place = message.message_id
+        attributes = {
+            ATTRIBUTES["system"]: "kafka",
+            ATTRIBUTES["operation"]: "process",
+            ATTRIBUTES["destination"]: queue,
+            ATTRIBUTES["queue"]: queue,
+            ATTRIBUTES["id"]: message.id,
+            ATTRIBUTES["partition"]: str(place.partition),
+            ATTRIBUTES["offset"]: place.offset,
+            ATTRIBUTES["deliveries"]: message.delivery_count,
+        }
+        with self._tracer.start_as_current_span(
+            SPAN.format(queue=queue),
+            kind=self._trace.SpanKind.CONSUMER,
+            attributes=attributes,
+            links=self._links(message.headers),
+        ) as span:
+            yield outcome
+            span.set_attribute(ATTRIBUTES["outcome"], outcome[0])
+            if outcome[0] not in ("ack", "reject"):
+                span.set_status(self._trace.StatusCode.ERROR, outcome[0])
+        labels = {ATTRIBUTES["queue"]: queue, ATTRIBUTES["outcome"]: outcome[0]}
+        self._handled.add(1, labels)
+        self._duration.record(time.monotonic() - began_s, labels)
+
+    def _links(self, headers: Mapping[str, bytes | None]) -> list[Any]:
+        from opentelemetry import propagate
+
+        carrier = {
+            name: value.decode("ascii", "replace")
+            for name, value in headers.items()
+            if value is not None and name in ("traceparent", "tracestate")
+        }
+        if "traceparent" not in carrier:
+            return []
+        context = self._trace.get_current_span(propagate.extract(carrier)).get_span_context()
+        return [self._trace.Link(context)] if context.is_valid else []

@@ -1,0 +1,179 @@
+"""Handlers: what they are given by their annotations, and what is refused when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from pydantic import BaseModel
+
+from kafkamq import Backoff, ConfigError, Message, Worker
+from kafkamq.cli.work import load_worker
+from kafkamq.core.run_ahead import RunAhead
+from kafkamq.kafka.handlers.bodies import Binder, BodyError
+from kafkamq.testing import MemoryService
+
+
+@dataclass
+class Line:
+    item: str
+    price: float = 1.0
+
+
+@dataclass
+class Order:
+    id: int
+    lines: list[Line] = field(default_factory=list)
+    note: str | None = None
+
+
+class Model(BaseModel):
+    id: int
+
+
+def of_bytes(body: bytes) -> None: ...
+def of_text(body: str) -> None: ...
+def of_dict(body: dict) -> None: ...
+def of_numbers(body: list[int]) -> None: ...
+def of_order(body: Order) -> None: ...
+def of_model(body: Model) -> None: ...
+def of_nothing() -> None: ...
+def of_two(one: str, two: bytes) -> None: ...
+def of_set(body: set) -> None: ...
+
+
+def parsed(function, payload):
+    (body,) = Binder(function).arguments(SimpleNamespace(payload=payload))
+    return body
+
+
+@pytest.mark.parametrize(
+    ("function", "payload", "body"),
+    [
+        (of_bytes, b"\xff", b"\xff"),
+        (of_text, "käse".encode(), "käse"),
+        (of_dict, b'{"a": 1}', {"a": 1}),
+        (of_numbers, b"[1, 2]", [1, 2]),
+        (of_order, b'{"id": 1, "extra": 0}', Order(1)),
+        (
+            of_order,
+            b'{"id": 1, "lines": [{"item": "x", "price": 2}], "note": null}',
+            Order(1, [Line("x", 2)]),
+        ),
+        (of_model, b'{"id": "7"}', Model(id=7)),
+    ],
+)
+def test_bodies(function, payload, body) -> None:
+    assert parsed(function, payload) == body
+
+
+@pytest.mark.parametrize(
+    ("function", "payload", "said"),
+    [
+        (of_bytes, None, "the payload is null"),
+        (of_text, b"ab\xff", "no UTF-8 at byte 2"),
+        (of_dict, b"[]", "the body is a list: it must be dict"),
+        (of_dict, b"{", "the payload is no JSON"),
+        (of_numbers, b"[1, true]", r"the body\[1\] is a boolean: it must be int"),
+        (of_order, b'{"id": 1, "lines": [{}]}', r"the body.lines\[0\] has no item"),
+        (of_order, b'{"id": 1, "note": 5}', "the body.note is a number: it must be str"),
+        (of_order, b"7", "the body is a number: it must be an object"),
+        (of_model, b'{"id": "secret"}', "^id: Input should be a valid integer"),
+        (of_dict, b"[" * 100_000, "nested too deeply|no JSON"),
+    ],
+)
+def test_bodies_that_do_not_fit(function, payload, said) -> None:
+    with pytest.raises(BodyError, match=said) as caught:
+        parsed(function, payload)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("function", [of_nothing, of_two, of_set, 7])
+def test_handlers_that_take_something_else(function) -> None:
+    with pytest.raises(ConfigError):
+        MemoryService().queue("q").handler()(function)
+
+
+async def an_async_handler(message: Message) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "said"),
+    [
+        ("share", {"retry": Backoff()}, "markers, offsets and claims have it"),
+        ("share", {"timeout": 16.0}, "markers, offsets and claims have it"),
+        ("markers", {"ordering": "key"}, "offsets has it"),
+        ("markers", {"ordering": "random"}, "it must be one of 'key'"),
+        ("claims", {"backend": "offsets"}, "the queue was made with 'claims'"),
+        ("markers", {"concurrency": 0}, "concurrency is 0"),
+        ("markers", {"processes": 2}, "processes= is for def handlers"),
+        ("markers", {"timeout": 0}, "timeout is 0"),
+        ("markers", {"retry": 5}, "retry is 5"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(backend, options, said) -> None:
+    queue = MemoryService().queue("q", backend=backend)
+    with pytest.raises(ConfigError, match=said):
+        queue.handler(**options)(an_async_handler)
+
+
+def test_a_worker_needs_one_handler_of_each_queue() -> None:
+    service = MemoryService()
+    with pytest.raises(ConfigError, match="no handler to run"):
+        Worker(service).start()
+    queue = service.queue("q")
+    queue.handler()(of_bytes)
+    with pytest.raises(ConfigError, match="no handler of other"):
+        Worker(service, queues=["q", "other"]).start()
+    queue.handler()(of_text)
+    with pytest.raises(ConfigError, match="several handlers"):
+        Worker(service).start()
+
+
+def test_middleware_is_of_its_handlers_kind() -> None:
+    service = MemoryService()
+    service.queue("q").handler()(an_async_handler)
+    with pytest.raises(ConfigError, match="must its middleware be"):
+        Worker(service, middleware=[lambda message, call: call(message)]).start()
+
+
+def test_middleware_goes_around_handlers() -> None:
+    service = MemoryService()
+    queue = service.queue("q")
+    order: list[str] = []
+
+    def outer(message, call):
+        order.append("outer")
+        return call(message)
+
+    def inner(message, call):
+        order.append("inner")
+        return call(message)
+
+    @queue.handler()
+    def handle(body: str) -> None:
+        order.append(body)
+
+    queue.producer().send(b"x")
+    with Worker(service, middleware=[outer, inner]) as worker:
+        while not worker.handled:
+            assert not worker.wait(0.01)
+    assert order == ["outer", "inner", "x"]
+
+
+def test_run_ahead_follows_the_pace() -> None:
+    ahead = RunAhead(concurrency=100, maximum=1000)
+    assert ahead.wanted(0, 0, 1000) == 100
+    assert ahead.wanted(100, 0, 1100) == 0
+    assert ahead.wanted(100, 1000, 1200) == 300  # 10 a ms: 300 in 30 ms
+    assert ahead.wanted(100, 100_000, 1300) == 900
+    slow = RunAhead(concurrency=100, maximum=1000, is_ahead=False)
+    assert slow.wanted(0, 0, 1000) == 100
+    assert slow.wanted(10, 10_000, 1100) == 90
+
+
+@pytest.mark.parametrize("name", ["nothing", "no.such:worker", "json:dumps", "json:nothing"])
+def test_only_workers_are_run(name: str) -> None:
+    with pytest.raises(ConfigError):
+        load_worker(name)

@@ -1,0 +1,100 @@
+"""Queues in memory: what goes by the clock that a test moves, and what a worker makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafkamq import Backoff, LeaseLostError, StateError
+from kafkamq.testing import Clock, MemoryService
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def service(clock: Clock) -> MemoryService:
+    return MemoryService(clock=clock)
+
+
+def test_delays_and_their_cancellation(service: MemoryService, clock: Clock) -> None:
+    queue = service.queue("q")
+    producer = queue.producer()
+    producer.send(b"late", delay=5)
+    token = producer.send(b"never", delay=5).result().schedule
+    assert token is not None
+    with queue.consumer() as consumer:
+        assert consumer.receive(0) is None
+        producer.cancel(token)
+        with pytest.raises(StateError):
+            producer.cancel(token)
+        clock.advance(5)
+        message = consumer.receive(0)
+        assert message is not None
+        assert message.payload == b"late"
+        message.ack()
+        assert consumer.receive(0) is None
+
+
+def test_back_off_by_the_clock(service: MemoryService, clock: Clock) -> None:
+    backoff = Backoff(first=1.0, max=4.0, jitter=0.0)
+    queue = service.queue("q", backoff=backoff, max_deliveries=3)
+    queue.producer().send(b"x")
+    with queue.consumer() as consumer:
+        for delivery, delay in ((1, 1.0), (2, 2.0)):
+            message = consumer.receive(0)
+            assert message is not None
+            assert message.delivery_count == delivery
+            message.nack(reason="busy")
+            clock.advance(delay - 0.001)
+            assert consumer.receive(0) is None
+            clock.advance(0.001)
+        message = consumer.receive(0)
+        assert message is not None
+        message.nack(reason="busy")
+    (letter,) = service.dead_letters()
+    assert (letter.reason, letter.error, letter.delivery_count) == ("max-deliveries", "busy", 3)
+
+
+def test_a_ttl_that_has_passed(service: MemoryService, clock: Clock) -> None:
+    queue = service.queue("q")
+    queue.producer().send(b"x", ttl=10)
+    clock.advance(10.001)
+    with queue.consumer() as consumer:
+        assert consumer.receive(0) is None
+    assert [letter.reason for letter in service.dead_letters("q")] == ["expired"]
+
+
+def test_a_lock_that_ends(service: MemoryService, clock: Clock) -> None:
+    """On ``share`` nothing renews it."""
+    queue = service.queue("q", backend="share", redelivery_timeout=15.0)
+    queue.producer().send(b"x")
+    lost = []
+    with queue.consumer(on_lease_lost=lost.append) as consumer:
+        first = consumer.receive(0)
+        assert first is not None
+        clock.advance(15.001)
+        second = consumer.receive(0)
+        assert second is not None
+        assert (second.delivery_count, lost) == (2, [first])
+        with pytest.raises(LeaseLostError):
+            first.ack()
+        second.ack()
+
+
+def test_a_key_stays_in_order(service: MemoryService, clock: Clock) -> None:
+    queue = service.queue("q", backend="offsets", backoff=Backoff(first=1.0, jitter=0.0))
+    for payload in (b"a1", b"a2", b"b1"):
+        queue.producer().send(payload, key=payload[:1])
+    with queue.consumer() as consumer:
+        first, other = consumer.receive_many(10, 0)
+        assert (first.payload, other.payload) == (b"a1", b"b1")
+        first.nack()
+        assert consumer.receive(0) is None
+        clock.advance(1)
+        (again,) = consumer.receive_many(10, 0)
+        assert again.payload == b"a1"
+        again.ack()
+        (second,) = consumer.receive_many(10, 0)
+        assert second.payload == b"a2"
