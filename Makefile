@@ -58,6 +58,7 @@ bench: $(VENV)/.installed ## measure queues and Spark on this machine
 	$(BIN)/python benchmarks/spark.py $(ARGS)
 	$(BIN)/python benchmarks/claims.py $(ARGS)
 	$(BIN)/python benchmarks/parallel.py $(ARGS)
+	$(BIN)/python benchmarks/compare.py $(ARGS)
 
 lock: $(VENV)/.uv ## resolve the locks in requirements/ anew
 	$(UV_COMPILE) requirements/bootstrap.in --output-file requirements/bootstrap.txt

@@ -14,6 +14,7 @@ from kafkamq import __version__
 from kafkamq.cli import (
     backends,
     claims,
+    compare,
     consume,
     dead_letters,
     doctor,
@@ -85,6 +86,7 @@ for _module in (
     doctor,
     health,
     backends,
+    compare,
     jobs,
     spark,
 ):

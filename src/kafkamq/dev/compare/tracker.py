@@ -1,0 +1,45 @@
+"""The tracker process of a comparison: what the markers backend needs beside its workers."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from kafkamq.config import ServiceConfig
+from kafkamq.dev.children import Orders, serve, tell
+from kafkamq.errors import DeadlineExceededError
+from kafkamq.kafka.tracker import LocalTracker
+
+__all__ = ["main"]
+
+_LIVE_S = 60.0
+_POLL_S = 0.05
+
+
+def _run(orders: Orders) -> None:
+    stopping = threading.Event()
+    orders.follow(lambda _: stopping.set())
+    first = orders.first
+    config = ServiceConfig(
+        bootstrap_servers=first["bootstrap_servers"],
+        namespace=first["namespace"],
+        kafka=first["kafka"],
+    )
+    tracker = LocalTracker(config)
+    with tracker.in_thread():
+        deadline_s = time.monotonic() + _LIVE_S
+        while not tracker.is_live:
+            if time.monotonic() > deadline_s:
+                raise DeadlineExceededError(f"the tracker was not live after {_LIVE_S:g} s")
+            stopping.wait(_POLL_S)
+        tell("ready")
+        stopping.wait()
+
+
+def main() -> None:
+    """Tracks until told to stop, or until its parent is gone."""
+    serve(_run)
+
+
+if __name__ == "__main__":
+    main()
