@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from tests.integration.claim_roles import CLAIM_ACTIONS, CLAIM_ROLES
 from tests.integration.cli_tools import Commands
 from tests.integration.queue_logs import receive_all
 from tests.integration.secured import Right
@@ -73,6 +74,7 @@ ROLES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
         ("group", "kafkamq.reader", "DESCRIBE"),
         ("transactional-id", "kafkamq.NS.*", "WRITE"),
     ),
+    **CLAIM_ROLES,
 }
 
 
@@ -195,4 +197,5 @@ ACTIONS: Mapping[str, Action] = {
     "local tracker": track,
     "Spark tracker": track_on_spark,
     "operator": operate,
+    **CLAIM_ACTIONS,
 }

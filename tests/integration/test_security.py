@@ -103,6 +103,24 @@ def test_a_missing_right_is_said_at_once(secured: SecuredKafka, namespace: str, 
     assert not raised.value.is_retriable
 
 
+@pytest.mark.parametrize("missing", ["WRITE", "group", "transactional-id"])
+def test_a_missing_right_ends_claims_at_once(
+    secured: SecuredKafka, namespace: str, missing: str
+) -> None:
+    """Rather than one attempt after another."""
+    logs = Logs(secured.open, namespace)
+    role = "fenced claims member"
+    rights = [
+        right
+        for right in rights_of(role, namespace)
+        if missing not in (right.operation, right.resource) or right.name == "kafkamq.reader"
+    ]
+    config = config_of(secured, namespace, new_user(secured, rights))
+    with pytest.raises(BrokerError, match="grant this principal") as raised:
+        ACTIONS[role](config, logs)
+    assert not raised.value.is_retriable
+
+
 def test_the_table_of_rights_is_documented() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     for role, rights in ROLES.items():

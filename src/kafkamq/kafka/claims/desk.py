@@ -36,7 +36,7 @@ __all__ = ["Desk", "DeskAnswers"]
 _log = logging.getLogger(__name__)
 _TIMEOUT_S = 10.0
 _FENCE_THREADS = 8
-_IDLE_S = 2.0
+_IDLE_S = 1.0
 T = TypeVar("T")
 
 
@@ -215,9 +215,13 @@ class _GroupDesk:
     def _serve(self) -> None:
         """Take what the client has to say: it would be kept for ever."""
         try:
-            self._consumer.poll(0)
+            said = self._consumer.poll(0)
         except KafkaException as error:
-            _log.debug("the client of a group said: %s", error)
+            self._answers.refused(broker_error(error, f"working for group {self._group}"))
+            return
+        event = None if said is None else said.error()
+        if event is not None:
+            self._answers.refused(broker_error(event, f"working for group {self._group}"))
 
     def _commit(self, jobs: Sequence[tuple[Tenure, Write]]) -> None:
         plain = []

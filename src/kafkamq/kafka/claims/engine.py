@@ -269,6 +269,7 @@ class Engine:
     def refuse(self, error: KafkaMQError) -> None:
         """Fail if a right is missing, which no waiting mends; other errors pass."""
         if isinstance(error, BrokerError) and error.code.endswith("AUTHORIZATION_FAILED"):
+            self._is_stopping = True  # it would only try again
             self.fail(error)
 
     # ---- the thread
@@ -288,6 +289,9 @@ class Engine:
         except KafkaMQError as error:
             _log.error("claims end: %s", error)
             self.fail(error)
+        except KafkaException as error:  # the producer is unusable
+            _log.error("claims end: %s", error)
+            self.fail(broker_error(error, f"writing {self.topic.name}"))
         except Exception as error:  # noqa: BLE001 - claims must not be believed without a reader
             _log.exception("claims end")
             self.fail(BrokerError(f"the claims' reader failed: {error!r}", is_fatal=True))

@@ -238,7 +238,7 @@ class CoordinationLog:
     def _connect(self) -> KafkaConsumer:
         settings = consumer_settings(
             self._config,
-            group_id="kafkamq.claims.reader",
+            group_id="kafkamq.reader",
             isolation_level="read_uncommitted",
             enable_partition_eof=True,
             queued_min_messages=100_000,

@@ -389,6 +389,8 @@ class RangeClaims:
             self._under_way -= 1
             offset = message.offset()
             self._member.on_written(write, -1 if error is not None or offset is None else offset)
+            if error is not None and error.name().endswith("AUTHORIZATION_FAILED"):
+                self._error = broker_error(error, f"writing {self._range_topic}")
 
     def _open(self, admin: Admin, range_topic: str) -> None:
         """Check the topics, find out where to begin, and connect."""
@@ -397,7 +399,7 @@ class RangeClaims:
         self._number = coordination_partition(self.topic, ranges.partitions)
         self._range_topic = range_topic
         self._reader = self._connect_reader(
-            "kafkamq.ranges.reader", isolation_level="read_uncommitted"
+            "kafkamq.reader", isolation_level="read_uncommitted"
         )
         window_ms = _WINDOW_INTERVALS * self._interval_ms
         begin = find_starts(admin, self._reader, ranges, window_ms=window_ms)

@@ -75,7 +75,7 @@ def scan_topic(config: ServiceConfig, topic: str, *, follow: bool = False) -> It
     watch = ErrorWatch(config.bootstrap_servers)
     settings = consumer_settings(
         config,
-        group_id="kafkamq.claims.scan",
+        group_id="kafkamq.reader",
         isolation_level="read_uncommitted",
         enable_partition_eof=True,
     )
