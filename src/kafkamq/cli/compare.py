@@ -17,7 +17,7 @@ from kafkamq.cli.compare_page import render, table_rows
 from kafkamq.cli.options import Json, connected_if_named
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.broker import LocalKafka
-from kafkamq.dev.compare import Contender, Work, parse_range, parse_slow
+from kafkamq.dev.compare import Contender, Measured, Work, parse_range, parse_slow
 from kafkamq.dev.environment import cache_dir_from, java_from
 from kafkamq.errors import ConfigError
 
@@ -87,14 +87,22 @@ def compare(
     with _cluster(config) as (where, version):
         found = run(where, work, contenders, say=output.note, keep=keep)
     if report is not None:
-        try:
-            report.write_text(render(work, found, version=version), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--report {report}: cannot write it ({error.strerror})") from None
-        output.note(f"The report is {report}")
+        _write(report, render(work, found, version=version))
     if as_json:
         output.print_json({"kafka": version, "contenders": [each.as_json() for each in found]})
-        return
+    else:
+        _show(found)
+
+
+def _write(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--report {path}: cannot write it ({error.strerror})") from None
+    output.note(f"The report is {path}")
+
+
+def _show(found: Sequence[Measured]) -> None:
     heads = ("", *(each.contender for each in found))
     output.print_table("The same work on each", heads, table_rows(found))
     for each in found:
