@@ -16,27 +16,38 @@ from pathlib import Path
 
 # This file's folder is on the path first, where queue.py would hide the standard library's `queue`.
 sys.path[:] = [each for each in sys.path if Path(each).resolve() != Path(__file__).resolve().parent]
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import argparse
 import json
 import logging
+import os
+import statistics
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
+from benchmarks.connector import connector_jars
+from benchmarks.spark_sink import sink_rates
+from benchmarks.spark_source import source_rates
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from kafkamq.clients.topics import create_topics
 from kafkamq.config import ServiceConfig
 from kafkamq.dev import LocalKafka
+from kafkamq.dev.spark_cluster import EXECUTOR_SETTINGS, LocalSpark
 from kafkamq.spark.session import build_session
 from kafkamq.spark.tracker import SparkTracker
 from kafkamq.types import MarkerType, MessageId, Outcome
 from kafkamq.wire.markers import StartEncoder, decode_marker, encode_end
 from kafkamq.wire.partitions import marker_key, marker_partition
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PAYLOAD = b"x" * 100
 MARKER_PARTITIONS = 4
@@ -45,6 +56,7 @@ SILENT_EVERY = 100
 TIMEOUT_MS = 6_000
 WARM_UP = 500_000  # markers; three batches
 PATIENCE_S = 300.0
+PARTS = ("tracker", "source", "sink", "executors")
 
 
 @dataclass
@@ -222,15 +234,93 @@ def tracker(config: ServiceConfig, checkpoint: str, trigger_s: float) -> Iterato
         yield running
 
 
-def measure(servers: str, options: argparse.Namespace) -> list[Row]:
-    """All rows; the first query of a session is only there to warm it up."""
-    spark = build_session(app_name="kafkamq benchmark", master=options.master)
+def measure_source(spark: SparkSession, servers: str, records: int, rounds: int) -> list[Row]:
+    """The source beside Spark's own, in a batch and as a stream; medians."""
+    rates = source_rates(spark, servers, records=records, rounds=rounds)
+    rows = []
+    for headers, goal in ((False, 1.0), (True, 0.75)):
+        for kind in ("batch", "stream"):
+            ours = statistics.median(rates[kind, "kafkamq", headers])
+            peer = statistics.median(rates[kind, "kafka", headers])
+            name = f"source, {kind}{', with headers' if headers else ''}"
+            ratio = round(ours / peer, 3)
+            rows.append(Row(name, round(ours), round(peer), ratio, "rows/s", goal, ratio >= goal))
+    return rows
+
+
+def measure_sink(spark: SparkSession, servers: str, batches: int, rounds: int) -> list[Row]:
+    """The exactly-once sink beside Spark's at-least-once one; medians."""
+    rates = sink_rates(spark, servers, batches=batches, rounds=rounds)
+    rows = []
+    for headers in (False, True):
+        ours = statistics.median(rates["kafkamq-sink", headers])
+        peer = statistics.median(rates["kafka", headers])
+        name = f"exactly-once sink{', with headers' if headers else ''}"
+        ratio = round(ours / peer, 3)
+        rows.append(Row(name, round(ours), round(peer), ratio, "rows/s", 0.85, ratio >= 0.85))
+    return rows
+
+
+def measure_executors(servers: str, markers: int, trigger_s: float, broker: int | None) -> Row:
+    """Two executors with a core each beside one: the same tracker on a standalone cluster.
+
+    On a machine of two cores the broker and the driver take their part of them: what that was is
+    said beside the figure.
+    """
+    rates: list[float] = []
+    share = 0.0
+    for workers in (1, 2):
+        with (
+            tempfile.TemporaryDirectory(prefix="kafkamq-bench-") as folder,
+            LocalSpark(Path(folder, "cluster"), workers=workers) as cluster,
+        ):
+            spark = build_session(master=cluster.master, settings=EXECUTOR_SETTINGS)
+            try:
+                measure_throughput(servers, WARM_UP, trigger_s)
+                begin_s, used_s = time.monotonic(), _cpu_s(broker)
+                rates.append(measure_throughput(servers, markers, trigger_s).ours)
+                share = (_cpu_s(broker) - used_s) / (time.monotonic() - begin_s)
+            finally:
+                spark.stop()
+    ratio = round(rates[1] / rates[0], 3)
+    name = f"two executors beside one (the broker: {share:.2f} of {os.cpu_count()} cores)"
+    return Row(name, round(rates[1]), round(rates[0]), ratio, "markers/s", None, True)
+
+
+def _cpu_s(pid: int | None) -> float:
+    """Seconds of CPU that a process has used; 0 for one that is elsewhere."""
+    if pid is None:
+        return 0.0
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(servers: str, options: argparse.Namespace, broker: int | None) -> list[Row]:
+    """The chosen parts; the first query of a session is only there to warm it up."""
+    spark = build_session(
+        app_name="kafkamq benchmark",
+        master=options.master,
+        settings={"spark.jars": ",".join(map(str, connector_jars()))},
+    )
+    rows: list[Row] = []
+
+    def add(*measured: Row) -> None:
+        show(measured)
+        rows.extend(measured)
+
     try:
-        measure_throughput(servers, WARM_UP, options.trigger)
-        rows = [measure_throughput(servers, options.markers, options.trigger)]
-        rows += measure_lateness(servers, options.seconds, options.rate, options.trigger)
+        if "tracker" in options.parts:
+            measure_throughput(servers, WARM_UP, options.trigger)
+            add(measure_throughput(servers, options.markers, options.trigger))
+            add(*measure_lateness(servers, options.seconds, options.rate, options.trigger))
+        if "source" in options.parts:
+            add(*measure_source(spark, servers, options.records, options.rounds))
+        if "sink" in options.parts:
+            add(*measure_sink(spark, servers, options.batches, options.rounds))
     finally:
         spark.stop()
+    if "executors" in options.parts:
+        add(measure_executors(servers, options.markers, options.trigger, broker))
     return rows
 
 
@@ -238,7 +328,8 @@ def show(rows: Sequence[Row]) -> None:
     """For people."""
     for row in rows:
         goal = "" if row.goal is None else f"  goal {row.goal:g}: {'ok' if row.ok else 'MISSED'}"
-        print(f"{row.row:55} {row.ours:>12,} {row.unit}{goal}")
+        beside = "" if row.peer is None else f"  beside {row.peer:,}: x {row.ratio}"
+        print(f"{row.row:55} {row.ours:>12,} {row.unit}{beside}{goal}", flush=True)
 
 
 def main() -> int:
@@ -252,15 +343,22 @@ def main() -> int:
     parser.add_argument("--rate", type=int, default=5_000, help="markers/s of that load")
     parser.add_argument("--trigger", type=float, default=1.0, help="seconds between batches")
     parser.add_argument("--master", default="local[2]", help="where Spark runs")
+    parser.add_argument("--batches", type=int, default=5, help="of the sink, 200,000 rows each")
+    parser.add_argument("--records", type=int, default=1_000_000, help="for the source")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of source and sink, their peers' in between"
+    )
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure; default: all"
+    )
     parser.add_argument("--bootstrap-servers", default="", help="a broker that is there already")
     options = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
     if options.bootstrap_servers:
-        rows = measure(options.bootstrap_servers, options)
+        rows = measure(options.bootstrap_servers, options, None)
     else:
         with LocalKafka(heap="1g", jvm_options=()) as broker:
-            rows = measure(broker.bootstrap_servers, options)
-    show(rows)
+            rows = measure(broker.bootstrap_servers, options, broker.pid)
     if options.json:
         print(json.dumps([asdict(row) for row in rows]))
     return 0 if all(row.ok for row in rows) else 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -51,13 +51,12 @@ class LocalSpark:
         self._folder.mkdir(parents=True, exist_ok=True)
         ports = ["--port", str(self._port), "--web-port", str(self._web_port)]
         self._start("master", *ports)
-        self._wait(lambda: "Status:" in self._page())
+        self._wait(lambda: self._alive() == 0)
         for number in range(self._workers):
             work = str(self._folder / f"work-{number}")
             more = ["--cores", "1", "--memory", "700m", "--host", "127.0.0.1", "--work-dir", work]
             self._start("worker", self.master, *more)
-        alive = re.compile(rf"Alive Workers:</strong>\s*{self._workers}\b")
-        self._wait(lambda: bool(alive.search(self._page())))
+        self._wait(lambda: self._alive() == self._workers)
         return self
 
     def _wait(self, condition: Callable[[], bool]) -> None:
@@ -83,12 +82,15 @@ class LocalSpark:
                 )
             )
 
-    def _page(self) -> str:
+    def _alive(self) -> int:
+        """Workers that have joined, as the master's page says; -1: it is not up."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._web_port}", timeout=5) as page:
-                return str(page.read().decode())
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self._web_port}/json/", timeout=5
+            ) as page:
+                return int(json.load(page)["aliveworkers"])
         except OSError:
-            return ""
+            return -1
 
     def logs(self) -> str:
         """What the processes printed."""
