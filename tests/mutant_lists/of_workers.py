@@ -25,18 +25,17 @@ OF_WORKERS = [
         "R5",
         "handed out though the lease has ended before the commit",
         LEASES_PY,
-        "            lease.state = LeaseState.HELD\n"
+        "            lease.state = _HELD\n"
         "            if monotonic_ms >= lease.deadline_ms:\n"
         "                self._lose(lease)\n",
-        "            lease.state = LeaseState.HELD\n",
+        "            lease.state = _HELD\n",
         LEASES,
     ),
     Mutant(
         "R5",
         "a failed batch forgets its first START",
         LEASES_PY,
-        "            if lease.state is LeaseState.STARTED:\n"
-        "                self._remember(lease)\n",
+        "            if lease.state is _STARTED:\n                self._remember(lease)\n",
         "",
         LEASES,
     ),
@@ -252,7 +251,7 @@ OF_WORKERS = [
         "R9",
         "every END came in time",
         LEASES_PY,
-        "        lease.state = LeaseState.LOST\n        return False\n\n    def end_failed",
+        "        lease.state = _LOST\n        return False\n\n    def end_failed",
         "        return True\n\n    def end_failed",
         LEASES,
     ),

@@ -52,6 +52,11 @@ class Settlement(Enum):
     LOST = 2
 
 
+# Looking a member up in its class takes as long as the rest of a line.
+_STARTING, _STARTED, _HELD, _SETTLED, _LOST = LeaseState
+_WRITE = Settlement.WRITE
+
+
 class Lease:
     """A worker's hold on one message; changed by ``Leases`` alone."""
 
@@ -83,7 +88,7 @@ class Lease:
         self.log = log  # topic id and leader epoch
         self.marker_partition = marker_partition  # of its START, KEEPALIVE and END (R7)
         self.holder_id = holder_id  # whom trackers take for its holder; a RELEASE names it (R8)
-        self.state = LeaseState.STARTING
+        self.state = _STARTING
         self.begin_ms = -1  # its first START was delivered
         self.deadline_ms = -1
         self.asked_ms = -1  # until when ``extend`` asked to hold it, delivered or not
@@ -101,9 +106,9 @@ class Lease:
 
         A verdict alone does not do: until its END is in the log it dies with the process.
         """
-        if self.state is LeaseState.SETTLED:
+        if self.state is _SETTLED:
             return self.is_end_known or monotonic_ms >= self.deadline_ms
-        return self.state is LeaseState.LOST
+        return self.state is _LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +208,11 @@ class Leases:
 
     def started(self, lease: Lease, monotonic_ms: int, log_ms: int) -> None:
         """Its START was delivered. A second START of the message moves nothing but log time."""
-        is_late = lease.state is LeaseState.LOST  # its batch failed before this was known
+        is_late = lease.state is _LOST  # its batch failed before this was known
         first = self._first_starts.get(lease.message_id) if self._first_starts else None
         if is_late and first is not None:
             return
-        lease.state = LeaseState.STARTED
+        lease.state = _STARTED
         if first is None:
             lease.begin_ms = monotonic_ms
             lease.deadline_ms = monotonic_ms + self._timeout_ms
@@ -215,7 +220,7 @@ class Leases:
             lease.log_deadline_ms = log_ms + self._timeout_ms
             if is_late:
                 self._remember(lease)
-                lease.state = LeaseState.LOST
+                lease.state = _LOST
             return
         lease.begin_ms = first.begin_ms
         lease.deadline_ms = first.deadline_ms
@@ -228,14 +233,14 @@ class Leases:
         for lease in batch:
             if self._first_starts:
                 self._first_starts.pop(lease.message_id, None)
-            lease.state = LeaseState.HELD
+            lease.state = _HELD
             if monotonic_ms >= lease.deadline_ms:
                 self._lose(lease)
 
     def failed(self, batch: Iterable[Lease]) -> None:
         """These STARTs failed, or their commit did, or their partition is gone (R5)."""
         for lease in batch:
-            if lease.state is LeaseState.STARTED:
+            if lease.state is _STARTED:
                 self._remember(lease)
             self._lose(lease)
         self._id_is_spent = True
@@ -252,9 +257,9 @@ class Leases:
 
     def may_hand_out(self, lease: Lease, monotonic_ms: int) -> bool:
         """Whether it is still held; otherwise it is LOST and a tracker brings it back (R5)."""
-        if lease.state is LeaseState.HELD and monotonic_ms < lease.deadline_ms:
+        if lease.state is _HELD and monotonic_ms < lease.deadline_ms:
             return True
-        if lease.state is LeaseState.HELD:
+        if lease.state is _HELD:
             self._lose(lease)
         return False
 
@@ -266,7 +271,7 @@ class Leases:
             del self._first_starts[next(iter(self._first_starts))]
 
     def _lose(self, lease: Lease) -> None:
-        lease.state = LeaseState.LOST
+        lease.state = _LOST
         self._open.discard(lease)
         self._id_is_spent = True  # a KEEPALIVE of the consumer would keep it alive
 
@@ -278,10 +283,10 @@ class Leases:
         together: dict[int, list[Lease]] = {}
         single: list[Renewal] = []
         for lease in self._open:
-            if lease.state is LeaseState.STARTING:
+            if lease.state is _STARTING:
                 continue
             if self._needs_id(lease):
-                if lease.state is LeaseState.HELD:
+                if lease.state is _HELD:
                     single.append(self._renewal(lease, monotonic_ms))
             else:
                 together.setdefault(lease.marker_partition, []).append(lease)
@@ -306,10 +311,10 @@ class Leases:
         """A KEEPALIVE was delivered; it does not revive what has ended."""
         after_ms = renewal.redeliver_after_ms
         for lease in renewal.leases:
-            if lease.state is LeaseState.LOST:
+            if lease.state is _LOST:
                 continue
             self._renew_in_log(lease, log_ms, after_ms)  # also of a settled one: R9
-            if lease.state is LeaseState.SETTLED or monotonic_ms >= lease.deadline_ms:
+            if lease.state is _SETTLED or monotonic_ms >= lease.deadline_ms:
                 continue
             last_ms = lease.begin_ms + self._max_lease_ms
             lease.deadline_ms = max(lease.deadline_ms, min(monotonic_ms + after_ms, last_ms))
@@ -321,7 +326,7 @@ class Leases:
         ended = [
             lease
             for lease in self._open
-            if lease.state is LeaseState.HELD and monotonic_ms >= lease.deadline_ms
+            if lease.state is _HELD and monotonic_ms >= lease.deadline_ms
         ]
         for lease in ended:
             self._lose(lease)
@@ -353,11 +358,11 @@ class Leases:
 
     def settle(self, lease: Lease, monotonic_ms: int) -> Settlement:
         """A verdict on a message that was handed out."""
-        if lease.state is LeaseState.HELD and monotonic_ms < lease.deadline_ms:
-            lease.state = LeaseState.SETTLED
+        if lease.state is _HELD and monotonic_ms < lease.deadline_ms:
+            lease.state = _SETTLED
             self._open.discard(lease)
-            return Settlement.WRITE
-        if lease.state is LeaseState.SETTLED:
+            return _WRITE
+        if lease.state is _SETTLED:
             return Settlement.SETTLED_BEFORE
         self.may_hand_out(lease, monotonic_ms)  # never: it is lost, if it was not before
         return Settlement.LOST
@@ -368,7 +373,7 @@ class Leases:
             return True
         if log_ms <= lease.log_deadline_ms:
             return True
-        lease.state = LeaseState.LOST
+        lease.state = _LOST
         return False
 
     def end_failed(self, lease: Lease, monotonic_ms: int) -> bool:
@@ -376,12 +381,12 @@ class Leases:
         self._id_is_spent = True  # or the settled message would be kept alive
         if monotonic_ms < lease.deadline_ms:
             return True
-        lease.state = LeaseState.LOST
+        lease.state = _LOST
         return False
 
     def check(self) -> None:
         """Assert the invariants."""
         for lease in self._open:
-            assert lease.state not in (LeaseState.SETTLED, LeaseState.LOST)
-            if lease.state is not LeaseState.STARTING:
+            assert lease.state not in (_SETTLED, _LOST)
+            if lease.state is not _STARTING:
                 assert 0 <= lease.deadline_ms <= lease.begin_ms + self._max_lease_ms

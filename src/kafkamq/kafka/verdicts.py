@@ -30,6 +30,8 @@ LINGER_MS = 2  # verdicts that follow each other more closely are written togeth
 MAX_QUEUED = 1000
 MAX_NAMED = 10  # messages that an error text names
 _SLICE_S = 0.25
+_ACK = Outcome.ACK
+_WRITE = Settlement.WRITE
 _log = logging.getLogger(__name__)
 
 
@@ -66,14 +68,14 @@ class Verdicts:
         worker = self._worker
         worker.check()
         lease = message._lease
-        if outcome is Outcome.ACK:
+        if outcome is _ACK:
             end = encode_known_end(message._identity, outcome, lease.holder_id)
         else:
             end = self._encode(message, outcome, reason, delay_ms)
         now_ms = monotonic_ms()
         with worker.lock:  # from here on nothing may fail: this is the message's one verdict
             settlement = worker.leases.settle(lease, now_ms)
-        if settlement is not Settlement.WRITE:
+        if settlement is not _WRITE:
             self._refuse(message, settlement)
         message._outcome = outcome
         message._end_log_ms = UNREPORTED
