@@ -114,6 +114,14 @@ OF_CLAIMS = [
         CLAIMANT,
     ),
     Mutant(
+        "C7",
+        "each flush counts as a check of its speed",
+        CLAIMANT_PY,
+        "            if is_due and not self._is_looking and",
+        "            if not self._is_looking and",
+        CLAIMANT,
+    ),
+    Mutant(
         "G5",
         "no limit on what is held",
         "core/claim_policy.py",

@@ -292,6 +292,17 @@ def test_c7_falling_behind_three_times_releases() -> None:
     assert cycle == 3
 
 
+def test_c7_positions_that_are_written_at_once_are_no_checks() -> None:
+    """Who flushes often is not slower for it."""
+    desk = Desk()
+    desk.offsets = (0, 1000, -1)
+    desk.go()
+    for _ in range(20):
+        desk.claimant.beat_soon(desk.ms)
+        assert desk.written(desk.go()) == ["Heartbeat 0"]
+    assert desk.end() is None
+
+
 @pytest.mark.parametrize("option", ["release_if_behind", "is_whole_topic"])
 def test_c7_unless_that_is_not_wanted(option: str) -> None:
     desk = Desk(**{option: option == "is_whole_topic"})

@@ -77,6 +77,7 @@ class Claimant:
         self._since_offset = 0  # only what stands from here on in the log is of this attempt
         self._is_restart = False  # C4
         self._is_looking = False
+        self._looked_ms = 0
         self._lease_from_ms = 0
         self._next_beat_ms = 0
         self._end: End | None = None  # why it ends, or will as soon as it can
@@ -269,7 +270,7 @@ class Claimant:
         can_write = self._writer.can_write(monotonic_ms)
         if self.phase is Phase.LOOKING:
             if not self._is_looking and monotonic_ms >= self._writer.retry_ms:
-                self._look_up()
+                self._look_up(monotonic_ms)
         elif not can_write:
             pass
         elif self.phase is Phase.SEEKING:
@@ -308,7 +309,7 @@ class Claimant:
         elif self._may_reclaim(claim, now_s):  # C4
             self._is_restart = True
             self._begin(Phase.LOOKING, monotonic_ms)
-            self._look_up()
+            self._look_up(monotonic_ms)
         else:
             self._finish(End.HELD)
 
@@ -418,8 +419,9 @@ class Claimant:
         elif monotonic_ms >= self._next_beat_ms:
             self.lateness_ms = monotonic_ms - self._next_beat_ms
             self._beat(position, monotonic_ms, now_s, random_unit)
-            if not self._is_looking and self.phase is Phase.OWNING:
-                self._look_up()
+            is_due = monotonic_ms - self._looked_ms >= self.config.interval_ms // 4
+            if is_due and not self._is_looking and self.phase is Phase.OWNING:
+                self._look_up(monotonic_ms)  # C7: a flush is a heartbeat, and no check
 
     def _beat(
         self,
@@ -441,8 +443,9 @@ class Claimant:
             must_commit=must_commit,
         )
 
-    def _look_up(self) -> None:
+    def _look_up(self, monotonic_ms: int) -> None:
         self._is_looking = True
+        self._looked_ms = monotonic_ms
         self._steps.append(LookUp())
 
     # ---- the end
@@ -494,5 +497,4 @@ class Claimant:
         self._end = reason
         self.phase = Phase.OVER
         self._writer.pending = None
-        position = self.position if self.token >= 0 else -1
-        self._steps.append(Finish(reason, position, is_confirmed))
+        self._steps.append(Finish(reason, self.position if self.token >= 0 else -1, is_confirmed))

@@ -398,9 +398,7 @@ class RangeClaims:
         self._count = require_work(admin, self.topic)
         self._number = coordination_partition(self.topic, ranges.partitions)
         self._range_topic = range_topic
-        self._reader = self._connect_reader(
-            "kafkamq.reader", isolation_level="read_uncommitted"
-        )
+        self._reader = self._connect_reader("kafkamq.reader", isolation_level="read_uncommitted")
         window_ms = _WINDOW_INTERVALS * self._interval_ms
         begin = find_starts(admin, self._reader, ranges, window_ms=window_ms)
         start, since_s = begin.starts[self._number]
