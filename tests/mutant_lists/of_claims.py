@@ -12,7 +12,7 @@ RESET = ("tests/unit/test_claims_reset.py",)
 POLICY = ("tests/unit/test_claims_policy.py",)
 RANGES = ("tests/unit/test_claims_ranges.py",)
 RANGES_EXPLORER = ("tests/model/test_ranges_explorer.py",)
-VECTORS = ("tests/unit/test_claims_vectors.py",)
+WIRE = ("tests/wire/test_marshal.py",)
 
 RULES_PY = "core/claim_rules.py"
 CLAIMANT_PY = "core/claimant.py"
@@ -167,7 +167,7 @@ OF_CLAIMS = [
         "wire/marshal.py",
         'int.from_bytes(digest[:8], "little")',
         'int.from_bytes(digest[:8], "big")',
-        VECTORS,
+        WIRE,
     ),
     Mutant(
         "audit",
