@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from tests.integration.queue_logs import (
     dead_letters,
     die,
@@ -13,6 +14,7 @@ from tests.integration.queue_logs import (
     wait_until,
 )
 
+from kafkamq import ConfigError, Service
 from kafkamq.config import Backoff
 from kafkamq.dev import LocalKafka
 from kafkamq.dev.environment import cache_dir_from, java_from
@@ -42,7 +44,24 @@ def test_a_queue_on_kafka_3_9(namespace: str) -> None:
             third.nack(reason="no good")
             wait_until(lambda: dead_letters(service.config))
         (letter,) = dead_letters(service.config)
+        other_backends(service)
     headers = dict(letter.headers() or [])
     assert (letter.key(), letter.value(), headers["h"]) == (b"a\0k", b"x", b"1")
     assert headers["kafkamq-reason"] == b"max-deliveries"
     assert (headers["kafkamq-error"], headers["kafkamq-delivery-count"]) == (b"no good", b"3")
+
+
+def other_backends(service: Service) -> None:
+    """Offsets and claims work; share groups are for newer brokers, and the error says so."""
+    for backend in ("offsets", "claims"):
+        queue = service.queue(backend, backend=backend)
+        queue.create_topics(partitions=1)
+        queue.producer().send(b"x", key="k").result(30)
+        with queue.consumer() as consumer:
+            (message,) = receive_all(consumer, 1)
+            assert (message.payload, message.key) == (b"x", b"k")
+            message.ack(wait=True)
+    share = service.queue("share", backend="share")
+    share.create_topics(partitions=1)
+    with pytest.raises(ConfigError, match=r"needs Kafka 4\.2 or newer.*claims work"):
+        share.consumer()

@@ -29,6 +29,7 @@ __all__ = ["Batch", "Member"]
 _POLL_S = 0.25
 _TURN_S = 0.02  # how long verdicts are gathered
 _COMMIT_S = 10.0
+_LEAVE_S = 10.0
 _log = logging.getLogger(__name__)
 _Place = tuple[int, int]
 
@@ -65,6 +66,8 @@ class Member:
         self._open: dict[_Place, TopicMessage] = {}
         self._unconfirmed: dict[_Place, TopicMessage] = {}
         self._closing = threading.Event()
+        self._is_quiet = threading.Event()  # it fetches no more
+        self._may_leave = threading.Event()
         self._client: Any = None
         self._thread = threading.Thread(
             target=self._run, name=f"kafkamq-share-{number}", daemon=True
@@ -93,11 +96,23 @@ class Member:
         return self._verdicts.qsize() + len(self._unconfirmed)
 
     def stop(self) -> None:
-        """Give back what is held, and leave; see ``join``."""
+        """Fetch no more; see ``await_quiet``."""
         self._closing.set()
 
+    def await_quiet(self, timeout_s: float) -> None:
+        """After ``stop``: wait until it fetches no more.
+
+        When all members of a process are there, each may leave: what one gives back would
+        otherwise be fetched, given back and counted by the next one.
+        """
+        self._is_quiet.wait(timeout_s)
+
+    def leave(self) -> None:
+        """Give back what is held, and leave the group; see ``join``."""
+        self._may_leave.set()
+
     def join(self, timeout_s: float) -> bool:
-        """Whether it has left."""
+        """After ``leave``: whether it has left."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -113,6 +128,8 @@ class Member:
         except BaseException as error:  # noqa: BLE001 - raised to whoever receives
             self._owner.failed(_as_ours(error))
         finally:
+            self._is_quiet.set()
+            self._may_leave.wait(_LEAVE_S if self._closing.is_set() else 0.0)
             self._leave()
 
     def _turn(self) -> None:
@@ -207,6 +224,7 @@ class Member:
             self._serve(0.0)
             for message in self.messages():  # never handed out, or held without a verdict
                 self._acknowledge(message, AcknowledgeType.RELEASE, is_watched=False)
+            self._commit()
             self._client.close()
         except BaseException as error:  # noqa: BLE001 - the locks end by themselves
             _log.warning("a member left in disorder", extra={"said": str(error)})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its __all__
@@ -12,12 +13,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its 
 )
 
 from kafkamq.clients.admin import Admin
-from kafkamq.config import QueueConfig
+from kafkamq.clients.broker_release import broker_release
+from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.core.backends import Feature, backends_with
 from kafkamq.errors import ConfigError
 
 __all__ = ["ShareLimits", "configure_group", "read_limits", "share_lock_ms"]
 
+_MIN_RELEASE = (4, 2)
 _LOCK = "share.record.lock.duration.ms"
 _START = "share.auto.offset.reset"
 _ISOLATION = "share.isolation.level"
@@ -47,8 +50,9 @@ def read_limits(admin: Admin, group_id: str) -> ShareLimits:
         ConfigError: These brokers have no share groups.
         BrokerError, DeadlineExceededError: They do not answer, or refuse.
     """
-    broker = admin.cluster().settings
-    if _BROKER_LOCK not in broker:
+    cluster = admin.cluster()
+    broker = cluster.settings
+    if _BROKER_LOCK not in broker or _is_older(admin.config, list(cluster.brokers.values())):
         others = ", ".join(each.value for each in backends_with((Feature.LONG_HANDLERS,)))
         raise ConfigError(
             f"backend 'share' needs Kafka 4.2 or newer at {admin.config.bootstrap_servers}; "
@@ -63,6 +67,15 @@ def read_limits(admin: Admin, group_id: str) -> ShareLimits:
         max_members=int(broker.get("group.share.max.size", "200")),
         session_ms=int(group.get("share.session.timeout.ms", "45000")),
     )
+
+
+def _is_older(config: ServiceConfig, addresses: Sequence[str]) -> bool:
+    """Whether a broker says that it is; one that does not say is taken to be new enough."""
+    release = broker_release(config, addresses[0]) if addresses else None
+    if release is None:
+        return False
+    numbers = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
+    return numbers < _MIN_RELEASE
 
 
 def share_lock_ms(queue: QueueConfig, limits: ShareLimits) -> int:

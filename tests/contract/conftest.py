@@ -1,0 +1,18 @@
+"""Each backend's service serves the whole module."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from tests.contract.worlds import WORLDS, World, world_of
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """A service of each kind."""
+    name = request.param
+    bootstrap = "" if name == "memory" else request.getfixturevalue("bootstrap")
+    with world_of(name, bootstrap, f"{name}-{uuid.uuid4().hex[:8]}") as made:
+        yield made

@@ -1,0 +1,137 @@
+"""What a queue promises, on every backend and in memory: messages, verdicts, dead letters."""
+
+from __future__ import annotations
+
+import pytest
+from tests.contract.worlds import World, receive, wait_until
+
+from kafkamq import ConfigError, StateError
+from kafkamq.core.backends import Feature, has
+from kafkamq.types import Backend
+
+
+def test_verdicts(world: World) -> None:
+    """Isolation, ack, nack, reject, extend, delivery counts and dead letters."""
+    queue, other = world.queue("a"), world.queue("b")
+    other.producer().send(b"of b")
+    with queue.producer() as producer:
+        for name in ("ack", "nack", "reject", "poison"):
+            producer.send(name.encode(), key=f"k-{name}", headers={"h": b"\x00\xff"}, id=name)
+    other.producer().flush()
+    with queue.consumer(ordering="unordered") as consumer:
+        by_id = {message.id: message for message in receive(consumer, 4)}
+        assert set(by_id) == {"ack", "nack", "reject", "poison"}
+        for name, message in by_id.items():
+            assert message.payload == name.encode()
+            assert message.key == f"k-{name}".encode()
+            assert dict(message.headers) == {"h": b"\x00\xff"}
+            assert (message.queue_id, message.delivery_count) == ("a", 1)
+        if has(Backend(world.backend), Feature.EXTEND):
+            by_id["ack"].extend(5.0)
+        else:
+            with pytest.raises(ConfigError, match="markers, offsets and claims have it"):
+                by_id["ack"].extend(5.0)
+        by_id["ack"].ack()
+        with pytest.raises(StateError):
+            by_id["ack"].ack()
+        by_id["reject"].reject("no good")
+        by_id["nack"].nack(reason="not yet")
+        by_id["poison"].nack(reason="first")
+        with pytest.raises(ValueError, match="never"), receive_named(consumer, "nack", 2):
+            raise ValueError("never")
+
+        def have_died() -> bool:
+            for message in consumer.receive_many(4, 0.5):
+                message.nack(reason="again")
+            return len(world.letters(queue)) == 3
+
+        wait_until(have_died, "the dead letters")
+        consumer.flush()
+    letters = {(letter.payload or b"").decode(): letter for letter in world.letters(queue)}
+    assert (letters["reject"].reason, letters["reject"].error) == ("rejected", "no good")
+    assert letters["reject"].delivery_count == 1
+    assert (letters["poison"].reason, letters["poison"].error) == ("max-deliveries", "again")
+    assert letters["poison"].delivery_count == 3
+    assert letters["poison"].key == b"k-poison"
+    assert letters["poison"].headers["h"] == b"\x00\xff"
+    assert letters["nack"].error == "again"
+    with other.consumer() as consumer:
+        (message,) = receive(consumer, 1)
+        assert message.payload == b"of b"
+        message.ack(wait=True)
+
+
+def receive_named(consumer, name: str, count: int):
+    """The next delivery of one message; what else comes is nacked."""
+    while True:
+        for message in receive(consumer, 1):
+            if message.id == name:
+                assert message.delivery_count == count
+                return message
+            message.nack(reason="again")
+
+
+def test_keys_and_payloads_are_anything(world: World) -> None:
+    queue = world.queue("anything")
+    keys = [None, "schlüssel-鍵".encode(), b"\x00\x01\xff", b""]
+    payloads = [b"", None, b"\x00" * 1_000_000, "käse".encode()]
+    sent = [(key, payload) for key in keys for payload in payloads]
+    with queue.producer() as producer:
+        for key, payload in sent:
+            producer.send(payload, key=key)
+    found = []
+    with queue.consumer() as consumer:
+        while len(found) < len(sent):
+            for message in receive(consumer, 1):
+                found.append((message.key, message.payload))
+                message.ack()
+        consumer.flush()
+    assert sorted(found, key=repr) == sorted(sent, key=repr)
+
+
+def test_what_was_not_handed_out_is_released(world: World) -> None:
+    """Closing in the middle: nothing is lost, and what nobody saw is delivered for the first time.
+
+    On ``share`` it is counted by the broker all the same.
+    """
+    queue = world.queue("released")
+    with queue.producer() as producer:
+        for number in range(20):
+            producer.send(b"%d" % number)
+    with queue.consumer() as consumer:
+        message = consumer.receive(60.0)
+        assert message is not None
+        message.ack(wait=True)
+    seen = {message.payload}
+    with queue.consumer() as consumer:
+        while len(seen) < 20:
+            for message in receive(consumer, 1):
+                assert message.payload not in seen
+                assert message.delivery_count == 1 or world.name == "share"
+                seen.add(message.payload)
+                message.ack()
+        consumer.flush()
+    with queue.consumer() as consumer:
+        assert consumer.receive_many(10, 0.5) == []
+
+
+def test_what_a_backend_lacks_is_refused(world: World) -> None:
+    queue = world.queue("refused")
+    backend = Backend(world.backend)
+    producer = queue.producer()
+    if not has(backend, Feature.DELAYED_SEND):
+        with pytest.raises(ConfigError, match="markers has it"):
+            producer.send(b"x", delay=1.0)
+    if not has(backend, Feature.TTL):
+        with pytest.raises(ConfigError, match="markers has it"):
+            producer.send(b"x", ttl=1.0)
+    if not has(backend, Feature.KEY_ORDER):
+        with pytest.raises(ConfigError, match="offsets has it"):
+            queue.handler(ordering="key")(print)
+    if not has(backend, Feature.RETRY_DELAY):
+        producer.send(b"x").result(30)
+        with queue.consumer() as consumer:
+            (message,) = receive(consumer, 1)
+            with pytest.raises(ConfigError, match="markers, offsets and claims have it"):
+                message.nack(delay=5.0)
+            message.ack(wait=True)

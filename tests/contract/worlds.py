@@ -1,0 +1,114 @@
+"""One service per backend, and the double: what the contract's tests run on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from tests.integration.queue_logs import tracked
+
+from kafkamq import Backoff, Consumer, Message, Queue, Service
+from kafkamq.kafka.dead_letters import read_dead_letters
+from kafkamq.testing import MemoryService
+
+__all__ = ["WORLDS", "Letter", "World", "receive", "wait_until", "world_of"]
+
+WORLDS = ("memory", "markers", "offsets", "share", "claims")
+_BACKOFF = Backoff(first=0.05, max=0.05, jitter=0.0)
+
+
+@dataclass
+class Letter:
+    """A dead letter."""
+
+    payload: bytes | None
+    key: bytes | None
+    reason: str
+    error: str
+    delivery_count: int
+    headers: dict[str, bytes | None]
+
+
+@dataclass
+class World:
+    """A service and the backend that its queues get."""
+
+    name: str
+    service: Service
+
+    @property
+    def backend(self) -> str:
+        """Of its queues."""
+        return "markers" if self.name == "memory" else self.name
+
+    def queue(self, queue_id: str, **options: object) -> Queue:
+        """A queue with its topics; times that suit tests."""
+        options.setdefault("max_deliveries", 3)
+        if self.name != "share":
+            options.setdefault("backoff", _BACKOFF)
+            options.setdefault("redelivery_timeout", 2.0)
+        queue = self.service.queue(queue_id, backend=self.backend, **options)
+        if self.backend != "markers":
+            queue.create_topics(partitions=2)
+        return queue
+
+    def letters(self, queue: Queue) -> list[Letter]:
+        """Its dead letters."""
+        if isinstance(self.service, MemoryService):
+            return [
+                Letter(
+                    letter.payload,
+                    letter.key,
+                    letter.reason,
+                    letter.error,
+                    letter.delivery_count,
+                    dict(letter.headers),
+                )
+                for letter in self.service.dead_letters(queue.queue_id)
+            ]
+        return [
+            Letter(
+                letter.payload,
+                letter.user_key,
+                letter.reason,
+                letter.error,
+                letter.delivery_count,
+                dict(letter.headers),
+            )
+            for letter in read_dead_letters(self.service.config)
+            if letter.queue_id == queue.queue_id
+        ]
+
+
+@contextmanager
+def world_of(name: str, bootstrap: str, namespace: str) -> Iterator[World]:
+    """A service, and a tracker where there are markers."""
+    with ExitStack() as stack:
+        if name == "memory":
+            yield World(name, stack.enter_context(MemoryService()))
+            return
+        service = stack.enter_context(Service(bootstrap, namespace))
+        service.create_topics(partitions=2, marker_partitions=2)
+        if name == "markers":
+            stack.enter_context(tracked(service.config))
+        yield World(name, service)
+
+
+def receive(consumer: Consumer, count: int, timeout_s: float = 60.0) -> list[Message]:
+    """``count`` messages, however many calls that takes."""
+    messages: list[Message] = []
+    deadline_s = time.monotonic() + timeout_s
+    while len(messages) < count:
+        assert time.monotonic() < deadline_s, f"{len(messages)} of {count} messages came"
+        messages += consumer.receive_many(count - len(messages), 0.5)
+    return messages
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+    """Wait for it."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.02)
