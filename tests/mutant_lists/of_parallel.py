@@ -284,4 +284,12 @@ OF_PARALLEL = [
         "self._limits.max_open",
         _FLOW,
     ),
+    Mutant(
+        "parallel",
+        "the last commit of a partition is tried once",
+        "kafka/parallel/commits.py",
+        "            if not self._may_succeed:\n                return True\n",
+        "            if not self._is_ended:\n                return True\n",
+        _COMMITS,
+    ),
 ]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from tests.unit.test_parallel_desk import Room
 
+from kafkamq.clients.exact_commits import OffsetCommit
 from kafkamq.core.flow import FlowLimits, PartitionFlow, StallGuard
 from kafkamq.core.offsets import OffsetTracker
-from kafkamq.kafka.parallel.commits import Duty, _cut, plan_commits
+from kafkamq.kafka.parallel.commits import Committer, Duty, _cut, plan_commits
 from kafkamq.wire.offsets import decode, encode
 
 
@@ -62,3 +64,43 @@ def test_that_a_map_was_cut_is_counted_each_time_and_logged_once(
     (commit,) = plan_commits([duty], desk, room.stats, limits, with_maps=True).commits
     assert (commit.offset, commit.metadata) == (60_000, "")
     assert lane.ceiling is None and not duty.is_cut
+
+
+class Commits:
+    """Answers with these errors, then with none."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes = list(codes)
+        self.offsets: list[int] = []
+
+    def commit(self, commits: list[OffsetCommit]) -> None:
+        if self.codes:
+            raise KafkaException(KafkaError(self.codes.pop(0)))
+        self.offsets += [each.offset for each in commits]
+
+
+@pytest.mark.parametrize(
+    ("codes", "committed"),
+    [
+        ([], [1]),
+        ([KafkaError.STALE_MEMBER_EPOCH, KafkaError.NOT_COORDINATOR], [1]),
+        ([KafkaError.FENCED_MEMBER_EPOCH], []),  # another has the partition already
+    ],
+)
+def test_the_last_commit_of_a_partition_is_made_again(
+    codes: list[int], committed: list[int]
+) -> None:
+    room, commits = Room(), Commits(*codes)
+    duty = Duty(room.lane, PartitionFlow(FlowLimits()), StallGuard(stall_after_ms=1000), 0, -1)
+    committer = Committer(
+        room.desk.config, room.desk, commits, lambda: [duty], room.stats, pytest.fail
+    )
+    room.add("a")
+    room.lane.tracker.complete([0])
+    committer.start()
+    try:
+        assert committer.commit_at_last(20)
+        assert commits.offsets == committed
+        assert commits.codes == []
+    finally:
+        assert committer.end(20)

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, sleep
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -30,6 +30,14 @@ from kafkamq.wire import offsets as offset_maps
 
 __all__ = ["Committer", "Duty", "Plan", "plan_commits"]
 
+_GONE = frozenset(
+    {  # the member that did the work is none any more
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.FENCED_MEMBER_EPOCH,
+        KafkaError._ASSIGNMENT_LOST,
+    }
+)
 _SOON_S = 0.05  # until the next commit, while a map is too long
 _log = logging.getLogger(__name__)
 
@@ -137,6 +145,7 @@ class Committer:
         self._stats = stats
         self._fail = fail
         self._with_maps = True
+        self._may_succeed = False  # the last commit failed, and the same may succeed soon
         self._wanted = threading.Condition()
         self._asked = 0
         self._answered = 0
@@ -149,7 +158,23 @@ class Committer:
 
     def commit_now(self, timeout_s: float) -> bool:
         """Commit what is done by now, and wait; False: no answer in time, which may still come."""
+        return self._commit_by(monotonic() + timeout_s)
+
+    def commit_at_last(self, timeout_s: float) -> bool:
+        """As ``commit_now``, again and again while it may succeed: there is no later commit.
+
+        Such as while a member learns of its new epoch (KIP-848), or a coordinator moves.
+        """
         deadline_s = monotonic() + timeout_s
+        while self._commit_by(deadline_s):
+            if not self._may_succeed:
+                return True
+            if monotonic() >= deadline_s:
+                return False
+            sleep(_SOON_S)
+        return False
+
+    def _commit_by(self, deadline_s: float) -> bool:
         with self._wanted:
             self._asked += 1
             mine = self._asked
@@ -199,6 +224,7 @@ class Committer:
 
     def _commit(self) -> bool:
         """One commit; says whether a map holds work back."""
+        self._may_succeed = False
         plan = plan_commits(
             self._duties(),
             self._desk,
@@ -221,10 +247,12 @@ class Committer:
         inner = kafka_error(error)
         if inner.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
             self._go_without_maps()
+            self._may_succeed = True
             return
         ours = broker_error(error, f"committing offsets of group {self._config.group_id}")
         if not is_passing(ours, inner.code()):
             raise ours from error
+        self._may_succeed = inner.code() not in _GONE
         _log.info("a commit failed and is made again", extra={"code": inner.name()})
 
     def _go_without_maps(self) -> None:

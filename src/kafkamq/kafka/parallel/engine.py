@@ -194,7 +194,7 @@ class Engine:
         pool.cancel()
         timeout_s = self.config.commit_timeout_ms / 1000
         self.outbox.close(max(1.0, self._close_until_s - monotonic()))
-        is_idle = self._committer.commit_now(timeout_s)  # also when it fails: done is done
+        is_idle = self._committer.commit_at_last(timeout_s)  # also when it fails: done is done
         if not self._committer.end(timeout_s) or not is_idle:
             _log.warning("a last commit has no answer; leaving the group goes on behind it")
             self._is_leaving_late = True  # a client must not be ended with a commit inside of it
@@ -350,7 +350,7 @@ class Engine:
         """Commit what is done of these, within the budget, and forget them."""
         duties = [self._duties[place] for place in partitions if place in self._duties]
         self._settle_in_flight([duty.lane for duty in duties])
-        if duties and not self._committer.commit_now(self.config.commit_timeout_ms / 1000):
+        if duties and not self._committer.commit_at_last(self.config.commit_timeout_ms / 1000):
             _log.warning("no answer to the commit of revoked partitions")
         self._forget(partitions)
         _log.info("partitions were revoked", extra={"partitions": list(partitions)})
