@@ -26,6 +26,7 @@ from kafkamq.cli import (
     spark,
     stat,
     tracker,
+    work,
 )
 from kafkamq.errors import ConfigError, KafkaMQError
 
@@ -89,6 +90,7 @@ for _module in (
     compare,
     jobs,
     spark,
+    work,
 ):
     _module.register(app)
 

@@ -1,0 +1,48 @@
+"""``kafkamq work``: SIGTERM lets what was begun end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODULE = """
+from kafkamq import Worker
+from kafkamq.testing import MemoryService
+
+service = MemoryService()
+queue = service.queue("q")
+worker = Worker(service)
+
+@queue.handler(concurrency=1)
+def handle(body: str) -> None:
+    print("begun", body, flush=True)
+    while not worker._stopping.wait(0.01):
+        pass
+    print("ended", body, flush=True)
+
+for name in ("a", "b"):
+    queue.producer().send(name.encode())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "app.py").write_text(MODULE)
+    command = [sys.executable, "-m", "kafkamq.cli", "work", "app:worker"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun a\n"
+        process.send_signal(number)
+        out, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert out == "ended a\n"
+    finally:
+        process.kill()
+        process.communicate()
