@@ -27,6 +27,7 @@ from tests.spark.tracker_runs import (
 from kafkamq.clients.ledger import LedgerKey, read_positions
 from kafkamq.config import TrackerConfig
 from kafkamq.errors import DataLossError, FencedError, StateError, UnsupportedVersionError
+from kafkamq.metrics.catalog import LATENESS, SPARK_RUNNING
 from kafkamq.spark.tracker import SparkTracker
 from kafkamq.types import MarkerType, MessageId, Outcome
 from kafkamq.wire.headers import read_message_headers
@@ -77,6 +78,9 @@ def test_every_outcome(spark: SparkSession, logs: Logs, checkpoint: str) -> None
         wait_until(is_at_rest, timeout_s=PATIENCE_S)
         assert sum(status.malformed for status in running.statuses().values()) == 2
         assert sum(s.redelivered for s in running.statuses().values()) == len(silent) + 4
+        late = [LATENESS.distributions()[str(number),] for number in (0, 1)]
+        assert sum(sum(each.counts) for each in late) >= len(due)
+        assert SPARK_RUNNING.values()["tracker",] == 1
 
     copies = {copy.origin: copy for copy in logs.copies()}
     expected = Counter((one.partition, one.offset) for one in [*silent, released, nacked, large])

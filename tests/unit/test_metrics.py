@@ -22,6 +22,7 @@ DASHBOARD = Path(__file__).parents[2] / "dashboards" / "kafkamq.json"
 BOTH = ("queue", "partition")
 QUEUE = ("queue",)
 PARTITION = ("partition",)
+QUERY = ("query",)
 
 NAMES = {  # alerts and dashboards of users name them: they do not change
     "kafkamq_messages_sent": ("counter", BOTH),
@@ -50,6 +51,14 @@ NAMES = {  # alerts and dashboards of users name them: they do not change
     "kafkamq_lso_stalled_seconds": ("gauge", PARTITION),
     "kafkamq_messages_lso_stalled_seconds": ("gauge", PARTITION),
     "kafkamq_tracker_lateness_seconds": ("histogram", PARTITION),
+    "kafkamq_spark_running": ("gauge", QUERY),
+    "kafkamq_spark_failures": ("counter", QUERY),
+    "kafkamq_spark_rows": ("counter", QUERY),
+    "kafkamq_spark_rows_per_second": ("gauge", QUERY),
+    "kafkamq_spark_batch_seconds": ("histogram", QUERY),
+    "kafkamq_spark_state_bytes": ("gauge", QUERY),
+    "kafkamq_spark_state_rows": ("gauge", QUERY),
+    "kafkamq_spark_backlog": ("gauge", QUERY),
 }
 
 
@@ -60,6 +69,7 @@ def test_names_kinds_and_labels_are_pinned() -> None:
         assert name.startswith("kafkamq_")
         of_claims = name.startswith("kafkamq_claims_")
         more = {"group", "topic", "client", "reason"} if of_claims else set()
+        more |= {"query"} if name.startswith("kafkamq_spark_") else set()
         assert set(labels) <= {"queue", "partition"} | more
 
 
@@ -78,7 +88,8 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
         }[kind]
     assert asked == series  # nothing that is not there, and nothing left out
     labels = set(re.findall(r"by \(([^)]*)\)", " ".join(expressions)))
-    assert {label for each in labels for label in each.split(", ")} <= {"le", "queue", "partition"}
+    known = {"le", "queue", "partition", "query"}
+    assert {label for each in labels for label in each.split(", ")} <= known
     ids = [panel["id"] for panel in shown["panels"]]
     assert len(ids) == len(set(ids))
 

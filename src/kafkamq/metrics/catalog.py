@@ -1,8 +1,8 @@
 """Every metric of kafkamq by name: a contract, pinned by a test and used by the dashboard.
 
-Labels are ``queue`` and ``partition`` only. A worker's ``partition`` is one of the messages topic,
-a tracker's one of the markers topic. One process serves one namespace: the scrape job tells them
-apart. All times are seconds.
+Labels are ``queue``, ``partition`` and, of Spark, ``query`` only. A worker's ``partition`` is one
+of the messages topic, a tracker's one of the markers topic. One process serves one namespace: the
+scrape job tells them apart. All times are seconds.
 """
 
 from __future__ import annotations
@@ -101,9 +101,29 @@ MESSAGES_LSO_STALLED = Gauge(
 )
 LATENESS = Histogram(
     "kafkamq_tracker_lateness_seconds",
-    "From the deadline to the copy or dead letter (local tracker).",
+    "From the deadline to the copy or dead letter.",
     _PARTITION,
     _LATENESS,
+)
+
+# Streaming queries of Spark, the tracker's among them.
+_QUERY = ("query",)
+SPARK_RUNNING = Gauge("kafkamq_spark_running", "1: the query runs; 0: it has ended.", _QUERY)
+SPARK_FAILURES = Counter("kafkamq_spark_failures", "Runs of the query that failed.", _QUERY)
+SPARK_ROWS = Counter("kafkamq_spark_rows", "Rows that batches have read.", _QUERY)
+SPARK_ROWS_PER_SECOND = Gauge(
+    "kafkamq_spark_rows_per_second", "Rows of the last batch by its time.", _QUERY
+)
+SPARK_BATCH_SECONDS = Histogram(
+    "kafkamq_spark_batch_seconds", "Time of a batch, planning and commit included.", _QUERY,
+    _LATENESS,
+)  # fmt: skip
+SPARK_STATE_BYTES = Gauge(
+    "kafkamq_spark_state_bytes", "State of the query in memory and in RocksDB's files.", _QUERY
+)
+SPARK_STATE_ROWS = Gauge("kafkamq_spark_state_rows", "Rows in the state.", _QUERY)
+SPARK_BACKLOG = Gauge(
+    "kafkamq_spark_backlog", "Records of the source behind the last batch.", _QUERY
 )
 
 register(SENT, SEND_FAILED, SEND_SECONDS)
@@ -111,3 +131,5 @@ register(RECEIVED, RECEIVED_AGAIN, ACKED, NACKED, REJECTED, RELEASED, LEASES_LOS
 register(IN_FLIGHT, HANDLING_SECONDS)
 register(REDELIVERED, DEAD_LETTERED, TRACKER_LATE, MALFORMED, IN_PROGRESS, DUE, OLDEST_DEADLINE)
 register(POSITION, LAG, LIVE, LSO_STALLED, MESSAGES_LSO_STALLED, LATENESS)
+register(SPARK_RUNNING, SPARK_FAILURES, SPARK_ROWS, SPARK_ROWS_PER_SECOND, SPARK_BATCH_SECONDS)
+register(SPARK_STATE_BYTES, SPARK_STATE_ROWS, SPARK_BACKLOG)

@@ -30,6 +30,7 @@ from kafkamq.errors import StateError
 from kafkamq.spark.batches import current_batch
 from kafkamq.spark.blocks import decode_actions
 from kafkamq.spark.daemon import POOL, SETTLING
+from kafkamq.spark.lateness import lateness_text
 from kafkamq.wire.status import decode_status
 
 if TYPE_CHECKING:
@@ -124,11 +125,16 @@ class _Worker:
         partition, position = _int(row["partition"]), _int(row["position"])
         actions = decode_actions(_bytes(row["actions"]))
         source = str(row["range_end"])
+        began_s = time.monotonic()
         if actions or self._is_position_due(partition):
             own = self._ledger(partition, batch, source)
             self._settler.settle(own, actions, position=position, batch=batch, source_hash=source)
             self._written_s[partition] = time.monotonic()
-        status = replace(decode_status(_bytes(row["status"])), batch=batch)
+        status = replace(
+            decode_status(_bytes(row["status"])),
+            batch=batch,
+            lateness=lateness_text(actions, time.monotonic() - began_s),
+        )
         self._ticker.publish(status)
         self._ticker.poll()
         return len(actions)

@@ -15,6 +15,7 @@ from kafkamq.clients.ticker import StatusReader, Ticker
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.core.redelivery import Wake
 from kafkamq.core.ticks import TickPolicy
+from kafkamq.spark.lateness import observe_lateness
 from kafkamq.wire.status import TrackerStatus
 
 __all__ = ["TickKeeper"]
@@ -87,6 +88,9 @@ class TickKeeper:
         policy = self._policies.get(status.partition)
         if policy is None:
             return  # its TICK of the start comes first
+        before = self.latest.get(status.partition)
+        if before is None or before.batch < status.batch:  # a repeated batch was counted
+            observe_lateness(status.lateness, status.partition)
         self.latest[status.partition] = status
         _log.debug("status", extra={"status": status})
         # The records were read a batch ago. An estimate that runs ahead costs a TICK, nothing more.

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from kafkamq.errors import (
 )
 from kafkamq.metrics.health import Loop, health
 from kafkamq.spark.checkpoint import CheckpointNote, last_batch, read_note, write_note
+from kafkamq.spark.progress import watching
 from kafkamq.spark.query import QueryPlan, query_failure, start_query
 from kafkamq.spark.reading import LogReader, log_reader
 from kafkamq.spark.session import build_session
@@ -102,6 +104,7 @@ class SparkTracker:
         self._thread = threading.Thread(target=self._mind, name="kafkamq-tracker", daemon=True)
         self._error: BaseException | None = None
         self._metrics: TrackerMetrics | None = None
+        self._watching = ExitStack()
         self._loop: Loop | None = None
 
     def start(self) -> SparkTracker:
@@ -122,7 +125,12 @@ class SparkTracker:
                 settings=self._settings,
             )
         self._spark = spark
-        self._launch(takeover=self.tracker.takeover)
+        self._watching.enter_context(watching(spark, _query_label))
+        try:
+            self._launch(takeover=self.tracker.takeover)
+        except BaseException:
+            self._watching.close()
+            raise
         self._metrics = TrackerMetrics(self.config, lambda: self.statuses().values())
         self._loop = health.add("tracker", max_age_s=_MAX_TURN_S, is_ready=self._is_ready)
         self._thread.start()
@@ -319,6 +327,7 @@ class SparkTracker:
             health.remove(self._loop)
         if self._metrics is not None:
             self._metrics.close()
+        self._watching.close()
         spark, self._spark = self._spark, None
         if spark is not None and self._given_session is None:
             spark.stop()
@@ -376,6 +385,11 @@ class _Run:
             _log.info("the query could not be stopped, the JVM may be gone")
         self.keeper.close()
         self.reader.close()
+
+
+def _query_label(name: str) -> str:
+    """The tracker's own query is always ``tracker``: its name has the engine's id in it."""
+    return "tracker" if name.startswith("kafkamq tracker of ") else name
 
 
 def _require_newest(note: CheckpointNote, claimed: Claim, newest_batch: int) -> None:

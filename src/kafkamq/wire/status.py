@@ -46,9 +46,10 @@ class TrackerStatus:
     dead_lettered: int = 0  # dead letters since the engine's start
     batch: int = 0  # number of the engine's batch
     is_live: bool = True  # False: it only reads, its own TICK was not read yet (R17)
+    lateness: str = ""  # of this batch, as the engine writes it for its own metrics
 
 
-_TEXTS = ("topic", "engine")
+_TEXTS = ("topic", "engine", "lateness")
 _OPTIONAL = ("deadline_ms", "warn_ms")
 _FLAGS = ("is_live",)
 _NUMBERS = tuple(
@@ -99,6 +100,7 @@ def decode_status(value: bytes | None) -> TrackerStatus:
     return TrackerStatus(
         topic=_FORM.text(values.get("topic"), "topic"),
         engine=_FORM.text(values.get("engine"), "engine"),
+        lateness=_FORM.text(values.get("lateness", ""), "lateness"),
         is_live=_FORM.flag(values.get("is_live"), "is_live"),
         deadline_ms=_FORM.optional(values.get("deadline_ms"), "deadline_ms"),
         warn_ms=_FORM.optional(values.get("warn_ms"), "warn_ms"),

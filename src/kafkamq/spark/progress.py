@@ -1,0 +1,130 @@
+"""Progress of streaming queries as metrics: from Spark's listener.
+
+with watching(spark):
+    query = ...  # kafkamq_spark_* of every query of the session, by its name
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from kafkamq.metrics import catalog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["QueryMetrics", "watching"]
+
+_log = logging.getLogger(__name__)
+
+
+class QueryMetrics:
+    """Counts what queries report; any thread."""
+
+    def __init__(self, names: Callable[[str], str] = lambda name: name) -> None:
+        """``names`` turns a query's name (its id, if it has none) into the label."""
+        self._names = names
+        self._labels: dict[str, str] = {}  # by the id of the run
+
+    def on_started(self, run_id: str, name: str) -> None:
+        """A run has begun."""
+        self._labels[run_id] = self._names(name)
+        catalog.SPARK_RUNNING.set(1, self._labels[run_id])
+
+    def on_progress(self, progress: Mapping[str, Any]) -> None:
+        """A batch has ended, or nothing was to be done; as in ``query.lastProgress``."""
+        run_id = progress["runId"]
+        if run_id not in self._labels:  # it ran before it was watched
+            self.on_started(run_id, progress.get("name") or progress["id"])
+        label = self._labels[run_id]
+        catalog.SPARK_BACKLOG.set(sum(map(_backlog, progress["sources"])), label)
+        operators = progress["stateOperators"]
+        if operators:
+            catalog.SPARK_STATE_BYTES.set(sum(map(_state_bytes, operators)), label)
+            catalog.SPARK_STATE_ROWS.set(sum(each["numRowsTotal"] for each in operators), label)
+        took_s = progress["durationMs"].get("triggerExecution", 0) / 1000
+        rows = progress["numInputRows"]
+        if "addBatch" not in progress["durationMs"]:
+            return  # no batch: Spark only looked
+        catalog.SPARK_BATCH_SECONDS.observe(took_s, label)
+        catalog.SPARK_ROWS.add(rows, label)
+        if took_s > 0:
+            catalog.SPARK_ROWS_PER_SECOND.set(rows / took_s, label)
+
+    def on_ended(self, run_id: str, *, has_failed: bool) -> None:
+        """A run is over."""
+        label = self._labels.pop(run_id, None)
+        if label is None:
+            return
+        catalog.SPARK_RUNNING.set(0, label)
+        catalog.SPARK_ROWS_PER_SECOND.set(0, label)
+        if has_failed:
+            catalog.SPARK_FAILURES.add(1, label)
+
+
+def _state_bytes(operator: Mapping[str, Any]) -> int:
+    """In memory, and in RocksDB's files."""
+    files: int = operator.get("customMetrics", {}).get("rocksdbSstFileSize", 0)
+    memory: int = operator["memoryUsedBytes"]
+    return memory + files
+
+
+def _backlog(source: Mapping[str, Any]) -> int:
+    """Records between the end of the batch and the end of the log, where the source tells both."""
+    ends, latest = (_offsets(source.get(name)) for name in ("endOffset", "latestOffset"))
+    return sum(max(0, at - ends.get(place, 0)) for place, at in latest.items())
+
+
+def _offsets(value: object) -> dict[tuple[str, str], int]:
+    """Kafka's form, ``{topic: {partition: offset}}``; nothing for other sources."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return {}
+    if not isinstance(value, dict):
+        return {}
+    return {
+        (topic, number): at
+        for topic, places in value.items()
+        if isinstance(places, dict)
+        for number, at in places.items()
+        if isinstance(at, int)
+    }
+
+
+@contextmanager
+def watching(
+    spark: SparkSession, names: Callable[[str], str] = lambda name: name
+) -> Iterator[QueryMetrics]:
+    """Count what the session's queries report while the block runs."""
+    from pyspark.sql.streaming.listener import StreamingQueryListener
+
+    metrics = QueryMetrics(names)
+
+    class Listener(StreamingQueryListener):
+        def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's
+            metrics.on_started(str(event.runId), event.name or str(event.id))
+
+        def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's
+            metrics.on_progress(json.loads(event.progress.json))
+
+        def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's
+            """Nothing to be done."""
+
+        def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's
+            metrics.on_ended(str(event.runId), has_failed=event.exception is not None)
+
+    listener = Listener()
+    spark.streams.addListener(listener)
+    try:
+        yield metrics
+    finally:
+        try:
+            spark.streams.removeListener(listener)
+        except Exception:  # noqa: BLE001 - py4j raises anything when the JVM is gone
+            _log.info("the listener could not be removed, the JVM may be gone")
