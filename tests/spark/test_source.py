@@ -9,8 +9,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from tests.integration.tracker_logs import wait_until
 
 from kafkamq.config import ServiceConfig
 from kafkamq.spark.daemon import THREADLESS
@@ -185,6 +186,75 @@ def test_deleted_records_stop_it_and_are_counted(
     starting = json.dumps({topic: {"0": 10}})
     with pytest.raises(Exception, match=r"50 records are gone.*nothing was skipped"):
         read(spark, source, topic, startingOffsets=starting).count()
+
+
+def test_loss_under_a_stream_stops_it_or_is_passed(
+    spark: SparkSession, source: str, bootstrap: str, topic: str, checkpoint: str
+) -> None:
+    """Deleted records, then a topic that is made anew under the checkpoint."""
+    from confluent_kafka import TopicPartition
+
+    seen: list[int] = []
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def run(fail: str) -> list[int]:
+        seen.clear()
+        query = (
+            spark.readStream.format(source).option("topic", topic).option("failOnDataLoss", fail)
+            .load().writeStream.foreachBatch(lambda frame, _: seen.extend(values(frame)))
+            .option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        )  # fmt: skip
+        assert query.awaitTermination(120)
+        return list(seen)
+
+    produce(bootstrap, topic, 100)
+    assert run("true") == list(range(100))
+    produce(bootstrap, topic, 100, first=100)
+    for deleted in admin.delete_records([TopicPartition(topic, 0, 150)]).values():
+        deleted.result(30)
+    with pytest.raises(Exception, match=r"50 records are gone.*nothing was skipped"):
+        run("true")
+    assert run("false") == list(range(150, 200))
+    admin.delete_topics([topic])[topic].result(30)
+    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
+    wait_until(lambda: made(admin, topic))
+    produce(bootstrap, topic, 250, first=1000)  # more than the position: only its id tells
+    with pytest.raises(Exception, match=r"is not the one of the checkpoint.*failOnDataLoss"):
+        run("true")
+    assert run("false") == list(range(1000, 1250))
+
+
+def made(admin: AdminClient, topic: str) -> bool:
+    """Made again: the broker may still be deleting the one before."""
+    try:
+        admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(30)
+    except KafkaException:
+        return False
+    return True
+
+
+def test_times_and_a_partition_that_is_much_larger(
+    spark: SparkSession, source: str, bootstrap: str, topic: str, checkpoint: str
+) -> None:
+    produce(bootstrap, topic, 30_000)
+    produce(bootstrap, topic, 300, partition=1)
+    frame = read(spark, source, topic, minPartitions="4")
+    assert frame.count() == 30_300
+    assert frame.rdd.getNumPartitions() >= 4
+    row = frame.where("partition = 0 AND offset = 29000").selectExpr("unix_millis(timestamp) AS t")
+    at_ms = row.collect()[0].t
+    expected = frame.where(f"unix_millis(timestamp) >= {at_ms}").count()
+    assert read(spark, source, topic, startingTimestamp=str(at_ms)).count() == expected
+    assert read(spark, source, topic, startingTimestamp="2099-01-01T00:00:00Z").count() == 0
+    counts: list[int] = []
+    query = (
+        spark.readStream.format(source).option("topic", topic).option("maxRowsPerTrigger", 10_000)
+        .load().writeStream.foreachBatch(lambda frame, _: counts.append(frame.count()))
+        .option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    )  # fmt: skip
+    assert query.awaitTermination(120)
+    assert sum(counts) == 30_300
+    assert max(counts) <= 10_002
 
 
 def test_an_unknown_topic_says_what_to_do(spark: SparkSession, source: str) -> None:

@@ -12,11 +12,14 @@ in the partitions that it has written.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kafkamq.clients.ledger import Ledger, LedgerKey, latest, read_positions
+from kafkamq.clients.errors import OutcomeUnknownError, TransactionAbortedError
+from kafkamq.clients.ledger import Ledger, LedgerKey
+from kafkamq.clients.transactions import Record
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.spark.checkpoint import CheckpointNote
@@ -24,7 +27,6 @@ from kafkamq.spark.grouping import group_key
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.reading import log_reader
 from kafkamq.spark.verdicts import ACK_COLUMNS, AckSettings, End, find_late, read_end
-from kafkamq.types import Headers
 from kafkamq.wire.partitions import key_partition
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ OUTPUT_COLUMNS: Mapping[str, str] = {
     "partition": "INT",
     "topic": "STRING",
 }
-"""What a row of output is; a row whose ``value`` and ``key`` are null writes nothing."""
+"""What a row of output is; a row whose ``value`` is null writes nothing."""
 
 RESULT_SCHEMA = "ends BIGINT, written BIGINT, skipped BIGINT, late BIGINT, places ARRAY<STRING>"
 """What a task reports: ENDs, rows written and passed over, late ENDs and some of their messages."""
@@ -49,6 +51,8 @@ RESULT_SCHEMA = "ends BIGINT, written BIGINT, skipped BIGINT, late BIGINT, place
 _SLOT = "_slot"
 _MAX_NAMED = 100
 _TIMEOUT_S = 30.0
+_TRIES = 3
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +75,20 @@ def _key(config: ServiceConfig, engine: str, slot: int) -> LedgerKey:
 
 
 def next_epoch(config: ServiceConfig, note: CheckpointNote) -> int:
-    """One more than that of any earlier start of this query."""
-    keys = [_key(config, note.engine, slot) for slot in range(note.tasks)]
-    newest = latest(list(read_positions(config, keys).values()))
-    return 1 if newest is None else newest.epoch + 1
+    """One more than that of any earlier start of this query.
+
+    What such a start has left open is aborted: it would hold back who reads the markers, and the
+    repeated batch has to.
+    """
+    newest = 0
+    for slot in range(note.tasks):
+        ledger = Ledger(config, _key(config, note.engine, slot), engine=note.engine, epoch=0)
+        try:
+            ledger.fence()
+            newest = max(newest, 0 if ledger.last is None else ledger.last.epoch)
+        finally:
+            ledger.close()
+    return newest + 1
 
 
 def with_slots(frame: DataFrame, slots: int) -> DataFrame:
@@ -122,8 +136,36 @@ def _result_schema() -> pa.Schema:
 def _commit(
     number: int, rows: Sequence[dict[str, Any]], settings: CommitSettings, batch: int
 ) -> dict[str, Any]:
+    """The rows of one slot, once; tried again where the broker said that nothing happened."""
     ends = _ends(rows, settings.ack)
-    records = [_record(row, settings) for row in rows if _has_output(row)]
+    records = _records(rows, settings)
+    for tried in range(_TRIES):
+        try:
+            is_written = _transact(number, records, ends, settings, batch)
+            break
+        except (TransactionAbortedError, OutcomeUnknownError) as error:
+            if not error.is_retriable or tried == _TRIES - 1:
+                raise
+            _log.info("a transaction is made again", extra={"slot": number, "said": str(error)})
+    late = find_late(marker_log(settings.ack.config), ends)
+    places = [f"{token.message_id.partition}/{token.message_id.offset}" for token in late]
+    return {
+        "ends": len(ends),
+        "written": 0 if is_written else len(records),
+        "skipped": len(records) if is_written else 0,
+        "late": len(late),
+        "places": places[:_MAX_NAMED],
+    }
+
+
+def _transact(
+    number: int,
+    records: Sequence[Record],
+    ends: Sequence[End],
+    settings: CommitSettings,
+    batch: int,
+) -> bool:
+    """One transaction; returns whether the ledger held the slot's output already."""
     digest = _digest(ends)
     config = settings.ack.config
     # A ledger of its own for each batch: workers take turns, and a producer that was kept could
@@ -151,15 +193,7 @@ def _commit(
         ledger.commit(batch + 1, batch=batch, rows_done=len(records), source_hash=digest)
     finally:
         ledger.close()
-    late = find_late(marker_log(config), ends)
-    places = [f"{token.message_id.partition}/{token.message_id.offset}" for token in late]
-    return {
-        "ends": len(ends),
-        "written": 0 if is_written else len(records),
-        "skipped": len(records) if is_written else 0,
-        "late": len(late),
-        "places": places[:_MAX_NAMED],
-    }
+    return is_written
 
 
 def _ends(rows: Sequence[Mapping[str, Any]], settings: AckSettings) -> list[End]:
@@ -178,21 +212,27 @@ def _digest(ends: Sequence[End]) -> str:
     return f"{len(ends)}:{total & (1 << 64) - 1:016x}"
 
 
-def _has_output(row: Mapping[str, Any]) -> bool:
-    return row["value"] is not None or row["key"] is not None
+def _records(rows: Sequence[Mapping[str, Any]], settings: CommitSettings) -> list[Record]:
+    """The output.
 
-
-def _record(
-    row: Mapping[str, Any], settings: CommitSettings
-) -> tuple[str, int, bytes | None, bytes | None, Headers]:
-    topic = row["topic"] or settings.topic
-    if not topic:
-        raise ConfigError("a row names no topic, and the query has none: give one of them")
-    headers = tuple((each["key"], each["value"]) for each in row["headers"] or ())
-    partition, key = row["partition"], row["key"]
-    if partition is None:
-        partition = -1
-        if key is not None:
-            count = log_reader(settings.ack.config).partition_count(topic)
-            partition = key_partition(key, count)
-    return topic, partition, key, row["value"], headers
+    Raises:
+        ConfigError: A row has no topic. BrokerError: A topic does not exist.
+    """
+    reader = log_reader(settings.ack.config)
+    counts: dict[str, int] = {}
+    records: list[Record] = []
+    for row in rows:
+        key, value = row["key"], row["value"]
+        if value is None:
+            continue
+        topic = row["topic"] or settings.topic
+        if not topic:
+            raise ConfigError("a row names no topic, and the query has none: give one of them")
+        if topic not in counts:
+            counts[topic] = reader.partition_count(topic)
+        partition = row["partition"]
+        if partition is None:
+            partition = -1 if key is None else key_partition(key, counts[topic])
+        headers = tuple((each["key"], each["value"]) for each in row["headers"] or ())
+        records.append((topic, partition, key, value, headers))
+    return records

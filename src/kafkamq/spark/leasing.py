@@ -200,7 +200,8 @@ class QueueReader(StreamReader):
             topic_id=facts.topic_id,
             marker_partitions=facts.marker_partitions,
             max_marker_bytes=facts.max_marker_bytes,
-            repeated_from=None if is_new else begins,
+            marker_ends=begins,
+            is_repeated=not is_new,
         )
         routes = {route for each in wanted for route in routes_of(each, facts.marker_partitions)}
         if routes:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from kafkamq.clients.admin import Admin
 from kafkamq.config import Backoff, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.spark.checkpoint import CheckpointNote, read_note, write_note
@@ -183,7 +184,7 @@ def ack(
     )
     batches = _Batches(settings, each_batch, on_late)
     if topic or ("topic" in frame.columns and each_batch is None):
-        _require_output(frame)
+        _require_output(frame, config, topic)
         batches.commits = _commit_settings(spark, settings, checkpoint, topic, slots)
     writer = frame.writeStream.foreachBatch(batches.run).option("checkpointLocation", checkpoint)
     if query_name:
@@ -194,12 +195,19 @@ def ack(
     return AckQuery(writer.trigger(processingTime=every).start(), batches.total)
 
 
-def _require_output(frame: DataFrame) -> None:
+def _require_output(frame: DataFrame, config: ServiceConfig, topic: str) -> None:
     if "value" not in frame.columns:
         raise ConfigError(
             f"the rows have the columns {', '.join(frame.columns)}: output to a topic needs "
             f"`value` and knows {', '.join(OUTPUT_COLUMNS)}"
         )
+    if topic:
+        with Admin(config) as admin:
+            if topic not in admin.topics([topic]):
+                raise ConfigError(
+                    f"topic {topic!r} does not exist at {config.bootstrap_servers}: create it "
+                    "first; its output must not begin in a topic with default settings"
+                )
 
 
 def _commit_settings(

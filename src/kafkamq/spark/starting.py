@@ -1,13 +1,15 @@
 """Runs in Spark's workers: the rows of a queue, each STARTed before it is handed out (R5).
 
 Spark's log of planned batches takes the place of the group's committed offset: a range is planned
-before its first START is written. A range that may have been read before (a *repeated* batch) is
-read with the markers beside it:
+before its first START is written. It may have been read before: by a driver that was killed since,
+by a task that Spark repeats, by another use of the same frame. So it is read with the markers that
+were written since it was planned:
 
 - what a tracker settled meanwhile is not handed out: its copy is, in a batch of its own;
 - what has a worker's verdict is handed out as before, so that a sink finds the rows that it knows,
   but not STARTed again (an END is in the log);
-- the rest is STARTed, and looked up again behind its START: a tracker may have been quicker.
+- the rest is STARTed, and if it was STARTed before, looked up again behind its START: a tracker may
+  have been quicker.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
 from kafkamq.spark.reading import LogRange, Record, log_reader
 from kafkamq.spark.rows import RangePartition
 from kafkamq.spark.tokens import AckToken
-from kafkamq.types import MarkerType, MessageId, Outcome
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 from kafkamq.wire.headers import read_message_headers
 from kafkamq.wire.keys import join_key, split_key
 from kafkamq.wire.markers import StartEncoder, encode_end
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["EXPIRED", "QueuePartition", "StartPlan", "read_started", "routes_of"]
 
 EXPIRED = "expired"  # R10: the reason of a REJECT that nobody was asked for
+VOID = "void"  # who ends a START that came too late: no verdict on the message
 MAX_INLINE_BYTES = 65_536  # R11
 _SETTLED = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 _VERDICTS = (Outcome.ACK, Outcome.NACK, Outcome.REJECT)
@@ -50,7 +53,8 @@ class StartPlan:
     topic_id: bytes
     marker_partitions: int
     max_marker_bytes: int
-    repeated_from: dict[int, int] | None  # marker partition -> end when it was planned; None: new
+    marker_ends: dict[int, int]  # by marker partition, when the batch was planned
+    is_repeated: bool  # planned by another process than this driver's
 
 
 class QueuePartition(RangePartition):
@@ -85,10 +89,7 @@ def read_started(
         [each for each in records if each.key() == own or split_key(each.key())[0] == queue_id]
         for records in reader.read(partition.wanted, skips_lost=not options.fail_on_data_loss)
     )
-    parts: Iterable[list[Record]] = chunks
-    if partition.plan.repeated_from is not None:
-        parts = [[record for chunk in chunks for record in chunk]]
-    for records in parts:
+    for records in chunks:
         taken = starter.take(records) if records else []
         if taken:
             rows = [row.record for row in taken]
@@ -112,6 +113,7 @@ class _Row:
 class _History:
     """What the log says of the messages of a repeated range, by their offsets."""
 
+    started: set[int] = field(default_factory=set)
     verdicts: set[int] = field(default_factory=set)
     settled: dict[int, int] = field(default_factory=dict)  # message offset -> END's offset
     expired: set[int] = field(default_factory=set)
@@ -131,25 +133,15 @@ class _Starter:
             max_deliveries=acknowledge.max_deliveries,
             max_lease_ms=acknowledge.max_lease_ms,
         )
+        self._history = _History()
+        self._read_to = self._read_history(self._plan.marker_ends)
 
     def take(self, records: Sequence[Record]) -> list[_Row]:
         """START these messages; returns what may be handed out."""
-        rows = [self._row(record) for record in records]
-        repeated = self._plan.repeated_from
-        if repeated is None:
-            dropped = self._expired(self._start(rows))
-        else:
-            rows, dropped = self._take_again(rows, repeated)
-        return [row for row in rows if row.message_id.offset not in dropped]
-
-    def _take_again(
-        self, rows: list[_Row], repeated: dict[int, int]
-    ) -> tuple[list[_Row], set[int]]:
-        """The rows of a repeated range that have a token, and offsets that are not handed out."""
-        history = _History()
-        read_to = self._read_history(history, repeated)
-        kept, new = [], []
-        for row in rows:
+        history = self._history
+        rows, new = [], []
+        for record in records:
+            row = self._row(record)
             offset = row.message_id.offset
             if offset in history.verdicts:
                 row.token = self._token(row, Place(-1, 0))
@@ -157,19 +149,32 @@ class _Starter:
                 continue
             else:
                 new.append(row)
-            kept.append(row)
+            rows.append(row)
         started = self._start(new)
-        self._read_history(history, read_to)
+        dropped = self._settled_before(started)
+        alive = [(row, place) for row, place in started if row.message_id.offset not in dropped]
+        dropped |= self._expired(alive)
+        return [row for row in rows if row.message_id.offset not in dropped]
+
+    def _settled_before(self, started: Sequence[tuple[_Row, Place]]) -> set[int]:
+        """Offsets of messages that a tracker settled before these STARTs."""
+        history = self._history
+        offsets = {row.message_id.offset for row, _ in started}
+        if not self._plan.is_repeated and history.started.isdisjoint(offsets):
+            return set()
+        # Up to the STARTs, beyond whatever transaction is still open there.
+        behind: dict[int, int] = {}
+        for row, place in started:
+            behind[row.route] = max(behind.get(row.route, 0), place.offset + 1)
+        self._read_to |= self._read_history(self._read_to, behind)
         lost = [
             row
             for row, place in started
             if history.settled.get(row.message_id.offset, place.offset) < place.offset
         ]
         # A START that nobody remembers the end of (R12) would be tracked.
-        self._end(lost, Outcome.ACK, "")
-        dropped = {row.message_id.offset for row in lost}
-        alive = [(row, place) for row, place in started if row.message_id.offset not in dropped]
-        return kept, dropped | self._expired(alive)
+        self._end(lost, Outcome.ACK, consumer_id=VOID)
+        return {row.message_id.offset for row in lost}
 
     def _row(self, record: Record) -> _Row:
         headers = read_message_headers(record.headers())
@@ -234,37 +239,45 @@ class _Starter:
     def _expired(self, started: Sequence[tuple[_Row, Place]]) -> set[int]:
         """R10: rejects what had expired when it was STARTed; their offsets."""
         expired = [row for row, place in started if has_expired(row.expiry_ms, place.timestamp_ms)]
-        self._end(expired, Outcome.REJECT, EXPIRED)
+        self._end(expired, Outcome.REJECT, reason=EXPIRED)
         return {row.message_id.offset for row in expired}
 
-    def _end(self, rows: Iterable[_Row], outcome: Outcome, reason: str) -> None:
+    def _end(
+        self, rows: Iterable[_Row], outcome: Outcome, *, reason: str = "", consumer_id: str = ""
+    ) -> None:
+        writer = consumer_id or self._plan.consumer_id
         ends = []
         for row in rows:
             one = row.message_id
-            end = encode_end(one, outcome, consumer_id=self._plan.consumer_id, reason=reason)
+            end = encode_end(one, outcome, consumer_id=writer, reason=reason)
             ends.append((row.route, marker_key(one.partition, one.offset), end))
         self._log.write(ends)
 
-    def _read_history(self, history: _History, begins: dict[int, int]) -> dict[int, int]:
-        """Read on in the markers of this range; returns how far."""
-        wanted = self._wanted
-        routes = routes_of(wanted, self._plan.marker_partitions)
-        ends = self._log.ends(sorted(routes))
+    def _read_history(
+        self, begins: dict[int, int], ends: dict[int, int] | None = None
+    ) -> dict[int, int]:
+        """Read on in the markers of this range, by default to their ends; returns how far."""
+        if ends is None:
+            ends = self._log.ends(sorted(routes_of(self._wanted, self._plan.marker_partitions)))
         for route, end in ends.items():
             for offset, _, _, marker in self._log.read(route, begins.get(route, 0), end):
-                if marker is None or marker.type is not MarkerType.END or marker.of_schedule:
-                    continue
-                one = marker.message_id
-                if one is None or one.partition != wanted.partition:
-                    continue
-                if one.topic_id != self._plan.topic_id:
-                    continue
-                if not wanted.start <= one.offset < wanted.end:
-                    continue
-                if marker.outcome in _SETTLED:
-                    history.settled.setdefault(one.offset, offset)
-                elif marker.outcome is Outcome.REJECT and marker.reason == EXPIRED:
-                    history.expired.add(one.offset)
-                elif marker.outcome in _VERDICTS:
-                    history.verdicts.add(one.offset)
+                if marker is not None:
+                    self._note(offset, marker)
         return ends
+
+    def _note(self, offset: int, marker: Marker) -> None:
+        wanted, history, one = self._wanted, self._history, marker.message_id
+        if one is None or marker.of_schedule or one.partition != wanted.partition:
+            return
+        if one.topic_id != self._plan.topic_id or not wanted.start <= one.offset < wanted.end:
+            return
+        if marker.type is MarkerType.START:
+            history.started.add(one.offset)
+        elif marker.type is not MarkerType.END:
+            return
+        elif marker.outcome in _SETTLED:
+            history.settled.setdefault(one.offset, offset)
+        elif marker.outcome is Outcome.REJECT and marker.reason == EXPIRED:
+            history.expired.add(one.offset)
+        elif marker.outcome in _VERDICTS and marker.consumer_id != VOID:
+            history.verdicts.add(one.offset)

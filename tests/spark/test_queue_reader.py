@@ -1,0 +1,194 @@
+"""The parts of a stream that acknowledges, called as Spark calls them; a broker, but no Spark.
+
+What happens when a range is read again, in every state that its messages may be in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+from tests.integration.tracker_logs import Logs, read_topic
+
+from kafkamq.errors import StateError
+from kafkamq.spark.columns import columns_of
+from kafkamq.spark.committing import CommitSettings, commit_slots
+from kafkamq.spark.ending import write_ends
+from kafkamq.spark.leasing import QueueReader
+from kafkamq.spark.options import parse_source_options
+from kafkamq.spark.reading import LogRange, log_reader
+from kafkamq.spark.starting import VOID, QueuePartition, _Starter
+from kafkamq.spark.verdicts import AckSettings, read_end
+from kafkamq.types import MarkerType, MessageId, Outcome
+
+pytestmark = pytest.mark.spark
+
+_KINDS: dict[str, Any] = {
+    "STRING": StringType(), "BINARY": BinaryType(), "INT": IntegerType(), "BIGINT": LongType(),
+    "TIMESTAMP": TimestampType(),
+    "ARRAY<STRUCT<key: STRING, value: BINARY>>": ArrayType(
+        StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+    ),
+}  # fmt: skip
+SCHEMA = StructType([StructField(n, _KINDS[kind]) for n, kind in columns_of("messages", False)])
+
+
+@pytest.fixture
+def logs(bootstrap: str, namespace: str) -> Logs:
+    return Logs(bootstrap, namespace)
+
+
+@pytest.fixture
+def reader(logs: Logs) -> Iterator[QueueReader]:
+    options = {"view": "messages", "queue": "emails", "acknowledge": "true"}
+    made = QueueReader(parse_source_options(options, logs.config), SCHEMA)
+    yield made
+    made.stop()
+
+
+def plan(reader: QueueReader, start: Any = None) -> tuple[Any, list[QueuePartition]]:
+    """The next batch: its end, and its tasks."""
+    begin = reader.initialOffset() if start is None else start
+    end = reader.latestOffset(begin, ReadMaxRows(100))
+    tasks = [task for task in reader.partitions(begin, end) if isinstance(task, QueuePartition)]
+    return end, tasks
+
+
+def rows(reader: QueueReader, tasks: list[QueuePartition]) -> list[dict[str, Any]]:
+    return [row for task in tasks for part in reader.read(task) for row in part.to_pylist()]
+
+
+def offsets(found: list[dict[str, Any]]) -> list[int]:
+    return [row["offset"] for row in found]
+
+
+def end(logs: Logs, found: list[dict[str, Any]], verdict: str = "ack") -> None:
+    settings = AckSettings(config=logs.config)
+    ends = [
+        read_end({"ack_token": row["ack_token"], "verdict": verdict}, settings) for row in found
+    ]
+    assert write_ends(ends, settings) == []
+
+
+def starts(logs: Logs) -> Counter[int]:
+    return Counter(
+        marker.message_id.offset
+        for _, marker in logs.markers()
+        if marker.type is MarkerType.START and marker.message_id is not None
+    )
+
+
+def identity(logs: Logs, offset: int) -> MessageId:
+    """As workers wrote it."""
+    return next(
+        marker.message_id
+        for _, marker in logs.markers()
+        if marker.message_id is not None and marker.message_id.offset == offset
+    )
+
+
+def test_a_range_that_is_read_again(logs: Logs, reader: QueueReader) -> None:
+    logs.send(4, key=b"emails\0user")
+    _, tasks = plan(reader)
+    first = rows(reader, tasks)
+    assert offsets(first) == [0, 1, 2, 3]
+    assert [row["user_key"] for row in first] == [b"user"] * 4
+    end(logs, first[:1])
+    end(logs, first[1:2], "nack")
+    logs.end(identity(logs, 1), outcome=Outcome.REDELIVERED, consumer="engine")
+    logs.end(identity(logs, 2), outcome=Outcome.REDELIVERED, consumer="engine")
+    again = rows(reader, tasks)
+    assert offsets(again) == [0, 1, 3], "verdicts and what is open; not what is a copy by now"
+    assert starts(logs) == {0: 1, 1: 1, 2: 1, 3: 2}
+    end(logs, again)
+    assert offsets(rows(reader, tasks)) == [0, 1, 3]
+    assert starts(logs) == {0: 1, 1: 1, 2: 1, 3: 2}
+
+
+def test_a_tracker_that_is_quicker_than_a_start(logs: Logs, reader: QueueReader) -> None:
+    logs.send(2, key=b"emails")
+    planned, tasks = plan(reader)
+    rows(reader, tasks)
+    repeated = [
+        task
+        for task in reader.partitions(reader.initialOffset(), planned)
+        if isinstance(task, QueuePartition)
+    ]
+    (task,) = repeated
+    assert task.plan.is_repeated
+    starter = _Starter(task, reader.options)
+    logs.end(identity(logs, 0), outcome=Outcome.REDELIVERED, consumer="engine")
+    records = next(log_reader(logs.config).read(LogRange(logs.config.message_topic, 0, 0, 2)))
+    assert [row.message_id.offset for row in starter.take(records)] == [1]
+    voided = [
+        marker.message_id.offset
+        for _, marker in logs.markers()
+        if marker.consumer_id == VOID and marker.message_id is not None
+    ]
+    assert voided == [0]
+    assert offsets(rows(reader, repeated)) == [1], "which is no verdict"
+
+
+def test_other_queues_cost_no_batch_and_positions_move_on(logs: Logs, reader: QueueReader) -> None:
+    logs.send(5, key=b"others")
+    begin = reader.initialOffset()
+    unchanged = reader.latestOffset(begin, ReadMaxRows(100))
+    assert unchanged == begin
+    logs.send(3, key=b"emails")
+    planned = reader.latestOffset(begin, ReadMaxRows(100))
+    assert planned[logs.config.message_topic]["0"] == 8
+    tasks = [t for t in reader.partitions(begin, planned) if isinstance(t, QueuePartition)]
+    assert offsets(rows(reader, tasks)) == [5, 6, 7]
+    assert reader.latestOffset(planned, ReadMaxRows(100)) == planned
+
+
+def test_slots_write_once(logs: Logs, reader: QueueReader) -> None:
+    out = f"{logs.config.namespace}-out"
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    admin.create_topics([NewTopic(out, 2, 1)])[out].result(30)
+    logs.send(3, key=b"emails")
+    _, tasks = plan(reader)
+    found = rows(reader, tasks)
+    empty = dict.fromkeys(("verdict", "delay", "reason", "headers", "partition", "topic"))
+    output = [
+        {**empty, "ack_token": row["ack_token"], "value": row["value"], "key": b"k", "_slot": 0}
+        for row in found
+    ]
+    output[2] = {**output[2], "value": None, "verdict": "reject", "reason": "bad"}
+    settings = CommitSettings(
+        ack=AckSettings(config=logs.config), topic=out, engine="ack-test", epoch=1, slots=1
+    )
+
+    def commit(some: list[dict[str, Any]], batch: int) -> dict[str, Any]:
+        (result,) = commit_slots(iter([pa.RecordBatch.from_pylist(some)]), settings, batch)
+        found: dict[str, Any] = result.to_pylist()[0]
+        return found
+
+    done = {"ends": 3, "written": 2, "skipped": 0, "late": 0, "places": []}
+    assert commit(output, 0) == done
+    assert commit(output, 0) == {**done, "written": 0, "skipped": 2}
+    with pytest.raises(StateError, match="checkpoint older than its ledger"):
+        commit(output[:2], 0)
+    assert commit(output[:2], 1)["written"] == 2
+    assert len(read_topic(logs.bootstrap, out)) == 4
+    ends = Counter(
+        (marker.message_id.offset, marker.outcome.name)
+        for _, marker in logs.markers()
+        if marker.type is MarkerType.END and marker.message_id is not None
+    )
+    assert ends == {(0, "ACK"): 3, (1, "ACK"): 3, (2, "REJECT"): 2}
