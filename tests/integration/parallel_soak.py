@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ class Verdict:
     lost: int = 0
     repeated: int = 0
     unexplained: list[str] = field(default_factory=list)  # repeated, and nobody was killed for it
+    by_losses: int = 0  # repeated, as a live member was taken for dead
     disorder: list[str] = field(default_factory=list)
     kills: int = 0
     stops: int = 0
@@ -55,7 +57,10 @@ def soak(
     fill(bootstrap, topic, (f"k{chance.randrange(5000)}" for _ in range(records)))
     verdict = Verdict(records)
     began_s = time.monotonic()
-    settings = (bootstrap, topic, out, group, protocol, mode)
+    folder = tempfile.TemporaryDirectory()
+    losses = Path(folder.name) / "losses"
+    losses.touch()
+    settings = (bootstrap, topic, out, group, protocol, mode, str(losses))
     running = {number: _start(*settings, number=number) for number in range(members)}
     started = members
     try:
@@ -85,14 +90,24 @@ def soak(
             member.kill()
             member.wait()
     verdict.seconds = time.monotonic() - began_s
-    _judge(bootstrap, out, verdict)
+    found = [line.split() for line in losses.read_text().splitlines()]
+    folder.cleanup()
+    _judge(bootstrap, out, verdict, {(name, int(partition)) for name, partition in found})
     return verdict
 
 
 def _start(
-    bootstrap: str, topic: str, out: str, group: str, protocol: str, mode: str, *, number: int
+    bootstrap: str,
+    topic: str,
+    out: str,
+    group: str,
+    protocol: str,
+    mode: str,
+    losses: str,
+    *,
+    number: int,
 ) -> subprocess.Popen[bytes]:
-    names = (bootstrap, topic, out, group, f"m{number}", protocol, mode)
+    names = (bootstrap, topic, out, group, f"m{number}", protocol, mode, losses)
     return subprocess.Popen([sys.executable, str(MEMBER), *names])
 
 
@@ -107,10 +122,11 @@ def _is_done(bootstrap: str, group: str, topic: str) -> bool:
     return all(at == end for at, end in _progress(bootstrap, group, topic))
 
 
-def _judge(bootstrap: str, out: str, verdict: Verdict) -> None:
+def _judge(bootstrap: str, out: str, verdict: Verdict, lost: set[tuple[str, int]]) -> None:
     """Nothing lost; within a key, what is new comes in order; repeated is what a kill explains.
 
-    A result is explained when the member that wrote the one before it was killed in between.
+    A result is explained when the member that wrote the one before it was killed in between, or
+    was told that the group had taken it for dead and given its partition away.
     """
     seen: dict[tuple[int, int], list[tuple[str, int]]] = defaultdict(list)
     latest: dict[tuple[int, bytes], int] = {}
@@ -124,7 +140,9 @@ def _judge(bootstrap: str, out: str, verdict: Verdict) -> None:
         if earlier:
             first, first_ms = earlier[-1]
             died_ms = verdict.killed_ms.get(first)
-            if died_ms is None or died_ms > at_ms:
+            if (first, partition) in lost:
+                verdict.by_losses += 1
+            elif died_ms is None or died_ms > at_ms:
                 verdict.unexplained.append(f"[{partition}]@{offset} by {first}, then by {name}")
             else:
                 verdict.oldest_repeat_ms = max(verdict.oldest_repeat_ms, died_ms - first_ms)
