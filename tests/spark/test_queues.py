@@ -297,6 +297,29 @@ def test_mode_ack_as_a_format(spark: SparkSession, logs: Logs, checkpoint: str) 
         ).save()
 
 
+def test_a_frame_that_is_read_again_is_not_started_after_its_verdicts(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    """R12 forgets: an END must not be followed by a START that nobody would end."""
+    logs.send(3, key=b"emails")
+    counts: list[int] = []
+
+    def uses_it_three_times(frame: DataFrame, batch: int) -> None:
+        counts.append(frame.count())
+        ends = frame.select("ack_token").write.format("kafkamq").option("mode", "ack")
+        ends.mode("append").save()
+        counts.append(len(frame.collect()))
+
+    query = (
+        read_queue(spark, "emails").writeStream.foreachBatch(uses_it_three_times)
+        .option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    )  # fmt: skip
+    assert query.awaitTermination(120)
+    assert counts == [3, 3]
+    assert starts(logs) == Counter({(0, n): 2 for n in range(3)})
+    assert all(ends == [("ACK", "")] for ends in verdicts(logs).values())
+
+
 def test_what_cannot_work_is_said(spark: SparkSession, logs: Logs, checkpoint: str) -> None:
     stream = read_queue(spark, "emails")
     with pytest.raises(ConfigError, match="checkpoint is missing"):
@@ -305,6 +328,10 @@ def test_what_cannot_work_is_said(spark: SparkSession, logs: Logs, checkpoint: s
         ack(stream.select("value"), checkpoint=checkpoint)
     with pytest.raises(ConfigError, match="verdict is INT"):
         ack(stream.selectExpr("ack_token", "1 AS verdict"), checkpoint=checkpoint)
+    with pytest.raises(ConfigError, match=r"topic 'nowhere' does not exist.*create it"):
+        ack(stream, checkpoint=checkpoint, topic="nowhere")
+    with pytest.raises(ConfigError, match="needs `value`"):
+        ack(stream.select("ack_token"), checkpoint=checkpoint, topic="nowhere")
     with pytest.raises(ConfigError, match="map_messages needs"):
         map_messages(stream.select("ack_token"), lambda message: None)
     with pytest.raises(ConfigError, match="is for a stream"):

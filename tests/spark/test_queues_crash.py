@@ -1,0 +1,65 @@
+"""SIGKILL of a driver that acknowledges: readers see each output once (`read_committed`)."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from tests.integration.tracker_logs import Logs, read_topic, tracker_process, wait_until
+from tests.spark.queue_driver import queue_driver
+
+from kafkamq.types import MarkerType, MessageId
+
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(580)]
+
+PATIENCE_S = 200.0
+MESSAGES = 900
+
+
+def open_messages(logs: Logs) -> set[MessageId]:
+    """STARTed, and without an END that settles them."""
+    found: set[MessageId] = set()
+    for _, marker in logs.markers():
+        if marker.message_id is None:
+            continue
+        if marker.type is MarkerType.START:
+            found.add(marker.message_id)
+        elif marker.type is MarkerType.END and marker.outcome.name != "NACK":
+            found.discard(marker.message_id)
+    return found
+
+
+def output(logs: Logs, topic: str) -> Counter[bytes]:
+    return Counter(message.value() or b"" for message in read_topic(logs.bootstrap, topic))
+
+
+def test_a_driver_that_is_killed_while_it_acknowledges(
+    bootstrap: str, namespace: str, tmp_path: Path
+) -> None:
+    logs = Logs(bootstrap, namespace)
+    out = f"{namespace}-out"
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(out, 2, 1)])[out].result(30)
+    expected = Counter(b"%d" % number for number in range(MESSAGES))
+    for number in range(MESSAGES):
+        logs._producer.produce(logs.config.message_topic, b"%d" % number, b"work", number % 2)
+    assert logs._producer.flush(30) == 0
+    with tracker_process(logs.config):
+        with queue_driver(logs, tmp_path / "checkpoint", out) as process:
+
+            def is_under_way(process: subprocess.Popen[bytes] = process) -> bool:
+                assert process.poll() is None, "the driver ended by itself"
+                return bool(open_messages(logs)) and bool(output(logs, out))
+
+            wait_until(is_under_way, timeout_s=PATIENCE_S)
+        with queue_driver(logs, tmp_path / "checkpoint", out) as process:
+
+            def is_done(process: subprocess.Popen[bytes] = process) -> bool:
+                assert process.poll() is None, "the driver ended by itself"
+                return output(logs, out).keys() >= expected.keys() and not open_messages(logs)
+
+            wait_until(is_done, timeout_s=PATIENCE_S)
+    assert output(logs, out) == expected
