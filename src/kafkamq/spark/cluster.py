@@ -7,7 +7,6 @@ pandas, PyArrow, protobuf) must be on the workers, installed or as an archive of
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import zipfile
@@ -94,5 +93,5 @@ def package_archive() -> Path:
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(source.rglob("*")):
             if path.suffix in (".py", ".properties", ".typed", ".json"):
-                archive.write(path, os.path.join("kafkamq", *path.relative_to(source).parts))  # noqa: PTH118 - a name in the archive
+                archive.write(path, "/".join(("kafkamq", *path.relative_to(source).parts)))
     return target
