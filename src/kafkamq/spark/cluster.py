@@ -7,10 +7,13 @@ pandas, PyArrow, protobuf) must be on the workers, installed or as an archive of
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from kafkamq.errors import ConfigError
@@ -84,12 +87,15 @@ def daemon_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+@cache
 def package_archive() -> Path:
-    """This package as a zip that workers import from; made once in a process."""
+    """This package as a zip that workers import from; it lives as long as this process."""
     source = Path(__file__).resolve().parents[1]
     if not source.is_dir():  # in such an archive already
         return source.parent
-    target = Path(tempfile.mkdtemp(prefix="kafkamq-ship-")) / "kafkamq.zip"
+    folder = tempfile.mkdtemp(prefix="kafkamq-ship-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target = Path(folder) / "kafkamq.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(source.rglob("*")):
             if path.suffix in (".py", ".properties", ".typed", ".json"):
