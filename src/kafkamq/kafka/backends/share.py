@@ -34,7 +34,6 @@ MAX_MEMBERS = 8
 HANDLERS_PER_MEMBER = 12
 MAX_POLL = 500  # records of one poll, about: whole batches of producers come
 QUIET_S = 2.0
-FETCH_WAIT_MS = 200  # after the last poll a member's request is open at the broker for so long
 MARGIN_MS = 1500  # what is left of a lock less than this is not begun
 _CONFIRM_SLICE_S = 0.01
 _log = logging.getLogger(__name__)
@@ -75,9 +74,7 @@ class ShareConsumer(TopicConsumer):
         if concurrency:
             members = max(1, min(MAX_MEMBERS, concurrency // HANDLERS_PER_MEMBER))
             poll = max(1, min(poll, 2 * concurrency // members))
-        settings = share_settings(
-            config, group_id=group_id, max_poll_records=poll, fetch_wait_max_ms=FETCH_WAIT_MS
-        )
+        settings = share_settings(config, group_id=group_id, max_poll_records=poll)
         self._members = [
             Member(settings, queue.topic, self, number=number) for number in range(members)
         ]
@@ -239,12 +236,16 @@ class ShareConsumer(TopicConsumer):
             member.stop()
         for member in self._members:
             member.await_quiet(max(0.0, min(QUIET_S, deadline_s - time.monotonic())))
-        time.sleep(1.25 * FETCH_WAIT_MS / 1000)  # no request is open that would be given records
-        for member in self._members:
-            member.leave()
-        for member in self._members:
-            if not member.join(max(0.1, deadline_s - time.monotonic())):
-                raise DeadlineExceededError("leaving the share group takes long, and goes on")
+        # A member fetches in the background, also when it is not polled: those that hold nothing
+        # leave first, or they would be given, and give back, what the others give back.
+        idle = [member for member in self._members if not member.messages()]
+        holding = [member for member in self._members if member.messages()]
+        for members in (idle, holding):
+            for member in members:
+                member.leave()
+            for member in members:
+                if not member.join(max(0.1, deadline_s - time.monotonic())):
+                    raise DeadlineExceededError("leaving the share group takes long, and goes on")
 
 
 def _member(message: TopicMessage) -> Member:

@@ -1,0 +1,82 @@
+"""What only share groups have: settings of the group, the broker's count, locks that end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource
+from tests.contract.worlds import World, receive, wait_until, world_of
+
+from kafkamq import ConfigError, LeaseLostError
+
+
+@pytest.fixture
+def world(bootstrap: str, namespace: str) -> Iterator[World]:
+    with world_of("share", bootstrap, namespace) as made:
+        yield made
+
+
+def group_settings(bootstrap: str, group_id: str) -> dict[str, str]:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    resource = ConfigResource(ConfigResource.Type.GROUP, group_id)
+    (future,) = admin.describe_configs([resource]).values()
+    return {name: entry.value for name, entry in future.result().items()}
+
+
+def test_a_message_that_nobody_gives_a_verdict_on_is_kept(world: World, bootstrap: str) -> None:
+    """The broker would archive it after its fifth delivery; the fourth is the last one seen here.
+
+    Each consumer ends without a verdict, as one does that is killed.
+    """
+    queue = world.service.queue("poison", backend="share", max_deliveries=5, group="poison-group")
+    queue.create_topics(partitions=1)
+    queue.producer().send(b"poison", key="k").result(30)
+    for delivery in range(1, 5):
+        with queue.consumer() as consumer:
+            (message,) = receive(consumer, 1)
+            assert message.delivery_count == delivery
+    settings = group_settings(bootstrap, "poison-group")
+    assert settings["share.auto.offset.reset"] == "earliest"
+    assert settings["share.record.lock.duration.ms"] == "15000"
+    assert settings["share.isolation.level"] == "read_committed"
+    with queue.consumer() as consumer:
+        assert consumer.receive(1.0) is None
+        wait_until(lambda: world.letters(queue), "the dead letter")
+    (letter,) = world.letters(queue)
+    assert (letter.payload, letter.key, letter.reason) == (b"poison", b"k", "max-deliveries")
+    assert letter.delivery_count == 4
+    assert "ended without a verdict" in letter.error
+
+
+def test_a_lease_longer_than_any_lock_is_refused(world: World) -> None:
+    queue = world.service.queue("long", backend="share", redelivery_timeout=61.0)
+    queue.create_topics(partitions=1)
+    with pytest.raises(ConfigError, match=r"60 s at most; markers, offsets, claims hold"):
+        queue.consumer()
+
+
+@pytest.mark.faults
+def test_a_lock_that_ends(world: World) -> None:
+    """Its verdict is refused, the message comes again, and its neighbours' verdicts count."""
+    queue = world.queue("late", redelivery_timeout=15.0)
+    with queue.producer() as producer:
+        for number in range(5):
+            producer.send(b"%d" % number)
+    lost: list[object] = []
+    with queue.consumer(on_lease_lost=lost.append) as consumer:
+        messages = receive(consumer, 5)
+        for message in messages[1:]:
+            message.ack()
+        consumer.flush()
+        wait_until(lambda: lost, "the end of the lock")
+        assert lost == messages[:1]
+        with pytest.raises(LeaseLostError):
+            messages[0].ack()
+        (again,) = receive(consumer, 1)
+        assert (again.payload, again.delivery_count) == (messages[0].payload, 2)
+        again.ack(wait=True)
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < 2.0:
+            assert consumer.receive_many(10, 0.5) == []
