@@ -76,7 +76,8 @@ class Binder:
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    call = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    is_plain = inspect.isroutine(function)
+    call = function if is_plain else getattr(function, "__call__", function)  # noqa: B004
     try:
         return typing.get_type_hints(call)
     except Exception as error:
