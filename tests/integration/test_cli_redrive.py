@@ -10,8 +10,10 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Producer
 from tests.integration.cli_tools import Commands
+from tests.integration.queue_logs import receive_all
 from tests.integration.raw_producer import write_raw
 
+from kafkamq import Service
 from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import FencedError
@@ -215,6 +217,7 @@ def test_a_dead_letter_of_the_last_resort_finds_its_queue(letters: Letters) -> N
 # Redrives until its second transaction is written, and waits there to be killed.
 _STUCK = """
 import sys, time
+from kafkamq import Service
 from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.config import ServiceConfig
 from kafkamq.kafka.dead_letters import Selection, redrive
@@ -303,3 +306,19 @@ def test_a_letter_whose_header_names_are_no_text_stays_where_it_is(letters: Lett
     (report,) = letters.commands.json("dlq", "redrive", "--everything")
     assert (report["redriven"], report["headers_unreadable"]) == (1, 1)
     assert letters.redriven() == {"one": 1}
+
+
+def test_a_letter_of_a_queue_with_its_own_topic_goes_back_there(letters: Letters) -> None:
+    config = letters.config
+    with Service(config.bootstrap_servers, config.namespace) as service:
+        queue = service.queue("own", backend="offsets")
+        queue.create_topics(partitions=2)
+        queue.producer().send(b"x", key="k", id="one").result(30)
+        with queue.consumer() as consumer:
+            (message,) = receive_all(consumer, 1)
+            message.reject("no", wait=True)
+            (report,) = letters.commands.json("dlq", "redrive", "--queue", "own")
+            assert (report["redriven"], letters.redriven()) == (1, {})
+            (again,) = receive_all(consumer, 1)
+            assert (again.id, again.key, again.payload) == ("one", b"k", b"x")
+            again.ack(wait=True)

@@ -225,8 +225,8 @@ class _Writer:
         self._originals = originals
         self._report = report
         self._on_progress = on_progress
+        self._partitions: dict[str, int] = {}  # by topic
         with Admin(config) as admin:
-            self._partitions = admin.require_topic(config.message_topic).partitions
             self._ledger_partitions = admin.require_topic(config.ledger_topic).partitions
             self._topic_id = admin.require_topic(config.dead_letter_topic).topic_id
         self._pending: list[tuple[DeadLetter, _Message]] = []
@@ -303,18 +303,29 @@ class _Writer:
         headers = tuple(
             header for header in redrive_headers(message.headers) if header[0] != REDRIVEN_FROM
         )
+        topic, user_key = self._topic_of(letter), split_key(message.key)[1]
+        # In a topic of its own a queue's records have their sender's keys, or none.
+        key = message.key if topic == self._config.message_topic else user_key
+        partitions = self._partitions_of(topic)
         partition = (
-            random.randrange(self._partitions)
-            if split_key(message.key)[1] is None
-            else key_partition(message.key, self._partitions)
+            random.randrange(partitions)
+            if user_key is None or key is None
+            else key_partition(key, partitions)
         )
-        return (
-            self._config.message_topic,
-            partition,
-            message.key,
-            message.payload,
-            (*headers, (REDRIVEN_FROM, place.encode())),
-        )
+        return topic, partition, key, message.payload, (*headers, (REDRIVEN_FROM, place.encode()))
+
+    def _topic_of(self, letter: DeadLetter) -> str:
+        """Where its queue's messages stand: the namespace's topic, or one of the queue's own."""
+        own = "" if letter.origin is None else letter.origin.topic
+        if own in ("", self._config.message_topic, self._config.marker_topic):
+            return self._config.message_topic
+        return own
+
+    def _partitions_of(self, topic: str) -> int:
+        if topic not in self._partitions:
+            with Admin(self._config) as admin:
+                self._partitions[topic] = admin.require_topic(topic).partitions
+        return self._partitions[topic]
 
     def _done_key(self, letter: DeadLetter) -> bytes:
         return done_key(self._topic_id, letter.partition, letter.offset)
