@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 
 sys.path[:] = [each for each in sys.path if Path(each).resolve() != Path(__file__).resolve().parent]
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import argparse
-import json
 import statistics
 import subprocess
 import threading
@@ -26,8 +26,8 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 
+from benchmarks.rows import Row, finish, show
 from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AdminClient,
@@ -54,19 +54,6 @@ consumer.wait_for_claims(8)
 print("ready", flush=True)
 time.sleep(600)
 """
-
-
-@dataclass
-class Row:
-    """One line of the result."""
-
-    row: str
-    ours: float
-    peer: float | None
-    ratio: float | None
-    unit: str
-    goal: float | None
-    ok: bool
 
 
 class Bench:
@@ -279,15 +266,9 @@ def main() -> int:
         for measure in (bench.claim, bench.graceful, bench.killed, bench.start, bench.at_most_once):
             if options.only not in measure.__name__:
                 continue
-            row = measure()
-            rows.append(row)
-            verdict = "ok" if row.ok else "NOT REACHED"
-            peer = "" if row.ratio is None else f", peer {row.peer:g} ({row.ratio:.1f}x)"
-            print(f"{row.row}: {row.ours:,.2f} {row.unit}, goal {row.goal:g}{peer}: {verdict}")
-            sys.stdout.flush()
-    if options.json:
-        print(json.dumps([asdict(row) for row in rows]))
-    return 0 if all(row.ok for row in rows) else 1
+            rows.append(measure())
+            show(rows[-1])
+    return finish(rows, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
 import argparse
-import json
 import os
 import shutil
 import tempfile
@@ -33,8 +32,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
 
+from benchmarks.rows import Row, finish, show
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaException, ShareConsumer
 
@@ -53,19 +52,6 @@ LETTERS_S = 25.0
 MAX_GROUP = 200
 OURS = ("markers", "offsets", "share")
 POOL, MANY = "bare-pool", "bare-many"
-
-
-@dataclass
-class Row:
-    """One line of the result."""
-
-    row: str
-    ours: float | None  # None: not done in time
-    peer: float | None
-    ratio: float | None
-    unit: str
-    goal: float | None
-    ok: bool
 
 
 def row(
@@ -88,9 +74,8 @@ class Bench:
 
     def add(self, *rows: Row) -> None:
         """Keep and say them."""
-        for each in rows:
-            self.rows.append(each)
-            print(_line(each), file=sys.stderr, flush=True)
+        self.rows += rows
+        show(*rows)
 
     @contextmanager
     def stage(self, name: str, work: Work) -> Iterator[Stage]:
@@ -284,15 +269,6 @@ def whole_letters(stage: Stage, wanted: set[bytes], *, timeout_s: float) -> set[
     return found & wanted
 
 
-def _line(each: Row) -> str:
-    peer = "" if each.peer is None else f"  peer {each.peer:,.4g}"
-    ratio = "" if each.ratio is None else f"  ratio {each.ratio:.3f}"
-    goal = "" if each.goal is None else f"  goal {each.goal:g}"
-    verdict = "ok" if each.ok else "MISSED"
-    ours = "not done" if each.ours is None else f"{each.ours:,.4g} {each.unit}"
-    return f"{each.row:58} {ours}{peer}{ratio}{goal}  {verdict}"
-
-
 def main() -> int:
     """Measures, and says whether all goals are met."""
     names: dict[str, Callable[[Bench], None]] = {
@@ -315,9 +291,7 @@ def main() -> int:
                 names[name](bench)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if args.json:
-        print(json.dumps([asdict(each) for each in bench.rows]))
-    return 0 if all(each.ok for each in bench.rows) else 1
+    return finish(bench.rows, as_json=args.json)
 
 
 if __name__ == "__main__":

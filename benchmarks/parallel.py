@@ -20,6 +20,7 @@ from pathlib import Path
 
 # This file's folder is on the path first, where it would hide the standard library's `queue`.
 sys.path[:] = [each for each in sys.path if Path(each).resolve() != Path(__file__).resolve().parent]
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import argparse
 import json
@@ -36,6 +37,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import accumulate, count
 
+from benchmarks.rows import Row, finish, show
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -99,19 +101,6 @@ class Result:
     cpu_s: float
     memory_mib: int
     done: bool
-
-
-@dataclass
-class Row:
-    """One line of the result."""
-
-    row: str
-    ours: float
-    peer: float | None
-    ratio: float | None
-    unit: str
-    goal: float | None
-    ok: bool
 
 
 def cases() -> list[Case]:
@@ -327,17 +316,8 @@ def main() -> int:
             for case, result in zip(chosen, run_ours_apart(servers, chosen), strict=True):
                 ours[case.name].append(result)
     rows = [row for case in chosen for row in rows_of(case, ours[case.name], peer[case.name])]
-    for row in rows:
-        print(_line(row), file=sys.stderr, flush=True)
-    if args.json:
-        print(json.dumps([asdict(row) for row in rows]))
-    return 0 if all(row.ok for row in rows) else 1
-
-
-def _line(row: Row) -> str:
-    peer = "" if row.peer is None else f"  peer {row.peer:,.5g}  ratio {row.ratio:.2f}"
-    goal = "" if row.goal is None else f"  goal {row.goal:g} {'ok' if row.ok else 'MISSED'}"
-    return f"{row.row:48} {row.ours:,.5g} {row.unit}{peer}{goal}"
+    show(*rows)
+    return finish(rows, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -20,15 +20,14 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import argparse
 import gc
-import json
 import statistics
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 
 from benchmarks import tracker_rows
+from benchmarks.rows import Row, finish, show
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka import Producer as KafkaProducer
@@ -46,19 +45,6 @@ PAYLOAD = b"x" * 100
 BATCH = 1000
 PARTITIONS = 4
 FOREIGN = 400_000
-
-
-@dataclass
-class Row:
-    """One line of the result."""
-
-    row: str
-    ours: float
-    peer: float | None
-    ratio: float | None
-    unit: str
-    goal: float | None
-    ok: bool
 
 
 class Bench:
@@ -453,12 +439,10 @@ def main() -> int:
         ):
             if args.only in run.__name__:
                 found = run()
-                for row in found if isinstance(found, list) else [found]:
-                    rows.append(row)
-                    print(_line(row), file=sys.stderr, flush=True)
-    if args.json:
-        print(json.dumps([asdict(row) for row in rows]))
-    return 0 if all(row.ok for row in rows) else 1
+                found = found if isinstance(found, list) else [found]
+                show(*found)
+                rows += found
+    return finish(rows, as_json=args.json)
 
 
 @contextmanager
@@ -469,13 +453,6 @@ def _broker(servers: str) -> Iterator[str]:
     # No quick-start options: this broker is here to be fast, not to be up soon.
     with LocalKafka(heap="1g", jvm_options=()) as kafka:
         yield kafka.bootstrap_servers
-
-
-def _line(row: Row) -> str:
-    peer = "" if row.peer is None else f"  peer {row.peer:,.0f}  ratio {row.ratio:.2f}"
-    goal = "" if row.goal is None else f"  goal {row.goal:g} {'ok' if row.ok else 'MISSED'}"
-    ours = f"{row.ours:,.0f}" if row.ours >= 100 else f"{row.ours:.3f}"
-    return f"{row.row:45} {ours} {row.unit}{peer}{goal}"
 
 
 if __name__ == "__main__":

@@ -19,19 +19,18 @@ sys.path[:] = [each for each in sys.path if Path(each).resolve() != Path(__file_
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import argparse
-import json
 import logging
 import os
 import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.connector import connector_jars
+from benchmarks.rows import Row, finish, show
 from benchmarks.spark_sink import sink_rates
 from benchmarks.spark_source import source_rates
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -57,19 +56,6 @@ TIMEOUT_MS = 6_000
 WARM_UP = 500_000  # markers; three batches
 PATIENCE_S = 300.0
 PARTS = ("tracker", "source", "sink", "executors")
-
-
-@dataclass
-class Row:
-    """One line of the result."""
-
-    row: str
-    ours: float
-    peer: float | None
-    ratio: float | None
-    unit: str
-    goal: float | None
-    ok: bool
 
 
 class Load:
@@ -305,7 +291,7 @@ def measure(servers: str, options: argparse.Namespace, broker: int | None) -> li
     rows: list[Row] = []
 
     def add(*measured: Row) -> None:
-        show(measured)
+        show(*measured)
         rows.extend(measured)
 
     try:
@@ -322,14 +308,6 @@ def measure(servers: str, options: argparse.Namespace, broker: int | None) -> li
     if "executors" in options.parts:
         add(measure_executors(servers, options.markers, options.trigger, broker))
     return rows
-
-
-def show(rows: Sequence[Row]) -> None:
-    """For people."""
-    for row in rows:
-        goal = "" if row.goal is None else f"  goal {row.goal:g}: {'ok' if row.ok else 'MISSED'}"
-        beside = "" if row.peer is None else f"  beside {row.peer:,}: x {row.ratio}"
-        print(f"{row.row:55} {row.ours:>12,} {row.unit}{beside}{goal}", flush=True)
 
 
 def main() -> int:
@@ -359,9 +337,7 @@ def main() -> int:
     else:
         with LocalKafka(heap="1g", jvm_options=()) as broker:
             rows = measure(broker.bootstrap_servers, options, broker.pid)
-    if options.json:
-        print(json.dumps([asdict(row) for row in rows]))
-    return 0 if all(row.ok for row in rows) else 1
+    return finish(rows, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,44 @@
+"""The rows that every benchmark prints, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+__all__ = ["Row", "finish", "show"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the result."""
+
+    row: str
+    ours: float | None  # None: not done in time
+    peer: float | None
+    ratio: float | None
+    unit: str
+    goal: float | None
+    ok: bool
+
+
+def show(*rows: Row) -> None:
+    """Rows for people, on stderr, as they come."""
+    for row in rows:
+        ours = "not done in time" if row.ours is None else f"{_number(row.ours)} {row.unit}"
+        peer = "" if row.peer is None else f"  peer {_number(row.peer)}"
+        ratio = "" if row.ratio is None else f"  ratio {row.ratio:.3g}"
+        goal = "" if row.goal is None else f"  goal {row.goal:g} {'ok' if row.ok else 'MISSED'}"
+        print(f"{row.row:58} {ours}{peer}{ratio}{goal}", file=sys.stderr, flush=True)
+
+
+def finish(rows: Sequence[Row], *, as_json: bool) -> int:
+    """The last line, if it is wanted; the exit code: 1 when a goal is missed."""
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows]))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
