@@ -16,6 +16,7 @@ __all__ = ["scan"]
 
 STALL_S = 30.0  # without a record or an end of the log: give up
 _BATCH = 1000
+_WAIT_MS = 20  # nothing is waited for at the end of the log
 
 
 def scan(
@@ -39,7 +40,11 @@ def scan(
         starts = dict.fromkeys(range(count), OFFSET_BEGINNING)
     open_partitions = set(starts)
     watch = ErrorWatch(config.bootstrap_servers)
-    settings = consumer_settings(config, group_id="kafkamq.reader", enable_partition_eof=True)
+    settings = consumer_settings(
+        config,
+        group_id="kafkamq.reader",
+        **{"enable.partition.eof": True, "fetch.wait.max.ms": _WAIT_MS},
+    )
     consumer = connect(Consumer, settings, watch)
     doing = f"reading {topic}"
     try:
@@ -48,7 +53,9 @@ def scan(
         )
         last_news_s = time.monotonic()
         while open_partitions:
-            records = consumer.consume(_BATCH, 0.2)
+            # `consume` alone would wait for a full batch.
+            first = consumer.poll(0.2)
+            records = [] if first is None else [first, *consumer.consume(_BATCH, 0)]
             watch.check(doing)
             if records:
                 last_news_s = time.monotonic()
