@@ -40,6 +40,7 @@ def test_a_message_that_nobody_gives_a_verdict_on_is_kept(world: World, bootstra
     settings = group_settings(bootstrap, "poison-group")
     assert settings["share.auto.offset.reset"] == "earliest"
     assert settings["share.record.lock.duration.ms"] == "15000"
+    assert settings["share.session.timeout.ms"] == "10000"  # this broker allows 3 s
     assert settings["share.isolation.level"] == "read_committed"
     with queue.consumer() as consumer:
         assert consumer.receive(1.0) is None

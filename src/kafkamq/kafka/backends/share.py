@@ -22,6 +22,7 @@ from kafkamq.kafka.backends.share_settings import (
     configure_group,
     read_limits,
     share_lock_ms,
+    shorten_session,
 )
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.message import Message
@@ -87,6 +88,7 @@ class ShareConsumer(TopicConsumer):
             lock_ms = share_lock_ms(self._queue, limits)
             handed_out = limits.handed_out(self._queue.max_deliveries)
             configure_group(admin, group_id, lock_ms=lock_ms, max_deliveries=handed_out)
+            session_ms = shorten_session(admin, group_id, limits)
         _log.info(
             "a share group's limits",
             extra={
@@ -95,7 +97,7 @@ class ShareConsumer(TopicConsumer):
                 "lock_ms": lock_ms,
                 "deliveries": handed_out,
                 "members": limits.max_members,
-                "session_ms": limits.session_ms,
+                "session_ms": session_ms,
             },
         )
         if handed_out < self._queue.max_deliveries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +17,18 @@ from kafkamq.clients.admin import Admin
 from kafkamq.clients.broker_release import broker_release
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.core.backends import Feature, backends_with
-from kafkamq.errors import ConfigError
+from kafkamq.errors import ConfigError, KafkaMQError
 
-__all__ = ["ShareLimits", "configure_group", "read_limits", "share_lock_ms"]
+__all__ = ["ShareLimits", "configure_group", "read_limits", "share_lock_ms", "shorten_session"]
 
+_log = logging.getLogger(__name__)
 _MIN_RELEASE = (4, 2)
 _LOCK = "share.record.lock.duration.ms"
 _START = "share.auto.offset.reset"
 _ISOLATION = "share.isolation.level"
 _COUNT = "share.delivery.count.limit"  # of a group from Kafka 4.3 on
+_SESSION = "share.session.timeout.ms"
+_SESSION_MS = 10_000
 _BROKER_LOCK = "group.share.record.lock.duration.ms"
 
 
@@ -37,6 +41,8 @@ class ShareLimits:
     max_deliveries: int  # after which the broker gives a record up, in silence
     max_members: int
     session_ms: int
+    min_session_ms: int
+    max_session_ms: int
 
     def handed_out(self, wanted: int) -> int:
         """How often a message is handed out: the broker's last delivery is for the dead letter."""
@@ -65,7 +71,9 @@ def read_limits(admin: Admin, group_id: str) -> ShareLimits:
         max_lock_ms=int(broker.get("group.share.max.record.lock.duration.ms", "60000")),
         max_deliveries=int(limit),
         max_members=int(broker.get("group.share.max.size", "200")),
-        session_ms=int(group.get("share.session.timeout.ms", "45000")),
+        session_ms=int(group.get(_SESSION, broker.get("group.share.session.timeout.ms", "45000"))),
+        min_session_ms=int(broker.get("group.share.min.session.timeout.ms", "45000")),
+        max_session_ms=int(broker.get("group.share.max.session.timeout.ms", "60000")),
     )
 
 
@@ -107,8 +115,45 @@ def configure_group(
     if _COUNT in known:
         wanted[_COUNT] = str(max_deliveries + 1)
     changes = {name: value for name, value in wanted.items() if known.get(name) != value}
-    if not changes:
-        return
+    if changes:
+        _alter(admin, group_id, changes)
+
+
+def shorten_session(admin: Admin, group_id: str, limits: ShareLimits) -> int:
+    """Set after how long, in ms, a silent member's partitions go to others; what it is then.
+
+    The property ``session.timeout.ms``, else 10 s, as far as the brokers allow (45 s at least where
+    they were not told otherwise). Where all members of a partition die at once nobody reads it
+    until then. A refusal is logged.
+    """
+    asked = session_ms_of(admin.config)
+    wanted = min(max(asked, limits.min_session_ms), limits.max_session_ms)
+    if wanted == limits.session_ms:
+        return wanted
+    try:
+        _alter(admin, group_id, {_SESSION: str(wanted)})
+    except KafkaMQError as refused:
+        _log.warning(
+            "the session timeout of a share group stays as it is",
+            extra={"group": group_id, "ms": limits.session_ms, "said": str(refused)},
+        )
+        return limits.session_ms
+    return wanted
+
+
+def session_ms_of(config: ServiceConfig) -> int:
+    """What is asked for, in ms.
+
+    Raises:
+        ConfigError: It is no number.
+    """
+    value = str(config.kafka.get("session.timeout.ms", _SESSION_MS))
+    if not value.isdecimal():
+        raise ConfigError(f"session.timeout.ms is {value!r}: it must be a number of milliseconds")
+    return int(value)
+
+
+def _alter(admin: Admin, group_id: str, changes: Mapping[str, str]) -> None:
     entries = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         for name, value in changes.items()
