@@ -118,6 +118,11 @@ class Consumer:
         """Whether ``close`` has run."""
         return self._worker.is_closed
 
+    @property
+    def _has_failed(self) -> bool:
+        """Whether it has ended by a failure, so that no receive can succeed any more."""
+        return False
+
     # Receiving.
 
     def receive(self, timeout: float = 1.0) -> Message | None:
@@ -156,7 +161,8 @@ class Consumer:
             try:
                 message = self.receive(timeout_s)
             except (BrokerError, DeadlineExceededError) as error:
-                if isinstance(error, BrokerError) and not error.is_retriable:
+                is_final = isinstance(error, BrokerError) and not error.is_retriable
+                if is_final or self._has_failed:
                     raise
                 _log.warning("receiving failed and goes on", extra={"said": str(error)})
                 self._closing.wait(_SLICE_S)

@@ -16,6 +16,7 @@ from kafkamq.core.leases import Lease, LeaseState, Renewal, Settlement
 from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, LeaseLostError, StateError
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.message import UNREPORTED, Message
+from kafkamq.kafka.reasons import reason_of
 from kafkamq.kafka.tally import WorkerTally
 from kafkamq.kafka.worker import Worker
 from kafkamq.types import DeadLetterReason, MessageId, Outcome
@@ -177,7 +178,7 @@ class Verdicts:
             self.settle(message, Outcome.ACK)
             return
         try:
-            self.settle(message, Outcome.NACK, reason=_reason_of(error))
+            self.settle(message, Outcome.NACK, reason=reason_of(error))
         except (LeaseLostError, StateError) as refusal:  # the handler's own error goes on
             _log.warning(
                 "a failed message could not be given back",
@@ -406,13 +407,6 @@ def _check_reason(reason: str, *, is_needed: bool) -> None:
         raise ConfigError(f"reason is a {type(reason).__name__}: it must be a text")
     if is_needed and not reason:
         raise ConfigError("reason is empty: it must say why, for it stands in the dead letter")
-
-
-def _reason_of(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - of the user's own __str__: the verdict matters more
-        return type(error).__name__
 
 
 def _ignore(error: object, record: object) -> None:

@@ -29,6 +29,7 @@ from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.consumer import Consumer
 from kafkamq.kafka.fork import ForkGuard
 from kafkamq.kafka.message import Message
+from kafkamq.kafka.reasons import reason_of
 from kafkamq.metrics import catalog
 from kafkamq.metrics.families import Counter, Labels
 from kafkamq.types import DeadLetterReason, Nack, Outcome, Reject
@@ -113,6 +114,14 @@ class TopicConsumer(Consumer):
 
     def _check_failure(self) -> None:
         """Raise what made it stop."""
+
+    @property
+    def _has_failed(self) -> bool:
+        try:
+            self._check_failure()
+        except BaseException:  # noqa: BLE001 - whatever it was
+            return True
+        return False
 
     def _extend(self, message: TopicMessage, extension_ms: int) -> None:
         """Hold it longer; where nothing ends by time there is nothing to do."""
@@ -295,7 +304,7 @@ class TopicConsumer(Consumer):
             self.settle(message, Outcome.ACK)
             return
         try:
-            self.settle(message, Outcome.NACK, reason=f"{type(error).__name__}: {error}")
+            self.settle(message, Outcome.NACK, reason=reason_of(error))
         except (LeaseLostError, StateError) as refusal:  # the handler's own error goes on
             _log.warning(
                 "a failed message could not be given back",

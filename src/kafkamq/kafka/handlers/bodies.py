@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import types
@@ -76,6 +77,8 @@ class Binder:
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
     is_plain = inspect.isroutine(function)
     call = function if is_plain else getattr(function, "__call__", function)  # noqa: B004
     try:
@@ -95,6 +98,11 @@ def _itself(message: Any) -> Any:
 
 def _parser(annotation: Any, where: str) -> Callable[[MessageLike], Any]:
     """From a message to a value of that type."""
+    kinds = get_args(annotation) if _is_union(annotation) else ()
+    if type(None) in kinds and annotation not in (Any, bytes | None):
+        rest = [kind for kind in kinds if kind is not type(None)]
+        if len(rest) == 1:
+            return _or_none(_parser(rest[0], where))
     if annotation in (bytes, Any, bytes | None):
         if annotation is bytes:
             return _payload
@@ -105,13 +113,39 @@ def _parser(annotation: Any, where: str) -> Callable[[MessageLike], Any]:
     if validate is not None:  # a pydantic model
         return _validated(validate)
     origin = get_origin(annotation) or annotation
-    is_json = origin in _JSON_TYPES or origin in (Union, types.UnionType)
+    is_json = origin in _JSON_TYPES or _is_union(annotation)
     if dataclasses.is_dataclass(annotation) or is_json or typing.is_typeddict(annotation):
+        if dataclasses.is_dataclass(annotation):
+            _field_types(annotation, where)
         return lambda message: _convert(_json(message), annotation, "the body")
     raise ConfigError(
         f"{where} is annotated {annotation!r}: a body is bytes, str, JSON (dict, list, ...), a "
         "dataclass or a pydantic model"
     )
+
+
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType)
+
+
+def _or_none(parse: Callable[[MessageLike], Any]) -> Callable[[MessageLike], Any]:
+    """None for a null payload and, where the body is JSON, for its null."""
+    is_text = parse is _text
+
+    def parsed(message: MessageLike) -> Any:
+        payload = message.payload
+        if payload is None or (not is_text and payload.strip() == b"null"):
+            return None
+        return parse(message)
+
+    return parsed
+
+
+def _field_types(kind: Any, where: str) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(kind)
+    except Exception as error:
+        raise ConfigError(f"{where}: the fields of {kind!r} cannot be read: {error}") from error
 
 
 def _payload(message: MessageLike) -> bytes:
@@ -137,6 +171,8 @@ def _json(message: MessageLike) -> Any:
         raise BodyError(f"the payload is no JSON: {error.msg} at {error.pos}") from None
     except RecursionError:
         raise BodyError("the payload is nested too deeply") from None
+    except ValueError:  # Python reads no number of thousands of digits
+        raise BodyError("the payload has a number that is too long") from None
 
 
 def _validated(validate: Callable[[bytes], Any]) -> Callable[[MessageLike], Any]:
@@ -170,7 +206,10 @@ def _convert(value: Any, annotation: Any, where: str) -> Any:
         return value
     if dataclasses.is_dataclass(annotation):
         return _dataclass(value, annotation, where)
-    if origin in (Union, types.UnionType):
+    validate = getattr(annotation, "model_validate_json", None)
+    if validate is not None:  # a pydantic model inside of something else
+        return _model(value, validate, where)
+    if _is_union(annotation):
         return _one_of(value, get_args(annotation), where)
     if origin is list and isinstance(value, list) and get_args(annotation):
         (item,) = get_args(annotation)
@@ -178,23 +217,28 @@ def _convert(value: Any, annotation: Any, where: str) -> Any:
     if origin is dict and isinstance(value, dict) and get_args(annotation):
         _, item = get_args(annotation)
         return {name: _convert(each, item, f"{where}.{name}") for name, each in value.items()}
-    wanted = origin or annotation
-    if typing.is_typeddict(annotation):
-        wanted = dict
-    if wanted is None or wanted is type(None):
-        is_fit = value is None
-    elif wanted is float:
-        is_fit = isinstance(value, int | float) and not isinstance(value, bool)
-    elif wanted is int:
-        is_fit = isinstance(value, int) and not isinstance(value, bool)
-    elif wanted in (str, bool, dict, list):
-        is_fit = isinstance(value, wanted)
-    else:
-        return value
-    if not is_fit:
+    wanted = dict if typing.is_typeddict(annotation) else origin or annotation
+    if not _fits(value, wanted):
         name = getattr(wanted, "__name__", str(wanted))
         raise BodyError(f"{where} is {_kind(value)}: it must be {name}")
     return value
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    if wanted is type(None):
+        return value is None
+    if wanted is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if wanted is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return wanted not in (str, bool, dict, list) or isinstance(value, wanted)
+
+
+def _model(value: Any, validate: Callable[[str], Any], where: str) -> Any:
+    try:
+        return validate(json.dumps(value))
+    except ValueError as error:
+        raise BodyError(f"{where}: {_without_input(error)}") from None
 
 
 def _one_of(value: Any, kinds: tuple[Any, ...], where: str) -> Any:

@@ -16,6 +16,7 @@ from kafkamq.kafka.handlers.bodies import BodyError
 from kafkamq.kafka.handlers.spec import HandlerSpec
 from kafkamq.kafka.handlers.telemetry import Telemetry
 from kafkamq.kafka.message import Message
+from kafkamq.kafka.reasons import clean, reason_of
 from kafkamq.types import Ack, Nack, Reject
 
 __all__ = ["Calls", "Middleware"]
@@ -24,6 +25,7 @@ Middleware = Callable[[Message, Callable[[Message], Any]], Any]
 """Gets a message and what calls the handler; returns what that returns, or another verdict."""
 
 _log = logging.getLogger(__name__)
+_NOT_CALLED = Nack(reason="the handler was not called: see the log")
 
 
 class Calls:
@@ -61,24 +63,32 @@ class Calls:
 
     def run(self, message: Message) -> object:
         """Call a ``def`` handler; what it raises is returned."""
-        with self._delivery(message) as told:
-            try:
-                outcome: object = self._chain(message)
-            except BaseException as error:  # noqa: BLE001 - an exception is a nack
-                outcome = error
-            told[0] = kind_of(outcome)
+        outcome: object = _NOT_CALLED
+        try:
+            with self._delivery(message) as told:
+                try:
+                    outcome = self._chain(message)
+                except BaseException as error:  # noqa: BLE001 - an exception is a nack
+                    outcome = error
+                told[0] = kind_of(outcome)
+        except Exception:  # noqa: BLE001 - of what the application set for telemetry
+            _log.exception("a delivery could not be recorded", extra={"queue": message.queue_id})
         return outcome
 
     async def run_async(self, message: Message) -> object:
         """Await an ``async def`` handler; what it raises is returned, but for a cancellation."""
-        with self._delivery(message) as told:
-            try:
-                outcome: object = await self._awaitable(message)
-            except asyncio.CancelledError:
-                raise
-            except BaseException as error:  # noqa: BLE001 - an exception is a nack
-                outcome = error
-            told[0] = kind_of(outcome)
+        outcome: object = _NOT_CALLED
+        try:
+            with self._delivery(message) as told:
+                try:
+                    outcome = await self._awaitable(message)
+                except asyncio.CancelledError:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - an exception is a nack
+                    outcome = error
+                told[0] = kind_of(outcome)
+        except Exception:  # noqa: BLE001 - of what the application set for telemetry
+            _log.exception("a delivery could not be recorded", extra={"queue": message.queue_id})
         return outcome
 
     def _awaitable(self, message: Message) -> Awaitable[object]:
@@ -105,21 +115,29 @@ class Calls:
             _log.debug("a message has its verdict already", extra={"said": str(error)})
         except KafkaMQError as error:
             _log.error("a verdict could not be given", extra={"said": str(error)})
+        except Exception:  # noqa: BLE001 - a thread that ends here would take no more messages
+            _log.exception("a verdict could not be given", extra={"queue": message.queue_id})
 
     def _settle(self, message: Message, outcome: object) -> None:
         if isinstance(outcome, Nack):
             self._nack(message, outcome.delay, outcome.reason)
         elif isinstance(outcome, Reject):
-            message.reject(outcome.reason or "rejected by its handler")
+            message.reject(clean(outcome.reason or "rejected by its handler"))
         elif isinstance(outcome, BodyError):
-            message.reject(f"the body cannot be read: {outcome}")
+            message.reject(clean(f"the body cannot be read: {outcome}"))
         elif isinstance(outcome, BaseException):
             _log.warning(
                 "a handler failed; its message is given back",
                 exc_info=outcome,
                 extra={"queue": message.queue_id, "delivery": message.delivery_count},
             )
-            self._nack(message, None, f"{type(outcome).__name__}: {outcome}")
+            self._nack(message, None, reason_of(outcome))
+        elif inspect.isawaitable(outcome) or outcome in (Ack, Nack, Reject):
+            said = "the handler returned something that it should have awaited or called"
+            _log.error(said, extra={"queue": message.queue_id, "type": type(outcome).__name__})
+            if inspect.iscoroutine(outcome):
+                outcome.close()
+            self._nack(message, None, said)
         else:
             _log.error(
                 "a handler returned something that is no verdict; its message counts as done",
@@ -128,7 +146,7 @@ class Calls:
             message.ack()
 
     def _nack(self, message: Message, delay_s: float | None, reason: str) -> None:
-        retry = self.spec.retry
+        retry, reason = self.spec.retry, clean(reason)
         if delay_s is None and retry is not None:
             delay_s = backoff_delay_ms(retry, message.delivery_count, random.random()) / 1000
         try:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -16,6 +19,8 @@ from kafkamq.kafka.parallel.coroutines import new_loop
 __all__ = ["CoroutinePool", "LoopThread"]
 
 _JOIN_S = 10.0
+_WATCH_S = 0.05
+_log = logging.getLogger(__name__)
 
 
 class LoopThread:
@@ -83,11 +88,11 @@ class CoroutinePool:
 
     def submit(self, messages: Sequence[Message]) -> None:
         """Handle these."""
-        self._thread.loop().call_soon_threadsafe(self._add, messages)
-
-    def _add(self, messages: Sequence[Message]) -> None:
         self._ready.extend(messages)
-        for _ in messages:
+        self._thread.loop().call_soon_threadsafe(self._wake, len(messages))
+
+    def _wake(self, count: int) -> None:
+        for _ in range(count):
             if not self._parked:
                 break
             gate = self._parked.popleft()
@@ -99,32 +104,33 @@ class CoroutinePool:
         return self._finished
 
     def withdraw(self) -> list[Message]:
-        """Begin no more."""
-        return asyncio.run_coroutine_threadsafe(self._withdraw(), self._thread.loop()).result()
-
-    async def _withdraw(self) -> list[Message]:
+        """Begin no more. Waits for nothing: a handler may be blocking the loop."""
         self._is_withdrawn = True
-        found = list(self._ready)
-        self._ready.clear()
-        return found
+        found: list[Message] = []
+        try:
+            while True:
+                found.append(self._ready.popleft())
+        except IndexError:
+            return found
 
     def join(self, timeout_s: float) -> bool:
         """Whether all that was begun has ended."""
-        waiting = asyncio.run_coroutine_threadsafe(self._wait(timeout_s), self._thread.loop())
-        return waiting.result()
-
-    async def _wait(self, timeout_s: float) -> bool:
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         while self._running:
-            if loop.time() >= deadline_s:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
                 return False
-            await asyncio.sleep(0.01)
+            self._room.clear()
+            self._room.wait(min(left_s, _WATCH_S))
         return True
 
     def abandon(self) -> None:
         """Cancel what is still going on, and end."""
-        asyncio.run_coroutine_threadsafe(self._cancel(), self._thread.loop()).result(_JOIN_S)
+        ending = asyncio.run_coroutine_threadsafe(self._cancel(), self._thread.loop())
+        try:
+            ending.result(_JOIN_S)
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            _log.warning("a handler blocks the event loop; its message comes again")
 
     async def _cancel(self) -> None:
         self._is_abandoned = True
@@ -141,8 +147,12 @@ class CoroutinePool:
                 self._parked.append(gate)
                 await gate
                 continue
-            message = ready.popleft()
             self._running += 1
+            try:
+                message = ready.popleft()
+            except IndexError:  # withdrawn just now
+                self._running -= 1
+                continue
             try:
                 outcome = await self._handle(message)
                 calls.settle(message, outcome)

@@ -11,6 +11,7 @@ from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, Sta
 from kafkamq.kafka.consumer import Consumer
 from kafkamq.kafka.handlers.pools import HandlerPool
 from kafkamq.kafka.handlers.spec import HandlerSpec
+from kafkamq.kafka.handlers.telemetry import Telemetry
 
 __all__ = ["Feeder"]
 
@@ -29,6 +30,7 @@ class Feeder:
         pool: Who calls it.
         room: The pool sets it when a message has its verdict.
         ahead: How many messages may wait in the pool.
+        telemetry: Is told of batches.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class Feeder:
         pool: HandlerPool,
         room: threading.Event,
         ahead: RunAhead,
+        telemetry: Telemetry | None = None,
     ) -> None:
+        self._telemetry = telemetry
         self.spec = spec
         self.consumer = consumer
         self.failure: BaseException | None = None
@@ -87,6 +91,13 @@ class Feeder:
         Raises:
             KafkaMQError: Verdicts could not be confirmed; their messages come back.
         """
+        try:
+            if self._thread.ident is not None:  # else another queue could not start
+                self._finish_handlers(deadline_s)
+        finally:
+            self.consumer.close(max(10.0, deadline_s - time.monotonic()))
+
+    def _finish_handlers(self, deadline_s: float) -> None:
         self._thread.join(_RECEIVE_S * 8 + 5.0)
         self.consumer._put_back(self._pool.withdraw())
         if not self._pool.join(max(0.0, deadline_s - time.monotonic())):
@@ -95,7 +106,6 @@ class Feeder:
                 extra={"queue": self.spec.queue.queue_id},
             )
         self._pool.abandon()
-        self.consumer.close(max(10.0, deadline_s - time.monotonic()))
 
     def _run(self) -> None:
         try:
@@ -116,10 +126,12 @@ class Feeder:
         if wanted <= 0:
             self._room.wait(_ROOM_S)
             return
+        began_ns = time.time_ns()
         try:
             messages = self.consumer.receive_many(wanted, _RECEIVE_S)
         except (BrokerError, DeadlineExceededError) as error:
-            if isinstance(error, BrokerError) and not error.is_retriable:
+            is_final = isinstance(error, BrokerError) and not error.is_retriable
+            if is_final or self.consumer._has_failed:
                 raise
             _log.warning("receiving failed and goes on", extra={"said": str(error)})
             self._stopping.wait(_PAUSE_S)
@@ -133,3 +145,12 @@ class Feeder:
         if messages:
             self._submitted += len(messages)
             self._pool.submit(messages)
+            self._tell(len(messages), began_ns)
+
+    def _tell(self, count: int, began_ns: int) -> None:
+        if self._telemetry is None:
+            return
+        try:
+            self._telemetry.received(self.spec.queue.queue_id, count, began_ns)
+        except Exception:  # noqa: BLE001 - of what the application set for telemetry
+            _log.exception("a batch could not be recorded")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import pickle
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -151,6 +152,7 @@ def _plain(message: Message) -> PlainMessage:
 
 def _serve(pipe: Connection, function: Callable[..., Any]) -> None:
     """The process: answers until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is told to all; the parent drains
     binder = Binder(function)
     pipe.send(None)
     while True:

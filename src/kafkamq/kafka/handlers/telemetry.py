@@ -17,7 +17,9 @@ __all__ = [
     "ATTRIBUTES",
     "DURATION",
     "HANDLED",
+    "RECEIVED",
     "SCOPE",
+    "SENT",
     "SPAN",
     "Telemetry",
     "is_available",
@@ -26,6 +28,8 @@ __all__ = [
 
 SCOPE = "kafkamq"
 SPAN = "process {queue}"
+SENT = "send {queue}"
+RECEIVED = "receive {queue}"
 HANDLED = "kafkamq.worker.handled"  # counter; attributes queue and outcome
 DURATION = "kafkamq.worker.duration"  # histogram, seconds; attributes queue and outcome
 ATTRIBUTES = {
@@ -38,6 +42,7 @@ ATTRIBUTES = {
     "deliveries": "kafkamq.delivery_count",
     "queue": "kafkamq.queue",
     "outcome": "kafkamq.outcome",
+    "count": "messaging.batch.message_count",
 }
 
 
@@ -49,15 +54,35 @@ def is_available() -> bool:
         return False
 
 
-def trace_headers() -> dict[str, bytes]:
-    """Headers for ``send`` that name the span that is current; empty without the SDK or a span."""
+def trace_headers(queue_id: str | None = None) -> dict[str, bytes]:
+    """Headers for ``send`` that name the span that is current; empty without the SDK or a span.
+
+    With a queue's name they name a span of this send, ``send QUEUE``, which begins and ends here.
+    """
     if not is_available():
         return {}
-    from opentelemetry import propagate
+    from opentelemetry import propagate, trace
 
     carrier: dict[str, str] = {}
-    propagate.inject(carrier)
+    if queue_id is None:
+        propagate.inject(carrier)
+    else:
+        with trace.get_tracer(SCOPE).start_as_current_span(
+            SENT.format(queue=queue_id),
+            kind=trace.SpanKind.PRODUCER,
+            attributes=_about(queue_id, "send"),
+        ):
+            propagate.inject(carrier)
     return {name: value.encode() for name, value in carrier.items()}
+
+
+def _about(queue_id: str, operation: str) -> dict[str, Any]:
+    return {
+        ATTRIBUTES["system"]: "kafka",
+        ATTRIBUTES["operation"]: operation,
+        ATTRIBUTES["destination"]: queue_id,
+        ATTRIBUTES["queue"]: queue_id,
+    }
 
 
 class Telemetry:
@@ -80,10 +105,7 @@ class Telemetry:
         queue = message.queue_id
         place = message.message_id
         attributes = {
-            ATTRIBUTES["system"]: "kafka",
-            ATTRIBUTES["operation"]: "process",
-            ATTRIBUTES["destination"]: queue,
-            ATTRIBUTES["queue"]: queue,
+            **_about(queue, "process"),
             ATTRIBUTES["id"]: message.id,
             ATTRIBUTES["partition"]: str(place.partition),
             ATTRIBUTES["offset"]: place.offset,
@@ -102,6 +124,16 @@ class Telemetry:
         labels = {ATTRIBUTES["queue"]: queue, ATTRIBUTES["outcome"]: outcome[0]}
         self._handled.add(1, labels)
         self._duration.record(time.monotonic() - began_s, labels)
+
+    def received(self, queue_id: str, count: int, began_ns: int) -> None:
+        """A batch came from its consumer; ``began_ns`` is by ``time.time_ns()``."""
+        attributes = {**_about(queue_id, "receive"), ATTRIBUTES["count"]: count}
+        self._tracer.start_span(
+            RECEIVED.format(queue=queue_id),
+            kind=self._trace.SpanKind.CONSUMER,
+            attributes=attributes,
+            start_time=began_ns,
+        ).end()
 
     def _links(self, headers: Mapping[str, bytes | None]) -> list[Any]:
         from opentelemetry import propagate

@@ -164,7 +164,7 @@ class Worker:
             is_ahead=spec.queue.backend is not Backend.SHARE,
         )
         consumer = self._service.open_consumer(spec, plan)
-        feeder = Feeder(spec, consumer, pool, room, ahead)
+        feeder = Feeder(spec, consumer, pool, room, ahead, telemetry)
         self._feeders.append(feeder)
         return feeder
 

@@ -1,0 +1,243 @@
+"""Workers whose handlers, queues or applications behave badly: every message gets its verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import time
+from dataclasses import dataclass
+from typing import Optional
+
+import pytest
+from pydantic import BaseModel
+from tests.unit.test_handlers import Model, Order, parsed
+
+from kafkamq import BrokerError, ConfigError, Nack, Worker
+from kafkamq.kafka.handlers import calls
+from kafkamq.kafka.handlers.bodies import BodyError
+from kafkamq.testing import MemoryService
+
+
+class BadError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+async def forgotten() -> None: ...
+
+
+def exits(message) -> None:
+    raise SystemExit(3)
+
+
+def broken_text(message) -> None:
+    raise BadError
+
+
+def half_a_pair(message) -> None:
+    raise FileNotFoundError("a name of bytes: \udcff")
+
+
+def not_awaited(message) -> object:
+    return forgotten()
+
+
+def wrong_delay(message) -> object:
+    return Nack(delay=-1.0, reason="\udcff")
+
+
+def not_called(message) -> object:
+    return Nack
+
+
+async def exits_in_a_coroutine(message) -> None:
+    raise SystemExit(3)
+
+
+async def cancels_itself(message) -> None:
+    raise asyncio.CancelledError
+
+
+HANDLERS = [
+    (exits, "SystemExit: 3"),
+    (broken_text, "BadError"),
+    (half_a_pair, "FileNotFoundError: a name of bytes: ?"),
+    (not_awaited, "should have awaited or called"),
+    (wrong_delay, "?"),
+    (not_called, "should have awaited or called"),
+    (exits_in_a_coroutine, "SystemExit: 3"),
+    (cancels_itself, ""),
+]
+
+
+@pytest.mark.parametrize(("function", "said"), HANDLERS)
+def test_a_handler_that_ends_oddly_gives_its_message_back(function, said: str) -> None:
+    service = MemoryService()
+    queue = service.queue("q", max_deliveries=1)
+    queue.handler(concurrency=1)(function)
+    for _ in range(2):
+        queue.producer().send(b"x")
+    with Worker(service) as worker:
+        while worker.handled < 2:
+            assert not worker.wait(0.01)
+    assert [said in letter.error for letter in service.dead_letters()] == [True, True]
+
+
+def test_a_message_is_given_back_whatever_its_error_says() -> None:
+    service = MemoryService()
+    queue = service.queue("q", max_deliveries=1)
+    queue.producer().send(b"x")
+    with queue.consumer() as consumer:
+        message = consumer.receive()
+        assert message is not None
+        with pytest.raises(FileNotFoundError), message:
+            half_a_pair(message)
+    assert "a name of bytes: ?" in service.dead_letters()[0].error
+
+
+def test_a_queue_that_cannot_start_closes_the_others() -> None:
+    service = MemoryService()
+    first, second = service.queue("first"), service.queue("second")
+    first.handler()(exits)
+    second.handler()(exits_in_a_coroutine)
+
+    def open_consumer(spec, plan, _open=service.open_consumer):
+        if spec.queue.queue_id == "second":
+            raise ConfigError("not here")
+        return _open(spec, plan)
+
+    service.open_consumer = open_consumer  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="not here"):
+        Worker(service).start()
+    (opened,) = service._consumers
+    assert opened.is_closed
+
+
+def test_a_handler_that_blocks_the_loop_does_not_hold_up_the_end() -> None:
+    service = MemoryService()
+    queue = service.queue("q")
+    begun, gate = threading.Event(), threading.Event()
+
+    @queue.handler(concurrency=1)
+    async def block(body: str) -> None:
+        begun.set()
+        gate.wait(60)
+
+    for number in range(3):
+        queue.producer().send(b"%d" % number)
+    worker = Worker(service, drain=0.1)
+    worker.start()
+    try:
+        assert begun.wait(30)
+        threading.Timer(1.0, gate.set).start()
+        began_s = time.monotonic()
+        worker.stop()
+        assert time.monotonic() - began_s < 30
+    finally:
+        gate.set()
+    with queue.consumer() as consumer:
+        assert {message.payload for message in consumer.receive_many(3, 5.0)} >= {b"1", b"2"}
+
+
+def test_a_consumer_that_has_ended_ends_its_worker() -> None:
+    """Also by an error that might pass: nothing would come any more."""
+    service = MemoryService()
+    queue = service.queue("q")
+    queue.handler()(exits)
+    worker = Worker(service)
+    worker.start()
+    (consumer,) = service._consumers
+
+    def fail() -> None:
+        raise BrokerError("gone", code="_TRANSPORT", is_retriable=True)
+
+    consumer._check_failure = fail  # type: ignore[method-assign]
+    try:
+        with pytest.raises(BrokerError, match="gone"):
+            worker.wait(30)
+    finally:
+        worker.stop()
+
+
+def test_telemetry_that_fails_costs_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = MemoryService()
+    queue = service.queue("q")
+    seen = []
+    queue.handler()(lambda message: seen.append(message.payload))
+    queue.producer().send(b"x")
+
+    def fail(*_: object) -> object:
+        raise RuntimeError("an exporter of the application's")
+
+    monkeypatch.setattr(calls.Telemetry, "received", fail)
+    monkeypatch.setattr(calls.Calls, "_delivery", fail)
+    with Worker(service, telemetry=True) as worker:
+        while not worker.handled:
+            assert not worker.wait(0.01)
+    assert seen == []  # given back, and the log says why
+
+
+class Big(BaseModel):
+    inner: Model
+
+
+@dataclass
+class Holder:
+    model: Model
+    models: list[Model]
+
+
+def of_text_or_none(body: Optional[str]) -> None: ...  # noqa: UP045 - what users write
+def of_order_or_none(body: Order | None) -> None: ...
+def of_model_or_none(body: Model | None) -> None: ...
+def of_models(body: list[Model]) -> None: ...
+def of_holder(body: Holder) -> None: ...
+def of_number(body: int) -> None: ...
+def of_two(first: int, body: Order) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "payload", "body"),
+    [
+        (of_text_or_none, None, None),
+        (of_text_or_none, b"null", "null"),
+        (of_text_or_none, b"no json", "no json"),
+        (of_order_or_none, None, None),
+        (of_order_or_none, b" null", None),
+        (of_order_or_none, b'{"id": 1}', Order(1)),
+        (of_model_or_none, b'{"id": 1}', Model(id=1)),
+        (of_model_or_none, None, None),
+        (of_models, b'[{"id": 1}]', [Model(id=1)]),
+        (of_holder, b'{"model": {"id": 1}, "models": []}', Holder(Model(id=1), [])),
+        (functools.partial(of_two, 1), b'{"id": 1}', Order(1)),
+    ],
+)
+def test_bodies_by_annotation(function, payload, body) -> None:
+    assert parsed(function, payload) == body
+
+
+@pytest.mark.parametrize(
+    ("function", "payload", "said"),
+    [
+        (of_number, b"1" * 5000, "number that is too long"),
+        (of_models, b'[{"id": "x"}]', r"the body\[0\]: id: "),
+        (of_holder, b'{"models": []}', "has no model"),
+    ],
+)
+def test_bodies_that_are_refused(function, payload, said) -> None:
+    with pytest.raises(BodyError, match=said):
+        parsed(function, payload)
+
+
+@dataclass
+class Unknown:
+    what: "Nowhere"  # type: ignore[name-defined]  # noqa: F821, UP037
+
+
+def of_unknown(body: Unknown) -> None: ...
+
+
+def test_a_dataclass_whose_fields_cannot_be_read_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="Nowhere"):
+        MemoryService().queue("q").handler()(of_unknown)
