@@ -5,6 +5,7 @@ What happens when a range is read again, in every state that its messages may be
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -33,7 +34,7 @@ from kafkamq.spark.leasing import QueueReader
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.reading import LogRange, log_reader
 from kafkamq.spark.starting import VOID, QueuePartition, _Starter
-from kafkamq.spark.verdicts import AckSettings, read_end
+from kafkamq.spark.verdicts import AckSettings, read_end, read_verdicts
 from kafkamq.types import MarkerType, MessageId, Outcome
 
 pytestmark = pytest.mark.spark
@@ -144,6 +145,27 @@ def test_a_tracker_that_is_quicker_than_a_start(logs: Logs, reader: QueueReader)
     assert offsets(rows(reader, repeated)) == [1], "which is no verdict"
 
 
+def test_a_lease_that_ended_before_its_message_was_started_again(logs: Logs) -> None:
+    options = {"view": "messages", "queue": "emails", "acknowledge": "true"}
+    options["redeliveryTimeout"] = "1"
+    reader = QueueReader(parse_source_options(options, logs.config), SCHEMA)
+    try:
+        logs.send(1, key=b"emails")
+        _, tasks = plan(reader)
+        assert offsets(rows(reader, tasks)) == [0]
+        reader.stop()  # nobody renews
+        (place,) = [record for record, m in logs.markers() if m.type is MarkerType.START]
+        began_ms, deadline_s = place.timestamp()[1], time.monotonic() + 60
+        while logs.read(logs.config.marker_topic)[-1].timestamp()[1] <= began_ms + 1600:
+            assert time.monotonic() < deadline_s, "log time stands still"
+            time.sleep(0.1)  # below the third of the timeout that brings a grace
+            logs.raw_marker(place.partition() or 0, b"\xff")
+        assert rows(reader, tasks) == [], "the tracker will send a copy"
+        assert [m.outcome for _, m in logs.markers() if m.type is MarkerType.END] == []
+    finally:
+        reader.stop()
+
+
 def test_other_queues_cost_no_batch_and_positions_move_on(logs: Logs, reader: QueueReader) -> None:
     logs.send(5, key=b"others")
     begin = reader.initialOffset()
@@ -192,3 +214,52 @@ def test_slots_write_once(logs: Logs, reader: QueueReader) -> None:
         if marker.type is MarkerType.END and marker.message_id is not None
     )
     assert ends == {(0, "ACK"): 3, (1, "ACK"): 3, (2, "REJECT"): 2}
+
+
+def test_a_nack_that_was_committed_stays_when_the_batch_is_repeated(
+    logs: Logs, reader: QueueReader
+) -> None:
+    """Its output was not written, and is not now: the ledger has the batch."""
+    out = f"{logs.config.namespace}-out"
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    admin.create_topics([NewTopic(out, 2, 1)])[out].result(30)
+    logs.send(2, key=b"emails")
+    _, tasks = plan(reader)
+    settings = CommitSettings(
+        ack=AckSettings(config=logs.config), topic=out, engine="ack-test", epoch=1, slots=1
+    )
+
+    def commit(verdicts: list[dict[str, Any]]) -> None:
+        empty = dict.fromkeys(("delay", "reason", "headers", "partition", "topic", "key"))
+        output = [
+            {**empty, "ack_token": row["ack_token"], "_slot": 0, **verdict}
+            for row, verdict in zip(rows(reader, tasks), verdicts, strict=True)
+        ]
+        assert len(list(commit_slots(iter([pa.RecordBatch.from_pylist(output)]), settings, 0))) == 1
+
+    reject = {"verdict": "reject", "value": None, "reason": "expired"}  # a handler's own reason
+    commit([{"verdict": "nack", "value": None, "delay": 600.0}, reject])
+    commit([{"verdict": "ack", "value": b"done"}, reject])
+    found = Counter(
+        (marker.message_id.offset, marker.outcome.name)
+        for _, marker in logs.markers()
+        if marker.type is MarkerType.END and marker.message_id is not None
+    )
+    assert found == {(0, "NACK"): 1, (1, "REJECT"): 2}
+    assert read_topic(logs.bootstrap, out) == []
+
+
+def test_the_last_verdict_of_a_message_that_is_no_ack_counts(
+    logs: Logs, reader: QueueReader
+) -> None:
+    logs.send(2, key=b"emails")
+    _, tasks = plan(reader)
+    tokens = [row["ack_token"] for row in rows(reader, tasks)]
+    verdicts = ((0, "ack"), (1, "ack"), (0, "nack"), (0, "Reject"), (0, None))
+    ends = read_verdicts(
+        [{"ack_token": tokens[number], "verdict": verdict} for number, verdict in verdicts],
+        AckSettings(config=logs.config),
+    )
+    found = {each.token.message_id.offset: each.outcome for each in ends}
+    assert found == {0: Outcome.REJECT, 1: Outcome.ACK}
+    assert len(ends) == 2

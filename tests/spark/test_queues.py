@@ -332,6 +332,10 @@ def test_what_cannot_work_is_said(spark: SparkSession, logs: Logs, checkpoint: s
         ack(stream, checkpoint=checkpoint, topic="nowhere")
     with pytest.raises(ConfigError, match="needs `value`"):
         ack(stream.select("ack_token"), checkpoint=checkpoint, topic="nowhere")
+    with pytest.raises(ConfigError, match="slots is 0: it must be from 1"):
+        ack(stream, checkpoint=checkpoint, topic="nowhere", slots=0)
+    with pytest.raises(ConfigError, match=r"column value is int: .*cast it"):
+        ack(stream.selectExpr("ack_token", "1 AS value"), checkpoint=checkpoint, topic="nowhere")
     with pytest.raises(ConfigError, match="map_messages needs"):
         map_messages(stream.select("ack_token"), lambda message: None)
     with pytest.raises(ConfigError, match="is for a stream"):

@@ -26,7 +26,8 @@ from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.grouping import group_key
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.reading import log_reader
-from kafkamq.spark.verdicts import ACK_COLUMNS, AckSettings, End, find_late, read_end
+from kafkamq.spark.tokens import NACKED
+from kafkamq.spark.verdicts import ACK_COLUMNS, AckSettings, End, find_late, read_verdicts
 from kafkamq.wire.partitions import key_partition
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _commit(
     number: int, rows: Sequence[dict[str, Any]], settings: CommitSettings, batch: int
 ) -> dict[str, Any]:
     """The rows of one slot, once; tried again where the broker said that nothing happened."""
-    ends = _ends(rows, settings.ack)
+    ends = read_verdicts(rows, settings.ack)
     records = _records(rows, settings)
     for tried in range(_TRIES):
         try:
@@ -186,6 +187,8 @@ def _transact(
                 ledger.producer.produce(record, timeout_s=_TIMEOUT_S)
             ledger.producer.flush()
         for end in ends:
+            if is_written and end.token.start_offset == NACKED:
+                continue  # an ack now would be one without its output, which is not written again
             partition, key, value = end.record
             ledger.producer.produce(
                 (config.marker_topic, partition, key, value, ()), timeout_s=_TIMEOUT_S
@@ -194,16 +197,6 @@ def _transact(
     finally:
         ledger.close()
     return is_written
-
-
-def _ends(rows: Sequence[Mapping[str, Any]], settings: AckSettings) -> list[End]:
-    """One for each message, of its last row that names a verdict other than ack."""
-    found: dict[str, End] = {}
-    for row in rows:
-        text = row["ack_token"]
-        if text not in found or (row["verdict"] or "ack").lower() != "ack":
-            found[text] = read_end(row, settings)
-    return list(found.values())
 
 
 def _digest(ends: Sequence[End]) -> str:

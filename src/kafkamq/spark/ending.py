@@ -21,7 +21,14 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.options import parse_service
-from kafkamq.spark.verdicts import ACK_COLUMNS, AckSettings, End, check_columns, find_late, read_end
+from kafkamq.spark.verdicts import (
+    ACK_COLUMNS,
+    AckSettings,
+    End,
+    check_columns,
+    find_late,
+    read_verdicts,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,14 +84,9 @@ class _Ended(WriterCommitMessage):
 
 def _write(iterator: Iterator[pa.RecordBatch], settings: AckSettings) -> _Ended:
     """In a worker: the output of the query is written elsewhere and before."""
-    done = _Ended()
-    for batch in iterator:
-        ends = [read_end(row, settings) for row in rows_of(batch)]
-        late = write_ends(ends, settings)
-        done.ends += len(ends)
-        done.late += len(late)
-        done.named += late[: _MAX_NAMED - len(done.named)]
-    return done
+    ends = read_verdicts((row for batch in iterator for row in rows_of(batch)), settings)
+    late = write_ends(ends, settings)
+    return _Ended(len(ends), len(late), late[:_MAX_NAMED])
 
 
 def _report(messages: Iterable[WriterCommitMessage | None]) -> None:

@@ -34,7 +34,7 @@ from kafkamq.core.handout import is_last_delivery
 from kafkamq.errors import ConfigError, KafkaMQError, StateError
 from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
-from kafkamq.spark.reading import LogRange, Record, log_reader
+from kafkamq.spark.reading import LogRange, LogReader, Record, log_reader
 from kafkamq.spark.starting import QueuePartition, StartPlan, read_started, routes_of
 from kafkamq.spark.streaming import StreamOffsets, StreamReader
 from kafkamq.wire.headers import DELIVERY_COUNT, read_message_headers
@@ -183,6 +183,17 @@ class QueueReader(StreamReader):
             return end, False
         self._foreign[number] = end
         return (end if end - start > _MAX_SKIPPED else start), False
+
+    def _starts(
+        self, reader: LogReader, start: StreamOffsets, ends: Mapping[int, int]
+    ) -> dict[int, int]:
+        starts = super()._starts(reader, start, ends)
+        known = start.get(self.options.topic, {})
+        if not self._is_same(start) or any(
+            at < int(known.get(str(n), 0)) for n, at in starts.items()
+        ):
+            self._foreign.clear()  # of the log that was replaced
+        return starts
 
     # ---- a batch
 

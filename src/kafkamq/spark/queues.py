@@ -29,8 +29,9 @@ from kafkamq.spark.committing import (
     with_slots,
 )
 from kafkamq.spark.ending import rows_of, write_ends
+from kafkamq.spark.sink_rows import MAX_SLOTS, check_types
 from kafkamq.spark.source import FORMAT, register_source, registered_config
-from kafkamq.spark.verdicts import ACK_COLUMNS, AckSettings, check_columns, read_end
+from kafkamq.spark.verdicts import ACK_COLUMNS, AckSettings, check_columns, read_verdicts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -173,6 +174,8 @@ def ack(
         )
     if not checkpoint:
         raise ConfigError("checkpoint is missing: name a folder that outlives the driver")
+    if slots is not None and not 1 <= slots <= MAX_SLOTS:
+        raise ConfigError(f"slots is {slots}: it must be from 1 to {MAX_SLOTS}")
     if topic and each_batch is not None:
         raise ConfigError("topic and each_batch exclude each other: output goes to one place")
     if each_batch is None:
@@ -201,6 +204,7 @@ def _require_output(frame: DataFrame, config: ServiceConfig, topic: str) -> None
             f"the rows have the columns {', '.join(frame.columns)}: output to a topic needs "
             f"`value` and knows {', '.join(OUTPUT_COLUMNS)}"
         )
+    check_types({name: kind for name, kind in frame.dtypes if name in OUTPUT_COLUMNS})
     if topic:
         with Admin(config) as admin:
             if topic not in admin.topics([topic]):
@@ -270,9 +274,10 @@ class _Batches:
         check_columns(frame.schema)
         settings = self._settings
         wanted = [name for name in ACK_COLUMNS if name in frame.columns]
-        self._count(
-            frame.select(*wanted).mapInArrow(lambda parts: _ends(parts, settings), RESULT_SCHEMA)
-        )
+        # A message's rows, wherever a join or a grouping took them, in one task.
+        tasks = frame.sparkSession.sparkContext.defaultParallelism
+        rows = frame.select(*wanted).repartition(tasks, "ack_token")
+        self._count(rows.mapInArrow(lambda parts: _ends(parts, settings), RESULT_SCHEMA))
 
     def _count(self, results: DataFrame) -> None:
         places: list[str] = []
@@ -295,10 +300,9 @@ def _ends(parts: Iterator[pa.RecordBatch], settings: AckSettings) -> Iterator[pa
     """In a worker: ENDs without a transaction; writing them twice changes nothing."""
     import pyarrow as pa
 
-    for part in parts:
-        ends = [read_end(row, settings) for row in rows_of(part)]
-        late = write_ends(ends, settings)
-        done = {"ends": len(ends), "written": 0, "skipped": 0, "late": len(late), "places": late}
-        numbers = [(name, pa.int64()) for name in ("ends", "written", "skipped", "late")]
-        schema = pa.schema([*numbers, ("places", pa.list_(pa.string()))])
-        yield pa.RecordBatch.from_pylist([done], schema=schema)
+    ends = read_verdicts((row for part in parts for row in rows_of(part)), settings)
+    late = write_ends(ends, settings)
+    done = {"ends": len(ends), "written": 0, "skipped": 0, "late": len(late), "places": late}
+    numbers = [(name, pa.int64()) for name in ("ends", "written", "skipped", "late")]
+    schema = pa.schema([*numbers, ("places", pa.list_(pa.string()))])
+    yield pa.RecordBatch.from_pylist([done], schema=schema)

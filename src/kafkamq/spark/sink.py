@@ -26,7 +26,7 @@ from kafkamq.spark.grouping import group_key
 from kafkamq.spark.session import activate
 from kafkamq.spark.sink_ledger import clear
 from kafkamq.spark.sink_options import SinkOptions, parse_sink_options
-from kafkamq.spark.sink_rows import IDENTITY, SINK_COLUMNS, check_columns, slot_column
+from kafkamq.spark.sink_rows import IDENTITY, MAX_SLOTS, SINK_COLUMNS, check_columns, slot_column
 from kafkamq.spark.sink_writer import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ __all__ = [
     "register_sink",
     "write_stream",
 ]
-
-MAX_SLOTS = 4096
 
 
 def register_sink(

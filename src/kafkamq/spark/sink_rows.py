@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IDENTITY",
+    "MAX_SLOTS",
     "SINK_COLUMNS",
     "Rows",
     "check_columns",
+    "check_types",
     "read_rows",
     "slot_column",
     "slots_of",
@@ -36,6 +38,7 @@ SINK_COLUMNS: Mapping[str, str] = {
 }
 """Columns that rows may have; ``value`` they must. Strings are written as UTF-8."""
 
+MAX_SLOTS = 4096  # of a frame that is cut by its rows' content
 IDENTITY = "_identity"
 _SLOT = "_slot_of_"
 _TYPES = {
@@ -84,6 +87,11 @@ def check_columns(types: Mapping[str, str]) -> None:
             f"the rows have the columns {', '.join(types)}: the sink needs `value` and "
             f"knows {', '.join(SINK_COLUMNS)}; select and rename before"
         )
+    check_types(types)
+
+
+def check_types(types: Mapping[str, str]) -> None:
+    """Refuse columns of the sink that have another type; see ``check_columns``."""
     for name, found in types.items():
         if found not in _TYPES[name]:
             raise ConfigError(

@@ -9,7 +9,7 @@ were written since it was planned:
 - what has a worker's verdict is handed out as before, so that a sink finds the rows that it knows,
   but not STARTed again (an END is in the log);
 - the rest is STARTed, and if it was STARTed before, looked up again behind its START: a tracker may
-  have been quicker.
+  have been quicker, or its lease may have ended by then, which no START undoes: a copy will come.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 from pyspark.sql.types import StructType
 
+from kafkamq.core.chunks import DUE, chunk_key
 from kafkamq.core.handout import expires_at_ms, has_expired
+from kafkamq.core.redelivery import RedeliveryTracker
 from kafkamq.spark.columns import arrow_columns
 from kafkamq.spark.marker_log import MarkerLog, Place, marker_log
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
 from kafkamq.spark.reading import LogRange, Record, log_reader
 from kafkamq.spark.rows import RangePartition
-from kafkamq.spark.tokens import AckToken
+from kafkamq.spark.tokens import ENDED, NACKED, AckToken
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 from kafkamq.wire.headers import read_message_headers
 from kafkamq.wire.keys import join_key, split_key
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["EXPIRED", "QueuePartition", "StartPlan", "read_started", "routes_of"]
 
 EXPIRED = "expired"  # R10: the reason of a REJECT that nobody was asked for
-VOID = "void"  # who ends a START that came too late: no verdict on the message
+VOID = "void"  # who ends what nobody was handed: no verdict on the message
 MAX_INLINE_BYTES = 65_536  # R11
 _SETTLED = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 _VERDICTS = (Outcome.ACK, Outcome.NACK, Outcome.REJECT)
@@ -114,9 +117,19 @@ class _History:
     """What the log says of the messages of a repeated range, by their offsets."""
 
     started: set[int] = field(default_factory=set)
-    verdicts: set[int] = field(default_factory=set)
+    verdicts: dict[int, bool] = field(default_factory=dict)  # message offset -> only nacks
     settled: dict[int, int] = field(default_factory=dict)  # message offset -> END's offset
     expired: set[int] = field(default_factory=set)
+    trackers: dict[int, RedeliveryTracker] = field(default_factory=dict)  # by marker partition
+
+    def is_due(self, row: _Row) -> bool:
+        """Whether its lease has ended by the log, as far as that was read."""
+        tracker = self.trackers.get(row.route)
+        if tracker is None:
+            return False
+        chunk, entries = tracker.table.find(chunk_key(row.message_id, False))
+        entry = entries.get(chunk.slot_of(row.message_id))
+        return entry is not None and bool(entry.flags & DUE)
 
 
 class _Starter:
@@ -144,7 +157,9 @@ class _Starter:
             row = self._row(record)
             offset = row.message_id.offset
             if offset in history.verdicts:
-                row.token = self._token(row, Place(-1, 0))
+                row.token = self._token(
+                    row, Place(NACKED if history.verdicts[offset] else ENDED, 0)
+                )
             elif offset in history.settled or offset in history.expired:
                 continue
             else:
@@ -157,7 +172,7 @@ class _Starter:
         return [row for row in rows if row.message_id.offset not in dropped]
 
     def _settled_before(self, started: Sequence[tuple[_Row, Place]]) -> set[int]:
-        """Offsets of messages that a tracker settled before these STARTs."""
+        """Offsets of messages that a tracker settled before these STARTs, or is going to."""
         history = self._history
         offsets = {row.message_id.offset for row, _ in started}
         if not self._plan.is_repeated and history.started.isdisjoint(offsets):
@@ -174,7 +189,8 @@ class _Starter:
         ]
         # A START that nobody remembers the end of (R12) would be tracked.
         self._end(lost, Outcome.ACK, consumer_id=VOID)
-        return {row.message_id.offset for row in lost}
+        due = {row.message_id.offset for row, _ in started if history.is_due(row)}
+        return due | {row.message_id.offset for row in lost}
 
     def _row(self, record: Record) -> _Row:
         headers = read_message_headers(record.headers())
@@ -239,7 +255,7 @@ class _Starter:
     def _expired(self, started: Sequence[tuple[_Row, Place]]) -> set[int]:
         """R10: rejects what had expired when it was STARTed; their offsets."""
         expired = [row for row, place in started if has_expired(row.expiry_ms, place.timestamp_ms)]
-        self._end(expired, Outcome.REJECT, reason=EXPIRED)
+        self._end(expired, Outcome.REJECT, reason=EXPIRED, consumer_id=VOID)
         return {row.message_id.offset for row in expired}
 
     def _end(
@@ -260,7 +276,12 @@ class _Starter:
         if ends is None:
             ends = self._log.ends(sorted(routes_of(self._wanted, self._plan.marker_partitions)))
         for route, end in ends.items():
-            for offset, _, _, marker in self._log.read(route, begins.get(route, 0), end):
+            begin = begins.get(route, 0)
+            trackers = self._history.trackers
+            tracker = trackers.setdefault(route, RedeliveryTracker(begin, partition=route))
+            for offset, timestamp_ms, kind, marker in self._log.read(route, begin, end):
+                is_log_time = kind == TIMESTAMP_LOG_APPEND_TIME
+                tracker.apply(offset, timestamp_ms if is_log_time else -1, marker)
                 if marker is not None:
                     self._note(offset, marker)
         return ends
@@ -277,7 +298,9 @@ class _Starter:
             return
         elif marker.outcome in _SETTLED:
             history.settled.setdefault(one.offset, offset)
-        elif marker.outcome is Outcome.REJECT and marker.reason == EXPIRED:
-            history.expired.add(one.offset)
-        elif marker.outcome in _VERDICTS and marker.consumer_id != VOID:
-            history.verdicts.add(one.offset)
+        elif marker.consumer_id == VOID:  # a handler's own reason may be "expired" too
+            if marker.outcome is Outcome.REJECT:
+                history.expired.add(one.offset)
+        elif marker.outcome in _VERDICTS:
+            is_nack = marker.outcome is Outcome.NACK
+            history.verdicts[one.offset] = is_nack and history.verdicts.get(one.offset, True)

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from kafkamq.errors import StateError
 from kafkamq.types import MessageId
 
-__all__ = ["AckToken", "decode_token"]
+__all__ = ["ENDED", "NACKED", "AckToken", "decode_token"]
+
+ENDED = -1  # as start_offset: the message has its verdict and was not STARTed again
+NACKED = -2  # so, and the verdict was a nack
 
 _VERSION = "1"
 _SHOWN = 40
@@ -22,7 +25,7 @@ class AckToken:
     consumer_id: str
     delivery_count: int
     timeout_ms: int  # redelivery timeout
-    start_offset: int  # -1: it has an END already and was not STARTed again
+    start_offset: int  # or ENDED, NACKED
     start_ms: int  # of the broker
 
     def encode(self) -> str:

@@ -25,7 +25,8 @@ from kafkamq.wire.partitions import marker_key
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["ACK_COLUMNS", "AckSettings", "End", "check_columns", "find_late", "read_end"]
+__all__ = ["ACK_COLUMNS", "AckSettings", "End", "check_columns", "find_late", "read_end",
+           "read_verdicts"]  # fmt: skip
 
 ACK_COLUMNS: Mapping[str, str] = {
     "ack_token": "STRING",
@@ -81,12 +82,22 @@ def check_columns(schema: StructType) -> None:
             raise ConfigError(f"column {name} is {found}: it must be {kind}")
 
 
-def read_end(row: Mapping[str, Any], settings: AckSettings) -> End:
-    """The END of a row.
+def read_verdicts(rows: Iterable[Mapping[str, Any]], settings: AckSettings) -> list[End]:
+    """One END for each message: of its last row that names a verdict other than ack.
 
     Raises:
-        StateError: Its token is none. ConfigError: It has no verdict that we know.
+        StateError: A token is none. ConfigError: A row has no verdict that we know.
     """
+    found: dict[str, End] = {}
+    for row in rows:
+        text = row["ack_token"]
+        if text not in found or str(row.get("verdict") or "ack").lower() != "ack":
+            found[text] = read_end(row, settings)
+    return list(found.values())
+
+
+def read_end(row: Mapping[str, Any], settings: AckSettings) -> End:
+    """The END of a row; raises as ``read_verdicts``."""
     token = decode_token(row["ack_token"])
     text = row.get("verdict") or "ack"
     outcome = _OUTCOMES.get(str(text).lower())
