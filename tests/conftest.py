@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 import signal
 import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kafkamq.dev import LocalKafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # Started in the background by a shell, the tests would ignore Ctrl-C, and so would every process
 # that they start and interrupt: an ignored signal is inherited, a handled one is not.
@@ -26,3 +31,17 @@ def namespace(request: pytest.FixtureRequest) -> str:
 def bootstrap(kafka_broker: LocalKafka) -> str:
     """The address of the session's broker."""
     return kafka_broker.bootstrap_servers
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark session, and so one JVM, for all tests of a process."""
+    from kafkamq.spark.session import build_session
+
+    session = build_session(
+        app_name="kafkamq tests",
+        master="local[2]",
+        settings={"spark.sql.shuffle.partitions": "2"},
+    )
+    yield session
+    session.stop()

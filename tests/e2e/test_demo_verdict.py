@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,6 +13,9 @@ from tests.e2e.verdict_log import FakeLog, good_log, register
 
 from kafkamq.dev.demo.result import Verdict
 from kafkamq.dev.demo.verdict import verdict_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -105,18 +108,14 @@ Rows = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def rows() -> Iterator[Rows]:
+def rows(spark: SparkSession) -> Rows:
     """The verdict over one log per edit, all in one run: a run takes seconds."""
-    from kafkamq.spark.session import build_session
-
-    spark = build_session(settings={"spark.sql.shuffle.partitions": "2"})
     logs = []
     for number, edit in enumerate(EDITS):
         logs.append(good_log(number))
         edit(logs[-1])
     register(logs, spark)
-    yield verdict_rows(spark)
-    spark.stop()
+    return verdict_rows(spark)
 
 
 def verdict_on(edit: Callable[[FakeLog], None], rows: Rows) -> Verdict:

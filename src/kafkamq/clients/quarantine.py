@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.errors import ErrorWatch, broker_error, raised_error
 from kafkamq.clients.settings import connect, producer_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.wire.headers import ERROR, ORIGIN, Origin, cut_text
@@ -67,7 +69,11 @@ class Quarantine:
         """
         if self._producer is None:
             return
-        left = self._producer.flush(timeout_s)
+        try:
+            left = self._producer.flush(timeout_s)
+        except (KafkaException, SystemError) as error:
+            cause = raised_error(error)
+            raise broker_error(cause, self._doing()) from cause
         self._watch.check(self._doing())
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -79,7 +85,8 @@ class Quarantine:
         """End the client; what is not confirmed is read again by the next tracker."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            producer.flush(2.0)
+            with contextlib.suppress(KafkaException, SystemError):  # fatal
+                producer.flush(2.0)
             producer.purge()
             producer.close()
 

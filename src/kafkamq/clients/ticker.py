@@ -6,6 +6,7 @@ while a transaction is under way elsewhere, and a status may be lost.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -145,7 +146,8 @@ class Ticker:
         """Flush (bounded) and end; idempotent."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            producer.flush(timeout_s)
+            with contextlib.suppress(KafkaException, SystemError):  # fatal: TICKs and statuses
+                producer.flush(timeout_s)  # may be lost, the next owner writes its own
             producer.purge()
             producer.close()
 

@@ -29,6 +29,7 @@ __all__ = [
     "REDACTED",
     "activate",
     "build_session",
+    "has_session",
     "check_environment",
     "session_settings",
     "stream_settings",
@@ -50,12 +51,22 @@ _STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStore
 # Without Hadoop's checksum files: each file of a checkpoint costs two processes (chmod) with them.
 # The state's change logs carry checksums of their own.
 _LOCAL_FILES = "org.apache.hadoop.fs.local.RawLocalFs"
+_MASTER = re.compile(
+    r"local(\[(\d+|\*)(,\s*\d+)?\])?|local-cluster\[.*\]|spark://[^:]+:\d.*|yarn|k8s://.+"
+)
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _jvm_log = logging.getLogger("kafkamq.spark.jvm")
 # Printed by the JVM and by PySpark itself, past every log setting.
 _NOISE = re.compile(
     r"WARNING: Using incubator|(Starting )?Streaming TransformWithState|\s*$|\s+at [\w.$]+\("
 )
+
+
+def has_session() -> bool:
+    """Whether this process has a session, in whichever thread: who finds one must not stop it."""
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context is not None
 
 
 def build_session(
@@ -76,9 +87,15 @@ def build_session(
         settings: Spark properties that stand above kafkamq's own.
 
     Raises:
-        ConfigError: Java or a Python package is missing or has an unsupported version.
+        ConfigError: Java or a Python package is missing or has an unsupported version; the master
+            is none.
     """
     check_environment()
+    wanted = (settings or {}).get("spark.master", master)
+    if not _MASTER.fullmatch(wanted):
+        raise ConfigError(
+            f"master is {wanted!r}: it must be local[N], spark://host:port, yarn or k8s://..."
+        )
     from pyspark.sql import SparkSession
 
     # Else `python3` of PATH runs the workers; of a cluster's, somebody may know better.

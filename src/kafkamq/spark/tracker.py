@@ -34,7 +34,7 @@ from kafkamq.spark.checkpoint import CheckpointNote, last_batch, read_note, writ
 from kafkamq.spark.progress import watching
 from kafkamq.spark.query import QueryPlan, query_failure, start_query
 from kafkamq.spark.reading import LogReader, log_reader
-from kafkamq.spark.session import build_session
+from kafkamq.spark.session import build_session, has_session
 from kafkamq.spark.ticking import TickKeeper
 from kafkamq.wire.status import TrackerStatus
 
@@ -97,6 +97,7 @@ class SparkTracker:
         self._max_markers = max_markers_per_batch
         self._given_session = spark
         self._settings = settings
+        self._owns_session = False
         self._spark: SparkSession | None = None
         self._run: _Run | None = None
         self._partitions = 0
@@ -118,6 +119,7 @@ class SparkTracker:
         for finding in require_topics(self.config, max_lease_ms=self.tracker.max_lease_ms):
             _log.warning("topic check: %s", finding)
         spark = self._given_session
+        self._owns_session = spark is None and not has_session()
         if spark is None:
             spark = build_session(
                 app_name=f"kafkamq tracker {self.config.namespace}",
@@ -329,7 +331,7 @@ class SparkTracker:
             self._metrics.close()
         self._watching.close()
         spark, self._spark = self._spark, None
-        if spark is not None and self._given_session is None:
+        if spark is not None and self._owns_session:
             spark.stop()
             _log.info("tracker stopped", extra={"topic": self.config.marker_topic})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -213,5 +214,6 @@ class Outbox:
 def _end(client: Producer) -> None:
     if len(client):
         client.purge()
-        client.flush(_POLL_S)  # serves the reports
+        with contextlib.suppress(KafkaException, SystemError):  # a fatal error: it is known
+            client.flush(_POLL_S)  # serves the reports
     client.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.spark.query import QueryFailedError, query_failure
-from kafkamq.spark.session import build_session
+from kafkamq.spark.session import build_session, has_session
 from kafkamq.spark.views import VIEWS, register_views
 
 if TYPE_CHECKING:
@@ -32,15 +32,13 @@ def view_session(
 
     This process's own session, if it has one already, goes on.
     """
-    from pyspark.sql import SparkSession
-
-    has_session = SparkSession.getActiveSession() is not None
+    is_own = not has_session()
     spark = build_session(app_name=app_name, master=master)
     try:
         register_views(spark, config)
         yield spark
     finally:
-        if not has_session:
+        if is_own:
             spark.stop()
 
 
