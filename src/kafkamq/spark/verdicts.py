@@ -149,6 +149,7 @@ def find_late(log: MarkerLog, ends: Sequence[End]) -> list[AckToken]:
             log_ms = timestamp_ms if kind == TIMESTAMP_LOG_APPEND_TIME else -1
             attempts.apply(offset, timestamp_ms, log_ms, marker)
             late |= _late(attempts)
+        late |= _due(attempts)
     return [
         end.token
         for end in ends
@@ -163,4 +164,13 @@ def _late(attempts: Attempts) -> set[tuple[int, int]]:
         (each.message_id.partition, each.message_id.offset)
         for each in ended
         if each.is_late or each.outcome in tracker
+    }
+
+
+def _due(attempts: Attempts) -> set[tuple[int, int]]:
+    """Whose ENDs are late, though a transaction's are not to be read yet."""
+    return {
+        (each.attempt.message_id.partition, each.attempt.message_id.offset)
+        for each in attempts.open()
+        if each.state == "due" and each.attempt.outcome is None
     }
