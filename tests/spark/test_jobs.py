@@ -13,7 +13,7 @@ from tests.integration.cli_tools import Commands
 from tests.integration.test_cli_redrive import Letters
 from tests.integration.tracker_logs import Logs
 
-from kafkamq.cli.jobs import parse_moment
+from kafkamq.cli.jobs import _bounds, parse_moment
 from kafkamq.cli.page import chart
 from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.errors import ConfigError, StateError
@@ -225,6 +225,9 @@ def test_times_and_bars() -> None:
     assert parse_moment("1970-01-01T00:00:02Z", option="--to") == 2000
     assert parse_moment("1970-01-01 01:00:02+01:00", option="--to") == 2000
     assert parse_moment("1970-01-01", option="--to") == 0
+    assert _bounds("", "1500") == (None, 1500)
+    with pytest.raises(ConfigError, match=r"--to is '1500': it must be later than --from"):
+        _bounds("1970-01-01T00:00:02Z", "1500")
     assert chart([0, 0], ["a", "b"]) == "<p>None.</p>"
     drawn = ElementTree.fromstring(chart([1, 3], ["<a>", "b"]))
     heights = [float(bar.attrib["height"]) for bar in drawn.iter("rect")]

@@ -41,6 +41,11 @@ def test_a_master_that_is_none_is_said(master: str) -> None:
         worker_command(master, cores=1, memory="1g")
 
 
+def test_a_memory_that_is_no_size_is_said() -> None:
+    with pytest.raises(ConfigError, match="memory is 'lots': it must be"):
+        worker_command("spark://h:1", cores=1, memory="lots")
+
+
 def test_executors_run_this_python_unless_told() -> None:
     assert daemon_environment({})["PYSPARK_PYTHON"] == sys.executable
     given = daemon_environment({"PYSPARK_PYTHON": "other", "HOME": "/"})

@@ -52,6 +52,14 @@ def parse_moment(text: str, *, option: str) -> int | None:
     return round(moment.timestamp() * 1000)
 
 
+def _bounds(since: str, until: str) -> tuple[int | None, int | None]:
+    """``--from`` and ``--to`` in milliseconds."""
+    begin, end = parse_moment(since, option="--from"), parse_moment(until, option="--to")
+    if begin is not None and end is not None and end <= begin:
+        raise ConfigError(f"--to is {until!r}: it must be later than --from, {since!r}")
+    return begin, end
+
+
 @connected
 def sql(
     config: ServiceConfig,
@@ -159,11 +167,12 @@ def replay(
 
     if not (where or since or until or everything or dry_run):
         raise ConfigError("choose with --where, --from or --to, or say --everything")
+    begin, end = _bounds(since, until)
     wanted = Replay(
         name=name or f"replay-{uuid.uuid4().hex[:8]}",
         where=where or "true",
-        from_ms=parse_moment(since, option="--from") or 0,
-        to_ms=parse_moment(until, option="--to"),
+        from_ms=begin or 0,
+        to_ms=end,
         into=into,
         rate=rate,
     )
@@ -208,11 +217,8 @@ def audit(
     from kafkamq.spark.jobs.asking import view_session
     from kafkamq.spark.jobs.audit import audit as run_audit
 
-    bounds = {
-        "from_ms": parse_moment(since, option="--from"),
-        "to_ms": parse_moment(until, option="--to"),
-    }
-    given = {name: value for name, value in bounds.items() if value is not None}
+    bounds = zip(("from_ms", "to_ms"), _bounds(since, until), strict=True)
+    given = {name: value for name, value in bounds if value is not None}
     if html is not None and not html.parent.is_dir():
         raise ConfigError(f"--html {html}: there is no folder {html.parent}")
     with view_session(config, master=master, app_name="kafkamq audit") as spark:

@@ -8,6 +8,7 @@ pandas, PyArrow, protobuf) must be on the workers, installed or as an archive of
 from __future__ import annotations
 
 import atexit
+import re
 import shutil
 import sys
 import tempfile
@@ -64,10 +65,12 @@ def worker_command(
         work_folder: For logs and shipped files of executors; empty: Spark's own.
 
     Raises:
-        ConfigError: The master is no address, or PySpark is not installed.
+        ConfigError: The master is no address, the memory no size, or PySpark is not installed.
     """
-    if not master.startswith("spark://") or ":" not in master[8:]:
+    if not re.fullmatch(r"spark://\S+:\d+", master):
         raise ConfigError(f"master is {master!r}: it must be spark://host:port")
+    if not re.fullmatch(r"\d+[kmgt]b?", memory.lower()):
+        raise ConfigError(f"memory is {memory!r}: it must be a number with its unit, as 512m or 2g")
     command = [*_spark_class(_WORKER), master, "--cores", str(cores), "--memory", memory]
     command += ["--webui-port", "0"]
     if host:

@@ -46,6 +46,7 @@ _KNOWN = {name.lower() for name in _SPELLED}
 _INTERNAL = {"mode", "tasks", "acknowledge"}
 _SHOWN = sorted(name for name in _SPELLED if name not in _INTERNAL)
 _ROWS = ("records", "blocks", *VIEWS)
+_OF_QUEUES = ("messages", "deliveries", "in_flight")  # which option queue narrows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +124,11 @@ def parse_source_options(
             f"view is {view!r}: it must be one of {', '.join(VIEWS)}; leave it out, and name a "
             "topic, to read a topic's records"
         )
+    if given.get("queue") and view not in _OF_QUEUES:
+        raise ConfigError(
+            f"queue is {given['queue']!r}: it is for the views {', '.join(_OF_QUEUES)}; of others "
+            "choose the rows by where()"
+        )
     topic = given.get("topic") or _topic_of(config, view)
     if not topic:
         raise ConfigError(
@@ -133,8 +139,8 @@ def parse_source_options(
         topic=topic,
         view=view,
         queue_id=given.get("queue", ""),
-        starting=_place(given, "starting", EARLIEST),
-        ending=_place(given, "ending", LATEST),
+        starting=_of_topic("startingOffsets", _place(given, "starting", EARLIEST), topic),
+        ending=_of_topic("endingOffsets", _place(given, "ending", LATEST), topic),
         max_rows=_number("maxRowsPerTrigger", given.get("maxrowspertrigger")),
         include_headers=_headers(view, given),
         min_partitions=_number("minPartitions", given.get("minpartitions")) or 1,
@@ -238,6 +244,14 @@ def _place(given: Mapping[str, str], end: str, default: str) -> str | Offsets | 
     if offsets is not None:
         raise ConfigError(f"{end}Timestamp and {end}Offsets exclude each other: give one of them")
     return parse_timestamp_ms(f"{end}Timestamp", timestamp)
+
+
+def _of_topic(name: str, place: str | Offsets | int, topic: str) -> str | Offsets | int:
+    """Offsets of the topic that is read; those of another one would be passed over."""
+    others = sorted(set(place) - {topic}) if isinstance(place, dict) else []
+    if others:
+        raise ConfigError(f"{name} names topic {others[0]!r}: the query reads {topic!r}")
+    return place
 
 
 def parse_timestamp_ms(name: str, text: str) -> int:

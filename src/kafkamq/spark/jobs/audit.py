@@ -113,7 +113,10 @@ FROM audited GROUP BY ALL ORDER BY ALL
 """
 
 _STATES = "SELECT queue_id, state, count(*) AS messages FROM in_flight GROUP BY ALL"
-_LETTERS = "SELECT queue_id, reason, count(*) AS messages FROM dead_letters GROUP BY ALL"
+_LETTERS = """
+SELECT queue_id, coalesce(reason, 'unknown') AS reason, count(*) AS messages FROM dead_letters
+GROUP BY ALL
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
