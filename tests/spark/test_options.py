@@ -51,6 +51,8 @@ def test_options_stand_above_what_was_registered() -> None:
         ({"includeHeaders": "yes"}, "includeHeaders"),
         ({"view": "letters"}, "view is 'letters'.*in_flight"),
         ({"view": "markers", "includeHeaders": "true"}, "includeHeaders"),
+        ({"view": "markers", "queue": "emails"}, "queue is 'emails'.*deliveries.*where"),
+        ({"startingOffsets": '{"oders":{"0":5}}'}, "startingOffsets names topic 'oders'"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp"),
         ({"startingTimestamp": "1", "startingOffsets": "latest"}, "startingTimestamp and starting"),
         ({"endingTimestamp": "-1"}, "endingTimestamp"),
@@ -146,3 +148,9 @@ def test_missing_java_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_environment_of_the_tests_is_fine() -> None:
     assert set(session.check_environment()) == {"pyspark", "pandas", "pyarrow", "protobuf", "java"}
+
+
+@pytest.mark.parametrize("master", ["foo", "local[x]", "spark://host", ""])
+def test_a_master_that_is_none_is_said_before_spark_starts(master: str) -> None:
+    with pytest.raises(ConfigError, match=r"master is '.*': it must be local\[N\], spark://"):
+        session.build_session(master=master)

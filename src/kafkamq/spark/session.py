@@ -52,7 +52,7 @@ _STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStore
 # The state's change logs carry checksums of their own.
 _LOCAL_FILES = "org.apache.hadoop.fs.local.RawLocalFs"
 _MASTER = re.compile(
-    r"local(\[(\d+|\*)(,\s*\d+)?\])?|local-cluster\[.*\]|spark://[^:]+:\d.*|yarn|k8s://.+"
+    r"local(\[(\d+|\*)(,\s*\d+)?\])?|local-cluster\[.*\]|spark://\S+:\d+|yarn|k8s://.+"
 )
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _jvm_log = logging.getLogger("kafkamq.spark.jvm")
