@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import ErrorWatch, broker_error
@@ -37,7 +37,11 @@ def scan(
     if starts is None:
         with Admin(config) as admin:
             count = admin.require_topic(topic).partitions
-        starts = dict.fromkeys(range(count), OFFSET_BEGINNING)
+            bounds = admin.log_bounds(topic, range(count))
+        # Told to begin at the beginning librdkafka takes half a second to find it.
+        starts = {number: first for number, (first, end) in bounds.items() if end > first}
+    if not starts:
+        return
     open_partitions = set(starts)
     watch = ErrorWatch(config.bootstrap_servers)
     settings = consumer_settings(
