@@ -1,4 +1,4 @@
-"""Each backend's service serves the whole module."""
+"""Each backend's service serves all tests: they use queues of different names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.contract.worlds import WORLDS, World, world_of
 
 
-@pytest.fixture(scope="module", params=WORLDS)
+@pytest.fixture(scope="session", params=WORLDS)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """A service of each kind."""
     name = request.param

@@ -118,7 +118,7 @@ def test_a_stop_in_the_middle_loses_nothing(world: World) -> None:
 
 def test_handlers_that_hang_or_kill_their_process(world: World) -> None:
     queue = world.queue("processes", max_deliveries=1)
-    queue.handler(processes=2, timeout=0.5)(die_or_hang)
+    queue.handler(processes=1, timeout=0.5)(die_or_hang)
     with Worker(world.service, queues=["processes"]) as worker:
         with queue.producer() as producer:
             for body in (b"die", b"hang", b"fine"):
