@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import (
@@ -26,6 +27,7 @@ from pyspark.sql.types import (
 )
 from tests.integration.tracker_logs import Logs, read_topic
 
+from kafkamq.clients.groups import group_of
 from kafkamq.errors import StateError
 from kafkamq.spark.columns import columns_of
 from kafkamq.spark.committing import CommitSettings, commit_slots
@@ -181,6 +183,34 @@ def test_other_queues_cost_no_batch_and_positions_move_on(logs: Logs, reader: Qu
     tasks = [t for t in reader.partitions(begin, planned) if isinstance(t, QueuePartition)]
     assert offsets(rows(reader, tasks)) == [5, 6, 7]
     assert reader.latestOffset(planned, ReadMaxRows(100)) == planned
+
+
+def test_what_workers_did_while_spark_stood_still_is_not_done_again(
+    logs: Logs, reader: QueueReader
+) -> None:
+    logs.send(2, key=b"emails")
+    stopped, tasks = plan(reader)
+    assert offsets(rows(reader, tasks)) == [0, 1]
+    reader.stop()
+    logs.send(3, key=b"emails")
+    worker = Consumer(
+        {"bootstrap.servers": logs.bootstrap, "group.id": group_of(logs.config, "emails")}
+    )
+    worker.commit(offsets=[TopicPartition(logs.config.message_topic, 0, 4)], asynchronous=False)
+    worker.close()
+    restarted = QueueReader(reader.options, SCHEMA)
+    try:
+        planned, tasks = plan(restarted, stopped)
+        assert offsets(rows(restarted, tasks)) == [4]
+        again = QueueReader(reader.options, SCHEMA)
+        repeated = [t for t in again.partitions(stopped, planned) if isinstance(t, QueuePartition)]
+        again.stop()
+        assert offsets(rows(restarted, repeated)) == [4], "also when the batch is repeated"
+        logs.send(1, key=b"emails")
+        _, tasks = plan(restarted, planned)
+        assert offsets(rows(restarted, tasks)) == [5]
+    finally:
+        restarted.stop()
 
 
 def test_slots_write_once(logs: Logs, reader: QueueReader) -> None:

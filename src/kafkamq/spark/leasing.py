@@ -17,7 +17,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -52,6 +52,7 @@ MAX_ROWS = 10_000
 RENEWALS_PER_TIMEOUT = 3  # R7
 _MAX_SKIPPED = 200_000  # foreign messages that are passed without a batch
 _MARKERS = ":markers"  # {marker partition: its end when the batch was planned}
+_FROM = ":from"  # {partition: where the batch begins, if that is behind the last one's end}
 _FACTS_S = 5.0
 _DEFAULT_MAX_BYTES = "1048588"
 _MARKER_OVERHEAD_BYTES = 1024
@@ -108,6 +109,7 @@ class QueueReader(StreamReader):
         self._foreign: dict[int, int] = {}  # partition -> up to where no message is the queue's
         self._consumer: Consumer | None = None
         self._committed: dict[int, int] = {}
+        self._moved_on: dict[int, int] = {}  # positions of the group, at the first look
         self._facts_of: _Facts | None = None
         self._asked_s = 0.0  # monotonic; when the facts were asked for
         self._is_checked = False
@@ -118,15 +120,11 @@ class QueueReader(StreamReader):
 
     def initialOffset(self) -> dict[str, dict[str, int | str]]:  # noqa: N802
         """Where the queue's group stands; without a committed offset where the options say."""
-        config, topic = self.options.config, self.options.topic
+        topic = self.options.topic
         self._check()
         offsets = super().initialOffset()
-        group = group_of(config, self.options.queue_id)
-        with Admin(config) as admin:
-            asked = [(group, TopicPartition(topic, int(number))) for number in offsets[topic]]
-            for found in admin.committed(asked):
-                if found.offset >= 0:
-                    offsets[topic][str(found.partition)] = found.offset
+        position = self._position(int(number) for number in offsets[topic])
+        offsets[topic] |= {str(number): at for number, at in position.items()}
         self._commit({int(number): int(at) for number, at in offsets[topic].items()})
         return offsets
 
@@ -135,13 +133,18 @@ class QueueReader(StreamReader):
     ) -> dict[str, dict[str, int | str]]:
         """Where the next batch ends; the one before is done when this is called."""
         self._check()
+        topic = self.options.topic
+        # Workers of the queue may have gone on where an earlier run of the query stopped.
+        is_first = not self._committed
+        self._moved_on = self._position(map(int, start.get(topic, {}))) if is_first else {}
         self._done(start)
         found = super().latestOffset(start, limit)
-        topic = self.options.topic
         if found[topic] == start.get(topic):
             return {name: dict(values) for name, values in start.items()}
         ends = marker_log(self.options.config).ends(range(self._facts().marker_partitions))
         found[_MARKERS] = {str(number): at for number, at in ends.items()}
+        if self._moved_on:
+            found[_FROM] = {str(number): at for number, at in self._moved_on.items()}
         self._planned = found
         return found
 
@@ -193,7 +196,16 @@ class QueueReader(StreamReader):
             at < int(known.get(str(n), 0)) for n, at in starts.items()
         ):
             self._foreign.clear()  # of the log that was replaced
-        return starts
+            self._moved_on = {}
+        return {number: max(at, self._moved_on.get(number, 0)) for number, at in starts.items()}
+
+    def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[LogRange]:
+        begins = {int(number): int(at) for number, at in end.get(_FROM, {}).items()}
+        ranges = [
+            replace(each, start=max(each.start, begins.get(each.partition, 0)))
+            for each in super()._ranges(start, end)
+        ]
+        return [each for each in ranges if each.start < each.end]
 
     # ---- a batch
 
@@ -232,8 +244,8 @@ class QueueReader(StreamReader):
     def _done(self, offsets: StreamOffsets) -> None:
         """Everything up to there is handed out, and has its END or will have none."""
         self._renew_no_more()
-        known = offsets.get(self.options.topic, {})
-        self._commit({int(number): int(at) for number, at in known.items()})
+        known = {int(n): int(at) for n, at in offsets.get(self.options.topic, {}).items()}
+        self._commit({n: max(at, self._moved_on.get(n, 0)) for n, at in known.items()})
 
     def _renew_no_more(self) -> None:
         if self._keep_alive is not None:
@@ -275,6 +287,14 @@ class QueueReader(StreamReader):
             messages, markers = (admin.require_topic(name) for name in names)
         size = int(markers.settings.get("max.message.bytes", _DEFAULT_MAX_BYTES))
         return _Facts(messages.topic_id, markers.partitions, size - _MARKER_OVERHEAD_BYTES)
+
+    def _position(self, numbers: Iterable[int]) -> dict[int, int]:
+        """What the queue's group has committed."""
+        group = group_of(self.options.config, self.options.queue_id)
+        asked = [(group, TopicPartition(self.options.topic, number)) for number in numbers]
+        with Admin(self.options.config) as admin:
+            found = admin.committed(asked)
+        return {each.partition: each.offset for each in found if each.offset >= 0}
 
     def _commit(self, offsets: Mapping[int, int]) -> None:
         news = {number: at for number, at in offsets.items() if self._committed.get(number) != at}

@@ -157,31 +157,48 @@ class _Starter:
             row = self._row(record)
             offset = row.message_id.offset
             if offset in history.verdicts:
-                row.token = self._token(
-                    row, Place(NACKED if history.verdicts[offset] else ENDED, 0)
-                )
+                self._mark_ended(row)
             elif offset in history.settled or offset in history.expired:
                 continue
             else:
                 new.append(row)
             rows.append(row)
         started = self._start(new)
+        started = self._look_again(started)
         dropped = self._settled_before(started)
         alive = [(row, place) for row, place in started if row.message_id.offset not in dropped]
         dropped |= self._expired(alive)
         return [row for row in rows if row.message_id.offset not in dropped]
 
-    def _settled_before(self, started: Sequence[tuple[_Row, Place]]) -> set[int]:
-        """Offsets of messages that a tracker settled before these STARTs, or is going to."""
+    def _mark_ended(self, row: _Row) -> None:
+        is_nacked = self._history.verdicts[row.message_id.offset]
+        row.token = self._token(row, Place(NACKED if is_nacked else ENDED, 0))
+
+    def _look_again(self, started: Sequence[tuple[_Row, Place]]) -> list[tuple[_Row, Place]]:
+        """Read on up to these STARTs; returns those that still were without a verdict.
+
+        A transaction that was committed just now may hide verdicts at the first look.
+        """
         history = self._history
         offsets = {row.message_id.offset for row, _ in started}
         if not self._plan.is_repeated and history.started.isdisjoint(offsets):
-            return set()
+            return list(started)  # for the first time: nothing else can have been said of them
         # Up to the STARTs, beyond whatever transaction is still open there.
         behind: dict[int, int] = {}
         for row, place in started:
             behind[row.route] = max(behind.get(row.route, 0), place.offset + 1)
         self._read_to |= self._read_history(self._read_to, behind)
+        open_ = []
+        for row, place in started:
+            if row.message_id.offset in history.verdicts:
+                self._mark_ended(row)
+            else:
+                open_.append((row, place))
+        return open_
+
+    def _settled_before(self, started: Sequence[tuple[_Row, Place]]) -> set[int]:
+        """Offsets of messages that a tracker settled before these STARTs, or is going to."""
+        history = self._history
         lost = [
             row
             for row, place in started
