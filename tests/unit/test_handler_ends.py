@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import threading
 import time
 from dataclasses import dataclass
@@ -25,6 +26,12 @@ class BadError(Exception):
 
 
 async def forgotten() -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def unlogged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports of tests travel between processes, which lone surrogates in log lines cannot."""
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
 
 
 def exits(message) -> None:
