@@ -7,6 +7,7 @@ import functools
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Optional
 
@@ -29,9 +30,11 @@ async def forgotten() -> None: ...
 
 
 @pytest.fixture(autouse=True)
-def unlogged(monkeypatch: pytest.MonkeyPatch) -> None:
+def unlogged() -> Iterator[None]:
     """Reports of tests travel between processes, which lone surrogates in log lines cannot."""
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def exits(message) -> None:
