@@ -43,14 +43,14 @@ def refresh_topic(client: Producer, topic: str, error: KafkaException) -> bool:
     return True
 
 
-def end_producer(client: Producer) -> None:
+def end_producer(client: Producer, timeout_s: float = _POLL_S) -> None:
     """End a producer; what it still holds fails, and is reported, at once."""
     if len(client):
         client.purge()
         with contextlib.suppress(
             KafkaException, SystemError
         ):  # a fatal error: it is known, or does not matter
-            client.flush(_POLL_S)  # serves the reports
+            client.flush(timeout_s)  # serves the reports
     client.close()
 
 

@@ -16,7 +16,7 @@ from kafkamq.core.leases import Lease, LeaseState, Renewal, Settlement
 from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, LeaseLostError, StateError
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.message import UNREPORTED, Message
-from kafkamq.kafka.reasons import reason_of
+from kafkamq.kafka.reasons import settle_at_exit
 from kafkamq.kafka.tally import WorkerTally
 from kafkamq.kafka.worker import Worker
 from kafkamq.types import DeadLetterReason, MessageId, Outcome
@@ -172,18 +172,8 @@ class Verdicts:
 
     def leave(self, message: Message, error: BaseException | None) -> None:
         """The end of ``with message:``; a verdict given inside stands."""
-        if message._lease.state is LeaseState.SETTLED:
-            return
-        if error is None:
-            self.settle(message, Outcome.ACK)
-            return
-        try:
-            self.settle(message, Outcome.NACK, reason=reason_of(error))
-        except (LeaseLostError, StateError) as refusal:  # the handler's own error goes on
-            _log.warning(
-                "a failed message could not be given back",
-                extra={"queue": self.queue_id, "said": str(refusal)},
-            )
+        if message._lease.state is not LeaseState.SETTLED:
+            settle_at_exit(self.settle, message, error)
 
     def extend(self, message: Message, extension_ms: int) -> None:
         """A KEEPALIVE of one message (R7)."""

@@ -29,7 +29,7 @@ from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.consumer import Consumer
 from kafkamq.kafka.fork import ForkGuard
 from kafkamq.kafka.message import Message
-from kafkamq.kafka.reasons import reason_of
+from kafkamq.kafka.reasons import settle_at_exit
 from kafkamq.metrics import catalog
 from kafkamq.metrics.families import Counter, Labels
 from kafkamq.types import DeadLetterReason, Nack, Outcome, Reject
@@ -298,18 +298,8 @@ class TopicConsumer(Consumer):
     def leave(self, message: Message, error: BaseException | None) -> None:
         """The end of ``with message:``; a verdict given inside stands."""
         assert isinstance(message, TopicMessage)
-        if message.state is MessageState.SETTLED:
-            return
-        if error is None:
-            self.settle(message, Outcome.ACK)
-            return
-        try:
-            self.settle(message, Outcome.NACK, reason=reason_of(error))
-        except (LeaseLostError, StateError) as refusal:  # the handler's own error goes on
-            _log.warning(
-                "a failed message could not be given back",
-                extra={"queue": self.queue_id, "said": str(refusal)},
-            )
+        if message.state is not MessageState.SETTLED:
+            settle_at_exit(self.settle, message, error)
 
     def extend(self, message: Message, extension_ms: int) -> None:
         """Hold a message longer; see ``Message.extend``."""

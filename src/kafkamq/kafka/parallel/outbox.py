@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from kafkamq.errors import KafkaMQError, StateError
 from kafkamq.kafka.parallel.config import ParallelConfig
 from kafkamq.kafka.parallel.inside import enter
 from kafkamq.kafka.parallel.record import ParallelRecord
+from kafkamq.kafka.sender import end_producer
 from kafkamq.types import DeadLetterReason, Headers
 from kafkamq.wire.headers import Origin, dead_letter_headers
 
@@ -156,11 +156,11 @@ class Outbox:
             if self._thread is not None:
                 self._thread.join(_POLL_S * 20)
             self._end_spent()
-            _end(client)
+            end_producer(client, _POLL_S)
             self._client = None
             if self._alone is not None:
                 self._alone.flush(_POLL_S * 20)
-                _end(self._alone)
+                end_producer(self._alone, _POLL_S)
 
     def _connected(self) -> Producer:
         client = self._client
@@ -208,12 +208,4 @@ class Outbox:
 
     def _end_spent(self) -> None:
         while self._spent:
-            _end(self._spent.pop())
-
-
-def _end(client: Producer) -> None:
-    if len(client):
-        client.purge()
-        with contextlib.suppress(KafkaException, SystemError):  # a fatal error: it is known
-            client.flush(_POLL_S)  # serves the reports
-    client.close()
+            end_producer(self._spent.pop(), _POLL_S)
