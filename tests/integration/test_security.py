@@ -23,6 +23,7 @@ from kafkamq import Service
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
 from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.kafka.writer import MarkerWriter
 
 CANARY = "canary-Pa55word-7f3a9c"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -101,6 +102,18 @@ def test_a_missing_right_is_said_at_once(secured: SecuredKafka, namespace: str, 
             steps[what]()
     assert time.monotonic() - began_s < 10
     assert not raised.value.is_retriable
+
+
+def test_a_writer_that_held_nothing_ends_in_peace(secured: SecuredKafka, namespace: str) -> None:
+    """The fatal error waits in the client's queue like a marker, and is none."""
+    Logs(secured.open, namespace)
+    rights = [right for right in rights_of("worker", namespace) if "DESCRIBE" in right.operation]
+    config = config_of(secured, namespace, new_user(secured, rights))
+    with Service(config.bootstrap_servers, namespace, kafka=config.kafka) as service:
+        writer = MarkerWriter(service._namespace)
+        wait_until(lambda: len(writer) > 0)
+        assert writer.flush(0.25)
+        writer.close()
 
 
 @pytest.mark.parametrize("missing", ["WRITE", "group", "transactional-id"])

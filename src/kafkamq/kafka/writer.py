@@ -108,14 +108,15 @@ class MarkerWriter:
             BrokerError: The client failed for good while it held markers. It was made anew; what
                 it held is reported.
         """
-        held = len(self._client)
+        client = self._client
         try:
             with self._serving:
-                is_done = self._client.flush(max(0.0, timeout_s)) == 0
+                is_done = client.flush(max(0.0, timeout_s)) == 0
             self._served_ms = monotonic_ms()
             return is_done
         except (KafkaException, SystemError) as error:
             cause = raised_error(error)
+            held = len(client)  # only now: before, the error itself was counted too
             self.renew()
             if not held:  # nobody's marker has failed: the next write meets the cause again
                 return True
