@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from enum import Enum
@@ -13,6 +11,7 @@ from typing import Annotated
 import typer
 
 from kafkamq.cli import output
+from kafkamq.cli.loading import load_named
 from kafkamq.cli.options import MetricsPort, connected, serving_metrics
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
@@ -37,17 +36,7 @@ def load_handler(name: str) -> Callable[..., object]:
     Raises:
         ConfigError: There is no such module or function.
     """
-    module_name, colon, path = name.partition(":")
-    if not (module_name and colon and path):
-        raise ConfigError(f"the handler is {name!r}: name it as module:function")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # the folder that the command was given in, as with python -m
-    try:
-        found: object = importlib.import_module(module_name)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the handler {name!r} cannot be loaded: {error}") from error
+    found = load_named(name, "handler")
     if not callable(found):
         raise ConfigError(f"the handler {name!r} is no function")
     return found

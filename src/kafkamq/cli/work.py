@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from typing import Annotated
 
 import typer
 
 from kafkamq.cli import output
+from kafkamq.cli.loading import load_named
 from kafkamq.cli.options import MetricsPort, serving_metrics
 from kafkamq.errors import ConfigError
 from kafkamq.kafka.handlers import Worker
@@ -22,17 +21,7 @@ def load_worker(name: str) -> Worker:
     Raises:
         ConfigError: There is no such module, or no ``Worker`` of that name in it.
     """
-    module_name, colon, path = name.partition(":")
-    if not (module_name and colon and path):
-        raise ConfigError(f"the worker is {name!r}: name it as module:worker")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # the folder that the command was given in, as with python -m
-    try:
-        found: object = importlib.import_module(module_name)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the worker {name!r} cannot be loaded: {error}") from error
+    found = load_named(name, "worker")
     if not isinstance(found, Worker):
         raise ConfigError(f"{name} is a {type(found).__name__}: it must be a kafkamq.Worker")
     return found

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Record
 
 from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
+from kafkamq.clients.events import mends_itself
 from kafkamq.clients.groups import group_of
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import QueueConfig, ServiceConfig
@@ -29,17 +30,6 @@ REQUEST_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 10.0
 _WAIT_S = 0.25  # one blocking wait; between two, errors are looked at
 _log = logging.getLogger(__name__)
-
-_PASSING = frozenset(
-    {  # events that mend themselves: librdkafka goes on
-        KafkaError._PARTITION_EOF,
-        KafkaError._MAX_POLL_EXCEEDED,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TRANSPORT,
-        KafkaError._TIMED_OUT,
-        KafkaError._RESOLVE,
-    }
-)
 
 
 class Membership(Protocol):
@@ -178,7 +168,7 @@ class MessageReader:
         self.watch.check(f"reading {self._topic}")
         if error.fatal():
             self.rebuild()
-        elif error.code() not in _PASSING and not error.retriable():
+        elif not mends_itself(error):
             raise broker_error(error, f"reading {self._topic}")
         _log.info("reading is disturbed", extra={"code": error.name(), "topic": self._topic})
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
+from kafkamq.clients.events import mends_itself
 from kafkamq.clients.exact_commits import ExactCommits
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.errors import BrokerError, ConfigError, DataLossError
@@ -22,20 +23,6 @@ __all__ = ["Membership", "Source"]
 
 _METADATA_S = 10.0
 _log = logging.getLogger(__name__)
-
-_PASSING = frozenset(
-    {  # events that mend themselves: librdkafka goes on
-        KafkaError._PARTITION_EOF,
-        KafkaError._MAX_POLL_EXCEEDED,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TRANSPORT,
-        KafkaError._TIMED_OUT,
-        KafkaError._RESOLVE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-    }
-)
 
 
 class Membership(Protocol):
@@ -145,7 +132,7 @@ class Source:
             self._outside_the_log(message)
         elif code == KafkaError.UNKNOWN_TOPIC_OR_PART and message is not None:
             raise _unknown_topic(message.topic() or "?", error)
-        elif error.fatal() or (code not in _PASSING and not error.retriable()):
+        elif not mends_itself(error):
             raise broker_error(error, f"reading {', '.join(self._config.topics)}")
         else:
             _log.info("reading is disturbed", extra={"code": error.name()})

@@ -1,0 +1,34 @@
+"""Handlers and workers that a command names as ``module:name``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from kafkamq.errors import ConfigError
+
+__all__ = ["load_named"]
+
+
+def load_named(name: str, what: str) -> object:
+    """What stands in a module under a name, which may have dots.
+
+    Args:
+        name: As ``module:name``; modules of the current folder count too.
+        what: "handler", "worker": as errors call it.
+
+    Raises:
+        ConfigError: There is no such module or name.
+    """
+    module_name, colon, path = name.partition(":")
+    if not (module_name and colon and path):
+        raise ConfigError(f"the {what} is {name!r}: name it as module:{what}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the folder that the command was given in, as with python -m
+    try:
+        found: object = importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the {what} {name!r} cannot be loaded: {error}") from error
+    return found
