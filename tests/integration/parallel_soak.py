@@ -16,7 +16,6 @@ from tests.integration.parallel_tools import committed, fill, make_topic
 
 MEMBER = Path(__file__).with_name("parallel_member.py")
 PARTITIONS = 6
-CALM_FROM = 0.5  # of the time: then nobody is disturbed any more, and it must come to its end
 
 
 @dataclass
@@ -45,11 +44,12 @@ def soak(
     records: int,
     pause_s: tuple[float, float],
     kill_share: float,
+    calm_after_s: float,
     timeout_s: float,
     protocol: str = "classic",
     mode: str = "asynchronous",
 ) -> Verdict:
-    """Run until everything is committed, disturbed in the first half of the time."""
+    """Run until everything is committed; nobody is disturbed any more after ``calm_after_s``."""
     chance = random.Random(seed)
     out, group = f"{topic}-out", f"{topic}-g"
     make_topic(bootstrap, topic, PARTITIONS)
@@ -69,7 +69,7 @@ def soak(
             assert elapsed_s < timeout_s, (
                 f"stuck, seed {seed}: {_progress(bootstrap, group, topic)}"
             )
-            if elapsed_s > timeout_s * CALM_FROM:
+            if elapsed_s > calm_after_s:
                 time.sleep(0.5)
                 continue
             time.sleep(chance.uniform(*pause_s))

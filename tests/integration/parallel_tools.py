@@ -50,7 +50,7 @@ def fill(
         key_bytes = None if key is None else key.encode()
         producer.produce(topic, b"%d" % number, key_bytes, partition, headers=list(headers))
         producer.poll(0)
-    producer.flush(30)
+    assert producer.flush(30) == 0
     if transactional_id:
         (producer.abort_transaction if is_aborted else producer.commit_transaction)(30)
 
@@ -94,7 +94,7 @@ class Seen:
         return all(offsets == sorted(offsets) for offsets in self.by_key.values())
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 30.0, what: str = "") -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0, what: str = "") -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
@@ -119,7 +119,7 @@ def committed(bootstrap: str, group: str, topic: str, partition: int = 0) -> tup
     body = _text(group) + struct.pack(">i", 1) + _text(topic) + struct.pack(">ii", 1, partition)
     request = struct.pack(">hhi", 9, 1, 7) + _text("test") + body
     host, port = bootstrap.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), 10) as connection:
+    with socket.create_connection((host, int(port)), 30) as connection:
         connection.sendall(struct.pack(">i", len(request)) + request)
         answer = _read(connection, struct.unpack(">i", _read(connection, 4))[0])
     at = 4 + 4 + 2 + len(topic) + 4 + 4
@@ -147,7 +147,7 @@ def read_all(bootstrap: str, topic: str, count: int, partitions: int = 1) -> lis
     )
     consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
     found: list = []
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while len(found) < count and time.monotonic() < deadline_s:
         found += [record for record in consumer.consume(1000, 0.2) if record.error() is None]
     found += [record for record in consumer.consume(10, 0.3) if record.error() is None]

@@ -75,7 +75,7 @@ def test_a_loop_that_ends_first_fails_its_consumer(bootstrap: str, namespace: st
     wait_until(lambda: consumer.health().state == "failed", what="the end")
     assert isinstance(consumer.failure, StateError)
     assert "event loop" in str(consumer.failure)
-    asyncio.run(asyncio.wait_for(consumer.close(), 20))
+    asyncio.run(asyncio.wait_for(consumer.close(), 60))
     seen = Seen()
     with make(bootstrap, topic, namespace) as another:  # it has left
         another.poll(seen)
@@ -97,7 +97,7 @@ def test_a_handler_may_close_its_consumer(bootstrap: str, namespace: str, is_asy
         handle(record)
 
     consumer.poll(handle_async if is_async else handle)
-    assert consumer.wait(20)
+    assert consumer.wait(60)
     consumer.close()
     assert committed(bootstrap, namespace, topic)[0] == 31  # it begins nothing more
 
@@ -114,7 +114,7 @@ def test_a_hook_may_close_its_consumer(bootstrap: str, namespace: str) -> None:
 
     consumer = make(bootstrap, topic, namespace, on_committed=on_committed)
     consumer.poll(Seen())
-    assert consumer.wait(20)
+    assert consumer.wait(60)
     assert offsets[-1] == 10
 
 
@@ -136,7 +136,7 @@ def test_a_start_that_fails_leaves_nothing_behind(
         consumer.poll_and_produce(lambda record: None)
     began_s = time.monotonic()
     consumer.close()
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 20
     assert consumer.health().state == "failed"
     assert not [each for each in threading.enumerate() if each.name == "kafkamq-commits"]
 
@@ -158,10 +158,10 @@ def test_a_commit_without_an_answer_delays_leaving_and_not_closing(
 
     monkeypatch.setattr(consumer._engine._source.commits, "commit", slow)
     consumer.poll(Seen())
-    assert is_inside.wait(30)
+    assert is_inside.wait(60)
     began_s = time.monotonic()
     consumer.close(timeout=0.5)
-    assert time.monotonic() - began_s < 15
+    assert time.monotonic() - began_s < 40
     gate.set()  # now it leaves
     seen = Seen()
     fill(bootstrap, topic, ["b"])
@@ -182,12 +182,12 @@ def test_runs_in_order_end_after_the_record_that_they_are_at(
     def handle(record: ParallelRecord) -> None:
         if record.offset >= 300:
             begun.set()
-            is_slow.wait(0.3)
+            is_slow.wait(1.0)
 
     seen = Seen(handle)
     consumer = make(bootstrap, topic, namespace, commit_interval=60)
     consumer.poll(seen)
-    assert begun.wait(30)
+    assert begun.wait(60)
     consumer.close()
     assert len(seen) <= 303
     assert committed(bootstrap, namespace, topic) == (len(seen), "")
@@ -254,12 +254,12 @@ def test_a_stall_is_parked_when_the_dead_letters_are_back(bootstrap: str, namesp
     letters = f"{namespace}-dead"  # there is no such topic yet
     gate = threading.Event()
     seen = Seen(lambda record: gate.wait(60) and None if record.offset == 4 else None)
-    options = {"stall_after": 0.3, "on_stall": "dead-letter", "dead_letter_topic": letters}
+    options = {"stall_after": 1.0, "on_stall": "dead-letter", "dead_letter_topic": letters}
     kafka = {"message.timeout.ms": "1000"}
     with make(bootstrap, topic, namespace, kafka=kafka, **options) as consumer:
         consumer.poll(seen)
         wait_until(lambda: consumer._engine.stats.stalls >= 2, what="another try")
-        assert committed(bootstrap, namespace, topic)[0] == 4
+        wait_until(lambda: committed(bootstrap, namespace, topic)[0] == 4, what="those before it")
         make_topic(bootstrap, letters)
         wait_until(lambda: committed(bootstrap, namespace, topic)[0] == 10, what="the offset")
         gate.set()
@@ -285,7 +285,7 @@ def test_a_stream_on_the_callers_loop(bootstrap: str, namespace: str) -> None:
                     await consumer.close()
         return found
 
-    found = asyncio.run(asyncio.wait_for(main(), 30))
+    found = asyncio.run(asyncio.wait_for(main(), 60))
     assert sorted(found) == [(number, 2 * number) for number in range(1000)]
     assert committed(bootstrap, namespace, topic)[0] >= 900  # the last one was not asked behind
 
@@ -346,4 +346,4 @@ def test_nothing_at_all(bootstrap: str, namespace: str) -> None:
     wait_until(lambda: committed(bootstrap, namespace, topic) == (0, ""), what="the start")
     began_s = time.monotonic()
     consumer.drain()
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 20

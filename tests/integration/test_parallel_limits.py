@@ -28,7 +28,7 @@ def test_many_partitions_in_order_are_worked_on_at_once(bootstrap: str, namespac
     topic = make_topic(bootstrap, namespace, 12)
     for partition in range(12):
         fill(bootstrap, topic, ["a"] * 20, partition=partition)
-    everyone, order = threading.Barrier(12, timeout=30), defaultdict(list)
+    everyone, order = threading.Barrier(12, timeout=60), defaultdict(list)
 
     def handle(record: ParallelRecord) -> None:
         if record.offset == 10:
@@ -152,7 +152,7 @@ def test_an_offset_that_was_removed(bootstrap: str, namespace: str) -> None:
         consumer.poll(seen)
         if expected is None:
             with pytest.raises(DataLossError, match="no committed offset"):
-                consumer.wait(20)
+                consumer.wait(60)
         else:
             wait_until(lambda: committed(bootstrap, group, topic) == (5, ""))  # noqa: B023
         consumer.close()

@@ -53,12 +53,16 @@ def test_coroutines_are_in_flight_up_to_the_limit(bootstrap: str, namespace: str
     topic = make_topic(bootstrap, namespace)
     fill(bootstrap, topic, [f"k{n}" for n in range(3000)])
     at_once = most = done = 0
+    is_full = asyncio.Event()
 
     async def handle(record: ParallelRecord) -> None:
         nonlocal at_once, most, done
         at_once += 1
         most = max(most, at_once)
-        await asyncio.sleep(0.2)
+        if at_once == 1000:
+            is_full.set()
+        await is_full.wait()
+        await asyncio.sleep(0.2)  # one too many would begin
         at_once -= 1
         done += 1
 
@@ -90,7 +94,7 @@ def test_on_the_callers_event_loop(bootstrap: str, namespace: str) -> None:
             assert consumer.health().is_ready
         assert sorted(offsets) == list(range(100))
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 60))
     assert committed(bootstrap, namespace, topic) == (100, "")
 
 
@@ -184,7 +188,7 @@ def test_without_its_dead_letter_no_offset_moves(bootstrap: str, namespace: str)
 def test_pause_resume_and_drain(bootstrap: str, namespace: str) -> None:
     topic = make_topic(bootstrap, namespace)
     fill(bootstrap, topic, [f"k{n}" for n in range(400)])
-    seen = Seen(lambda record: time.sleep(0.005))
+    seen = Seen(lambda record: time.sleep(0.01))
     consumer = make(bootstrap, topic, namespace, concurrency=4)
     consumer.poll(seen)
     wait_until(lambda: len(seen) > 10)
@@ -197,7 +201,7 @@ def test_pause_resume_and_drain(bootstrap: str, namespace: str) -> None:
     wait_until(lambda: committed(bootstrap, namespace, topic)[0] > 0)
     consumer.resume()
     wait_until(lambda: len(seen) > count)
-    consumer.drain(timeout=20)
+    consumer.drain(timeout=60)
     assert len(seen) == 400
     assert consumer.health().state == "closed"
     assert committed(bootstrap, namespace, topic) == (400, "")
@@ -208,7 +212,7 @@ def test_closing_commits_what_ended_in_time_and_begins_nothing(
 ) -> None:
     topic = make_topic(bootstrap, namespace)
     fill(bootstrap, topic, [f"k{n}" for n in range(100)])
-    seen = Seen(lambda record: time.sleep(0.3))
+    seen = Seen(lambda record: time.sleep(1.0))
     consumer = make(bootstrap, topic, namespace, concurrency=3, commit_interval=60)
     consumer.poll(seen)
     wait_until(lambda: seen.at_once == 3)
@@ -239,8 +243,7 @@ def test_a_stuck_record_holds_nobody_else_up(bootstrap: str, namespace: str) -> 
     ) as consumer:
         consumer.poll(seen)
         wait_until(lambda: len(seen) == 4999, what="all others")
-        wait_until(lambda: told, what="the report")
-        assert told[0][:3] == (topic, 0, 3000)
+        wait_until(lambda: (topic, 0, 3000) in [facts[:3] for facts in told], what="the report")
         gate.set()
         wait_until(lambda: committed(bootstrap, namespace, topic) == (5000, ""))
 
@@ -261,7 +264,7 @@ def test_a_stalled_record_is_parked_so_that_the_offset_moves(
             raise OSError("after all")  # nobody waits for it any more
         return None
 
-    options = {"stall_after": 0.3, "on_stall": "dead-letter", "dead_letter_topic": letters}
+    options = {"stall_after": 1.0, "on_stall": "dead-letter", "dead_letter_topic": letters}
     with make(bootstrap, topic, namespace, **options) as consumer:
         consumer.poll(handle)
         if is_retry:  # what waited behind it goes on
@@ -292,7 +295,7 @@ def test_foreign_metadata(bootstrap: str, namespace: str) -> None:
     consumer = make(bootstrap, topic, namespace, on_foreign_metadata="raise")
     consumer.poll(Seen())
     with pytest.raises(Exception, match="no offset map"):
-        consumer.wait(20)
+        consumer.wait(60)
     assert consumer.health().state == "failed"
     consumer.close()
     assert committed(bootstrap, namespace, topic)[0] == 4

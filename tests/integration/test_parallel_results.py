@@ -204,7 +204,7 @@ def test_processes_that_hang_or_cannot_begin(
     consumer = make(bootstrap, topic, namespace, processes=1, max_attempts=1, on_exhausted="skip")
     consumer.poll(Unloadable())
     with pytest.raises(ConfigError, match="before it could begin"):
-        consumer.wait(30)
+        consumer.wait(60)
     consumer.close()
     assert committed(bootstrap, namespace, topic)[0] <= 0  # it is no record's fault
 
@@ -238,4 +238,4 @@ def test_the_rate_is_held(bootstrap: str, namespace: str) -> None:
         consumer.poll(lambda record: times.append(time.monotonic()))
         wait_until(lambda: len(times) > 1200)
     first, last = times[100], times[1100]
-    assert 1000 / (last - first) < 400 * 1.05 + 1
+    assert 1000 / (last - first) < 400 * 1.15  # a tenth of a second may be made up for

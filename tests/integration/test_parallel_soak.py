@@ -39,7 +39,8 @@ def test_a_short_soak(bootstrap: str, namespace: str) -> None:
         records=15_000,
         pause_s=(0.8, 1.6),
         kill_share=0.5,
-        timeout_s=40,
+        calm_after_s=20,
+        timeout_s=120,
     )
     assert verdict.lost == 0
     assert verdict.disorder == []
@@ -64,6 +65,7 @@ def test_a_long_soak(
         records=500_000,
         pause_s=(0.1, 0.5) if members == 12 else (1.0, 3.0),
         kill_share=0.3,
+        calm_after_s=150,
         timeout_s=300,
         protocol=protocol,
     )
@@ -85,6 +87,7 @@ def test_transactions_survive_kills(bootstrap: str, namespace: str) -> None:
         records=60_000,
         pause_s=(1.5, 3.0),
         kill_share=0.7,
+        calm_after_s=60,
         timeout_s=120,
         mode="transactional",
     )

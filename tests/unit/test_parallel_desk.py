@@ -187,7 +187,7 @@ def test_paused_and_stopped() -> None:
 
 
 def test_lists_wait_a_moment_to_be_full() -> None:
-    room = Room(batch_size=4, batch_linger_ms=50)
+    room = Room(batch_size=4, batch_linger_ms=60_000)
     room.add("abc")
     one, two = room.workers
     assert room.desk.exchange(one) == []
@@ -195,5 +195,5 @@ def test_lists_wait_a_moment_to_be_full() -> None:
     assert sum(len(run.records) for run in room.desk.exchange(two)) == 4
     room.add("e")
     assert room.desk.exchange(one) == []
-    room.desk._batch_since_s = monotonic() - 0.06
+    room.desk._batch_since_s = monotonic() - 61
     assert sum(len(run.records) for run in room.desk.exchange(one)) == 1
