@@ -6,19 +6,17 @@ random drivers of ``test_claimant_model`` go far, this goes everywhere, but only
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator
 
 import pytest
 from tests.model.claim_world import Member, World
+from tests.model.explorer import Event, explore, skew, wait
 
 from kafkamq.core.claim_steps import Delivery, Phase
 
 DEPTH = 4
 SKEW_S = 30
 MAX_STATES = 12_000
-
-Event = tuple[str, Callable[[World], None]]
 
 
 def beginning(delivery: Delivery, silent_s: float) -> World:
@@ -41,20 +39,6 @@ def beginning(delivery: Delivery, silent_s: float) -> World:
 
 def member(world: World, client: str) -> Member | None:
     return next((m for m in world.members if m.client == client and not m.is_dead), None)
-
-
-def wait(seconds: float) -> Callable[[World], None]:
-    def act(world: World) -> None:
-        world.now_s += seconds
-
-    return act
-
-
-def skew(seconds: float) -> Callable[[World], None]:
-    def act(world: World) -> None:
-        world.skew_s = seconds
-
-    return act
 
 
 def of(client: str, act: Callable[[World, Member], None]) -> Callable[[World], None]:
@@ -87,7 +71,7 @@ def restart(client: str) -> Callable[[World], None]:
     return lambda world: world.start(client, reads_all=True, monotonic_skew_ms=0, error_s=0)
 
 
-def events(world: World) -> Iterator[Event]:
+def events(world: World) -> Iterator[Event[World]]:
     yield "59 s pass", wait(59)
     yield "61 s pass", wait(61)
     if not world.skew_s:
@@ -115,22 +99,5 @@ def events(world: World) -> Iterator[Event]:
 @pytest.mark.parametrize("silent_s", [0, 88])
 @pytest.mark.parametrize("delivery", Delivery, ids=lambda delivery: delivery.value)
 def test_no_short_sequence_breaks_anything(delivery: Delivery, silent_s: float) -> None:
-    start = beginning(delivery, silent_s)
-    seen = {pickle.dumps(start)}
-    layer: list[tuple[bytes, tuple[str, ...]]] = [(pickle.dumps(start), ())]
-    for _ in range(DEPTH):
-        following: list[tuple[bytes, tuple[str, ...]]] = []
-        for state, path in layer:
-            for name, act in events(pickle.loads(state)):
-                world: World = pickle.loads(state)
-                try:
-                    act(world)
-                    world.check()
-                except AssertionError as error:
-                    raise AssertionError(f"{error}: {', '.join((*path, name))}") from error
-                after = pickle.dumps(world)
-                if after not in seen and len(seen) < MAX_STATES:
-                    seen.add(after)
-                    following.append((after, (*path, name)))
-        layer = following
-    assert any("b does all it can" in path for _, path in layer)
+    found = explore(beginning(delivery, silent_s), events, depth=DEPTH, max_states=MAX_STATES)
+    assert any("b does all it can" in path for _, path in found)

@@ -11,12 +11,11 @@ import random
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.model.explorer import Event, explore, naming, skew, wait
 from tests.model.range_world import INTERVAL_S, SIZE, Process, RangeWorld
 
 DEPTH = 4
 MAX_STATES = 4000
-
-Event = tuple[str, Callable[[RangeWorld], None]]
 
 
 def both_work() -> RangeWorld:
@@ -50,20 +49,6 @@ BEGINNINGS = {
 }
 
 
-def wait(seconds: float) -> Callable[[RangeWorld], None]:
-    def act(world: RangeWorld) -> None:
-        world.now_s += seconds
-
-    return act
-
-
-def skew(seconds: float) -> Callable[[RangeWorld], None]:
-    def act(world: RangeWorld) -> None:
-        world.skew_s = seconds
-
-    return act
-
-
 def of(name: str, act: Callable[[RangeWorld, Process], None]) -> Callable[[RangeWorld], None]:
     return lambda world: act(world, world.processes[name])
 
@@ -76,7 +61,7 @@ def work_on(world: RangeWorld, process: Process) -> None:
     world.work(process, SIZE // 2)
 
 
-def events(world: RangeWorld) -> Iterator[Event]:
+def events(world: RangeWorld) -> Iterator[Event[RangeWorld]]:
     yield "59 s pass", wait(INTERVAL_S - 1)
     yield "121 s pass", wait(2 * INTERVAL_S + 1)
     if not world.skew_s:
@@ -103,27 +88,7 @@ def events(world: RangeWorld) -> Iterator[Event]:
 @pytest.mark.slow
 @pytest.mark.parametrize("beginning", BEGINNINGS)
 def test_no_short_sequence_loses_anything(beginning: str) -> None:
-    start = pickle.dumps(BEGINNINGS[beginning]())
-    seen = {start}
-    layer: list[tuple[bytes, tuple[str, ...]]] = [(start, ())]
-    for _ in range(DEPTH):
-        following: list[tuple[bytes, tuple[str, ...]]] = []
-        for state, path in layer:
-            for name, act in events(pickle.loads(state)):
-                world: RangeWorld = pickle.loads(state)
-                try:
-                    act(world)
-                    world.check()
-                except AssertionError as error:
-                    raise AssertionError(f"{error}: {', '.join((*path, name))}") from error
-                after = pickle.dumps(world)
-                if after not in seen and len(seen) < MAX_STATES:
-                    seen.add(after)
-                    following.append((after, (*path, name)))
-        layer = following
-    for state, path in random.Random(1).sample(layer, min(len(layer), 400)):
-        world = pickle.loads(state)
-        try:
-            world.settle()
-        except AssertionError as error:
-            raise AssertionError(f"{error}: {', '.join(path)}") from error
+    found = explore(BEGINNINGS[beginning](), events, depth=DEPTH, max_states=MAX_STATES)
+    for state, path in random.Random(1).sample(found, min(len(found), 400)):
+        with naming(path):
+            pickle.loads(state).settle()
