@@ -97,7 +97,7 @@ def dead_letters(config: ServiceConfig) -> list[Record]:
     return read_topic(config.bootstrap_servers, config.dead_letter_topic)
 
 
-def receive_all(consumer: Consumer, count: int, *, timeout_s: float = 30.0) -> list[Message]:
+def receive_all(consumer: Consumer, count: int, *, timeout_s: float = 60.0) -> list[Message]:
     """``count`` messages, however many calls that takes."""
     messages: list[Message] = []
     deadline_s = time.monotonic() + timeout_s

@@ -26,7 +26,7 @@ async def make_service(bootstrap: str, namespace: str) -> AsyncIterator[Service]
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 60))
+    asyncio.run(asyncio.wait_for(main, 120))
 
 
 async def receive_all(consumer: Consumer, count: int) -> list[Message]:
@@ -193,7 +193,7 @@ def test_lost_leases_are_told_in_the_loop(bootstrap: str, namespace: str) -> Non
     async def main() -> None:
         async with make_service(bootstrap, namespace) as service:
             told: asyncio.Queue[Message] = asyncio.Queue()
-            queue = service.queue("a", redelivery_timeout=0.3, max_lease=0.6)
+            queue = service.queue("a", redelivery_timeout=1.5, max_lease=2.5)
             await (await (await queue.producer()).send(b"x"))
             consumer = queue.consumer(on_lease_lost=told.put)
             (message,) = await receive_all(consumer, 1)

@@ -1,6 +1,6 @@
 """Behaviours that earlier systems test of their clients, by their numbers, and ours beside them.
 
-T is the redelivery timeout. What must not happen is waited for twice as long as it could take.
+T is the redelivery timeout. What must not happen is waited for longer than it could take.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kafkamq.kafka import Message, Service
 from kafkamq.kafka.commits import Commit
 from kafkamq.types import MarkerType, Outcome
 
-T = 0.6
+T = 2.0
 QUICK = Backoff(first=0.05, max=0.05, jitter=0.0)
 
 
@@ -64,12 +64,12 @@ def test_01_receive_honours_the_deadline(service: Service) -> None:
 
 
 def test_02_ack_is_final(tracked_service: Service) -> None:
-    """2: receive, ack, wait 2T: nothing."""
+    """2: receive, ack, wait for longer than T: nothing."""
     send(tracked_service, "a", b"x")
     consumer = tracked_service.queue("a", redelivery_timeout=T).consumer()
     (message,) = receive_all(consumer, 1)
     message.ack(wait=True)
-    assert consumer.receive(2 * T + 1) is None
+    assert consumer.receive(T + 1.5) is None
     assert ends(tracked_service.config, Outcome.ACK) == [message.message_id]
     assert not ends(tracked_service.config, Outcome.REDELIVERED)
 
@@ -120,7 +120,7 @@ def test_04_given_back_comes_back_once(tracked_service: Service, way: str) -> No
     assert again.payload == b"x"
     assert again.delivery_count == (1 if way == "release" else 2)
     again.ack(wait=True)
-    assert second.receive(2 * T + 1) is None
+    assert second.receive(T + 1.5) is None
 
 
 def test_05_two_consumers_share_a_queue(service: Service) -> None:
@@ -134,7 +134,7 @@ def test_05_two_consumers_share_a_queue(service: Service) -> None:
     got: list[list[bytes | None]] = [[], []]
 
     def work(index: int) -> None:
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 60
         while sum(map(len, got)) < 500 and time.monotonic() < deadline_s:
             for message in consumers[index].receive_many(20, 0.1):
                 got[index].append(message.payload)
@@ -178,7 +178,7 @@ def test_06_queues_are_isolated(tracked_service: Service) -> None:
     for message in again:
         message.ack()
     c.flush()
-    assert b.receive(2 * T) is None
+    assert b.receive(T + 1.5) is None
 
 
 def test_24_a_failed_start_is_an_error_and_the_next_receive_works(
@@ -248,7 +248,7 @@ def test_26_verdicts_still_go_through_after_a_failure(service: Service, bootstra
     with pytest.raises(BrokerError):
         receive_all(consumer, 1)
     first.ack(wait=True)
-    time.sleep(2 * T)  # only the KEEPALIVEs (by message_id now, R7) hold the second one
+    time.sleep(1.5 * T)  # only the KEEPALIVEs (by message_id now, R7) hold the second one
     second.ack(wait=True)
     renewed = [r.marker for r in markers(service.config) if r.marker.type is MarkerType.KEEPALIVE]
     assert second.message_id in {marker.message_id for marker in renewed}
@@ -300,11 +300,10 @@ def test_29_keepalives_hold_a_message_a_verdict_stops_them(tracked_service: Serv
     send(tracked_service, "a", b"x")
     consumer = tracked_service.queue("a", redelivery_timeout=T).consumer()
     (message,) = receive_all(consumer, 1)
-    time.sleep(3 * T)
+    wait_until(lambda: len(_keepalives(tracked_service)) >= 4)  # longer than T
     message.ack(wait=True)
     count = len(_keepalives(tracked_service))
-    assert count >= 3
-    time.sleep(2 * T)
+    time.sleep(T)
     assert len(_keepalives(tracked_service)) == count
     assert not ends(tracked_service.config, Outcome.REDELIVERED)
 
@@ -314,9 +313,9 @@ def _keepalives(service: Service) -> list[object]:
 
 
 def test_30_a_fifth_never_ended(tracked_service: Service) -> None:
-    """30: 21 messages, T = 1 s, a fifth without verdict at first: all are processed."""
+    """30: 21 messages, a fifth without verdict at first: all are processed."""
     send(tracked_service, "a", *(b"%d" % number for number in range(21)))
-    queue = tracked_service.queue("a", redelivery_timeout=1.0)
+    queue = tracked_service.queue("a", redelivery_timeout=T)
     worker, heir = queue.consumer(), queue.consumer()
     done: Counter[bytes | None] = Counter()
     forgotten: set[bytes | None] = set()
@@ -328,7 +327,7 @@ def test_30_a_fifth_never_ended(tracked_service: Service) -> None:
         done[message.payload] += 1
         message.ack()
 
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 90
     while sum(map(len, (done, forgotten))) < 21 and time.monotonic() < deadline_s:
         for consumer in (worker, heir):
             for message in consumer.receive_many(10, 0.1):
@@ -362,7 +361,7 @@ def test_31_the_limit_of_deliveries(tracked_service: Service) -> None:
         else:
             message.ack()
 
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while len(dead_letters(tracked_service.config)) < 3:
         assert time.monotonic() < deadline_s, seen
         drain(consumer, 0.2, handle)

@@ -50,7 +50,10 @@ def test_workers_come_and_go_while_messages_flow(
     bootstrap: str, namespace: str, protocol: str
 ) -> None:
     """Nothing is lost, and no copy is made of what was acked in time."""
-    with make_service(bootstrap, namespace, partitions=4, **PROTOCOLS[protocol]) as service:
+    with (
+        make_service(bootstrap, namespace, partitions=4, **PROTOCOLS[protocol]) as service,
+        tracked(service.config),  # brings back what a worker had STARTed when it left
+    ):
         queue = service.queue("a", redelivery_timeout=20)
         total = 2000
         done: Counter[bytes | None] = Counter()
@@ -82,7 +85,7 @@ def test_workers_come_and_go_while_messages_flow(
             if number % 50 == 0:
                 time.sleep(0.05)
         producer.flush()
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 90
         while len(done) < total and time.monotonic() < deadline_s and not failures:
             time.sleep(0.05)
         stop.set()
@@ -98,12 +101,12 @@ def test_held_messages_keep_their_leases_when_partitions_move(service: Service) 
     """Their KEEPALIVEs and ENDs still count, whoever owns the partition now (R7, R8)."""
     with tracked(service.config):
         send(service, "a", *(b"%d" % number for number in range(20)))
-        queue = service.queue("a", redelivery_timeout=0.8)
+        queue = service.queue("a", redelivery_timeout=2.0)
         first = queue.consumer()
         messages = receive_all(first, 20)
         second = queue.consumer()
         wait_until(lambda: _owned(first) == 1 and _owned(second) == 1)
-        time.sleep(1.6)
+        time.sleep(3.0)
         for message in messages:
             message.ack()
         first.flush()
@@ -127,7 +130,7 @@ def test_a_busy_worker_does_not_hold_up_the_group(service: Service) -> None:
     busy = queue.consumer()
     (message,) = receive_all(busy, 1)  # and now it works, and does not receive
     other = queue.consumer()
-    wait_until(lambda: _owned(other) == 1, timeout_s=20)
+    wait_until(lambda: _owned(other) == 1)
     send(service, "a", *[b"y"] * 40)
     assert receive_all(other, 1)
     message.ack(wait=True)
@@ -145,7 +148,7 @@ def test_messages_polled_for_a_lost_partition_are_not_started(service: Service) 
     wait_until(lambda: _owned(second, held) == 1)
     wait_until(lambda: len(first._reader._consumer.assignment()) == 1)
     got = Counter(message.payload for message in held)
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while sum(got.values()) < 100 and time.monotonic() < deadline_s:
         for consumer in (first, second):
             for message in consumer.receive_many(10, 0.05):
@@ -174,7 +177,7 @@ def test_a_new_queue_begins_at_the_log_s_start_and_commits_that(service: Service
         {"bootstrap.servers": service.config.bootstrap_servers, "group.id": group(service, "a")}
     )
     asked = [TopicPartition(service.config.message_topic, number) for number in (0, 1)]
-    wait_until(lambda: all(each.offset > 0 for each in reader.committed(asked, timeout=10)))
+    wait_until(lambda: all(each.offset > 0 for each in reader.committed(asked, timeout=30)))
     reader.close()
 
 
@@ -232,11 +235,12 @@ def test_what_was_polled_too_long_ago_is_fetched_again(
     consumer = service.queue("a").consumer()
     got: list[Message] = receive_all(consumer, 1)
     wait_until(lambda: len(consumer._intake) or got.extend(receive_all(consumer, 1)))
-    polled = {id(message) for message in consumer._intake._queue}
+    polled = list(consumer._intake._queue)  # held, or the next ones could have their addresses
     monkeypatch.setattr("kafkamq.core.intake.MAX_AGE_MS", -1)
     consumer.receive(0)
     monkeypatch.undo()
-    assert not polled & {id(message) for message in consumer._intake._queue}
+    now = list(consumer._intake._queue)
+    assert not any(message is other for message in polled for other in now)
     got += receive_all(consumer, 50 - len(got))
     assert Counter(message.payload for message in got) == Counter(b"%d" % n for n in range(50))
     started = [r.marker for r in markers(service.config) if r.marker.type is MarkerType.START]

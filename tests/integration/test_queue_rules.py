@@ -57,7 +57,7 @@ def committed(service: Service, queue_id: str) -> dict[int, int]:
     )
     try:
         asked = [TopicPartition(config.message_topic, number) for number in (0, 1)]
-        found = reader.committed(asked, timeout=10)
+        found = reader.committed(asked, timeout=30)
     finally:
         reader.close()
     return {each.partition: each.offset for each in found if each.offset >= 0}
@@ -174,7 +174,9 @@ def test_the_last_delivery_is_alone_in_the_process(service: Service) -> None:
         send(service, "b", b"b1", b"b2")
         other = service.queue("b").consumer()
         (held,) = receive_all(other, 1)
-        assert first.receive(0.5) is None  # it waits for the other consumer's
+        # It has polled its copy, and waits for what the other consumer holds.
+        wait_until(lambda: first.receive(0.1) is None and len(first._intake))
+        assert first.receive(0.5) is None
         assert other.receive_many(1, 0.1) == []  # which STARTs no more meanwhile
         held.ack()
         (last,) = receive_all(first, 1)
@@ -188,7 +190,7 @@ def test_a_worker_that_dies_of_it_takes_nothing_else_along(service: Service) -> 
     """R6 and max_deliveries: the crash itself is the failure."""
     with tracked(service.config):
         send(service, "a", b"poison")
-        queue = service.queue("a", redelivery_timeout=0.4, max_deliveries=2)
+        queue = service.queue("a", redelivery_timeout=1.5, max_deliveries=2)
         for count in (1, 2):
             worker = queue.consumer()
             (message,) = receive_all(worker, 1)
@@ -204,7 +206,7 @@ def test_max_lease_ends_what_is_renewed_for_ever(service: Service) -> None:
     lost: list[Message] = []
     send(service, "a", b"x")
     with tracked(service.config):
-        queue = service.queue("a", redelivery_timeout=0.4, max_lease=1.2)
+        queue = service.queue("a", redelivery_timeout=1.5, max_lease=2.5)
         consumer = queue.consumer(on_lease_lost=lost.append)
         (message,) = receive_all(consumer, 1)
         wait_until(lambda: lost)
@@ -221,12 +223,12 @@ def test_max_lease_ends_what_is_renewed_for_ever(service: Service) -> None:
 def test_extend_holds_longer_than_a_paused_process_renews(service: Service) -> None:
     send(service, "a", b"x")
     with tracked(service.config):
-        consumer = service.queue("a", redelivery_timeout=0.4).consumer()
+        consumer = service.queue("a", redelivery_timeout=1.5).consumer()
         (message,) = receive_all(consumer, 1)
         message.extend(30)
         wait_until(lambda: message.deadline > time.monotonic() + 20)
         consumer._heart.stop()  # the process is stopped, so nothing is renewed
-        time.sleep(1.5)
+        time.sleep(2.5)
         message.ack(wait=True)
     assert not ends(service.config, Outcome.REDELIVERED)
 
@@ -235,10 +237,10 @@ def test_late_verdicts_are_told_by_the_broker_s_clock(service: Service) -> None:
     """R9: an END that is appended after the lease's end is late, whatever the worker believed."""
     lost: list[Message] = []
     send(service, "a", b"1", b"2", b"3")
-    consumer = service.queue("a", redelivery_timeout=0.5).consumer(on_lease_lost=lost.append)
+    consumer = service.queue("a", redelivery_timeout=1.5).consumer(on_lease_lost=lost.append)
     first, second, third = receive_all(consumer, 3)
     consumer._heart.stop()
-    time.sleep(0.7)
+    time.sleep(2.0)
     for message in (first, second):  # a worker whose own clock was stopped, too
         message._lease.deadline_ms += 60_000
     with pytest.raises(LeaseLostError, match="after the end"):
@@ -296,7 +298,7 @@ def test_foreign_messages_are_committed_by_count_and_by_time(service: Service) -
     """R5: a queue without messages does not read the others' again and again."""
     send(service, "other", *[b"x"] * 300)
     consumer = service.queue("mine", max_messages_per_commit=100).consumer()
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while sum(committed(service, "mine").values()) < 300:
         assert consumer.receive(0.2) is None
         assert time.monotonic() < deadline_s
@@ -339,18 +341,18 @@ def test_flush_waits_for_an_end_that_another_thread_writes_again(
 
     def slow(*arguments: Any) -> None:
         taken.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         write(*arguments)
 
     monkeypatch.setattr(writer, "write", slow)
     consumer._verdicts.end_failed(message)  # as its delivery report would say
-    assert taken.wait(30)
+    assert taken.wait(60)
     flushing = threading.Thread(target=consumer.flush)
     flushing.start()
     flushing.join(0.5)
     assert flushing.is_alive()
     go_on.set()
-    flushing.join(30)
+    flushing.join(60)
     assert len(ends(service.config, Outcome.ACK)) == 2
 
 
@@ -359,7 +361,7 @@ def test_a_batch_that_waits_for_kafka_is_not_lost(service: Service) -> None:
     send(service, "a", *[b"x"] * 10)
     consumer = service.queue("a").consumer()
     got: list[Message] = []
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while len(got) < 10 and time.monotonic() < deadline_s:
         got += consumer.receive_many(10, 0)
     assert len(got) == 10
@@ -369,8 +371,8 @@ def test_a_batch_that_waits_for_kafka_is_not_lost(service: Service) -> None:
 def test_keepalives_of_a_consumer_are_one_record_per_partition(service: Service) -> None:
     """R7: however many messages it holds."""
     send(service, "a", *[b"x"] * 100)
-    consumer = service.queue("a", redelivery_timeout=0.6).consumer()
-    consumer.receive(0.5)
+    consumer = service.queue("a", redelivery_timeout=1.5).consumer()
+    receive_all(consumer, 1)
     with consumer._worker.lock:
         consumer._worker.leases._new_partitions.clear()  # as if 60 s had passed
     messages: list[Message] = []
@@ -392,7 +394,7 @@ def _keepalives(service: Service) -> list:
 def test_new_owners_renew_by_message_id_at_first(service: Service) -> None:
     """R7: for 60 s after getting a partition."""
     send(service, "a", b"x")
-    consumer: Consumer = service.queue("a", redelivery_timeout=0.6).consumer()
+    consumer: Consumer = service.queue("a", redelivery_timeout=1.5).consumer()
     (message,) = receive_all(consumer, 1)
     wait_until(lambda: _keepalives(service))
     assert {r.marker.message_id for r in _keepalives(service)} == {message.message_id}

@@ -33,7 +33,7 @@ from kafkamq.wire.markers import (
 from kafkamq.wire.partitions import marker_key, marker_partition
 
 
-def wait_until(condition: Callable[[], object], *, timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], object], *, timeout_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "waited in vain"
@@ -278,7 +278,7 @@ class Logs:
 def read_topic(bootstrap: str, topic: str, *, isolation: str = "read_committed") -> list[Message]:
     """All records of a topic that were there at the call."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    partitions = len(admin.list_topics(topic, timeout=10).topics[topic].partitions)
+    partitions = len(admin.list_topics(topic, timeout=30).topics[topic].partitions)
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -293,7 +293,7 @@ def read_topic(bootstrap: str, topic: str, *, isolation: str = "read_committed")
         consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
         ended: set[int] = set()
         records: list[Message] = []
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 60
         while len(ended) < partitions:
             assert time.monotonic() < deadline_s, f"{topic} was not read to its end"
             first = consumer.poll(1.0)
