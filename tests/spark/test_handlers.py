@@ -64,7 +64,7 @@ def test_what_a_handler_returns(spark: SparkSession) -> None:
 def test_a_keys_messages_run_in_order_and_others_beside_them(spark: SparkSession) -> None:
     def handler(message: StreamMessage) -> bytes:
         begin = time.monotonic_ns()
-        time.sleep(0.01)
+        time.sleep(0.1)
         return b"%d %d %d" % (begin, time.monotonic_ns(), threading.get_ident())
 
     rows = [(b"%d" % n, b"k%d" % (n % 3)) for n in range(12)]

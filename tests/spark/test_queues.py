@@ -232,12 +232,12 @@ def test_leases_are_renewed_while_a_batch_is_worked_on(
 
     def waits(frame: DataFrame, batch: int) -> None:
         deadline_s = time.monotonic() + 60
-        while len(renewals()) < 4:
+        while len(renewals()) < 3:
             assert time.monotonic() < deadline_s, "nothing renews"
             time.sleep(0.1)
 
     query = ack(
-        read_queue(spark, "emails", redelivery_timeout=1.0),
+        read_queue(spark, "emails", redelivery_timeout=3.0),
         checkpoint=checkpoint,
         each_batch=waits,
         available_now=True,
