@@ -29,7 +29,7 @@ def test_a_queue_on_kafka_3_9(namespace: str) -> None:
         tracked(service.config),
     ):
         backoff = Backoff(first=0.1, max=0.1)
-        queue = service.queue("a", redelivery_timeout=1.0, max_deliveries=3, backoff=backoff)
+        queue = service.queue("a", redelivery_timeout=3.0, max_deliveries=3, backoff=backoff)
         sent = queue.producer().send(b"x", key="k", headers={"h": b"1"}, id="i").result(30)
         consumer = queue.consumer()
         (first,) = receive_all(consumer, 1)

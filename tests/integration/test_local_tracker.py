@@ -58,7 +58,7 @@ def test_a_null_payload_stays_null(tracked: Logs) -> None:
 
 def test_acked_in_time_gives_nothing(tracked: Logs) -> None:
     acked, silent = tracked.send(2)
-    tracked.start(acked, silent, timeout_ms=800)
+    tracked.start(acked, silent, timeout_ms=2000)
     tracked.end(acked)
     settle_down(tracked, {acked, silent})
     assert tracked.copied() == [(silent.partition, silent.offset)]
@@ -66,11 +66,11 @@ def test_acked_in_time_gives_nothing(tracked: Logs) -> None:
 
 def test_keepalive_holds_a_message(tracked: Logs) -> None:
     held, silent = tracked.send(2)
-    tracked.start(held, timeout_ms=1000, consumer="alive")
-    tracked.start(silent, timeout_ms=1000, consumer="dead")
+    tracked.start(held, timeout_ms=2000, consumer="alive")
+    tracked.start(silent, timeout_ms=2000, consumer="dead")
     began_s = time.monotonic()
-    while time.monotonic() - began_s < 3.0:  # three times the timeout
-        tracked.keepalive(held, consumer="alive", timeout_ms=1000)
+    while time.monotonic() - began_s < 5.0 or not tracked.copied():  # longer than twice the timeout
+        tracked.keepalive(held, consumer="alive", timeout_ms=2000)
         time.sleep(0.3)
     assert tracked.copied() == [(silent.partition, silent.offset)]
     tracked.end(held, consumer="alive")
@@ -112,7 +112,7 @@ def test_max_lease_ends_what_is_kept_alive(tracked: Logs) -> None:
     tracked.start(id_, timeout_ms=1000, max_lease_ms=2000)
     began_s = time.monotonic()
     while not tracked.copies():
-        assert time.monotonic() - began_s < 20
+        assert time.monotonic() - began_s < 60
         tracked.keepalive(id_, timeout_ms=1000)
         time.sleep(0.3)
     (copy,) = tracked.copies()
@@ -151,8 +151,8 @@ def test_expired_messages_are_dead_letters(tracked: Logs) -> None:
 
 
 def test_a_schedule_fires_once_and_a_cancelled_one_never(tracked: Logs) -> None:
-    fires = tracked.schedule(1000, value=b"fires", headers=(("kafkamq-id", b"n"), ("h", b"v")))
-    cancelled = tracked.schedule(1000, value=b"cancelled")
+    cancelled = tracked.schedule(2500, value=b"cancelled")
+    fires = tracked.schedule(2500, value=b"fires", headers=(("kafkamq-id", b"n"), ("h", b"v")))
     tracked.end_schedule(cancelled)
     wait_until(lambda: tracked.ends(Outcome.REDELIVERED) == [fires])
     later = tracked.schedule(600, value=b"later")
@@ -172,7 +172,11 @@ def test_a_long_schedule_is_carried_and_still_fires_once(bootstrap: str, namespa
         wait_until(lambda: tracker.is_live)
         first = logs.schedule(5000)
         cancelled = logs.schedule(5000)
-        wait_until(lambda: sum(marker.carried_forward for _, marker in logs.markers()) >= 4)
+        wait_until(
+            lambda: (
+                {m.message_id for _, m in logs.markers() if m.carried_forward} == {first, cancelled}
+            )
+        )
         logs.end_schedule(cancelled)  # by the place of its first record
         wait_until(lambda: logs.ends(Outcome.REDELIVERED) == [first])
     carried = [marker for _, marker in logs.markers() if marker.carried_forward]
@@ -224,7 +228,7 @@ def test_a_message_that_is_held_through_a_restart_comes_back_once(logs: Logs) ->
     acked, silent = logs.send(2)
     with LocalTracker(logs.config, FAST).in_thread() as tracker:
         wait_until(lambda: tracker.is_live)
-        logs.start(acked, silent, timeout_ms=3000)
+        logs.start(acked, silent, timeout_ms=5000)
     logs.end(acked)
     with LocalTracker(logs.config, FAST).in_thread():
         settle_down(logs, {acked, silent})
@@ -258,7 +262,9 @@ def test_a_quiet_namespace_gets_no_ticks(tracked: Logs) -> None:
     def ticks() -> int:
         return sum(marker.type is MarkerType.TICK for _, marker in tracked.markers())
 
-    time.sleep(1.5)  # the END is read, whatever was on its way has arrived
-    before = ticks()
-    time.sleep(2.0)
-    assert ticks() == before
+    def is_quiet() -> bool:
+        before = ticks()
+        time.sleep(2.0)
+        return ticks() == before
+
+    wait_until(is_quiet)  # once the END is read and whatever was on its way has arrived

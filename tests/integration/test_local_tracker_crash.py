@@ -39,10 +39,10 @@ def test_killed_while_firing_loses_nothing_and_repeats_nothing(
     with ExitStack() as processes:
         for turn in range(KILLS):
             # Few rows in one transaction, so that the firing takes long enough to be hit.
-            process = processes.enter_context(tracker_process(logs.config, max_rows=50))
+            process = processes.enter_context(tracker_process(logs.config, max_rows=10))
             load(turn % 3)
             before = len(logs.copied())
-            wait_until(lambda before=before: len(logs.copied()) > before + 20, timeout_s=60)
+            wait_until(lambda before=before: len(logs.copied()) > before + 20, timeout_s=90)
             process.send_signal(signal.SIGKILL)
             process.wait(10)
             killed_while_firing += len(logs.copied()) < len(silent)
@@ -50,7 +50,7 @@ def test_killed_while_firing_loses_nothing_and_repeats_nothing(
         expected = silent | rejected
         wait_until(
             lambda: expected <= set(logs.ends(Outcome.REDELIVERED, Outcome.DEAD_LETTERED)),
-            timeout_s=60,
+            timeout_s=90,
         )
         time.sleep(2.0)  # whatever would be written twice has time to appear
 
