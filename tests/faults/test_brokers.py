@@ -54,19 +54,37 @@ def of_metadata(cluster: KafkaCluster, stage: Stage) -> int:
 
 
 Who = Callable[[KafkaCluster, Stage], int]
+Harm = Callable[[KafkaCluster, int], None]
+
+# What is done to whom, and for how long. One that is cut from its peers is still reached by its
+# clients. One that is cut from its clients leads on, for its peers see it: what it leads stands
+# still for longer than a lease. One that is paused is so for longer than its session and a lease.
+HARM: dict[str, tuple[Harm, float, tuple[Who, ...]]] = {
+    "F5 killed": (KafkaCluster.kill, 6.0, (of_messages, of_markers, of_group, of_metadata)),
+    "F6 cut from peers": (KafkaCluster.cut_from_peers, 8.0, (of_messages, of_markers, of_group)),
+    "F6 cut from clients": (KafkaCluster.cut_from_clients, 8.0, (of_markers,)),
+    "F7 paused": (KafkaCluster.pause, 8.0, (of_messages, of_markers)),
+}
 
 
-@pytest.mark.parametrize("who", [of_messages, of_markers, of_group, of_metadata])
-def test_leaders_that_are_killed(
-    kafka_cluster: KafkaCluster, namespace: str, tmp_path: Path, who: Who
+@pytest.mark.parametrize(
+    ("what", "who"),
+    [(what, who) for what, (_, _, victims) in HARM.items() for who in victims],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_leaders_in_trouble(
+    kafka_cluster: KafkaCluster, namespace: str, tmp_path: Path, what: str, who: Who
 ) -> None:
+    title = f"{what}: leader {who.__name__}"
+    harm, lasts_s, _ = HARM[what]
+
     def act(stage: Stage) -> None:
         victim = who(kafka_cluster, stage)
-        stage.fault(f"kill leader {who.__name__}", victim)
-        kafka_cluster.kill(victim)
-        time.sleep(6.0)
+        stage.fault(title, victim)
+        harm(kafka_cluster, victim)
+        time.sleep(lasts_s)
 
-    play(kafka_cluster, namespace, tmp_path, f"F5 kill leader {who.__name__}", act)
+    play(kafka_cluster, namespace, tmp_path, title, act)
 
 
 def test_a_rolling_restart(kafka_cluster: KafkaCluster, namespace: str, tmp_path: Path) -> None:
@@ -77,47 +95,3 @@ def test_a_rolling_restart(kafka_cluster: KafkaCluster, namespace: str, tmp_path
             kafka_cluster.wait_until_whole()
 
     play(kafka_cluster, namespace, tmp_path, "F5 rolling restart", act)
-
-
-@pytest.mark.parametrize("who", [of_messages, of_markers, of_group])
-def test_leaders_that_are_cut_from_their_peers(
-    kafka_cluster: KafkaCluster, namespace: str, tmp_path: Path, who: Who
-) -> None:
-    """Clients still reach the old leader."""
-
-    def act(stage: Stage) -> None:
-        victim = who(kafka_cluster, stage)
-        stage.fault(f"cut leader {who.__name__} from peers", victim)
-        kafka_cluster.cut_from_peers(victim)
-        time.sleep(8.0)
-
-    play(kafka_cluster, namespace, tmp_path, f"F6 cut leader {who.__name__} from peers", act)
-
-
-def test_a_broker_that_clients_do_not_reach(
-    kafka_cluster: KafkaCluster, namespace: str, tmp_path: Path
-) -> None:
-    """It leads on, for its peers see it: what it leads stands still for longer than a lease."""
-
-    def act(stage: Stage) -> None:
-        victim = of_markers(kafka_cluster, stage)
-        stage.fault("cut broker from clients", victim)
-        kafka_cluster.cut_from_clients(victim)
-        time.sleep(8.0)
-
-    play(kafka_cluster, namespace, tmp_path, "F6 broker cut from clients", act)
-
-
-@pytest.mark.parametrize("who", [of_messages, of_markers])
-def test_leaders_that_stand_still(
-    kafka_cluster: KafkaCluster, namespace: str, tmp_path: Path, who: Who
-) -> None:
-    """SIGSTOP for longer than its session and than a lease."""
-
-    def act(stage: Stage) -> None:
-        victim = who(kafka_cluster, stage)
-        stage.fault(f"pause leader {who.__name__}", victim)
-        kafka_cluster.pause(victim)
-        time.sleep(8.0)
-
-    play(kafka_cluster, namespace, tmp_path, f"F7 pause leader {who.__name__}", act)
