@@ -44,10 +44,10 @@ class ClaimTopics:
         for future in admin.create_topics(
             [NewTopic(topic, partitions, 1, config=settings)]
         ).values():
-            future.result(15)
+            future.result(30)
 
         def is_visible() -> bool:  # brokers learn of a topic one by one, and a little later
-            found = admin.list_topics(timeout=15).topics.get(topic)
+            found = admin.list_topics(timeout=30).topics.get(topic)
             return found is not None and len(found.partitions) == partitions
 
         wait_for(is_visible)
@@ -63,7 +63,7 @@ class ClaimTopics:
             self.producer.produce(
                 self.work, str(number).encode(), partition=number % self.partitions
             )
-        assert self.producer.flush(15) == 0
+        assert self.producer.flush(30) == 0
         self.filled += count
 
     def write(self, *values: str | bytes, partition: int | None = None, **headers: bytes) -> None:
@@ -75,7 +75,7 @@ class ClaimTopics:
             self.producer.produce(
                 self.coordination, value, partition=where, headers=list(headers.items())
             )
-        assert self.producer.flush(15) == 0
+        assert self.producer.flush(30) == 0
 
     def records(self) -> Iterator[tuple[int, int, int, MarshalRecord | None]]:
         """Everything in the coordination topic: partition, offset, broker's time, record."""
@@ -108,10 +108,10 @@ def read_topic(bootstrap: str, topic: str) -> Iterator[tuple[int, int, int, byte
         }
     )
     try:
-        metadata = consumer.list_topics(topic, timeout=15).topics[topic]
+        metadata = consumer.list_topics(topic, timeout=30).topics[topic]
         for partition in sorted(metadata.partitions):
             consumer.assign([TopicPartition(topic, partition, 0)])
-            deadline_s = time.monotonic() + 30
+            deadline_s = time.monotonic() + 60
             while time.monotonic() < deadline_s:
                 message = consumer.poll(1.0)
                 if message is None:
@@ -123,7 +123,7 @@ def read_topic(bootstrap: str, topic: str) -> Iterator[tuple[int, int, int, byte
         consumer.close()
 
 
-def wait_for(condition: object, timeout_s: float = 40.0) -> None:
+def wait_for(condition: object, timeout_s: float = 60.0) -> None:
     """Wait until a callable says so."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():  # type: ignore[operator]

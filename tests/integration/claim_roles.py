@@ -23,7 +23,7 @@ from kafkamq.config import ServiceConfig
 __all__ = ["CLAIM_ACTIONS", "CLAIM_ROLES"]
 
 INTERVAL_S = 3.0
-WAIT_S = 12.0
+WAIT_S = 60.0
 PARTITIONS = 2
 
 _READER = ("group", "kafkamq.reader", "DESCRIBE")

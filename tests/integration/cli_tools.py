@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from kafkamq.cli.app import app
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 @dataclass

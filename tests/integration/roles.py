@@ -25,7 +25,7 @@ from kafkamq.kafka.tracker import LocalTracker
 __all__ = ["ACTIONS", "ROLES", "Action", "rights_of"]
 
 Action = Callable[[ServiceConfig, Logs], None]
-WAIT_S = 12.0
+WAIT_S = 60.0
 
 _LOOK = (
     ("topic", "NS.*", "DESCRIBE"),

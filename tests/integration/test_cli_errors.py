@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from tests.integration.cli_tools import Commands, run_program, wait_until
 from kafkamq.cli.app import main
 
 
-def closed_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+@pytest.fixture
+def closed_port() -> Iterator[str]:
+    """An address that nobody listens at, and nobody else can take."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{holder.getsockname()[1]}"
 
 
 @pytest.mark.parametrize(
@@ -76,11 +79,10 @@ def test_the_program_says_it_without_a_traceback() -> None:
     assert "hunter2" not in errors
 
 
-def test_a_broker_that_is_down_is_named_within_the_bound() -> None:
-    address = closed_port()
-    code, _, errors = run_program(["stat", "-b", address], {"COLUMNS": "300"})
+def test_a_broker_that_is_down_is_named_within_the_bound(closed_port: str) -> None:
+    code, _, errors = run_program(["stat", "-b", closed_port], {"COLUMNS": "300"})
     assert code == 1
-    assert address in errors
+    assert closed_port in errors
     assert "Traceback" not in errors
 
 
@@ -118,10 +120,10 @@ def test_dev_prints_its_address_and_ends_at_once(bootstrap: str) -> None:
         assert process.stdout is not None
         where = json.loads(process.stdout.readline())
         host, port = where["bootstrap_servers"].split(":")
-        with socket.create_connection((host, int(port)), timeout=10):
+        with socket.create_connection((host, int(port)), timeout=60):
             pass
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()

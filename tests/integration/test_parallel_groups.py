@@ -67,7 +67,7 @@ def test_work_of_an_old_assignment_counts_nowhere(bootstrap: str, namespace: str
     fill(bootstrap, topic, ["a"] * 5, partition=0)
     fill(bootstrap, topic, ["b"] * 5, partition=1)
     gate = threading.Event()
-    slow = Seen(lambda record: gate.wait(30) and None)
+    slow = Seen(lambda record: gate.wait(60) and None)
     first = make(bootstrap, topic, namespace, revoke_timeout=0.2)
     first.poll(slow)
     wait_until(lambda: slow.at_once == 2)
@@ -119,7 +119,7 @@ def test_where_a_new_group_begins(bootstrap: str, namespace: str) -> None:
     consumer = make(bootstrap, topic, f"{namespace}-none", start="none")
     consumer.poll(Seen())
     with pytest.raises(DataLossError, match="no committed offset"):
-        consumer.wait(20)
+        consumer.wait(60)
     consumer.close()
 
 
@@ -134,7 +134,7 @@ def test_deleted_records_are_an_error_or_skipped(bootstrap: str, namespace: str)
     consumer = make(bootstrap, topic, f"{namespace}-raise")
     consumer.poll(Seen())
     with pytest.raises(DataLossError, match=r"7 records .* are gone"):
-        consumer.wait(20)
+        consumer.wait(60)
     consumer.close()
     seen = Seen()
     with make(bootstrap, topic, f"{namespace}-skip", on_data_loss="skip") as consumer:
@@ -290,7 +290,7 @@ def test_a_handler_that_forgot_async(bootstrap: str, namespace: str) -> None:
     with make(bootstrap, topic, namespace) as consumer:
         consumer.poll(lambda record: coroutine(record))
         with pytest.raises(ConfigError, match="async def"):
-            consumer.wait(20)
+            consumer.wait(60)
     assert committed(bootstrap, namespace, topic)[0] <= 0
 
 

@@ -62,7 +62,7 @@ def test_closing_while_no_broker_answers_is_bounded_and_loses_nothing(
         assert consumer.health().uncommitted == 1
         began_s = time.monotonic()
         consumer.close(timeout=1)
-        assert time.monotonic() - began_s < 20
+        assert time.monotonic() - began_s < 40
     finally:
         broker.resume()
     again = Seen()
@@ -109,12 +109,12 @@ def test_a_group_that_becomes_forbidden_is_an_error_that_names_it(
         wait_until(lambda: committed(bootstrap, namespace, topic)[0] > 0, what="a commit")
         forbid(bootstrap, namespace)
         with pytest.raises(BrokerError, match=namespace) as caught:
-            consumer.wait(30)
+            consumer.wait(60)
         assert "AUTHORIZATION" in caught.value.code
         assert consumer.health().state == "failed"
         began_s = time.monotonic()
         consumer.close()
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 20
 
 
 def test_a_broker_that_takes_no_maps(namespace: str) -> None:
@@ -187,7 +187,7 @@ def test_revoked_in_the_middle_of_a_transaction(
     wait_until(lambda: committed(bootstrap, namespace, topic)[0] > 0, what="a transaction")
     second = make(bootstrap, topic, namespace, **options)
     joining.set()
-    assert is_inside.wait(30)
+    assert is_inside.wait(60)
     second.poll_and_produce(handle)
     wait_until(lambda: len(second.health().partitions) == 1, 40, "a partition each")
     ends = log_ends(bootstrap, topic, 2)
@@ -234,7 +234,7 @@ def test_results_without_their_offsets_are_never_committed(bootstrap: str, names
 
         engine.committer.send = told
         consumer.poll_and_produce(handle)
-        assert sent.wait(30)
+        assert sent.wait(60)
         wait_until(lambda: engine.desk.open_count() == 0, what="all results")
         with engine.desk.lock:  # as if the partition had gone with no commit in time
             (duty,) = engine.duties()
@@ -275,12 +275,12 @@ def test_commits_do_not_wait_for_the_thread_that_polls(bootstrap: str, namespace
     thread = threading.Thread(target=poll)
     thread.start()
     try:
-        assert is_assigned.wait(30)
+        assert is_assigned.wait(60)
         began_s = time.monotonic()
         for offset in range(1, 21):
             exact.commit([OffsetCommit(topic, 0, offset, "x" * 100)])
             assert committed(bootstrap, namespace, topic) == (offset, "x" * 100)
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < 15  # a poll lasts a second
         with pytest.raises(KafkaException):
             exact.commit([OffsetCommit(topic, 0, 60, "x" * 5000)])  # too long for the broker
     finally:

@@ -25,6 +25,7 @@ from kafkamq.dev import LocalKafka
 from kafkamq.dev.properties import server_properties
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, StateError
 from kafkamq.kafka import Service
+from kafkamq.kafka.namespace import CONNECT_TIMEOUT_S
 from kafkamq.types import Outcome
 
 PASSWORD = "correct-horse-battery"
@@ -160,7 +161,7 @@ def test_a_broker_that_is_down_is_named_within_a_bound(
         began_s = time.monotonic()
         with pytest.raises(DeadlineExceededError, match=r"127\.0\.0\.1:9") as raised:
             getattr(service.queue("a"), what)()
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < 20
         assert isinstance(raised.value, TimeoutError)
 
 
@@ -182,8 +183,8 @@ def test_a_broker_that_goes_down_loses_nothing() -> None:
             consumer.flush(0.5)
         assert consumer.receive(0.2) is None
         kafka.resume()
-        during.result(30)
-        consumer.flush(30)
+        during.result(60)
+        consumer.flush(60)
         (message,) = receive_all(consumer, 1)
         assert message.payload == b"during"
         message.ack(wait=True)
@@ -214,10 +215,10 @@ def test_an_iteration_survives_a_broker_that_crashes() -> None:
         deliveries += [producer.send(b"%d" % number) for number in range(100, 200)]
         kafka.restart()
         for delivery in deliveries:
-            delivery.result(30)
-        wait_until(lambda: len(set(done)) == 200 or failures, timeout_s=60)
+            delivery.result(60)
+        wait_until(lambda: len(set(done)) == 200 or failures, timeout_s=90)
         assert not failures
-        consumer.flush(30)
+        consumer.flush(60)
         consumer.close()
         thread.join(30)
         assert len(set(ends(service.config, Outcome.ACK))) == 200
@@ -280,7 +281,7 @@ def test_credentials_reach_every_client_and_wrong_ones_are_said_at_once(
             began_s = time.monotonic()
             with pytest.raises(BrokerError, match="password") as raised:
                 make()
-            assert time.monotonic() - began_s < 10
+            assert time.monotonic() - began_s < CONNECT_TIMEOUT_S
             assert not raised.value.is_retriable
             assert wrong not in str(raised.value)
     assert PASSWORD not in caplog.text
@@ -366,9 +367,9 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(service: Service) -> N
         args=(service, lambda: producer.send(b"y"), lambda: consumer.receive(0), theirs),
     )
     child.start()
-    assert ours.poll(20), "the child hangs"
+    assert ours.poll(60), "the child hangs"
     said = ours.recv()
-    child.join(20)
+    child.join(60)
     assert child.exitcode == 0
     assert all("fork" in text for text in said[:3]), said
     assert said[3] == "ok"  # closing the parent's service there does nothing
