@@ -29,7 +29,7 @@ import sys
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.spark.tracker import run_spark_tracker
 config = ServiceConfig(bootstrap_servers=sys.argv[1], namespace=sys.argv[2])
-tracker = TrackerConfig(max_offsets_per_commit=300, position_interval_ms=500)
+tracker = TrackerConfig(max_offsets_per_commit=30, position_interval_ms=500)
 run_spark_tracker(config, tracker, checkpoint=sys.argv[3], trigger_s=0.2)
 """
 
