@@ -48,7 +48,7 @@ class World:
         options.setdefault("max_deliveries", 3)
         if self.name != "share":
             options.setdefault("backoff", _BACKOFF)
-            options.setdefault("redelivery_timeout", 2.0)
+            options.setdefault("redelivery_timeout", 20.0)
         queue = self.service.queue(queue_id, backend=self.backend, **options)
         if self.backend != "markers":
             queue.create_topics(partitions=2)
