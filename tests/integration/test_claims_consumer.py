@@ -139,7 +139,7 @@ def test_a_batch_that_was_not_taken_is_given_back(topics: ClaimTopics) -> None:
             desk._take = take_nothing  # type: ignore[method-assign]
         with member.consumer(topics.work, delivery="at-most-once", claims="greedy") as consumer:
             found: list[int] = []
-            for batch in consumer.batches(timeout=10.0):
+            for batch in consumer.batches(timeout=60.0):
                 found += [int(message.payload or b"") for message in batch.messages]
                 if len(found) == 6:
                     break
@@ -180,7 +180,7 @@ def test_positions_are_committed_while_another_thread_polls(topics: ClaimTopics)
             is_over.set()
             thread.join(40.0)
             assert not thread.is_alive()
-            assert time.monotonic() - began_s < 60
+            assert time.monotonic() - began_s < 120
             consumer.flush()
         committed = cluster.engine.admin.committed(
             [(topics.group, TopicPartition(topics.work, number)) for number in range(2)]

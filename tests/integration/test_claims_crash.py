@@ -57,7 +57,7 @@ def die_at_each_step(topics: ClaimTopics, folder: Path, plan: list[tuple[str, in
     traces = [folder / "a.trace", folder / "b.trace"]
     for number, (step, count) in enumerate(plan):
         process = start(traces[number % 3 == 2], topics, "--step", step, "--count", str(count))
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
         assert process.returncode == -signal.SIGKILL, step
     read_to_the_end(topics, traces, 0)
     trace = read_trace(*traces)
@@ -101,7 +101,7 @@ def at_least_once_with_kills(topics: ClaimTopics, folder: Path, kills: int, seed
             trace, topics, "--delivery", "at-least-once", "--batch", "3", "--work", "0.02"
         )
         wanted = before + chance.randint(5, 30)
-        wait_for(lambda trace=trace, n=wanted: len(read_trace(trace)) >= n, 40.0)
+        wait_for(lambda trace=trace, n=wanted: len(read_trace(trace)) >= n, 90.0)
         kill(process)
     read_to_the_end(topics, traces, 2, "--delivery", "at-least-once")
     trace = read_trace(*traces)
@@ -216,7 +216,7 @@ def misled(topics: ClaimTopics, folder: Path, rounds: int, *more: str) -> list[P
     try:
         for _ in range(rounds):
             wanted = len(read_trace(*traces.values())) + 40
-            wait_for(lambda n=wanted: len(read_trace(*traces.values())) >= n, 40.0)
+            wait_for(lambda n=wanted: len(read_trace(*traces.values())) >= n, 90.0)
             name = chance.choice(list(clocks))
             kill(running[name])
             running[name] = begin(name)
