@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from kafkamq.core.chunks import NEVER
 from kafkamq.core.delivery import DueCause, Settle
+from kafkamq.core.entry import NEVER
 from kafkamq.testing.agreement import check_agreement, cut_batches, plan_of_batches
 from kafkamq.testing.random_markers import random_markers
 

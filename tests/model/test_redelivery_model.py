@@ -20,8 +20,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from kafkamq.core.chunks import CHUNK_OFFSETS, DUE, NEVER
 from kafkamq.core.delivery import Carry, Settle
+from kafkamq.core.entry import CHUNK_OFFSETS, DUE, NEVER
 from kafkamq.core.redelivery import RedeliveryTracker
 from kafkamq.testing.agreement import StateStore
 from kafkamq.testing.naive import Identity, NaiveState, NaiveTracker, State

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from kafkamq.core.chunks import NEVER
 from kafkamq.core.delivery import Settle
+from kafkamq.core.entry import NEVER
 from kafkamq.core.redelivery import RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 

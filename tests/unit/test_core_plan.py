@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.core_fold import START_MS, Fold, T, message
 
-from kafkamq.core.chunks import CHUNK_OFFSETS
 from kafkamq.core.delivery import Carry, Settle
+from kafkamq.core.entry import CHUNK_OFFSETS
 from kafkamq.core.redelivery import MAX_PLAN, RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, Outcome
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.unit.core_fold import START_MS, Fold, T, message
 
-from kafkamq.core.chunks import CHUNK_OFFSETS
+from kafkamq.core.entry import CHUNK_OFFSETS
 from kafkamq.core.redelivery import RedeliveryTracker
 from kafkamq.core.snapshot import STATE_VERSION, restore_tracker, take_snapshot
 from kafkamq.errors import UnsupportedVersionError, WireError

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kafkamq.core.chunks import DUE, HELD, STATE, Entry, chunk_key
+from kafkamq.core.chunks import chunk_key
+from kafkamq.core.entry import DUE, HELD, STATE, Entry
 from kafkamq.core.redelivery import RedeliveryTracker
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
 

@@ -11,40 +11,16 @@ from collections.abc import Mapping
 from heapq import heapify
 
 from kafkamq.core.entry import (
-    ASKED,
-    CARRY,
-    CAUSE_SHIFT,
     CHUNK_OFFSETS,
-    DUE,
     ENDED_MEMORY_MS,
-    GRACED,
-    HELD,
     NEVER,
-    STATE,
-    WAITING,
     Entry,
 )
 from kafkamq.core.holders import Holder
 from kafkamq.core.packed import PackedEntries
 from kafkamq.types import MessageId
 
-__all__ = [
-    "ASKED",
-    "CARRY",
-    "CAUSE_SHIFT",
-    "CHUNK_OFFSETS",
-    "DUE",
-    "ENDED_MEMORY_MS",
-    "GRACED",
-    "HELD",
-    "NEVER",
-    "STATE",
-    "WAITING",
-    "Chunk",
-    "ChunkKey",
-    "Entry",
-    "chunk_key",
-]
+__all__ = ["Chunk", "ChunkKey", "chunk_key"]
 
 ChunkKey = tuple[bool, bytes, int, int, int]
 """(of_schedule, topic_id, leader_epoch, partition, offset // 4096)."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kafkamq.core.chunks import ASKED, CARRY, DUE, HELD, STATE, Chunk
+from kafkamq.core.chunks import Chunk
+from kafkamq.core.entry import ASKED, CARRY, DUE, HELD, STATE
 
 if TYPE_CHECKING:
     from kafkamq.core.redelivery import RedeliveryTracker

@@ -31,7 +31,10 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import attrgetter
 
-from kafkamq.core.chunks import (
+from kafkamq.core.chunks import Chunk, ChunkKey, chunk_key
+from kafkamq.core.clock import LogClock
+from kafkamq.core.delivery import Carry, DueCause, Settle
+from kafkamq.core.entry import (
     ASKED,
     CARRY,
     CAUSE_SHIFT,
@@ -42,13 +45,8 @@ from kafkamq.core.chunks import (
     NEVER,
     STATE,
     WAITING,
-    Chunk,
-    ChunkKey,
     Entry,
-    chunk_key,
 )
-from kafkamq.core.clock import LogClock
-from kafkamq.core.delivery import Carry, DueCause, Settle
 from kafkamq.core.holders import Holders
 from kafkamq.core.invariants import check_tracker
 from kafkamq.core.table import ChunkTable
@@ -387,6 +385,8 @@ class RedeliveryTracker:
         for chunk in self.table.chunks.values():
             if not chunk.wanted:
                 continue
+            if len(actions) >= limit:
+                break  # the other chunks stay packed
             for slot, entry in self.table.entries(chunk).items():
                 if len(actions) >= limit:
                     break

@@ -10,8 +10,9 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kafkamq.core.chunks import NEVER, Chunk, ChunkKey
+from kafkamq.core.chunks import Chunk, ChunkKey
 from kafkamq.core.clock import LogClock
+from kafkamq.core.entry import NEVER
 from kafkamq.core.holders import Holder
 from kafkamq.core.redelivery import RedeliveryTracker
 from kafkamq.errors import UnsupportedVersionError, WireError

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 
-from kafkamq.core.chunks import ENDED_MEMORY_MS, NEVER, Chunk, ChunkKey, Entry
+from kafkamq.core.chunks import Chunk, ChunkKey
+from kafkamq.core.entry import ENDED_MEMORY_MS, NEVER, Entry
 from kafkamq.core.holders import Holder
 
 __all__ = ["ChunkTable"]

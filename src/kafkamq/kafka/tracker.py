@@ -26,8 +26,8 @@ from kafkamq.clients.ticker import Ticker
 from kafkamq.clients.topics import require_topics
 from kafkamq.clients.tracker_metrics import TrackerMetrics
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.core.chunks import NEVER
 from kafkamq.core.delivery import Carry, Settle
+from kafkamq.core.entry import NEVER
 from kafkamq.errors import (
     BrokerError,
     DeadlineExceededError,

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 from pyspark.sql.types import StructType
 
-from kafkamq.core.chunks import DUE, chunk_key
+from kafkamq.core.chunks import chunk_key
+from kafkamq.core.entry import DUE
 from kafkamq.core.handout import expires_at_ms, has_expired
 from kafkamq.core.redelivery import RedeliveryTracker
 from kafkamq.spark.columns import arrow_columns

@@ -20,7 +20,7 @@ from kafkamq.clients.ledger import Claim, Ledger, LedgerKey, claim
 from kafkamq.clients.topics import require_topics
 from kafkamq.clients.tracker_metrics import TrackerMetrics
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.core.chunks import NEVER
+from kafkamq.core.entry import NEVER
 from kafkamq.errors import (
     ConfigError,
     DataLossError,
@@ -142,7 +142,13 @@ class SparkTracker:
         """One start of the engine: claim, TICKs, query."""
         assert self._spark is not None, "start() made the session"
         plan = self._plan(self._spark, takeover=takeover)
-        keeper = TickKeeper(self.config, self.tracker, engine=plan.note.engine, epoch=plan.epoch)
+        keeper = TickKeeper(
+            self.config,
+            self.tracker,
+            engine=plan.note.engine,
+            epoch=plan.epoch,
+            trigger_ms=plan.trigger_ms,
+        )
         try:
             keeper.begin(range(self._partitions))
             query = start_query(self._spark, plan)

@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kafkamq.core.chunks import NEVER
 from kafkamq.core.delivery import Carry, Settle
+from kafkamq.core.entry import NEVER
 from kafkamq.core.redelivery import RedeliveryTracker
 from kafkamq.core.snapshot import restore_tracker, take_snapshot
 from kafkamq.testing.naive import NaiveTracker

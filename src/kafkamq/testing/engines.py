@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from kafkamq.core.chunks import NEVER
 from kafkamq.core.delivery import Carry, Settle
+from kafkamq.core.entry import NEVER
 from kafkamq.core.redelivery import RedeliveryTracker
 from kafkamq.core.ticks import TickPolicy
 from kafkamq.errors import FencedError, KafkaMQError, WireError

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from kafkamq.core.chunks import NEVER
+from kafkamq.core.entry import NEVER
 from kafkamq.errors import KafkaMQError
 from kafkamq.testing.checker import Place, Verdict, check_logs
 from kafkamq.testing.engines import BatchEngine, Checkpoint, EngineSettings, LocalEngine
