@@ -84,7 +84,7 @@ def test_a_batch_of_a_former_member_is_as_if_it_had_never_been(
             wait_until(lambda: (_partitions(zombie), _partitions(heir)) == (1, 1))
             now = zombie._reader.membership
             zombie._reader.membership = lambda: before
-            deadline_s = time.monotonic() + 30
+            deadline_s = time.monotonic() + 60
             outcomes: list[Commit] = []
             advance = zombie._handover.advance
 
@@ -113,7 +113,7 @@ def _partitions(consumer: Consumer) -> int:
 
 def _everything(consumers: Sequence[Consumer], count: int) -> list[Message]:
     messages: list[Message] = []
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while len({message.id for message in messages}) < count:
         assert time.monotonic() < deadline_s, f"{len(messages)} came"
         for consumer in consumers:

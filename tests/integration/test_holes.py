@@ -26,7 +26,7 @@ def test_hole_15_a_quiet_queue_behind_a_busy_one(bootstrap: str, namespace: str)
         for _ in range(20_000):
             busy.send(b"x")
         service.queue("quiet").producer().send(b"mine").result(60)
-        (message,) = receive_all(service.queue("quiet").consumer(), 1, timeout_s=30)
+        (message,) = receive_all(service.queue("quiet").consumer(), 1)
         assert message.payload == b"mine"
         message.ack(wait=True)
         assert len(starts(service.config)) == 1
@@ -78,10 +78,10 @@ def test_hole_21_a_topic_that_is_made_anew(bootstrap: str, namespace: str) -> No
     old, old_topic = sent()
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.delete_topics([topic])[topic].result(20)
-    wait_until(lambda: topic not in admin.list_topics(timeout=5).topics)
+    wait_until(lambda: topic not in admin.list_topics(timeout=30).topics)
     settings = {"message.timestamp.type": "LogAppendTime"}
     admin.create_topics([NewTopic(topic, 1, 1, config=settings)])[topic].result(20)
-    wait_until(lambda: topic in admin.list_topics(timeout=5).topics and identity() != old_topic)
+    wait_until(lambda: topic in admin.list_topics(timeout=30).topics and identity() != old_topic)
     logs = replace_producer(logs)
     new, _ = sent()
     assert (new.partition, new.offset) == (old.partition, old.offset)

@@ -162,7 +162,7 @@ def test_partitions_that_are_added_are_tracked(bootstrap: str, namespace: str) -
         wait_until(lambda: tracker.is_live)
         admin = AdminClient({"bootstrap.servers": bootstrap})
         topic = logs.config.marker_topic
-        admin.create_partitions([NewPartitions(topic, PARTITIONS + 2)])[topic].result(10)
+        admin.create_partitions([NewPartitions(topic, PARTITIONS + 2)])[topic].result(30)
         logs.marker_partitions = PARTITIONS + 2
         wait_until(lambda: PARTITIONS + 1 in tracker.assigned and tracker.is_live)
         ids = [MessageId(0, number * CHUNK) for number in range(20)]

@@ -52,7 +52,7 @@ def alter(logs: Logs, topic: str, name: str, value: str) -> None:
     )
     admin = AdminClient({"bootstrap.servers": logs.bootstrap})
     for future in admin.incremental_alter_configs([resource]).values():
-        future.result(10)
+        future.result(30)
     with Admin(logs.config) as asked:  # the broker learns of it a moment later
         wait_until(lambda: asked.require_topic(topic).settings[name] == value)
 
@@ -114,7 +114,7 @@ def test_a_position_below_the_logs_start_is_never_passed_over(logs: Logs) -> Non
     for future in admin.delete_records(
         [TopicPartition(logs.config.marker_topic, place, 4)]
     ).values():
-        future.result(10)
+        future.result(30)
     again = LocalTracker(logs.config, FAST)
     with pytest.raises(DataLossError, match="up to 4 records"), again.in_thread():
         wait_until(lambda: again.is_over)
@@ -141,7 +141,7 @@ def test_a_log_whose_control_records_were_deleted_lost_nothing(logs: Logs) -> No
     for future in admin.delete_records(
         [TopicPartition(logs.config.marker_topic, place, -1)]  # everything
     ).values():
-        future.result(10)
+        future.result(30)
     again = LocalTracker(logs.config, FAST)
     with again.in_thread():
         wait_until(lambda: again.is_live or again.is_over)

@@ -46,7 +46,7 @@ def test_consume(bootstrap: str, namespace: str, tmp_path: Path) -> None:
         wait_until(lambda: (tmp_path / "seen").exists(), what="the first record")
         wait_until(lambda: len((tmp_path / "seen").read_text().split()) == 200)
         program.send_signal(signal.SIGINT)
-        assert program.wait(30) == 0
+        assert program.wait(60) == 0
     finally:
         program.kill()
         program.wait()
@@ -106,7 +106,7 @@ def test_the_enrichment_example(bootstrap: str, namespace: str) -> None:
     try:
         wait_until(lambda: committed(bootstrap, "enrichment", orders) == (100, ""), 40)
         program.send_signal(signal.SIGINT)
-        assert program.wait(30) == 0
+        assert program.wait(60) == 0
     finally:
         program.kill()
         program.wait()

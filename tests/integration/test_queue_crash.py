@@ -62,7 +62,7 @@ def test_killed_workers_lose_nothing(bootstrap: str, namespace: str) -> None:
                 elif number % 20 == 0:
                     time.sleep(0.01)
             sent = {delivery.result(30).id for delivery in deliveries}
-            deadline_s = time.monotonic() + 90
+            deadline_s = time.monotonic() + 150
             while _done(service) < sent:
                 assert time.monotonic() < deadline_s, f"{len(sent - _done(service))} are missing"
                 time.sleep(0.5)

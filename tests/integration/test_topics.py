@@ -87,7 +87,7 @@ def test_existing_topics_are_checked_and_never_altered(
     """As kmq makes its markers topic: the time of the client, and compacted."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     new = NewTopic(config.marker_topic, 2, 1, config={"cleanup.policy": "compact"})
-    admin.create_topics([new])[config.marker_topic].result(10)
+    admin.create_topics([new])[config.marker_topic].result(30)
     with pytest.raises(ConfigError, match="LogAppendTime") as caught:
         create_topics(config)
     assert "compaction" in str(caught.value)
@@ -107,7 +107,7 @@ def test_topic_ids_follow_a_topic_that_is_made_anew(config: ServiceConfig, boots
     create_topics(config, partitions=1, marker_partitions=1)
     before = id_of(config, config.message_topic)
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.delete_topics([config.message_topic])[config.message_topic].result(10)
+    admin.delete_topics([config.message_topic])[config.message_topic].result(30)
     with Admin(config) as ours:
         wait_until(lambda: not ours.topics([config.message_topic]))
     create_topics(config, partitions=1, marker_partitions=1)
