@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from kafkamq.dev import LocalKafka
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 # Started in the background by a shell, the tests would ignore Ctrl-C, and so would every process
 # that they start and interrupt: an ignored signal is inherited, a handled one is not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says how busy the machine is, and nothing about the code.
+settings.register_profile("kafkamq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kafkamq")
 
 
 @pytest.fixture

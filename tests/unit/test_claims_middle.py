@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.claim_fold import GROUP, TOPIC, ClaimFold
 
@@ -216,7 +216,6 @@ hostile = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(RULES),
     st.none() | st.integers(0, 1000),

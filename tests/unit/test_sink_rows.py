@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkamq.errors import ConfigError, StateError
@@ -43,7 +43,6 @@ def batch_of(rows: list[Row]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=list(_TYPES))
 
 
-@settings(deadline=None)  # the first one imports pandas
 @given(_ROWS)
 def test_rows_come_out_as_they_went_in(rows: list[Row]) -> None:
     read = read_rows(batch_of(rows))
@@ -55,7 +54,6 @@ def test_rows_come_out_as_they_went_in(rows: list[Row]) -> None:
     assert (read.partitions or nothing) == [row[3] for row in rows]
 
 
-@settings(deadline=None)  # the first one imports pandas
 @given(_ROWS)
 def test_an_identity_is_the_content_wherever_a_row_stands(rows: list[Row]) -> None:
     together = read_rows(batch_of(rows)).identities.tolist()
@@ -65,7 +63,6 @@ def test_an_identity_is_the_content_wherever_a_row_stands(rows: list[Row]) -> No
     assert together == read_rows(batch_of([rows[0], *rows]).slice(1)).identities.tolist()
 
 
-@settings(deadline=None)  # the first one imports pandas
 @given(_ROWS)
 def test_rows_with_another_content_have_another_identity(rows: list[Row]) -> None:
     def content(row: Row) -> tuple[object, ...]:
