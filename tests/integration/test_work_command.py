@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -28,6 +29,26 @@ for name in ("a", "b"):
     queue.producer().send(name.encode())
 """
 
+IN_A_PROCESS = """
+import os, time
+from kafkamq import Worker
+from kafkamq.testing import MemoryService
+
+service = MemoryService()
+queue = service.queue("q")
+worker = Worker(service)
+
+@queue.handler(processes=1)
+def handle(body: str) -> None:
+    print("begun", body, flush=True)
+    while not os.path.exists("gate"):
+        time.sleep(0.01)
+    print("ended", body, flush=True)
+
+for name in ("a", "b"):
+    queue.producer().send(name.encode())
+"""
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
@@ -43,6 +64,32 @@ def test_a_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
         out, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
         assert out == "ended a\n"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_drains(tmp_path: Path, number: signal.Signals) -> None:
+    """As terminals and supervisors send it: handlers in processes of their own get it too."""
+    (tmp_path / "app.py").write_text(IN_A_PROCESS)
+    command = [sys.executable, "-m", "kafkamq.cli", "work", "app:worker"]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun a\n"
+        os.killpg(process.pid, number)
+        (tmp_path / "gate").touch()
+        out, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert out.startswith("ended a\n"), errors
     finally:
         process.kill()
         process.communicate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import threading
@@ -148,6 +149,55 @@ def test_a_handler_that_blocks_the_loop_does_not_hold_up_the_end() -> None:
         gate.set()
     with queue.consumer() as consumer:
         assert {message.payload for message in consumer.receive_many(3, 5.0)} >= {b"1", b"2"}
+
+
+def test_a_coroutine_that_swallows_its_cancellation_is_left_alone() -> None:
+    """Its message is given back, and its place goes to the next one."""
+    service = MemoryService()
+    queue = service.queue("q", max_deliveries=1)
+    gate = asyncio.Event()
+    seen = []
+
+    @queue.handler(concurrency=1, timeout=0.05)
+    async def stay(body: str) -> None:
+        seen.append(body)
+        while body == "stay" and not gate.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await gate.wait()
+
+    for body in (b"stay", b"go"):
+        queue.producer().send(body)
+    worker = Worker(service)
+    with worker:
+        while worker.handled < 2:
+            assert not worker.wait(0.01)
+        worker._loop.loop().call_soon_threadsafe(gate.set)
+    assert seen == ["stay", "go"]
+    assert ["took longer than" in letter.error for letter in service.dead_letters()] == [True]
+
+
+def test_a_coroutine_that_swallows_its_cancellation_does_not_hold_up_the_end() -> None:
+    service = MemoryService()
+    queue = service.queue("q", max_deliveries=1)
+    begun, is_over = threading.Event(), threading.Event()
+
+    @queue.handler(concurrency=1)
+    async def stay(body: str) -> None:
+        begun.set()
+        while not is_over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    queue.producer().send(b"x")
+    worker = Worker(service, drain=0.1, telemetry=False)
+    worker.start()
+    assert begun.wait(30)
+    try:
+        worker.stop()
+        (letter,) = service.dead_letters()
+        assert "was stopped before its handler had ended" in letter.error
+    finally:
+        is_over.set()
 
 
 def test_a_consumer_that_has_ended_ends_its_worker() -> None:

@@ -19,6 +19,7 @@ from kafkamq.kafka.parallel.coroutines import new_loop
 __all__ = ["CoroutinePool", "LoopThread"]
 
 _JOIN_S = 10.0
+_CANCEL_S = 1.0  # what a handler that is cancelled has to end; then it is left alone
 _WATCH_S = 0.05
 _log = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ class CoroutinePool:
         self._ready: deque[Message] = deque()
         self._parked: deque[asyncio.Future[None]] = deque()
         self._tasks: list[asyncio.Task[None]] = []
+        self._open: dict[int, Message] = {}  # who takes a message out gives its verdict
+        self._left_alone: set[asyncio.Task[object]] = set()
         self._running = 0
         self._finished = 0
         self._is_withdrawn = False
@@ -130,16 +133,23 @@ class CoroutinePool:
         try:
             ending.result(_JOIN_S)
         except (TimeoutError, concurrent.futures.TimeoutError):
-            _log.warning("a handler blocks the event loop; its message comes again")
+            _log.warning("a handler blocks the event loop; its message is given back")
+        for key in list(self._open):
+            self._settle(key, STOPPED)
+
+    def _settle(self, key: int, outcome: object) -> None:
+        message = self._open.pop(key, None)
+        if message is not None:
+            self._calls.settle(message, outcome)
 
     async def _cancel(self) -> None:
         self._is_abandoned = True
         for task in self._tasks:
             task.cancel()
-        await asyncio.wait(self._tasks, timeout=_JOIN_S / 2)
+        await asyncio.wait(self._tasks, timeout=_CANCEL_S)
 
     async def _work(self) -> None:
-        calls, ready = self._calls, self._ready
+        ready = self._ready
         loop = asyncio.get_running_loop()
         while True:
             if not ready or self._is_withdrawn:
@@ -153,11 +163,12 @@ class CoroutinePool:
             except IndexError:  # withdrawn just now
                 self._running -= 1
                 continue
+            key = id(message)
+            self._open[key] = message
             try:
-                outcome = await self._handle(message)
-                calls.settle(message, outcome)
+                self._settle(key, await self._handle(message))
             except asyncio.CancelledError:
-                calls.settle(message, STOPPED)
+                self._settle(key, STOPPED)
                 if self._is_abandoned:  # else the handler's own doing
                     raise
             finally:
@@ -170,7 +181,21 @@ class CoroutinePool:
         timeout_ms = self._calls.spec.timeout_ms
         if not timeout_ms:
             return await self._calls.run_async(message)
+        task = asyncio.ensure_future(self._calls.run_async(message))
         try:
-            return await asyncio.wait_for(self._calls.run_async(message), timeout_ms / 1000)
-        except (TimeoutError, asyncio.TimeoutError):
-            return timed_out(self._calls)
+            await asyncio.wait((task,), timeout=timeout_ms / 1000)
+            if task.done():
+                return task.result()
+            task.cancel()
+            await asyncio.wait((task,), timeout=_CANCEL_S)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if not task.done():
+            _log.warning(
+                "a handler goes on although it was cancelled; it is left alone",
+                extra={"queue": message.queue_id, "delivery": message.delivery_count},
+            )
+            self._left_alone.add(task)  # a loop holds its tasks weakly
+            task.add_done_callback(self._left_alone.discard)
+        return timed_out(self._calls)

@@ -4,6 +4,7 @@ with it. Each thread of the pool owns one process, which is replaced when it die
 
 from __future__ import annotations
 
+import atexit
 import logging
 import multiprocessing
 import pickle
@@ -11,13 +12,14 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
 
 from kafkamq.errors import ConfigError
 from kafkamq.kafka.handlers.bodies import Binder, BodyError
-from kafkamq.kafka.handlers.pools import timed_out
+from kafkamq.kafka.handlers.pools import STOPPED, timed_out
 from kafkamq.kafka.handlers.spec import HandlerSpec
 from kafkamq.kafka.message import Message
 from kafkamq.types import Ack, Headers, MessageId, Nack, Reject
@@ -27,6 +29,8 @@ __all__ = ["PlainMessage", "ProcessCalls"]
 _JOIN_S = 5.0
 _log = logging.getLogger(__name__)
 _SENT = (BaseException, Ack, Nack, Reject)
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+"""Terminals and supervisors send them to a whole group of processes: the parent drains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +74,21 @@ class ProcessCalls:
         self._local = threading.local()
         self._lock = threading.Lock()
         self._children: set[_Child] = set()
+        self._is_closed = False
+        atexit.register(self.close)  # multiprocessing would ask children to end, and wait for ever
 
     def __call__(self, message: Message) -> object:
         """Call the handler; what it raised is raised here."""
         child: _Child | None = getattr(self._local, "child", None)
         if child is None:
-            child = self._local.child = _Child(self._spec.function)
+            child = _Child(self._spec.function)
             with self._lock:
                 self._children.add(child)
+                is_closed = self._is_closed
+            self._local.child = child
+            if is_closed:
+                self._end(child)
+                return STOPPED
         timeout_ms = self._spec.timeout_ms
         try:
             outcome = child.call(_plain(message), timeout_ms / 1000 if timeout_ms else None)
@@ -102,7 +113,9 @@ class ProcessCalls:
 
     def close(self) -> None:
         """End all processes."""
+        atexit.unregister(self.close)
         with self._lock:
+            self._is_closed = True
             children, self._children = list(self._children), set()
         for child in children:
             child.kill()
@@ -117,7 +130,12 @@ class _Child:
         self._process: BaseProcess = context.Process(
             target=_serve, args=(theirs, function), name="kafkamq-handler", daemon=True
         )
-        self._process.start()
+        resource_tracker.ensure_running()  # its start would let signals through again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self._pipe.recv()  # it has loaded the function: from here on time counts
 
@@ -152,13 +170,15 @@ def _plain(message: Message) -> PlainMessage:
 
 def _serve(pipe: Connection, function: Callable[..., Any]) -> None:
     """The process: answers until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is told to all; the parent drains
+    for number in _ENDING:  # not SIG_IGN, which programs that the handler starts would inherit
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     binder = Binder(function)
     pipe.send(None)
     while True:
         try:
             message = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             return
         try:
             outcome = function(*binder.arguments(message))
