@@ -8,12 +8,13 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from confluent_kafka import Producer
-from tests.integration.cli_tools import Commands
+from confluent_kafka import Message, Producer
+from tests.integration.cli_tools import Commands, wait_until
 from tests.integration.queue_logs import receive_all
 from tests.integration.raw_producer import write_raw
 
 from kafkamq import Service
+from kafkamq.clients.admin import Admin
 from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import FencedError
@@ -91,10 +92,16 @@ class Letters:
         self._producer.produce(self.config.dead_letter_topic, payload, None, headers=list(headers))
         assert self._producer.flush(30) == 0
 
+    def records(self, topic: str) -> list[Message]:
+        """All of a topic. A transaction ends for readers a moment after it has for its writer."""
+        with Admin(self.config) as admin:
+            wait_until(lambda: all(low == high for low, high in admin.log_ends(topic).values()))
+        return list(scan(self.config, topic))
+
     def redriven(self) -> Counter[str]:
         """How often each id is in the messages topic."""
         found: Counter[str] = Counter()
-        for record in scan(self.config, self.config.message_topic):
+        for record in self.records(self.config.message_topic):
             headers = dict(record.headers() or ())
             found[bytes(headers["kafkamq-id"] or b"").decode()] += 1  # type: ignore[arg-type]
         return found
@@ -114,7 +121,7 @@ def test_a_redriven_message_is_itself_and_starts_anew(letters: Letters) -> None:
         "selected": 1, "redriven": 1, "already_redriven": 0, "payload_lost": 0,
         "queue_unknown": 0, "headers_unreadable": 0, "dry_run": False,
     }  # fmt: skip
-    (record,) = scan(letters.config, letters.config.message_topic)
+    (record,) = letters.records(letters.config.message_topic)
     headers = list(record.headers() or ())
     assert headers[:4] == [
         ("a", b"1"), ("a", None), ("kafkamq-id", b"one"), ("kafkamq-ttl-ms", b"60000"),
@@ -159,7 +166,7 @@ def test_a_lost_payload_is_not_sent_as_nothing(letters: Letters) -> None:
     letters.write("gone", payload=None, reason=DeadLetterReason.PAYLOAD_LOST)
     letters.write("null", payload=None)
     letters.commands.run("send", "q", "large", "--id", "large")
-    (original,) = scan(letters.config, letters.config.message_topic)
+    (original,) = letters.records(letters.config.message_topic)
     place = Origin(
         letters.config.message_topic,
         original.partition() or 0,
@@ -171,7 +178,7 @@ def test_a_lost_payload_is_not_sent_as_nothing(letters: Letters) -> None:
     assert (report["redriven"], report["payload_lost"]) == (2, 1)
     values = {
         dict(record.headers() or ())["kafkamq-id"]: record.value()
-        for record in scan(letters.config, letters.config.message_topic)
+        for record in letters.records(letters.config.message_topic)
     }
     assert values == {b"large": b"large", b"null": None, b"by-reference": b"large"}
 
@@ -189,7 +196,7 @@ def test_a_dead_letter_of_the_last_resort_finds_its_queue(letters: Letters) -> N
     places = [
         Origin(topic, record.partition() or 0, record.offset() or 0, record.timestamp()[1])
         for topic in (config.message_topic, config.marker_topic)
-        for record in scan(config, topic)
+        for record in letters.records(topic)
     ]
     replaced = replace(places[0], timestamp_ms=places[0].timestamp_ms + 1)  # R13: another topic's
     for place in (*places, replaced):
@@ -201,7 +208,7 @@ def test_a_dead_letter_of_the_last_resort_finds_its_queue(letters: Letters) -> N
     (report,) = letters.commands.json("dlq", "redrive", "--everything")
     assert (report["redriven"], report["payload_lost"], report["queue_unknown"]) == (0, 1, 1)
     copies = {}
-    for record in scan(config, config.message_topic):
+    for record in letters.records(config.message_topic):
         headers = dict(record.headers() or ())
         if REDRIVEN_FROM in headers:
             copies[record.value()] = (record.key(), headers.get("h"), headers.get("kafkamq-id"))
@@ -218,6 +225,7 @@ def test_a_dead_letter_of_the_last_resort_finds_its_queue(letters: Letters) -> N
 _STUCK = """
 import sys, time
 from kafkamq import Service
+from kafkamq.clients.admin import Admin
 from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.config import ServiceConfig
 from kafkamq.kafka.dead_letters import Selection, redrive
