@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from html import escape
 from typing import TYPE_CHECKING
 
+from kafkamq.cli.output import time_of
 from kafkamq.cli.page import document, figure, table
 
 if TYPE_CHECKING:
@@ -23,19 +23,15 @@ def render(audit: Audit, *, made_ms: int) -> str:
     """
     queues = "\n".join(_queue(queue, audit) for queue in audit.queues)
     span = (
-        f"Attempts from {_time(audit.begin_ms)} to {_time(audit.end_ms)} (broker time)"
+        f"Attempts from {time_of(audit.begin_ms)} to {time_of(audit.end_ms)} (broker time)"
         if audit.begin_ms
         else "No attempts"
     )
     nothing = "<p>No queue has been used.</p>"
-    body = f"""<p>{span}. Computed {_time(made_ms)}.</p>
+    body = f"""<p>{span}. Computed {time_of(made_ms)}.</p>
 {_summary(audit)}
 {queues or nothing}"""
     return document(f"Audit of {audit.namespace}", body)
-
-
-def _time(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def _summary(audit: Audit) -> str:
@@ -63,7 +59,7 @@ def _queue(queue: QueueAudit, audit: Audit) -> str:
     names = [*map(str, range(1, MAX_ATTEMPT_BARS)), f"{MAX_ATTEMPT_BARS}+"]
     late = [*(f"≤{bound:g}s" for bound in LATENESS_BOUNDS_S), f">{LATENESS_BOUNDS_S[-1]:g}s"]
     times = [""] * len(queue.attempts_over_time)
-    times[0], times[-1] = _time(audit.begin_ms)[11:19], _time(audit.end_ms)[11:19]
+    times[0], times[-1] = time_of(audit.begin_ms)[11:19], time_of(audit.end_ms)[11:19]
     shares = queue.consumers[:12]
     plots = (
         figure("Messages by their number of attempts", attempts, names),

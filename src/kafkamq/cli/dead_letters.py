@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from itertools import islice
 from typing import Annotated
 
@@ -108,7 +107,14 @@ def ls(
         "Dead letters",
         ("queue", "reason", "open", "redriven", "oldest", "newest"),
         [
-            (queue, why, group.open, group.redriven, _time(group.oldest_ms), _time(group.newest_ms))
+            (
+                queue,
+                why,
+                group.open,
+                group.redriven,
+                output.time_of(group.oldest_ms),
+                output.time_of(group.newest_ms),
+            )
             for (queue, why), group in sorted(groups.items())
         ],
     )
@@ -147,7 +153,7 @@ def peek(
                 letter.id,
                 letter.reason + (" (redriven)" if letter.is_redriven else ""),
                 letter.delivery_count,
-                _time(letter.timestamp_ms),
+                output.time_of(letter.timestamp_ms),
                 output.text_of(letter.error.encode()),
                 output.text_of(letter.payload),
             )
@@ -239,11 +245,6 @@ def redrive_command(
         )
     if report.queue_unknown:
         output.note(f"{report.queue_unknown:,} cannot be: nothing says which queue was theirs.")
-
-
-def _time(timestamp_ms: int) -> str:
-    moment = datetime.fromtimestamp(timestamp_ms / 1000, tz=timezone.utc)
-    return moment.strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def register(app: typer.Typer) -> None:

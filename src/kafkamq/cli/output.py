@@ -11,8 +11,10 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from typing import Any, Protocol
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -36,9 +38,11 @@ __all__ = [
     "print_table",
     "progress",
     "text_of",
+    "time_of",
 ]
 
 MAX_CELL_CHARACTERS = 60
+PIPE_COLUMNS = 500
 
 
 class Advance(Protocol):
@@ -49,8 +53,13 @@ class Advance(Protocol):
 
 
 def output() -> Console:
-    """The console for data; built at each use, because tests and pipes replace stdout."""
-    return Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+    """The console for data; built at each use, because tests and pipes replace stdout.
+
+    What is not read on a terminal is as wide as it needs to be.
+    """
+    is_terminal = sys.stdout.isatty()
+    width = None if is_terminal else PIPE_COLUMNS
+    return Console(file=sys.stdout, highlight=False, soft_wrap=not is_terminal, width=width)
 
 
 def errors() -> Console:
@@ -71,7 +80,14 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Prints a table; numbers stand right, None is a dash."""
-    table = Table(title=escape(title) if title else None, title_justify="left", pad_edge=False)
+    table = Table(
+        title=escape(title) if title else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     for index, name in enumerate(columns):
         numeric = any(isinstance(row[index], int | float) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
@@ -90,6 +106,12 @@ def _cell(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return escape(str(value))
+
+
+def time_of(timestamp_ms: int) -> str:
+    """A broker's timestamp, in UTC."""
+    moment = datetime.fromtimestamp(timestamp_ms / 1000, tz=timezone.utc)
+    return moment.strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def text_of(data: bytes | None) -> str:

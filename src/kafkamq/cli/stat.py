@@ -62,11 +62,10 @@ def stat(
             "lag",
             "position",
             "clock",
-            "late verdicts",
-            "redelivered",
-            "dead letters",
+            "late",
+            "copies",
+            "dead",
             "engine",
-            "epoch",
         ),
         [_row(partition) for partition in found.markers],
     )
@@ -81,19 +80,18 @@ def _number(value: int, is_counted: bool) -> str:
 def _row(partition: MarkerPartition) -> tuple[Any, ...]:
     status = partition.status
     if status is None:
-        return (partition.partition, *[None] * 10)
+        return (partition.partition, *[None] * 9)
     return (
         partition.partition,
         status.entries,
         status.due,
         partition.lag,
         status.position,
-        f"{status.clock_ms / 1000:.1f} s",
+        output.time_of(status.clock_ms)[11:],
         status.late_verdicts,
         status.redelivered,
         status.dead_lettered,
-        status.engine,
-        status.epoch,
+        f"{status.engine} {status.epoch}",
     )
 
 
