@@ -31,6 +31,7 @@ INTAKE = ("tests/unit/test_leases_intake.py",)
 NUMBERS = ("tests/unit/test_core_numbers.py",)
 PACKING = ("tests/unit/test_core_packed.py",)
 AGREEMENT = ("tests/model/test_redelivery_agreement.py",)
+ATTEMPTS = ("tests/model/test_attempts_model.py",)
 WIRE = ("tests/wire/test_markers.py", "tests/wire/test_marker_writer.py")
 SIMULATION = ("tests/sim/test_simulation.py",)
 
@@ -38,6 +39,7 @@ CLOCK = "core/clock.py"
 REDELIVERY = "core/redelivery.py"
 HOLDERS_PY = "core/holders.py"
 CHUNKS = "core/chunks.py"
+ATTEMPTS_PY = "core/attempts.py"
 ENTRY = "core/entry.py"
 PACKED = "core/packed.py"
 TABLE_PY = "core/table.py"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tests.mutant_lists.mutant import (
+    ATTEMPTS,
+    ATTEMPTS_PY,
     CHUNKS,
     DELIVERY,
     DELIVERY_PY,
@@ -221,5 +223,46 @@ OF_ENTRIES = [
         "            limit_ms = entry.begin_ms + holder.max_lease_ms\n",
         "            limit_ms = NEVER\n",
         HOLDERS,
+    ),
+    Mutant(
+        "R12",
+        "a zombie's START is an attempt",
+        ATTEMPTS_PY,
+        "if entry is not None and entry.start_offset == offset:  # else",
+        "if entry is None or entry.start_offset == offset:  # else",
+        ATTEMPTS,
+    ),
+    Mutant(
+        "R8",
+        "another worker's RELEASE ends an attempt",
+        ATTEMPTS_PY,
+        "        if marker.outcome is Outcome.RELEASE and self._is_held(message_id):\n"
+        "            return  # not by its holder\n",
+        "",
+        ATTEMPTS,
+    ),
+    Mutant(
+        "R8",
+        "an attempt's last END is its outcome",
+        ATTEMPTS_PY,
+        "        if attempt.outcome is None:\n",
+        "        if True:\n",
+        ATTEMPTS,
+    ),
+    Mutant(
+        "R9",
+        "an attempt's late verdict counts as timely",
+        ATTEMPTS_PY,
+        "is_late = tracker.late_verdicts > late_before\n",
+        "is_late = False\n",
+        ATTEMPTS,
+    ),
+    Mutant(
+        "R7",
+        "a START of what waits or is due is one of its attempt",
+        ATTEMPTS_PY,
+        "        elif self._is_held(message_id):\n            attempt.starts += 1\n",
+        "        else:\n            attempt.starts += 1\n",
+        ATTEMPTS,
     ),
 ]
