@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 
@@ -9,7 +10,9 @@ import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
 from tests.contract.worlds import World, receive, wait_until, world_of
 
-from kafkamq import ConfigError, LeaseLostError
+from kafkamq import ConfigError, LeaseLostError, Worker
+from kafkamq.dev import LocalKafka
+from kafkamq.dev.environment import cache_dir_from, java_from
 
 
 @pytest.fixture
@@ -81,3 +84,35 @@ def test_a_lock_that_ends(world: World) -> None:
         began_s = time.monotonic()
         while time.monotonic() - began_s < 2.0:
             assert consumer.receive_many(10, 0.5) == []
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_an_outage_longer_than_locks_and_sessions(is_paused: bool) -> None:
+    """Workers go on behind it, also those for whose members the group has no room."""
+    properties = {"group.share.min.record.lock.duration.ms": "1000", "group.share.max.size": "6"}
+    places = {"cache_dir": cache_dir_from(os.environ), "java": java_from(os.environ)}
+    seen: set[bytes] = set()
+    with (
+        LocalKafka(properties=properties, **places) as broker,
+        world_of("share", broker.bootstrap_servers, "outage") as world,
+    ):
+        queue = world.queue("work", redelivery_timeout=3.0, max_deliveries=4)
+        queue.handler(concurrency=48)(lambda message: seen.add(message.payload))
+        with (
+            Worker(world.service) as first,
+            Worker(world.service) as second,
+            queue.producer() as producer,
+        ):
+            for number in range(100):
+                producer.send(b"%d" % number)
+            wait_until(lambda: len(seen) > 50, "some of them")
+            broker.pause() if is_paused else broker.kill()
+            first.wait(13.0)  # the outage: nothing can be seen from outside
+            broker.resume() if is_paused else broker.restart()
+            for number in range(100, 200):
+                producer.send(b"%d" % number)
+            wait_until(lambda: len(seen) == 200, "all of them")
+            assert not first.wait(0.0)
+            assert not second.wait(0.0)

@@ -12,6 +12,7 @@ from confluent_kafka import Message as Record
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.settings import share_settings
 from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.core.share_members import first_members, max_members, members_to_add
 from kafkamq.errors import DeadlineExceededError
 from kafkamq.kafka.backends.consumer import TopicConsumer
 from kafkamq.kafka.backends.letters import Letters
@@ -30,13 +31,11 @@ from kafkamq.types import DeadLetterReason
 
 __all__ = ["ShareConsumer"]
 
-DEFAULT_MEMBERS = 4
-MAX_MEMBERS = 8
-HANDLERS_PER_MEMBER = 12
 MAX_POLL = 500  # records of one poll, about: whole batches of producers come
 QUIET_S = 2.0
 MARGIN_MS = 1500  # what is left of a lock less than this is not begun
 _CONFIRM_SLICE_S = 0.01
+_FULL = "GROUP_MAX_SIZE_REACHED"
 _log = logging.getLogger(__name__)
 
 
@@ -70,16 +69,23 @@ class ShareConsumer(TopicConsumer):
         self._max_deliveries = self.limits.handed_out(queue.max_deliveries)
         self._margin_ms = max(MARGIN_MS, handler_timeout_ms)
         self._failure: BaseException | None = None
-        members = DEFAULT_MEMBERS
         poll = min(MAX_POLL, queue.max_in_flight)
         if concurrency:
-            members = max(1, min(MAX_MEMBERS, concurrency // HANDLERS_PER_MEMBER))
-            poll = max(1, min(poll, 2 * concurrency // members))
-        settings = share_settings(config, group_id=group_id, max_poll_records=poll)
-        self._members = [
-            Member(settings, queue.topic, self, number=number) for number in range(members)
-        ]
-        for member in self._members:
+            poll = max(1, min(poll, 2 * concurrency // first_members(concurrency)))
+        self._settings = share_settings(config, group_id=group_id, max_poll_records=poll)
+        self._max_members = min(max_members(concurrency), self.limits.max_members)
+        self._members: list[Member] = []
+        self._working: list[Member] = []
+        with self._changed:
+            self._add_members(min(first_members(concurrency), self._max_members))
+
+    def _add_members(self, count: int) -> None:
+        """With ``_changed`` held."""
+        for _ in range(count):
+            number = len(self._members)
+            member = Member(self._settings, self._queue.topic, self, number=number)
+            self._members.append(member)
+            self._working.append(member)
             member.start()
 
     def _set_up(self, config: ServiceConfig, group_id: str) -> tuple[ShareLimits, int]:
@@ -187,9 +193,17 @@ class ShareConsumer(TopicConsumer):
         """Whether more may be fetched."""
         return self.in_flight < self._queue.max_in_flight
 
-    def failed(self, error: BaseException) -> None:
-        """A member has ended."""
+    def failed(self, member: Member, error: BaseException) -> None:
+        """A member has ended; where a group takes no more members, those that it has go on."""
         with self._changed:
+            self._working.remove(member)
+            if self._working and getattr(error, "code", "") == _FULL:
+                self._max_members = len(self._working)
+                _log.warning(
+                    "the share group has all the members that it takes (group.share.max.size)",
+                    extra={"queue": self.queue_id, "members": len(self._working)},
+                )
+                return
             self._failure = self._failure or error
             self._changed.notify_all()
 
@@ -200,6 +214,20 @@ class ShareConsumer(TopicConsumer):
         member.settle(message, AcknowledgeType.RELEASE)
 
     # What the consumer asks.
+
+    def _fill(self, n: int) -> None:
+        """What members have fetched is in ``_ready`` already; if they cannot fetch, more may."""
+        del n
+        if self._ready or self._closing.is_set() or not self.has_room():
+            return
+        held_since_ms = [member.held_since_ms for member in self._working]
+        count = members_to_add(held_since_ms, maximum=self._max_members, now_ms=monotonic_ms())
+        if count:
+            self._add_members(count)
+            _log.info(
+                "a share group gets more members: slow messages hold back those that there are",
+                extra={"queue": self.queue_id, "members": len(self._working)},
+            )
 
     def _check_failure(self) -> None:
         if self._failure is not None:

@@ -14,13 +14,15 @@ from typing import Any, Protocol
 
 from confluent_kafka import (
     AcknowledgeType,
+    KafkaError,
     KafkaException,
     Message,
     ShareConsumer,
     TopicPartition,
 )
 
-from kafkamq.clients.errors import broker_error, kafka_error
+from kafkamq.clients.errors import broker_error, is_lasting, kafka_error
+from kafkamq.errors import BrokerError
 from kafkamq.kafka.backends.message import TopicMessage
 from kafkamq.kafka.clock import monotonic_ms
 
@@ -30,6 +32,8 @@ _POLL_S = 0.25
 _TURN_S = 0.02  # how long verdicts are gathered
 _COMMIT_S = 10.0
 _LEAVE_S = 10.0
+_AGAIN_S = 0.5  # after an error that may pass
+_PATIENCE_S = 60.0  # with errors that waiting rarely mends, as of a topic that is gone
 _log = logging.getLogger(__name__)
 _Place = tuple[int, int]
 
@@ -49,7 +53,7 @@ class Batch(Protocol):
     def has_room(self) -> bool:
         """Whether more may be fetched."""
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, member: Member, error: BaseException) -> None:
         """It has ended by that."""
 
 
@@ -69,6 +73,8 @@ class Member:
         self._is_quiet = threading.Event()  # it fetches no more
         self._may_leave = threading.Event()
         self._client: Any = None
+        self._failing_since_ms = 0
+        self._fetched_ms = 0
         self._thread = threading.Thread(
             target=self._run, name=f"kafkamq-share-{number}", daemon=True
         )
@@ -89,6 +95,11 @@ class Member:
     def messages(self) -> list[TopicMessage]:
         """Those of the batch that have no verdict; for the member's thread."""
         return list(self._open.values())
+
+    @property
+    def held_since_ms(self) -> int | None:
+        """Since when it fetches nothing because its batch lacks verdicts; None: it may."""
+        return self._fetched_ms if self._open else None
 
     @property
     def unconfirmed_count(self) -> int:
@@ -124,13 +135,28 @@ class Member:
             self._client.set_acknowledgement_commit_callback(self._answered)
             self._client.subscribe([self._topic])
             while not self._closing.is_set():
-                self._turn()
+                self._turn_or_wait()
         except BaseException as error:  # noqa: BLE001 - raised to whoever receives
-            self._owner.failed(_as_ours(error))
+            self._owner.failed(self, _as_ours(error))
         finally:
             self._is_quiet.set()
             self._may_leave.wait(_LEAVE_S if self._closing.is_set() else 0.0)
             self._leave()
+
+    def _turn_or_wait(self) -> None:
+        """An error that may pass, as in an outage, does not end a member: its client goes on."""
+        try:
+            self._turn()
+        except KafkaException as error:
+            now_ms = monotonic_ms()
+            self._failing_since_ms = self._failing_since_ms or now_ms
+            lasts_s = (now_ms - self._failing_since_ms) / 1000
+            if is_lasting(kafka_error(error)) or (lasts_s > _PATIENCE_S and not _may_pass(error)):
+                raise
+            _log.warning("a member of a share group goes on", extra={"said": str(error)})
+            self._closing.wait(_AGAIN_S)
+        else:
+            self._failing_since_ms = 0
 
     def _turn(self) -> None:
         if self._open:
@@ -145,16 +171,20 @@ class Member:
         self._serve(0.0)
         asked_ms = monotonic_ms()  # a lock is at least as long as from here
         records = self._client.poll(_POLL_S)
-        good = []
+        good: list[Message] = []
+        failure: KafkaError | None = None
         for record in records:
             error = record.error()
             if error is None:
                 good.append(record)
-            elif error.fatal() or not error.retriable():
-                raise KafkaException(error)
+            else:
+                failure = failure or error
         if good:
             fetched_ms = max(asked_ms, monotonic_ms() - int(_POLL_S * 1000))
+            self._fetched_ms = monotonic_ms()
             self._owner.arrived(self, good, fetched_ms)
+        if failure is not None:
+            raise KafkaException(failure)
 
     def _serve(self, timeout_s: float) -> None:
         """Acknowledge what has a verdict, and send that."""
@@ -187,8 +217,9 @@ class Member:
     def _acknowledge(self, message: TopicMessage, kind: int, *, is_watched: bool = True) -> int:
         place = message.message_id
         key = (place.partition, place.offset)
-        if self._open.pop(key, None) is None:
+        if self._open.get(key) is not message:
             return 0
+        del self._open[key]
         if is_watched:
             self._unconfirmed[key] = message
         try:
@@ -228,6 +259,12 @@ class Member:
             self._client.close()
         except BaseException as error:  # noqa: BLE001 - the locks end by themselves
             _log.warning("a member left in disorder", extra={"said": str(error)})
+
+
+def _may_pass(error: KafkaException) -> bool:
+    """Whether an outage says so, however long it is."""
+    found = _as_ours(error)
+    return not isinstance(found, BrokerError) or found.is_retriable
 
 
 def _as_ours(error: BaseException) -> BaseException:
