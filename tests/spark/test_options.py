@@ -7,8 +7,11 @@ from importlib import metadata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from kafkamq.cli.app import app
 from kafkamq.config import ServiceConfig
+from kafkamq.dev.ports import free_ports
 from kafkamq.errors import ConfigError
 from kafkamq.spark import session
 from kafkamq.spark.options import parse_source_options
@@ -154,3 +157,16 @@ def test_the_environment_of_the_tests_is_fine() -> None:
 def test_a_master_that_is_none_is_said_before_spark_starts(master: str) -> None:
     with pytest.raises(ConfigError, match=r"master is '.*': it must be local\[N\], spark://"):
         session.build_session(master=master)
+
+
+@pytest.mark.parametrize("command", [("sql", "SELECT 1"), ("replay", "--everything"), ("audit",)])
+def test_a_master_that_does_not_answer_is_said_before_spark_starts(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "has_session", lambda: False)  # a session would be taken as it is
+    (port,) = free_ports(1)
+    master = f"spark://127.0.0.1:{port}"
+    arguments = [*command, "--bootstrap-servers", "127.0.0.1:1", "--master", master]
+    failed = CliRunner().invoke(app, arguments).exception
+    assert isinstance(failed, ConfigError)
+    assert str(failed).startswith(f"master is {master}: nothing answers there")

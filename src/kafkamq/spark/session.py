@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -54,6 +55,7 @@ _LOCAL_FILES = "org.apache.hadoop.fs.local.RawLocalFs"
 _MASTER = re.compile(
     r"local(\[(\d+|\*)(,\s*\d+)?\])?|local-cluster\[.*\]|spark://\S+:\d+|yarn|k8s://.+"
 )
+_MASTER_S = 10.0  # to connect to a standalone master; Spark itself gives up after a minute
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _jvm_log = logging.getLogger("kafkamq.spark.jvm")
 # Printed by the JVM and by PySpark itself, past every log setting.
@@ -88,7 +90,7 @@ def build_session(
 
     Raises:
         ConfigError: Java or a Python package is missing or has an unsupported version; the master
-            is none.
+            is none, or does not answer.
     """
     check_environment()
     wanted = (settings or {}).get("spark.master", master)
@@ -96,6 +98,8 @@ def build_session(
         raise ConfigError(
             f"master is {wanted!r}: it must be local[N], spark://host:port, yarn or k8s://..."
         )
+    if wanted.startswith("spark://") and not has_session():
+        _require_master(wanted)
     from pyspark.sql import SparkSession
 
     # Else `python3` of PATH runs the workers; of a cluster's, somebody may know better.
@@ -116,6 +120,22 @@ def build_session(
     if not every["spark.master"].startswith("local"):
         spark.sparkContext.addPyFile(str(package_archive()))
     return spark
+
+
+def _require_master(master: str) -> None:
+    """One of a standalone cluster's masters takes connections."""
+    said: Exception | None = None
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_MASTER_S).close()
+            return
+        except (OSError, ValueError, OverflowError) as error:
+            said = error
+    raise ConfigError(
+        f"master is {master}: nothing answers there ({said}); start one (kafkamq spark master), "
+        "correct the address, or run on this machine with local[2]"
+    )
 
 
 def _start_jvm(settings: Mapping[str, str]) -> None:
