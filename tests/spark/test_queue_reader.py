@@ -25,7 +25,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
-from tests.integration.tracker_logs import Logs, read_topic
+from tests.integration.tracker_logs import Logs, read_topic, wait_until
 
 from kafkamq.clients.groups import group_of
 from kafkamq.errors import StateError
@@ -172,6 +172,49 @@ def test_a_lease_that_ended_before_its_message_was_started_again(logs: Logs) -> 
         ends = read_verdicts([row], AckSettings(config=logs.config))
         late = find_late(marker_log(logs.config), ends)
         assert late == [ends[0].token], "also before a transaction's END can be read"
+    finally:
+        reader.stop()
+
+
+def test_messages_are_renewed_one_by_one_in_the_first_minute(logs: Logs) -> None:
+    """R7: also those whose holder a START of an earlier owner replaced."""
+    options = {"view": "messages", "queue": "emails", "acknowledge": "true"}
+    options["redeliveryTimeout"] = "1"
+    reader = QueueReader(parse_source_options(options, logs.config), SCHEMA)
+
+    def renewals(consumer_id: str) -> list[int | None]:
+        """Offsets of the messages that KEEPALIVEs name, in their order; None: they name none."""
+        return [
+            None if marker.message_id is None else marker.message_id.offset
+            for _, marker in logs.markers()
+            if marker.type is MarkerType.KEEPALIVE and marker.consumer_id == consumer_id
+        ]
+
+    try:
+        logs.send(2, key=b"emails")
+        logs.send(1, key=b"others")
+        planned, tasks = plan(reader)
+        ours = tasks[0].plan.consumer_id
+        assert offsets(rows(reader, tasks)) == [0, 1]
+        logs.start(identity(logs, 0), key=b"emails", consumer="earlier owner")
+
+        def is_ours_again() -> bool:
+            holders = [
+                marker.consumer_id
+                for _, marker in logs.markers()
+                if marker.message_id == identity(logs, 0)
+            ]
+            return holders[-1] == ours and "earlier owner" in holders
+
+        wait_until(is_ours_again, timeout_s=60)
+        assert set(renewals(ours)) == {None, 0, 1}, "the other queue's message is its workers'"
+        assert reader._gained_s is not None
+        reader._gained_s -= 61
+        logs.send(1, key=b"emails")
+        _, tasks = plan(reader, planned)
+        later = tasks[0].plan.consumer_id
+        wait_until(lambda: len(renewals(later)) > 1, timeout_s=60)
+        assert set(renewals(later)) == {None}
     finally:
         reader.stop()
 

@@ -8,11 +8,13 @@ nothing about the wire. Times are UTC. ``deliveries`` and ``in_flight``: see ``a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
-from kafkamq.clients.records import headers_of
+from kafkamq.clients.records import all_headers
 from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.spark.blocks import FoldRow
 from kafkamq.spark.reading import Record
@@ -172,7 +174,7 @@ def arrow_columns(
     """
     columns = _BUILDERS[view](records)
     if view == "records" and len(schema) > len(columns):
-        columns.append([headers_of(record) for record in records])
+        columns.append(all_headers(records))
     if view == "messages":
         columns.append([None] * len(records) if tokens is None else list(tokens))
     return arrow_batch(columns, schema)
@@ -194,15 +196,13 @@ def arrow_batch(columns: Sequence[Column], schema: pa.Schema) -> pa.RecordBatch:
 def _header_array(column: Sequence[Sequence[tuple[str, bytes | None]]], kind: pa.DataType) -> Any:
     import pyarrow as pa
 
-    ends = [0]
-    for headers in column:
-        ends.append(ends[-1] + len(headers))
-    flat = [header for headers in column for header in headers]
+    ends = [0, *accumulate(map(len, column))]
+    flat = list(chain.from_iterable(column))
     entry = kind.value_type
     pairs = pa.StructArray.from_arrays(
         [
-            pa.array([name for name, _ in flat], type=entry.field(0).type),
-            pa.array([value for _, value in flat], type=entry.field(1).type),
+            pa.array(list(map(itemgetter(part), flat)), type=entry.field(part).type)
+            for part in (0, 1)
         ],
         fields=[entry.field(0), entry.field(1)],
     )
@@ -253,7 +253,7 @@ def _origin_columns(records: Sequence[Record], read: Sequence[MessageHeaders]) -
 
 def _messages(records: Sequence[Record]) -> list[Column]:
     keys = [split_key(record.key()) for record in records]
-    read = [read_message_headers(headers_of(record)) for record in records]
+    read = [read_message_headers(headers) for headers in all_headers(records)]
     return [
         [text(queue_id) for queue_id, _ in keys],
         [headers.id for headers in read],
@@ -276,7 +276,7 @@ def _last(headers: Sequence[tuple[str, bytes | None]], name: str) -> str | None:
 
 def _dead_letters(records: Sequence[Record]) -> list[Column]:
     keys = [split_key(record.key()) for record in records]
-    raw = [headers_of(record) for record in records]
+    raw = all_headers(records)
     read = [read_message_headers(headers) for headers in raw]
     queue_ids = [_last(headers, names.QUEUE_ID) for headers in raw]
     return [

@@ -3,7 +3,9 @@
 This runs in the process that Spark keeps beside the driver for a stream's source. A batch's
 messages are STARTed under a consumer_id of its own, which a thread here renews (R7) from the
 planning of the batch until the next one is asked for: by then every row has its END, and what was
-dropped on the way comes back after the timeout.
+dropped on the way comes back after the timeout. In the first minute each message is renewed by its
+id as well: a START of an earlier owner that arrives late takes the holder's place, and a renewal of
+everything that this consumer_id holds would pass it over (R7).
 
 The messages topic is looked through before Spark gets to plan: so other queues' messages cost no
 batch, and the last allowed delivery of a message is a batch by itself (R6). What is behind a done
@@ -16,7 +18,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -31,15 +33,24 @@ from kafkamq.clients.groups import group_of
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.clients.topics import require_topics
 from kafkamq.core.handout import is_last_delivery
+from kafkamq.core.leases import NEW_PARTITION_MS
 from kafkamq.errors import ConfigError, KafkaMQError, StateError
 from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
 from kafkamq.spark.reading import LogRange, LogReader, Record, log_reader
-from kafkamq.spark.starting import QueuePartition, StartPlan, read_started, routes_of
+from kafkamq.spark.starting import (
+    QueuePartition,
+    StartPlan,
+    identity_of,
+    read_started,
+    routes_of,
+)
 from kafkamq.spark.streaming import StreamOffsets, StreamReader
+from kafkamq.types import MessageId
 from kafkamq.wire.headers import DELIVERY_COUNT, read_message_headers
 from kafkamq.wire.keys import join_key
 from kafkamq.wire.markers import encode_keepalive
+from kafkamq.wire.partitions import marker_key, marker_partition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,26 +70,63 @@ _MARKER_OVERHEAD_BYTES = 1024
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The messages of a batch, for as long as they are renewed one by one (R7)."""
+
+    ids: Callable[[], Iterable[MessageId]]  # reads them; asked once, when a renewal is due
+    marker_partitions: int
+    until_s: float  # monotonic
+
+
 class KeepAlive:
     """Renews one batch's leases until it is closed; its thread ends with the process."""
 
     def __init__(
-        self, log: MarkerLog, consumer_id: str, partitions: Iterable[int], timeout_ms: int
+        self,
+        log: MarkerLog,
+        consumer_id: str,
+        partitions: Iterable[int],
+        timeout_ms: int,
+        named: _Named,
     ) -> None:
         self._log = log
+        self._consumer_id = consumer_id
         self._timeout_ms = timeout_ms
-        data = encode_keepalive(None, consumer_id=consumer_id, redeliver_after_ms=timeout_ms)
+        data = self._encode(None)
         self._markers = [(number, consumer_id.encode(), data) for number in sorted(partitions)]
+        self._named = named
+        self._by_id: list[tuple[int, bytes, bytes]] | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kafkamq-leases", daemon=True)
         self._thread.start()
+
+    def _encode(self, message_id: MessageId | None) -> bytes:
+        return encode_keepalive(
+            message_id, consumer_id=self._consumer_id, redeliver_after_ms=self._timeout_ms
+        )
 
     def _run(self) -> None:
         while not self._ended.wait(self._timeout_ms / RENEWALS_PER_TIMEOUT / 1000):
             try:
                 self._log.write(self._markers)
+                if time.monotonic() < self._named.until_s:
+                    self._log.write(self._each())
             except KafkaMQError as error:  # noqa: PERF203 - the next one may go through
                 _log.warning("leases could not be renewed", extra={"said": str(error)})
+
+    def _each(self) -> list[tuple[int, bytes, bytes]]:
+        if self._by_id is None:
+            count = self._named.marker_partitions
+            self._by_id = [
+                (
+                    marker_partition(one.partition, one.offset, count),
+                    marker_key(one.partition, one.offset),
+                    self._encode(one),
+                )
+                for one in self._named.ids()
+            ]
+        return self._by_id
 
     def close(self) -> None:
         """Renew no more; what is being written is waited for (bounded)."""
@@ -113,6 +161,7 @@ class QueueReader(StreamReader):
         self._facts_of: _Facts | None = None
         self._asked_s = 0.0  # monotonic; when the facts were asked for
         self._is_checked = False
+        self._gained_s: float | None = None  # monotonic; when it planned its first batch
         self._own = join_key(options.queue_id)
         self._prefix = self._own + b"\0"
 
@@ -174,8 +223,7 @@ class QueueReader(StreamReader):
             skips_lost=not self.options.fail_on_data_loss,
         ):
             for record in records:
-                key = record.key()
-                if key != self._own and not (key or b"").startswith(self._prefix):
+                if not self._is_own(record):
                     continue
                 if is_last_delivery(_count(record), limit):
                     return (record.offset(), False) if found else (record.offset() + 1, True)
@@ -186,6 +234,10 @@ class QueueReader(StreamReader):
             return end, False
         self._foreign[number] = end
         return (end if end - start > _MAX_SKIPPED else start), False
+
+    def _is_own(self, record: Record) -> bool:
+        key = record.key()
+        return key == self._own or (key or b"").startswith(self._prefix)
 
     def _starts(
         self, reader: LogReader, start: StreamOffsets, ends: Mapping[int, int]
@@ -233,8 +285,26 @@ class QueueReader(StreamReader):
                 plan.consumer_id,
                 routes,
                 self._acknowledge.redelivery_timeout_ms,
+                self._named(wanted, facts),
             )
         return [QueuePartition(each, plan) for each in wanted]
+
+    def _named(self, wanted: Sequence[LogRange], facts: _Facts) -> _Named:
+        if self._gained_s is None:
+            self._gained_s = time.monotonic()
+
+        def ids() -> Iterator[MessageId]:
+            reader = LogReader(self.options.config)  # in the thread that renews
+            try:
+                for each in wanted:
+                    for records in reader.read(each, skips_lost=True):
+                        for record in records:
+                            if self._is_own(record):
+                                yield identity_of(record, facts.topic_id)
+            finally:
+                reader.close()
+
+        return _Named(ids, facts.marker_partitions, self._gained_s + NEW_PARTITION_MS / 1000)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a worker."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
@@ -29,7 +30,9 @@ from kafkamq.wire.keys import join_key, split_key
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["RangePartition", "read_rows"]
+__all__ = ["RangePartition", "made_of", "read_rows"]
+
+_Made = TypeVar("_Made")
 
 
 class RangePartition(InputPartition):
@@ -76,10 +79,38 @@ def read_rows(
     else:
         keeps = _chooser(options, pushed)
         reader = log_reader(options.config)
-        for records in reader.read(wanted, skips_lost=not options.fail_on_data_loss):
+
+        def batch(records: list[Record]) -> pa.RecordBatch | None:
             chosen = records if keeps is None else [each for each in records if keeps(each.key())]
-            if chosen:
-                yield arrow_columns(options.view, chosen, arrow_schema)
+            return arrow_columns(options.view, chosen, arrow_schema) if chosen else None
+
+        chunks = reader.read(wanted, skips_lost=not options.fail_on_data_loss)
+        for made in made_of(chunks, batch):
+            if made is not None:
+                yield made
+
+
+def made_of(
+    chunks: Iterator[list[Record]], make: Callable[[list[Record]], _Made]
+) -> Iterator[_Made]:
+    """``make`` of each chunk, while the collector of cycles rests.
+
+    A chunk is tens of thousands of small objects, all of them alive until it is made: the collector
+    would look at them again and again, for as long as reading them takes.
+    """
+    was_enabled = gc.isenabled()
+    while True:
+        gc.disable()
+        try:
+            records = next(chunks, None)
+            if records is None:
+                return
+            made = make(records)
+            del records
+        finally:
+            if was_enabled:
+                gc.enable()
+        yield made
 
 
 def _queue_ids(options: SourceOptions, pushed: Pushed) -> frozenset[str] | None:
@@ -161,12 +192,16 @@ def _read_blocks(
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     quarantine = _quarantine(options.config)
-    is_empty = True
-    for records in log_reader(options.config).read(wanted):
-        is_empty = False
+
+    def packed(records: list[Record]) -> pa.RecordBatch:
         rows = fold_rows(records, partial(_refuse, quarantine))
         quarantine.flush()
-        yield batch(rows[0][0], encode_block(rows))
+        return batch(rows[0][0], encode_block(rows))
+
+    is_empty = True
+    for made in made_of(log_reader(options.config).read(wanted), packed):
+        is_empty = False
+        yield made
     if is_empty:
         yield batch(wanted.start, encode_block([]))
 

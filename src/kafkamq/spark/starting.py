@@ -29,7 +29,7 @@ from kafkamq.spark.columns import arrow_columns
 from kafkamq.spark.marker_log import MarkerLog, Place, marker_log
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
 from kafkamq.spark.reading import LogRange, Record, log_reader
-from kafkamq.spark.rows import RangePartition
+from kafkamq.spark.rows import RangePartition, made_of
 from kafkamq.spark.tokens import ENDED, NACKED, AckToken
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 from kafkamq.wire.headers import read_message_headers
@@ -40,7 +40,7 @@ from kafkamq.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["EXPIRED", "QueuePartition", "StartPlan", "read_started", "routes_of"]
+__all__ = ["EXPIRED", "QueuePartition", "StartPlan", "identity_of", "read_started", "routes_of"]
 
 EXPIRED = "expired"  # R10: the reason of a REJECT that nobody was asked for
 VOID = "void"  # who ends what nobody was handed: no verdict on the message
@@ -78,6 +78,14 @@ def routes_of(wanted: LogRange, marker_partitions: int) -> set[int]:
     }
 
 
+def identity_of(record: Record, topic_id: bytes) -> MessageId:
+    """Whom a message's markers name (R13)."""
+    epoch = record.leader_epoch()
+    return MessageId(
+        record.partition(), record.offset(), topic_id, 0 if epoch is None else epoch + 1
+    )
+
+
 def read_started(
     partition: QueuePartition, options: SourceOptions, schema: StructType
 ) -> Iterator[pa.RecordBatch]:
@@ -89,16 +97,20 @@ def read_started(
     reader = log_reader(options.config)
     own = join_key(options.queue_id)
     queue_id = own.partition(b"\0")[0]
-    chunks = (
-        [each for each in records if each.key() == own or split_key(each.key())[0] == queue_id]
-        for records in reader.read(partition.wanted, skips_lost=not options.fail_on_data_loss)
-    )
-    for records in chunks:
-        taken = starter.take(records) if records else []
-        if taken:
-            rows = [row.record for row in taken]
-            tokens = [row.token for row in taken]
-            yield arrow_columns("messages", rows, arrow_schema, tokens)
+
+    def batch(records: list[Record]) -> pa.RecordBatch | None:
+        mine = [
+            each for each in records if each.key() == own or split_key(each.key())[0] == queue_id
+        ]
+        taken = starter.take(mine) if mine else []
+        rows = [row.record for row in taken]
+        tokens = [row.token for row in taken]
+        return arrow_columns("messages", rows, arrow_schema, tokens) if rows else None
+
+    chunks = reader.read(partition.wanted, skips_lost=not options.fail_on_data_loss)
+    for made in made_of(chunks, batch):
+        if made is not None:
+            yield made
 
 
 @dataclass(slots=True)
@@ -214,13 +226,7 @@ class _Starter:
         headers = read_message_headers(record.headers())
         timestamp_ms = record.timestamp()[1]
         origin = headers.origin
-        epoch = record.leader_epoch()
-        one = MessageId(
-            record.partition(),
-            record.offset(),
-            self._plan.topic_id,
-            0 if epoch is None else epoch + 1,
-        )
+        one = identity_of(record, self._plan.topic_id)
         return _Row(
             record,
             one,
