@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from tests.integration.raw_producer import write_raw
 from tests.integration.tracker_logs import wait_until
 
+from kafkamq.clients.records import all_headers
 from kafkamq.config import ServiceConfig
 from kafkamq.spark.daemon import THREADLESS
 from kafkamq.spark.grouping import group_key, spark_hash
+from kafkamq.spark.reading import LogRange, log_reader
 from kafkamq.spark.source import register_source
 
 if TYPE_CHECKING:
@@ -42,6 +45,21 @@ def produce(bootstrap: str, topic: str, count: int, *, partition: int = 0, first
         headers = [("n", b"%d" % number), ("null", None)] if number % 2 else None
         producer.produce(topic, b"%d" % number, b"k%d" % number, partition, headers=headers)
     assert producer.flush(30) == 0
+
+
+def test_a_header_name_that_is_no_text_costs_that_record_its_headers_alone(
+    bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = {b"trace": b"1", b"tenant": b""}
+    for headers in (good, {b"\xff": b"1"}, {b"a": b"1", b"\xfe": b"2"}, {}, good):
+        write_raw(bootstrap, topic, key=b"k", value=b"v", headers=headers)
+    reader = log_reader(ServiceConfig(bootstrap_servers=bootstrap))
+    records = [one for chunk in reader.read(LogRange(topic, 0, 0, 5)) for one in chunk]
+    expected = [("trace", b"1"), ("tenant", b"")]
+    for _ in range(2):  # the client gives those of a failed record no second time
+        assert list(map(list, all_headers(records))) == [expected, [], [], [], expected]
+    said = [each for each in caplog.records if "cannot be read" in each.message]
+    assert [each.__dict__["offset"] for each in said] == [1, 2]
 
 
 def transact(bootstrap: str, topic: str, *, aborted: list[bool], each: int = 50) -> None:
@@ -304,6 +322,7 @@ def test_workers_come_with_their_imports_done(spark: SparkSession) -> None:
     """The daemon that forks them did them, from PySpark's folder (see daemon.py)."""
 
     def look(frames):  # type: ignore[no-untyped-def]
+        import gc
         import sys
 
         import pandas as pd
@@ -311,10 +330,12 @@ def test_workers_come_with_their_imports_done(spark: SparkSession) -> None:
 
         early = "kafkamq.spark.processor" in sys.modules
         for _ in frames:
-            yield pd.DataFrame([(pyspark.__file__, early)], columns=["file", "early"])
+            frozen = gc.get_freeze_count()
+            yield pd.DataFrame([(pyspark.__file__, early, frozen)])
 
-    row = spark.range(1).mapInPandas(look, "file STRING, early BOOLEAN").collect()[0]
+    row = spark.range(1).mapInPandas(look, "file STRING, early BOOLEAN, frozen INT").collect()[0]
     assert row.early
+    assert row.frozen > 10_000  # else each task pays for a look at them
     assert ".zip" not in row.file
 
 
