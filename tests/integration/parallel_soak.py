@@ -166,7 +166,7 @@ def _results(bootstrap: str, out: str) -> list[tuple[bytes, int, int, str, int]]
                 found.append((record.key(), int(partition), int(offset), name, at_ms))
                 continue
             place = TopicPartition(out, record.partition())
-            if record.offset() == consumer.get_watermark_offsets(place)[1]:
+            if record.offset() == consumer.get_watermark_offsets(place, cached=True)[1]:
                 ended.add(record.partition())
     consumer.close()
     return found

@@ -32,6 +32,8 @@ from kafkamq.wire.markers import (
 )
 from kafkamq.wire.partitions import marker_key, marker_partition
 
+PATIENCE_S = 1.0  # with open transactions
+
 
 def wait_until(condition: Callable[[], object], *, timeout_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + timeout_s
@@ -276,7 +278,11 @@ class Logs:
 
 
 def read_topic(bootstrap: str, topic: str, *, isolation: str = "read_committed") -> list[Message]:
-    """All records of a topic that were there at the call."""
+    """All records of a topic that were there at the call.
+
+    A transaction ends for readers a moment after it has for its writer. One that is open is waited
+    for, but not long: its writer may be dead.
+    """
     admin = AdminClient({"bootstrap.servers": bootstrap})
     partitions = len(admin.list_topics(topic, timeout=30).topics[topic].partitions)
     consumer = Consumer(
@@ -291,19 +297,27 @@ def read_topic(bootstrap: str, topic: str, *, isolation: str = "read_committed")
     )
     try:
         consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
-        ended: set[int] = set()
+        behind = set(range(partitions))
+        ends: dict[int, int] = {}  # of the log, open transactions included, when it was first met
         records: list[Message] = []
-        deadline_s = time.monotonic() + 60
-        while len(ended) < partitions:
-            assert time.monotonic() < deadline_s, f"{topic} was not read to its end"
-            first = consumer.poll(1.0)
+        now_s = time.monotonic()
+        deadline_s = give_up_s = now_s + 60
+        while behind and (len(ends) < partitions or now_s < give_up_s):
+            assert now_s < deadline_s, f"{topic} was not read to its end"
+            first = consumer.poll(0.1)
+            now_s = time.monotonic()
             for message in [] if first is None else [first, *consumer.consume(5000, 0)]:
-                error = message.error()
+                error, number = message.error(), message.partition()
                 if error is None:
                     records.append(message)
-                else:
-                    assert error.code() == KafkaError._PARTITION_EOF, error
-                    ended.add(message.partition())
+                    continue
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                if number not in ends:
+                    place = TopicPartition(topic, number)
+                    ends[number] = consumer.get_watermark_offsets(place, cached=True)[1]
+                    give_up_s = now_s + PATIENCE_S
+                if message.offset() >= ends[number]:
+                    behind.discard(number)
         return records
     finally:
         consumer.close()
