@@ -16,7 +16,9 @@ def test_a_kill_and_a_partition_lose_and_repeat_nothing(
     kafka_cluster: KafkaCluster, namespace: str, tmp_path: Path
 ) -> None:
     """2,000 messages; the leader of markers killed, that of messages cut off, a worker killed."""
-    with Stage(kafka_cluster.bootstrap_servers, namespace, tmp_path) as stage:
+    with Stage(
+        kafka_cluster.bootstrap_servers, namespace, tmp_path, redelivery_timeout=5.0
+    ) as stage:
         stage.start("tracker")
         workers = [stage.start("worker"), stage.start("worker")]
         stage.start("sender", count=2000, rate=250.0)
