@@ -117,6 +117,17 @@ def test_r04_also_while_other_records_come() -> None:
     assert ticks.wants_tick(1000, 5000, due)
 
 
+def test_r04_one_that_is_not_read_soon_waits_while_no_grace_is_near() -> None:
+    ticks = policy()
+    wake = lease(5000 + T)
+    clock_ms = 5000 + T - 1  # read just before the deadline: the gap is small
+    for at_ms, is_read_soon, wanted in ((100, False, False), (100, True, True)):
+        assert ticks.wants_tick(at_ms, clock_ms, wake, is_read_soon=is_read_soon) is wanted
+    assert ticks.wants_tick(T // 4, clock_ms, wake, is_read_soon=False)  # R3
+    due = Wake(None, None, True)
+    assert not ticks.wants_tick(60_000, clock_ms, due, is_read_soon=False)
+
+
 # ---- the tracker's side
 
 

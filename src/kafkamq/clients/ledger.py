@@ -121,6 +121,7 @@ class Ledger:
         if self._admin is None:
             self._admin = Admin(self._config, timeout_s=timeout_s)
         self.last = read_ledgers(self._admin, (self.key,)).get(self.key)
+        self._metadata()  # now, and not when the first commit waits for it
 
     def rows_done(self, batch: int) -> int:
         """Rows of ``batch`` that this start of this engine has committed; 0: none."""

@@ -49,25 +49,32 @@ class TickPolicy:
         """It is not in the log and never will be."""
         self._tick_offset = None
 
-    def wants_tick(self, monotonic_ms: int, clock_ms: int, wake: Wake) -> bool:
+    def wants_tick(
+        self, monotonic_ms: int, clock_ms: int, wake: Wake, *, is_read_soon: bool = True
+    ) -> bool:
         """Append a TICK now?
 
         Args:
             monotonic_ms: The engine's clock.
             clock_ms: The partition's log clock after all that was read.
             wake: What the partition waits for.
+            is_read_soon: The engine is about to read. If not, a TICK that can wait does so: one
+                that is written just before it is read passes more.
         """
         if not wake.has_due:
             self._due_since_ms = max(self._due_since_ms, monotonic_ms - self._max_silence_ms)
         if self._tick_offset is not None:
             return False
         if wake.has_due and monotonic_ms - self._due_since_ms >= self._max_silence_ms:
-            return True
+            return is_read_soon
         if wake.deadline_ms is None or wake.warn_ms is None:
             return False
         estimate_ms = clock_ms + monotonic_ms - self._read_ms
         point_ms = wake.warn_ms if clock_ms <= wake.warn_ms else wake.deadline_ms
-        return estimate_ms > point_ms >= clock_ms
+        if not estimate_ms > point_ms >= clock_ms:
+            return False
+        # R3: behind a gap of a third of the timeout live and dead workers get a grace.
+        return is_read_soon or estimate_ms - clock_ms >= wake.deadline_ms - wake.warn_ms
 
     def _clear_if_read(self) -> None:
         if self._tick_offset is not None and 0 <= self._tick_offset < self._next_offset:

@@ -20,6 +20,7 @@ from kafkamq.core.redelivery import RedeliveryTracker
 from kafkamq.core.snapshot import restore_tracker, take_snapshot
 from kafkamq.errors import StateError
 from kafkamq.spark.blocks import Block, encode_actions
+from kafkamq.spark.daemon import calm_worker
 from kafkamq.types import Outcome
 from kafkamq.wire.status import TrackerStatus, encode_status
 
@@ -54,6 +55,7 @@ class FoldProcessor(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
+        calm_worker()
         self._index = handle.getValueState(
             "index", "index BINARY, epoch BIGINT, redelivered BIGINT, dead_lettered BIGINT"
         )

@@ -9,15 +9,12 @@ Blocks are grouped by marker partition, which partition p of n tasks folds in ta
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import kafkamq.clients.errors as client_errors
-import kafkamq.errors as errors
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.errors import KafkaMQError
 from kafkamq.spark.checkpoint import CheckpointNote
+from kafkamq.spark.failures import QueryFailedError, query_failure
 from kafkamq.spark.processor import FOLDED_COLUMNS, FoldProcessor, FoldSettings
 from kafkamq.spark.session import activate, stream_settings
 from kafkamq.spark.settling import SettleSettings, register_settling
@@ -28,12 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["QueryFailedError", "QueryPlan", "query_failure", "start_query"]
-
-_OURS = re.compile(r"kafkamq\.(?:clients\.)?\w+\.(\w+): ([^\n]*)")
-
-
-class QueryFailedError(KafkaMQError):
-    """A query ended for a reason of Spark's: a worker died, a disk is full. Start it again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +62,13 @@ def _start(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
     source = register_source(spark, config, name=f"kafkamq_source_{note.engine[-8:]}")
     sink = register_settling(
         spark,
-        SettleSettings(config=config, tracker=plan.tracker, engine=note.engine, epoch=plan.epoch),
+        SettleSettings(
+            config=config,
+            tracker=plan.tracker,
+            engine=note.engine,
+            epoch=plan.epoch,
+            slots=min(note.tasks, spark.sparkContext.defaultParallelism),
+        ),
         name=f"kafkamq_sink_{note.engine[-8:]}",
     )
     starting = {str(number): at for number, at in note.starting.items()}
@@ -105,16 +102,3 @@ def _start(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
         .trigger(processingTime=f"{plan.trigger_ms} milliseconds")
         .start()
     )
-
-
-def query_failure(error: BaseException) -> KafkaMQError:
-    """Our error for the one that a query ended with; Spark carries it as text.
-
-    Any other failure becomes a ``QueryFailedError`` with Spark's own words.
-    """
-    for name, text in reversed(_OURS.findall(str(error))):
-        kind = getattr(errors, name, None) or getattr(client_errors, name, None)
-        if isinstance(kind, type) and issubclass(kind, KafkaMQError):
-            return kind(text)
-    first_line = str(error).strip().partition("\n")[0]
-    return QueryFailedError(f"the Spark query ended: {first_line}")

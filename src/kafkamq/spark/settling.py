@@ -3,6 +3,7 @@
 A task writes whole rows of ``FOLDED_COLUMNS``: copies, dead letters, ENDs and position of a marker
 partition are one transaction (or several with a count of rows done, R16), whose ledger tells which
 batch it was (R15, R22). So a batch that Spark repeats is not written twice, whoever repeats it.
+Which process of a machine does it for a partition: ``owning.py``.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, MutableMapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import (
@@ -26,11 +30,12 @@ from kafkamq.clients.ledger import Ledger, LedgerKey, ledger
 from kafkamq.clients.settlement import Settler
 from kafkamq.clients.ticker import Ticker
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.errors import StateError
+from kafkamq.errors import KafkaMQError, StateError
 from kafkamq.spark.batches import current_batch
 from kafkamq.spark.blocks import decode_actions
-from kafkamq.spark.daemon import POOL, SETTLING
+from kafkamq.spark.daemon import POOL, SETTLING, calm_worker
 from kafkamq.spark.lateness import lateness_text
+from kafkamq.spark.owning import Owners
 from kafkamq.wire.status import decode_status
 
 if TYPE_CHECKING:
@@ -50,6 +55,7 @@ class SettleSettings:
     tracker: TrackerConfig
     engine: str
     epoch: int
+    slots: int  # processes that share the partitions of a machine
 
 
 def register_settling(spark: SparkSession, settings: SettleSettings, *, name: str) -> str:
@@ -100,6 +106,7 @@ class _SettlingWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a worker: settle the rows of this task."""
+        calm_worker()
         batch = current_batch()
         worker = _worker(self._settings)
         done = 0
@@ -110,17 +117,49 @@ class _SettlingWriter(DataSourceStreamArrowWriter):
 
 
 class _Worker:
-    """What a worker process keeps between batches: readers, producers, times of positions."""
+    """What a worker process keeps between batches."""
 
     def __init__(self, settings: SettleSettings) -> None:
-        # Workers of one query fence each other whenever a partition moves between them.
+        # Engines that take over from each other fence each other.
         logging.getLogger("kafkamq.librdkafka").setLevel(logging.ERROR)
+        self._slots = settings.slots
+        self._desks = defaultdict[int, _Desk](partial(_Desk, settings, Ticker(settings.config)))
+        self._owners = Owners(f"{settings.engine}/{settings.epoch}", self._perform)
+
+    def settle(self, row: dict[str, object], batch: int) -> int:
+        """Have one row of the fold settled; returns the number of its actions."""
+        done = self._owners.run(_int(row["partition"]) % self._slots, (row, batch))
+        return _int(done)
+
+    def _perform(self, slot: int, request: object) -> int:
+        desk = self._desks[slot]
+        if isinstance(request, int):
+            desk.prepare(request)
+            return 0
+        assert isinstance(request, tuple), "what settle() asks for"
+        row, batch = request
+        done = desk.settle(row, batch)
+        partition = _int(row["partition"])
+        if not desk.is_ready(partition):
+            self._owners.soon(slot, partition)
+        return done
+
+    def close(self) -> None:
+        """Leave the slots to others."""
+        self._owners.close()
+
+
+class _Desk:
+    """Settles the rows of one slot: readers, producers, times of positions; one caller at once."""
+
+    def __init__(self, settings: SettleSettings, ticker: Ticker) -> None:
         self.settings = settings
         self._settler = Settler(settings.config, settings.tracker)
-        self._ticker = Ticker(settings.config)
+        self._ticker = ticker
         self._written_s: dict[int, float] = {}  # monotonic; when a position was written
+        self._prepared: set[int] = set()
 
-    def settle(self, row: MutableMapping[str, object], batch: int) -> int:
+    def settle(self, row: Mapping[str, object], batch: int) -> int:
         """Settle one row of the fold; returns the number of its actions."""
         partition, position = _int(row["partition"]), _int(row["position"])
         actions = decode_actions(_bytes(row["actions"]))
@@ -139,6 +178,17 @@ class _Worker:
         self._ticker.poll()
         return len(actions)
 
+    def is_ready(self, partition: int) -> bool:
+        """Whether nothing is left to be prepared."""
+        return partition in self._prepared
+
+    def prepare(self, partition: int) -> None:
+        """Connect before something is due: the first one would be late by that."""
+        self._prepared.add(partition)
+        with suppress(KafkaMQError):  # whoever settles first meets it again
+            self._open(partition)
+            self._settler.prepare()
+
     def _is_position_due(self, partition: int) -> bool:
         interval_s = self.settings.tracker.position_interval_ms / 1000
         now_s = time.monotonic()
@@ -146,13 +196,9 @@ class _Worker:
 
     def _ledger(self, partition: int, batch: int, source: str) -> Ledger:
         """The partition's ledger, open and checked against this batch."""
-        settings = self.settings
-        key = LedgerKey.of_markers(settings.config, partition)
-        own = ledger(settings.config, key, engine=settings.engine, epoch=settings.epoch)
-        if not own.is_open:
-            own.open()
-        last = own.last
-        if last is None or last.engine != settings.engine:
+        own = self._open(partition)
+        last, key = own.last, own.key
+        if last is None or last.engine != self.settings.engine:
             return own
         is_other = last.batch == batch and last.source_hash not in ("", source)
         if last.batch > batch or is_other:
@@ -161,6 +207,14 @@ class _Worker:
                 f"batch {last.batch} (source {last.source_hash}), the query is at batch {batch} "
                 f"(source {source}); restore the newest checkpoint, or start with an empty one"
             )
+        return own
+
+    def _open(self, partition: int) -> Ledger:
+        settings = self.settings
+        key = LedgerKey.of_markers(settings.config, partition)
+        own = ledger(settings.config, key, engine=settings.engine, epoch=settings.epoch)
+        if not own.is_open:
+            own.open()
         return own
 
 
@@ -172,6 +226,8 @@ def _worker(settings: SettleSettings) -> _Worker:
     key = (os.getpid(), settings.engine, settings.epoch)
     found = _workers.get(key)
     if found is None:
+        for other in _workers.values():
+            other.close()
         _workers.clear()
         found = _workers[key] = _Worker(settings)
     return found

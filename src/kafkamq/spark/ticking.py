@@ -2,7 +2,8 @@
 
 Spark runs a batch only when there are records. What waits for a time to pass would wait for ever
 on a silent log, so the driver appends TICKs: one per partition at a start (R17), later by the
-policy of ``core/ticks.py`` from the status that each batch publishes (R24).
+policy of ``core/ticks.py`` from the status that each batch publishes (R24). What a TICK passes is
+settled in the batch that reads it, so it is written just before a batch begins, if it can wait.
 """
 
 from __future__ import annotations
@@ -18,18 +19,26 @@ from kafkamq.core.ticks import TickPolicy
 from kafkamq.spark.lateness import observe_lateness
 from kafkamq.wire.status import TrackerStatus
 
-__all__ = ["TickKeeper"]
+__all__ = ["TickKeeper", "batch_is_near"]
 
 _log = logging.getLogger(__name__)
 _MAX_LAG_MS = 3_000
+_LEAD_MS = 150  # before a batch begins; ``step`` is called more often than that
 
 
 class TickKeeper:
     """TICKs of one start of the engine; one owner thread but for ``latest``."""
 
     def __init__(
-        self, config: ServiceConfig, tracker: TrackerConfig, *, engine: str, epoch: int
+        self,
+        config: ServiceConfig,
+        tracker: TrackerConfig,
+        *,
+        engine: str,
+        epoch: int,
+        trigger_ms: int = 0,
     ) -> None:
+        self._trigger_ms = trigger_ms
         self._config = config
         self._topic = config.marker_topic
         self._max_silence_ms = tracker.max_silence_ms
@@ -74,10 +83,11 @@ class TickKeeper:
                 self._take(status)
         self._ticker.poll()
         now_ms = _monotonic_ms()
+        is_read_soon = batch_is_near(self._trigger_ms, time.time() * 1000)
         for number, status in self.latest.items():
             policy = self._policies[number]
             wake = Wake(status.deadline_ms, status.warn_ms, status.due > 0)
-            if policy.wants_tick(now_ms, status.clock_ms, wake):
+            if policy.wants_tick(now_ms, status.clock_ms, wake, is_read_soon=is_read_soon):
                 policy.on_sent(now_ms)
                 _log.debug("TICK wanted", extra={"partition": number})
                 self._ticker.tick(
@@ -108,6 +118,11 @@ class TickKeeper:
         """End the clients; idempotent."""
         self._reader.close()
         self._ticker.close()
+
+
+def batch_is_near(trigger_ms: int, now_ms: float) -> bool:
+    """Whether Spark begins a batch next: it does so at multiples of the trigger since the epoch."""
+    return trigger_ms - now_ms % max(1, trigger_ms) <= _LEAD_MS
 
 
 def _monotonic_ms() -> int:

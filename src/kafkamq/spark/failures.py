@@ -1,0 +1,38 @@
+"""Our errors, found again by name and text: Spark and other processes carry them as text."""
+
+from __future__ import annotations
+
+import re
+
+import kafkamq.clients.errors as client_errors
+import kafkamq.errors as errors
+from kafkamq.errors import KafkaMQError
+
+__all__ = ["QueryFailedError", "error_named", "query_failure"]
+
+_OURS = re.compile(r"kafkamq\.(?:clients\.)?\w+\.(\w+): ([^\n]*)")
+
+
+class QueryFailedError(KafkaMQError):
+    """A query ended for a reason of Spark's: a worker died, a disk is full. Start it again."""
+
+
+def error_named(name: str, text: str) -> KafkaMQError | None:
+    """The error of that name; None: it is none of ours."""
+    kind = getattr(errors, name, None) or getattr(client_errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, KafkaMQError):
+        return kind(text)
+    return None
+
+
+def query_failure(error: BaseException) -> KafkaMQError:
+    """Our error for the one that a query ended with; Spark carries it as text.
+
+    Any other failure becomes a ``QueryFailedError`` with Spark's own words.
+    """
+    for name, text in reversed(_OURS.findall(str(error))):
+        found = error_named(name, text)
+        if found is not None:
+            return found
+    first_line = str(error).strip().partition("\n")[0]
+    return QueryFailedError(f"the Spark query ended: {first_line}")

@@ -1,0 +1,28 @@
+"""When a TICK is written just before Spark reads it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kafkamq.spark.ticking import batch_is_near
+
+MIDNIGHT_MS = 1_795_305_600_000.0
+
+
+@pytest.mark.parametrize(
+    ("trigger_ms", "past_ms", "is_near"),
+    [
+        (1000, 0, False),
+        (1000, 840, False),
+        (1000, 860, True),
+        (1000, 999, True),
+        (5000, 900, False),
+        (5000, 4900, True),
+        (100, 1, True),  # batches follow each other more closely than TICKs can be timed
+        (0, 500, True),
+    ],
+)
+def test_a_batch_is_near_before_a_multiple_of_the_trigger(
+    trigger_ms: int, past_ms: int, is_near: bool
+) -> None:
+    assert batch_is_near(trigger_ms, MIDNIGHT_MS + past_ms) is is_near
