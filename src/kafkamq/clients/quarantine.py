@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from kafkamq.clients.errors import ErrorWatch, broker_error, raised_error
+from kafkamq.clients.producers import end_producer
 from kafkamq.clients.settings import connect, producer_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.wire.headers import ERROR, ORIGIN, Origin, cut_text
@@ -85,10 +84,7 @@ class Quarantine:
         """End the client; what is not confirmed is read again by the next tracker."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            with contextlib.suppress(KafkaException, SystemError):  # fatal
-                producer.flush(2.0)
-            producer.purge()
-            producer.close()
+            end_producer(producer, flush_s=2.0)
 
     def _doing(self) -> str:
         return f"writing to {self._config.quarantine_topic}"

@@ -6,7 +6,6 @@ while a transaction is under way elsewhere, and a status may be lost.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import ErrorWatch, broker_error, is_lasting, raised_error
+from kafkamq.clients.producers import end_producer
 from kafkamq.clients.settings import connect, consumer_settings, producer_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError, WireError
@@ -146,10 +146,8 @@ class Ticker:
         """Flush (bounded) and end; idempotent."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            with contextlib.suppress(KafkaException, SystemError):  # fatal: TICKs and statuses
-                producer.flush(timeout_s)  # may be lost, the next owner writes its own
-            producer.purge()
-            producer.close()
+            # TICKs and statuses may be lost, the next owner writes its own.
+            end_producer(producer, flush_s=timeout_s)
 
     def _open(self) -> Producer:
         if self._producer is None:

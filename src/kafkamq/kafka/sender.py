@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import threading
 import time
@@ -13,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Record
 
 from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error, raised_error
+from kafkamq.clients.producers import end_producer
 from kafkamq.clients.settings import connect, producer_settings
 from kafkamq.errors import StateError
 from kafkamq.kafka.fork import ForkGuard
@@ -20,7 +20,7 @@ from kafkamq.kafka.namespace import Namespace
 from kafkamq.kafka.tally import SendTally
 from kafkamq.types import Headers
 
-__all__ = ["Sender", "end_producer", "refresh_topic"]
+__all__ = ["Sender", "refresh_topic"]
 
 MAX_QUEUED = 100_000  # librdkafka's queue.buffering.max.messages; reached: send waits
 MAX_EXIT_S = 10.0  # how long the interpreter's end waits for what was not flushed
@@ -41,17 +41,6 @@ def refresh_topic(client: Producer, topic: str, error: KafkaException) -> bool:
     except KafkaException:
         return False
     return True
-
-
-def end_producer(client: Producer, timeout_s: float = _POLL_S) -> None:
-    """End a producer; what it still holds fails, and is reported, at once."""
-    if len(client):
-        client.purge()
-        with contextlib.suppress(
-            KafkaException, SystemError
-        ):  # a fatal error: it is known, or does not matter
-            client.flush(timeout_s)  # serves the reports
-    client.close()
 
 
 class Sender:

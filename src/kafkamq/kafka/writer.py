@@ -11,10 +11,11 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Record
 
 from kafkamq.clients.errors import ErrorWatch, broker_error, raised_error
+from kafkamq.clients.producers import end_producer
 from kafkamq.clients.settings import connect, producer_settings
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.namespace import Namespace
-from kafkamq.kafka.sender import end_producer, refresh_topic
+from kafkamq.kafka.sender import refresh_topic
 
 __all__ = ["REPORTS_MS", "MarkerWriter", "Report"]
 

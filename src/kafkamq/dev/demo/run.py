@@ -89,6 +89,7 @@ class _Demo:
         self.workers: list[Child] = []
         self.others: list[Child] = []
         self.started: list[Child] = []
+        self.brokers = stack.enter_context(ExitStack())  # ends behind what uses the broker
         stack.callback(self._end_children)
 
     def run(self) -> Verdict:
@@ -97,7 +98,6 @@ class _Demo:
             tracker = self._tracker()
             self.others.append(tracker)
             broker = self._broker()
-            self.stack.callback(self._end_children)  # before the broker, if that has started
         config = ServiceConfig(
             bootstrap_servers=broker.bootstrap_servers,
             namespace=self.options.namespace,
@@ -138,7 +138,7 @@ class _Demo:
             java=options.java,
             on_progress=self.show.fetching,
         )
-        return self.stack.enter_context(broker)
+        return self.brokers.enter_context(broker)
 
     def _child(self, module: str, orders: dict[str, Any], name: str) -> Child:
         child = Child(module, orders, name=name, log=self.folder / f"{name}.log")

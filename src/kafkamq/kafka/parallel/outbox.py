@@ -11,12 +11,12 @@ from time import monotonic, sleep
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.producers import end_producer
 from kafkamq.clients.settings import connect, producer_settings
 from kafkamq.errors import KafkaMQError, StateError
 from kafkamq.kafka.parallel.config import ParallelConfig
 from kafkamq.kafka.parallel.inside import enter
 from kafkamq.kafka.parallel.record import ParallelRecord
-from kafkamq.kafka.sender import end_producer
 from kafkamq.types import DeadLetterReason, Headers
 from kafkamq.wire.headers import Origin, dead_letter_headers
 
@@ -156,11 +156,10 @@ class Outbox:
             if self._thread is not None:
                 self._thread.join(_POLL_S * 20)
             self._end_spent()
-            end_producer(client, _POLL_S)
+            end_producer(client)
             self._client = None
             if self._alone is not None:
-                self._alone.flush(_POLL_S * 20)
-                end_producer(self._alone, _POLL_S)
+                end_producer(self._alone, flush_s=_POLL_S * 20)
 
     def _connected(self) -> Producer:
         client = self._client
@@ -208,4 +207,4 @@ class Outbox:
 
     def _end_spent(self) -> None:
         while self._spent:
-            end_producer(self._spent.pop(), _POLL_S)
+            end_producer(self._spent.pop())
