@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from enum import Enum
@@ -76,6 +77,10 @@ def tracker(
 def _track_here(config: ServiceConfig, settings: TrackerConfig, stopping: threading.Event) -> None:
     from kafkamq.kafka.tracker import LocalTracker
 
+    # Millions of entries that live long: looking through them again and again finds nothing.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
     local = LocalTracker(config, settings)
     for warning in local.warnings:
         output.note(f"warning: {warning}")

@@ -106,6 +106,8 @@ class Rewriter:
         deadline_s = time.monotonic() + timeout_s
         part = Part(begin, begin)
         chosen = rows[begin : begin + self._max_rows]
+        self._messages = self._rereader.topic(self._config.message_topic)
+        self._max_message_bytes = _limit(self._messages.settings)
         for found in self._rereader.rows(partition, chosen, deadline_s=deadline_s):
             self._rewrite(part, partition, found)
             part.end += 1
@@ -162,7 +164,7 @@ class Rewriter:
         self, part: Part, partition: int, row: Settle, start: Marker, found: Found, copy: Copy
     ) -> bool:
         """A copy at the queue's tail and its END; False: the topic would refuse it."""
-        topic = self._rereader.topic(self._config.message_topic)
+        topic = self._messages
         headers = copy_headers(
             start.headers,
             delivery_count=copy.delivery_count,
@@ -170,7 +172,7 @@ class Rewriter:
         )
         key, value = start.key, found.value
         size_bytes = _size(key, value, headers)
-        if size_bytes > _limit(topic.settings):
+        if size_bytes > self._max_message_bytes:
             return False
         part.add_sized(
             topic.name, self._spread(key, topic.partitions), key, value, headers, size_bytes
@@ -258,14 +260,16 @@ class Rewriter:
     ) -> None:
         """The END of a row, to the partition of its START."""
         row = found.row
+        message_id = row.message_id
         value = encode_end(
-            row.message_id,
+            message_id,
             outcome,
             reason=reason,
             of_schedule=isinstance(row, Carry) or row.of_schedule,
         )
-        key = marker_key(row.message_id.partition, row.message_id.offset)
-        part.add(self._config.marker_topic, partition, key, value, ())
+        key = marker_key(message_id.partition, message_id.offset)
+        size_bytes = _OVERHEAD_BYTES + len(key) + len(value)
+        part.add_sized(self._config.marker_topic, partition, key, value, (), size_bytes)
 
     def _origin(self, partition: int, found: Found) -> Origin:
         """Where the message stands, for headers of one that names no first copy."""

@@ -49,14 +49,14 @@ class Carry:
     remaining_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Copy:
     """The message goes to its queue's tail again."""
 
     delivery_count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeadLetter:
     """The message goes to the dead letters."""
 

@@ -383,10 +383,8 @@ class RedeliveryTracker:
         if not self.is_live:
             return actions
         for chunk in self.table.chunks.values():
-            if not chunk.wanted:
-                continue
-            if len(actions) >= limit:
-                break  # the other chunks stay packed
+            if not chunk.wanted or len(actions) == limit:
+                continue  # and what is packed stays so
             for slot, entry in self.table.entries(chunk).items():
                 if len(actions) >= limit:
                     break

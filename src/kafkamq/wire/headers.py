@@ -7,7 +7,7 @@ their null values through every copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from kafkamq.errors import WireError
@@ -54,10 +54,11 @@ _MAX_ID_BYTES = 4096
 _MAX_ORIGIN_BYTES = 320  # a topic name has 249 at most
 _MAX_DELIVERY_COUNT = 0x7FFF_FFFF
 _MAX_INT64 = 0x7FFF_FFFF_FFFF_FFFF
+_OF_A_COPY = frozenset({DELIVERY_COUNT, ORIGIN})
 _OF_A_DELIVERY = frozenset({DELIVERY_COUNT, ORIGIN, REASON, ERROR, QUEUE_ID, PAYLOAD_AT})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Origin:
     """Where the first copy of a message stands, and when the broker got it."""
 
@@ -170,7 +171,7 @@ def copy_headers(
         origin: Where the message stands; used when it names no origin itself. None for a SCHEDULE,
             whose copy is the first one.
     """
-    kept, known = _without(headers, (DELIVERY_COUNT, ORIGIN))
+    kept, known = _without(headers, _OF_A_COPY)
     first = known if known is not None else origin
     if first is not None:
         kept.append((ORIGIN, first.encode()))
@@ -227,14 +228,13 @@ def redrive_headers(headers: Iterable[tuple[str, bytes | None]]) -> Headers:
 
 
 def _without(
-    headers: Iterable[tuple[str, bytes | None]], names: Iterable[str]
+    headers: Iterable[tuple[str, bytes | None]], names: Set[str]
 ) -> tuple[list[tuple[str, bytes | None]], Origin | None]:
     """Headers of other names, and the origin that was among the headers."""
     kept = []
     origin = None
-    dropped = frozenset(names)
     for name, value in headers:
-        if name not in dropped:
+        if name not in names:
             kept.append((name, value))
         elif name == ORIGIN and value is not None:
             try:
