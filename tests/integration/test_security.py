@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import TopicPartition
 from tests.integration import claim_roles, roles
 from tests.integration.queue_logs import receive_all
 from tests.integration.roles import ACTIONS, ROLES, load_tracker, rights_of
@@ -21,6 +22,7 @@ from tests.integration.secured import Right, SecuredKafka, secured_kafka
 from tests.integration.tracker_logs import Logs, wait_until
 
 from kafkamq import Service
+from kafkamq.clients.admin import Admin
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
 from kafkamq.kafka.namespace import CONNECT_TIMEOUT_S
@@ -108,6 +110,18 @@ def test_a_missing_right_is_said_at_once(secured: SecuredKafka, namespace: str, 
             steps[what]()
     assert time.monotonic() - began_s < 30
     assert not raised.value.is_retriable
+
+
+def test_a_missing_right_on_a_group_is_said(secured: SecuredKafka, namespace: str) -> None:
+    """The client would wait for the group's coordinator until its time is over."""
+    logs = Logs(secured.open, namespace)
+    rights = [Right("topic", f"{namespace}.*", "DESCRIBE")]
+    config = config_of(secured, namespace, new_user(secured, rights))
+    with (
+        Admin(config, timeout_s=2.0) as admin,
+        pytest.raises(BrokerError, match="grant this principal Read on the group"),
+    ):
+        admin.committed([("nobody's", TopicPartition(logs.config.marker_topic, 0))])
 
 
 def test_a_writer_that_held_nothing_ends_in_peace(secured: SecuredKafka, namespace: str) -> None:

@@ -195,8 +195,13 @@ class Admin:
         return found
 
     def group_assignments(self, group: str) -> list[frozenset[str]]:
-        """The topics that each member of a group reads now; empty without such a group."""
+        """The topics that each member of a group reads now; empty without such a group.
+
+        Asked only when every broker has answered just now: while a group's coordinator goes away,
+        librdkafka's question about the group can end the process (``committed.py``).
+        """
         doing = f"describing group {group}"
+        self._ask(doing, _hear_all_brokers, attempt_s=_ATTEMPT_S)
         return self._ask(doing, partial(_group_assignments, group), attempt_s=_COORDINATOR_S)
 
     def committed(
@@ -280,6 +285,16 @@ def _topics(names: Sequence[str], attempt: _Attempt) -> dict[str, TopicInfo]:
         )
         for name, topic in found.items()
     }
+
+
+def _hear_all_brokers(attempt: _Attempt) -> None:
+    """A question that goes to every broker, and to no coordinator."""
+    listing = attempt.client.list_consumer_groups(request_timeout=attempt.timeout_s)
+    for failure in attempt.wait(listing).errors:
+        error = broker_error(failure, "asking every broker")
+        if isinstance(error, BrokerError):
+            error.is_retriable = True
+        raise error
 
 
 def _group_assignments(group: str, attempt: _Attempt) -> list[frozenset[str]]:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.errors import ErrorWatch, broker_error, is_lasting
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError
@@ -75,9 +75,12 @@ class CommittedOffsets:
         try:
             found = consumer.committed(partitions, timeout=timeout_s)
         except KafkaException as error:
-            consumer.poll(0)  # serves the error callback
+            event = consumer.poll(0)  # serves the error callback
             consumer.close()  # the next try begins with a new one
             self._watch.check(doing)
+            refusal = None if event is None else event.error()
+            if refusal is not None and is_lasting(refusal):  # of the coordinator's name; no answer
+                raise broker_error(refusal, doing) from error
             raise broker_error(error, doing) from error
         except BaseException:
             consumer.close()
