@@ -7,10 +7,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import Producer as KafkaProducer
-from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.integration import tracker_logs
 
 from kafkamq.claims import Cluster, init_topic
 from kafkamq.core.claim_audit import ClaimAudit
@@ -98,29 +97,9 @@ class ClaimTopics:
 
 def read_topic(bootstrap: str, topic: str) -> Iterator[tuple[int, int, int, bytes | None]]:
     """All committed records of a topic, partition by partition."""
-    consumer = KafkaConsumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "observer",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-        }
-    )
-    try:
-        metadata = consumer.list_topics(topic, timeout=30).topics[topic]
-        for partition in sorted(metadata.partitions):
-            consumer.assign([TopicPartition(topic, partition, 0)])
-            deadline_s = time.monotonic() + 60
-            while time.monotonic() < deadline_s:
-                message = consumer.poll(1.0)
-                if message is None:
-                    continue
-                if message.error() is not None:
-                    break  # the end
-                yield partition, message.offset(), message.timestamp()[1], message.value()
-    finally:
-        consumer.close()
+    found = tracker_logs.read_topic(bootstrap, topic)
+    for record in sorted(found, key=lambda record: (record.partition(), record.offset())):
+        yield record.partition(), record.offset(), record.timestamp()[1], record.value()
 
 
 def wait_for(condition: object, timeout_s: float = 60.0) -> None:
