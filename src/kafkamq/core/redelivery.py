@@ -378,6 +378,7 @@ class RedeliveryTracker:
         """What is due or to be carried and not asked for, in START order; at most ``limit``.
 
         What it returns counts as asked (soft state, R15). Empty until the engine is live (R17).
+        Chunks that are asked for stay loose: their ENDs, which come soon, need each entry.
         """
         actions: list[Settle | Carry] = []
         if not self.is_live:
@@ -394,8 +395,6 @@ class RedeliveryTracker:
                     chunk.wanted -= 1
                     chunk.asked += 1
                     chunk.dirty = True
-            if chunk.open_count() > self._max_loose:
-                chunk.pack(self._max_loose)
         actions.sort(key=attrgetter("start_offset"))
         return actions
 
