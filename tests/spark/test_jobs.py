@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import pytest
+from pyspark.logger import PySparkLogger
 from tests.integration.cli_tools import Commands
 from tests.integration.test_cli_redrive import Letters
 from tests.integration.tracker_logs import Logs
@@ -120,8 +122,19 @@ def test_sql_asks_every_table(life: Life) -> None:
 def test_what_cannot_work_names_the_option(
     life: Life, arguments: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
-        life.commands.run(*arguments)
+    printed = BufferingHandler(100)
+    loggers = [
+        PySparkLogger.getLogger(f"{kind}QueryContextLogger") for kind in ("SQL", "DataFrame")
+    ]
+    for logger in loggers:
+        logger.addHandler(printed)
+    try:
+        with pytest.raises(ConfigError, match=message):
+            life.commands.run(*arguments)
+    finally:
+        for logger in loggers:
+            logger.removeHandler(printed)
+    assert printed.buffer == [], "PySpark's own words, plan and stack"
 
 
 def test_a_replay_sends_what_sql_chooses(life: Life) -> None:

@@ -21,6 +21,7 @@ __all__ = ["ask", "chosen_letters", "sql_errors", "view_session"]
 _PLACE = re.compile(r"[;(] ?line (\d+),? pos (\d+)\)?")
 _WRONG_SQL = ("22", "42", "21", "0A")  # classes of SQLSTATE: data, syntax, cardinality, unsupported
 _STATE = re.compile(r"\s*SQLSTATE: \w+")
+_CONTEXTS = ("SQL", "DataFrame")  # of PySpark's loggers
 MAX_LETTERS = 1_000_000
 
 
@@ -56,7 +57,8 @@ def sql_errors(option: str) -> Iterator[None]:
     from pyspark.errors import PySparkException
 
     try:
-        yield
+        with _without_spark_log():
+            yield
     except KafkaMQError:
         raise
     except PySparkException as error:
@@ -68,6 +70,22 @@ def sql_errors(option: str) -> Iterator[None]:
             f"{option}: {_shortened(str(error))} Tables are {', '.join(VIEWS)}; "
             "'kafkamq sql \"DESCRIBE deliveries\"' lists a table's columns"
         ) from None
+
+
+@contextmanager
+def _without_spark_log() -> Iterator[None]:
+    """PySpark prints each wrong statement itself, with its plan and the stack of the JVM."""
+    from pyspark.logger import PySparkLogger
+
+    loggers = [PySparkLogger.getLogger(f"{kind}QueryContextLogger") for kind in _CONTEXTS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, was_disabled in zip(loggers, before, strict=True):
+            logger.disabled = was_disabled
 
 
 def _shortened(said: str) -> str:
