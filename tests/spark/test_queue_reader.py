@@ -124,6 +124,21 @@ def test_a_range_that_is_read_again(logs: Logs, reader: QueueReader) -> None:
     assert starts(logs) == {0: 1, 1: 1, 2: 1, 3: 2}
 
 
+def test_what_workers_settled_of_an_unfinished_batch_is_theirs(
+    logs: Logs, reader: QueueReader
+) -> None:
+    logs.send(4, key=b"emails")
+    _, tasks = plan(reader)
+    first = rows(reader, tasks)
+    logs.end(identity(logs, 0), outcome=Outcome.ACK, consumer="worker")
+    logs.end(identity(logs, 1), outcome=Outcome.NACK, consumer="worker")
+    end(logs, first[2:3])
+    logs.end(identity(logs, 2), outcome=Outcome.ACK, consumer="worker")
+    again = rows(reader, tasks)
+    assert offsets(again) == [2, 3], "what this batch ended is its own, whoever ended it too"
+    assert starts(logs) == {0: 1, 1: 1, 2: 1, 3: 2}
+
+
 def test_a_tracker_that_is_quicker_than_a_start(logs: Logs, reader: QueueReader) -> None:
     logs.send(2, key=b"emails")
     planned, tasks = plan(reader)

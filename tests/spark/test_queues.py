@@ -155,10 +155,10 @@ def test_output_and_ends_are_one_transaction_and_repeated_batches_write_nothing_
     assert run().total.written == 4
 
 
-def test_a_repeated_batch_leaves_out_what_a_tracker_settled(
+def test_a_repeated_batch_leaves_out_what_a_tracker_or_a_worker_settled(
     spark: SparkSession, logs: Logs, checkpoint: str
 ) -> None:
-    settled, open_, own = logs.send(3, key=b"emails")
+    settled, open_, own, done = logs.send(4, key=b"emails")
     seen: list[list[int]] = []
 
     def fails(frame: DataFrame, batch: int) -> None:
@@ -178,16 +178,17 @@ def test_a_repeated_batch_leaves_out_what_a_tracker_settled(
 
     with pytest.raises(Exception, match="the sink is full"):
         run(fails).wait(120)
-    topic_ids = {
-        marker.message_id.offset: marker.message_id
+    started = {
+        marker.message_id.offset: (marker.message_id, marker.consumer_id)
         for _, marker in logs.markers()
         if marker.message_id is not None
     }
-    logs.end(topic_ids[settled.offset], outcome=Outcome.REDELIVERED, consumer="engine")
-    logs.end(topic_ids[own.offset])
+    logs.end(started[settled.offset][0], outcome=Outcome.REDELIVERED, consumer="engine")
+    logs.end(started[own.offset][0], consumer=started[own.offset][1])
+    logs.end(started[done.offset][0], consumer="worker")
     finish(run(works))
-    assert seen == [[0, 1, 2], [1, 2]]
-    assert starts(logs) == Counter({(0, 0): 1, (0, 1): 2, (0, 2): 1})
+    assert seen == [[0, 1, 2, 3], [1, 2]]
+    assert starts(logs) == Counter({(0, 0): 1, (0, 1): 2, (0, 2): 1, (0, 3): 1})
     assert [outcome for outcome, _ in verdicts(logs)[open_]] == ["ACK"]
 
 
@@ -340,6 +341,8 @@ def test_what_cannot_work_is_said(spark: SparkSession, logs: Logs, checkpoint: s
         map_messages(stream.select("ack_token"), lambda message: None)
     with pytest.raises(ConfigError, match="is for a stream"):
         ack(spark.createDataFrame([("x",)], "ack_token STRING"), checkpoint=checkpoint)
+    with pytest.raises(ConfigError, match="queue_id is ''"):
+        read_queue(spark, "")
     with pytest.raises(Exception, match="maxLease is 1: it must be at least"):
         read_queue(spark, "emails", max_lease=1.0)
     # A worker of the queue that is at work.
@@ -352,7 +355,7 @@ def test_what_cannot_work_is_said(spark: SparkSession, logs: Logs, checkpoint: s
         while not consumer.assignment():
             consumer.poll(0.1)
             assert time.monotonic() < deadline_s, "the worker got nothing"
-        with pytest.raises(Exception, match="has live workers"):
+        with pytest.raises(ConfigError, match=r"^queue 'emails' has live workers"):
             ack(stream, checkpoint=checkpoint, available_now=True).wait(120)
     finally:
         consumer.close()

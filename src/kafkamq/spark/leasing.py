@@ -39,6 +39,7 @@ from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
 from kafkamq.spark.reading import LogRange, LogReader, Record, log_reader
 from kafkamq.spark.starting import (
+    BATCH,
     QueuePartition,
     StartPlan,
     identity_of,
@@ -271,7 +272,7 @@ class QueueReader(StreamReader):
         wanted = self._ranges(start, end)
         begins = {int(number): int(at) for number, at in end.get(_MARKERS, {}).items()}
         plan = StartPlan(
-            consumer_id=secrets.token_hex(12),
+            consumer_id=BATCH + secrets.token_hex(12),
             topic_id=facts.topic_id,
             marker_partitions=facts.marker_partitions,
             max_marker_bytes=facts.max_marker_bytes,

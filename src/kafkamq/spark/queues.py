@@ -29,9 +29,11 @@ from kafkamq.spark.committing import (
     with_slots,
 )
 from kafkamq.spark.ending import rows_of, write_ends
+from kafkamq.spark.failures import QueryFailedError, query_failure
 from kafkamq.spark.sink_rows import MAX_SLOTS, check_types
 from kafkamq.spark.source import FORMAT, register_source, registered_config
 from kafkamq.spark.verdicts import ACK_COLUMNS, AckSettings, check_columns, read_verdicts
+from kafkamq.wire.keys import join_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,7 +75,11 @@ def read_queue(
         max_lease: Longest time for one batch, in seconds, whatever renews it.
         max_rows: Messages of a batch.
         options: More options of ``format("kafkamq")``, such as ``startingTimestamp``.
+
+    Raises:
+        ConfigError: The queue's name cannot be one.
     """
+    join_key(queue_id)
     if config is not None:
         register_source(spark, config)
     stream = spark.readStream.format(FORMAT).option("view", "messages").option("queue", queue_id)
@@ -116,11 +122,23 @@ class AckQuery:
         self.total = total
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end; False: it still runs. Raises what it failed with."""
-        if timeout_s is None:
-            self.query.awaitTermination()
-            return True
-        return bool(self.query.awaitTermination(timeout_s))  # type: ignore[arg-type]  # seconds
+        """Wait for its end; False: it still runs.
+
+        Raises:
+            KafkaMQError: What it failed with, where that is kafkamq's; else Spark's own error.
+        """
+        from pyspark.errors import PySparkException
+
+        try:
+            if timeout_s is None:
+                self.query.awaitTermination()
+                return True
+            return bool(self.query.awaitTermination(timeout_s))  # type: ignore[arg-type]  # seconds
+        except PySparkException as error:
+            ours = query_failure(error)
+            if isinstance(ours, QueryFailedError):
+                raise
+            raise ours from error
 
     def stop(self) -> None:
         """End it; the batch under way is repeated at the next start."""

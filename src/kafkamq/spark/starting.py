@@ -6,8 +6,9 @@ by a task that Spark repeats, by another use of the same frame. So it is read wi
 were written since it was planned:
 
 - what a tracker settled meanwhile is not handed out: its copy is, in a batch of its own;
-- what has a worker's verdict is handed out as before, so that a sink finds the rows that it knows,
-  but not STARTed again (an END is in the log);
+- what an ordinary worker gave its verdict on meanwhile is not handed out either: it was done there;
+- what has a verdict of this batch is handed out as before, so that a sink finds the rows that it
+  knows, but not STARTed again (an END is in the log);
 - the rest is STARTed, and if it was STARTed before, looked up again behind its START: a tracker may
   have been quicker, or its lease may have ended by then, which no START undoes: a copy will come.
 """
@@ -40,8 +41,17 @@ from kafkamq.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["EXPIRED", "QueuePartition", "StartPlan", "identity_of", "read_started", "routes_of"]
+__all__ = [
+    "BATCH",
+    "EXPIRED",
+    "QueuePartition",
+    "StartPlan",
+    "identity_of",
+    "read_started",
+    "routes_of",
+]
 
+BATCH = "spark-"  # begins the consumer_id of every batch: others are workers'
 EXPIRED = "expired"  # R10: the reason of a REJECT that nobody was asked for
 VOID = "void"  # who ends what nobody was handed: no verdict on the message
 MAX_INLINE_BYTES = 65_536  # R11
@@ -131,9 +141,15 @@ class _History:
 
     started: set[int] = field(default_factory=set)
     verdicts: dict[int, bool] = field(default_factory=dict)  # message offset -> only nacks
-    settled: dict[int, int] = field(default_factory=dict)  # message offset -> END's offset
+    # Message offset -> offset of a tracker's END, or of a worker's ACK.
+    settled: dict[int, int] = field(default_factory=dict)
     expired: set[int] = field(default_factory=set)
+    given_back: set[int] = field(default_factory=set)  # nacked or rejected by a worker
     trackers: dict[int, RedeliveryTracker] = field(default_factory=dict)  # by marker partition
+
+    def is_elsewhere(self, offset: int) -> bool:
+        """Whether it is done, or its copy is what will be handed out."""
+        return offset in self.settled or offset in self.expired or offset in self.given_back
 
     def is_due(self, row: _Row) -> bool:
         """Whether its lease has ended by the log, as far as that was read."""
@@ -171,7 +187,7 @@ class _Starter:
             offset = row.message_id.offset
             if offset in history.verdicts:
                 self._mark_ended(row)
-            elif offset in history.settled or offset in history.expired:
+            elif history.is_elsewhere(offset):
                 continue
             else:
                 new.append(row)
@@ -210,7 +226,7 @@ class _Starter:
         return open_
 
     def _settled_before(self, started: Sequence[tuple[_Row, Place]]) -> set[int]:
-        """Offsets of messages that a tracker settled before these STARTs, or is going to."""
+        """Offsets of messages that were settled before these STARTs, or that a tracker will."""
         history = self._history
         lost = [
             row
@@ -219,7 +235,11 @@ class _Starter:
         ]
         # A START that nobody remembers the end of (R12) would be tracked.
         self._end(lost, Outcome.ACK, consumer_id=VOID)
-        due = {row.message_id.offset for row, _ in started if history.is_due(row)}
+        due = {
+            row.message_id.offset
+            for row, _ in started
+            if history.is_due(row) or row.message_id.offset in history.given_back
+        }
         return due | {row.message_id.offset for row in lost}
 
     def _row(self, record: Record) -> _Row:
@@ -325,6 +345,11 @@ class _Starter:
         elif marker.consumer_id == VOID:  # a handler's own reason may be "expired" too
             if marker.outcome is Outcome.REJECT:
                 history.expired.add(one.offset)
+        elif marker.outcome in _VERDICTS and not marker.consumer_id.startswith(BATCH):
+            if marker.outcome is Outcome.ACK:
+                history.settled.setdefault(one.offset, offset)
+            else:
+                history.given_back.add(one.offset)
         elif marker.outcome in _VERDICTS:
             is_nack = marker.outcome is Outcome.NACK
             history.verdicts[one.offset] = is_nack and history.verdicts.get(one.offset, True)
