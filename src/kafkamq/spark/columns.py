@@ -165,7 +165,7 @@ def arrow_columns(
 
     Args:
         view: One whose rows are records.
-        records: One for each row.
+        records: One for each row; of one partition, and not none.
         schema: Of the rows.
         tokens: Of ``messages``: the ack tokens.
 
@@ -211,7 +211,7 @@ def _header_array(column: Sequence[Sequence[tuple[str, bytes | None]]], kind: pa
 
 def _place(records: Sequence[Record]) -> list[Column]:
     return [
-        [record.partition() for record in records],
+        [records[0].partition()] * len(records),
         [record.offset() for record in records],
         [micros(record.timestamp()[1]) for record in records],
     ]
@@ -228,7 +228,7 @@ def text(data: bytes | None) -> str:
 
 def _records(records: Sequence[Record]) -> list[Column]:
     return [
-        [record.topic() for record in records],
+        [records[0].topic()] * len(records),
         *_place(records),
         [int(record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME) for record in records],
         [record.key() for record in records],

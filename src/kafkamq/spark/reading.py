@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Protocol, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -29,6 +30,7 @@ _LOG_END = -1
 _CHUNK_RECORDS = 8192
 _RETRY_S = 0.1
 _STALL_S = 60.0  # without a record or an end of the log: give up
+_error_of = methodcaller("error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,8 @@ class LogReader:
             return [], -1
         rest = self._consumer.consume(_CHUNK_RECORDS - 1, timeout=0)
         batch = cast("list[Record]", [first, *rest])
+        if not any(map(_error_of, batch)) and batch[-1].offset() < wanted.end:
+            return batch, batch[-1].offset() + 1
         records: list[Record] = []
         position = -1
         end = wanted.end
