@@ -1,12 +1,13 @@
 """The backends beside the bare share consumer of confluent-kafka, on one broker in one run.
 
-Run: python benchmarks/compare.py [--json] [--rows NAME[,...]]
+Run: python benchmarks/compare.py [--json] [--rows NAME[,...]] [--kafka VERSION]
 
 Rows: work (latency, throughput, slow messages, poison), lease, kill, order, busy. Histories that
 worker processes write say what happened; nothing is taken from counters of the product. The clock
 of a backlog starts when its workers, which have joined before, may go on. The bare client is
 measured in two forms, a consumer with a pool of threads and a consumer for each handler; the peer
-of a row is the one that its goal is about.
+of a row is the one that its goal is about. Brokers older than 4.2 have no share groups: then there
+are no rows of ``share``, and no peers.
 
 With ``--json`` the last line is one JSON list of rows
 ``{"row", "ours", "peer", "ratio", "unit", "goal", "ok"}``; goals are limits of our figures, and
@@ -38,11 +39,11 @@ from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaException, ShareConsumer
 
 from kafkamq.config import ServiceConfig
-from kafkamq.dev import LocalKafka
+from kafkamq.dev import DEFAULT_VERSION, LocalKafka
 from kafkamq.dev.compare import Contender, Measured, Work
 from kafkamq.dev.compare.facts import Kind, judge
 from kafkamq.dev.compare.plan import Item, PhaseKind, encode, phases
-from kafkamq.dev.compare.run import PHASES
+from kafkamq.dev.compare.run import PHASES, why_not
 from kafkamq.dev.compare.stage import WORKER, Stage
 
 PEER_WORKER = "benchmarks.peers.share_worker"
@@ -70,6 +71,10 @@ class Bench:
     def __init__(self, servers: str, folder: Path) -> None:
         self._servers = servers
         self._folder = folder
+        refusal = why_not(ServiceConfig(bootstrap_servers=servers), Contender.SHARE)
+        if refusal:
+            print(f"share, and the bare share consumer: skipped: {refusal}", file=sys.stderr)
+        self._has_share = not refusal
         self.rows: list[Row] = []
 
     def add(self, *rows: Row) -> None:
@@ -92,6 +97,10 @@ class Bench:
             made.warm_up()
             yield made
 
+    def _able(self, *names: str) -> list[str]:
+        """Those of these that the brokers have."""
+        return [name for name in names if self._has_share or name in ("markers", "offsets")]
+
     # Latency, throughput, slow messages, poison.
 
     def work(self) -> None:
@@ -99,15 +108,16 @@ class Bench:
         work = Work(messages=10_000, processes=1, concurrency=100, partitions=4)
         found: dict[str, Measured] = {}
         letters: dict[str, int] = {}
-        for name in (*OURS, POOL, MANY):
+        for name in self._able(*OURS, POOL, MANY):
             with self.stage(name, work) as stage:
                 found[name] = self._phases(
                     stage, PhaseKind.LATENCY, PhaseKind.THROUGHPUT, PhaseKind.BLOCKING
                 )
                 if name != MANY:
                     letters[name] = self._poison(stage)
-        pool, many = found[POOL], found[MANY]
-        for name in OURS:
+        none = Measured(contender="")
+        pool, many = found.get(POOL, none), found.get(MANY, none)
+        for name in self._able(*OURS):
             mine, is_share = found[name], name == "share"
             self.add(
                 row(f"10k x 0-5 ms, 100 at once: {name}", mine.seconds, many.seconds, "s",
@@ -118,9 +128,11 @@ class Bench:
                     "ms", at_most=None if is_share else 10.0),
                 row(f"warm end to end p99: {name}", mine.latency_p99_ms, pool.latency_p99_ms,
                     "ms", at_most=None if is_share else 50.0),
-                Row(f"poison in the dead letters: {name}", letters[name], letters[POOL], None,
+                Row(f"poison in the dead letters: {name}", letters[name], letters.get(POOL), None,
                     f"of {POISON}", POISON, letters[name] == POISON),
             )  # fmt: skip
+        if not self._has_share:
+            return
         share = found["share"]
         self.add(
             row("10k x 0-5 ms, 100 at once: share beside a pool", share.seconds, pool.seconds, "s"),
@@ -152,7 +164,9 @@ class Bench:
         """How often a message is handled."""
         found: dict[str, float] = {}
         # A group's session is 6 s at least, and so is the lease of offsets.
-        for name, lease_s in (("markers", 3.0), ("offsets", 6.0), (POOL, 3.0)):
+        leases = {"markers": 3.0, "offsets": 6.0, POOL: 3.0}
+        for name in self._able(*leases):
+            lease_s = leases[name]
             work = Work(processes=1, concurrency=20, partitions=2, lease_s=lease_s)
             items = tuple(Item(each, f"k{each}", int(lease_s * 2e6)) for each in range(20))
             with self.stage(name, work) as stage:
@@ -161,7 +175,7 @@ class Bench:
                 quiet_until(stage, quiet_s=2.5 * lease_s, limit_s=60.0)
                 found[name] = judge(items, stage.events, begin_ns=begin_ns).runs
         for name in ("markers", "offsets"):
-            self.add(row(f"runs, handler of 2x the lease: {name}", found[name], found[POOL],
+            self.add(row(f"runs, handler of 2x the lease: {name}", found[name], found.get(POOL),
                          "runs a message", at_most=1.0))  # fmt: skip
 
     # A killed process.
@@ -170,12 +184,12 @@ class Bench:
         """Two processes, two partitions; one of them is killed."""
         work = Work(processes=2, concurrency=50, partitions=2)
         found = {}
-        for name in (*OURS, POOL):
+        for name in self._able(*OURS, POOL):
             with self.stage(name, work) as stage:
                 found[name] = self._phases(stage, PhaseKind.RECOVERY).recovery_s
-        for name in OURS:
+        for name in self._able(*OURS):
             limit = None if name == "share" else work.lease_s + 2.0
-            self.add(row(f"SIGKILL until all is done: {name}", found[name], found[POOL], "s",
+            self.add(row(f"SIGKILL until all is done: {name}", found[name], found.get(POOL), "s",
                          at_most=limit))  # fmt: skip
 
     # Order.
@@ -184,10 +198,10 @@ class Bench:
         """200 keys, 8 workers, 2 % of the messages given back once."""
         work = Work(messages=2000, processes=8, concurrency=4, partitions=8)
         found = {}
-        for name in ("offsets", POOL):
+        for name in self._able("offsets", POOL):
             with self.stage(name, work) as stage:
-                found[name] = self._phases(stage, PhaseKind.ORDER)
-        mine, peer = found["offsets"].keys_in_order or 0, found[POOL].keys_in_order
+                found[name] = self._phases(stage, PhaseKind.ORDER).keys_in_order
+        mine, peer = found["offsets"] or 0, found.get(POOL)
         self.add(Row("keys in order, 8 workers, 2 % nacks: offsets", mine, peer, None, "of 200",
                      200, mine == 200))  # fmt: skip
 
@@ -195,7 +209,7 @@ class Bench:
 
     def busy(self) -> None:
         """1,000 handlers over 10 processes and 16 partitions."""
-        members = self._members(205)
+        members = self._members(205) if self._has_share else None
         work = Work(processes=10, concurrency=100, partitions=16)
         items = tuple(Item(each, f"k{each}", 2_000_000) for each in range(4000))
         for name in ("markers", "offsets"):
@@ -204,7 +218,7 @@ class Bench:
                 stage.wait(range(4000), 60.0)
                 found = judge(items, stage.events, begin_ns=begin_ns)
             self.add(Row(f"handlers at once, 10 processes, 16 partitions: {name}", found.busy,
-                         members, found.busy / members, "handlers", 1000,
+                         members, found.busy / members if members else None, "handlers", 1000,
                          found.busy == 1000))  # fmt: skip
 
     def _members(self, count: int) -> int:
@@ -281,11 +295,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rows", default=",".join(names), help=f"of {', '.join(names)}")
+    parser.add_argument("--kafka", default=DEFAULT_VERSION, help="version of the broker")
     args = parser.parse_args()
     os.chdir(ROOT)  # processes find the peer's module there
     folder = Path(tempfile.mkdtemp(prefix="kafkamq-bench-"))
     try:
-        with LocalKafka(properties=BROKER) as broker:
+        with LocalKafka(args.kafka, properties=BROKER) as broker:
             bench = Bench(broker.bootstrap_servers, folder)
             for name in args.rows.split(","):
                 names[name](bench)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from confluent_kafka.admin import AdminClient
 from tests.integration.cli_tools import Commands
 
@@ -44,4 +45,14 @@ def test_backends_side_by_side(bootstrap: str, namespace: str) -> None:
     markers, share = said["contenders"]
     assert markers["extra_records"] >= 2  # START and END
     assert 0 < share["extra_records"] < 2
+    assert left_behind(bootstrap, namespace) == []
+
+
+@pytest.mark.faults
+def test_each_backend_gets_over_a_killed_process(bootstrap: str, namespace: str) -> None:
+    arguments = ("--only", "markers,share,claims", "--workers", "2", "--lease", "6")
+    (said,) = Commands(bootstrap, namespace).json("compare", *SMALL, *arguments)
+    for found in said["contenders"]:
+        assert (found["lost"], found["notes"]) == (0, []), found
+        assert 0 < found["recovery_s"] < 30
     assert left_behind(bootstrap, namespace) == []
