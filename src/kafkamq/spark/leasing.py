@@ -18,7 +18,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,7 @@ _log = logging.getLogger(__name__)
 class _Named:
     """The messages of a batch, for as long as they are renewed one by one (R7)."""
 
-    ids: Callable[[], Iterable[MessageId]]  # reads them; asked once, when a renewal is due
+    ids: Callable[[], Generator[MessageId]]  # reads them, when the first renewal is due
     marker_partitions: int
     until_s: float  # monotonic
 
@@ -97,7 +97,8 @@ class KeepAlive:
         data = self._encode(None)
         self._markers = [(number, consumer_id.encode(), data) for number in sorted(partitions)]
         self._named = named
-        self._by_id: list[tuple[int, bytes, bytes]] | None = None
+        self._by_id: list[tuple[int, bytes, bytes]] = []
+        self._unread = named.ids()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kafkamq-leases", daemon=True)
         self._thread.start()
@@ -108,26 +109,31 @@ class KeepAlive:
         )
 
     def _run(self) -> None:
-        while not self._ended.wait(self._timeout_ms / RENEWALS_PER_TIMEOUT / 1000):
+        period_s = self._timeout_ms / RENEWALS_PER_TIMEOUT / 1000
+        while not self._ended.wait(period_s):
             try:
                 self._log.write(self._markers)
                 if time.monotonic() < self._named.until_s:
-                    self._log.write(self._each())
+                    self._read_on(time.monotonic() + period_s / 2)
+                    self._log.write(self._by_id)
             except KafkaMQError as error:  # noqa: PERF203 - the next one may go through
                 _log.warning("leases could not be renewed", extra={"said": str(error)})
+        self._unread.close()
 
-    def _each(self) -> list[tuple[int, bytes, bytes]]:
-        if self._by_id is None:
-            count = self._named.marker_partitions
-            self._by_id = [
-                (
-                    marker_partition(one.partition, one.offset, count),
-                    marker_key(one.partition, one.offset),
-                    self._encode(one),
-                )
-                for one in self._named.ids()
-            ]
-        return self._by_id
+    def _read_on(self, until_s: float) -> None:
+        """Name more messages, but not for so long that the renewals of all of them would wait."""
+        count = self._named.marker_partitions
+        try:
+            for one in self._unread:
+                place = marker_partition(one.partition, one.offset, count)
+                key = marker_key(one.partition, one.offset)
+                self._by_id.append((place, key, self._encode(one)))
+                if time.monotonic() >= until_s:
+                    return
+        except KafkaMQError:
+            self._by_id.clear()
+            self._unread = self._named.ids()
+            raise
 
     def close(self) -> None:
         """Renew no more; what is being written is waited for (bounded)."""
@@ -294,7 +300,7 @@ class QueueReader(StreamReader):
         if self._gained_s is None:
             self._gained_s = time.monotonic()
 
-        def ids() -> Iterator[MessageId]:
+        def ids() -> Generator[MessageId]:
             reader = LogReader(self.options.config)  # in the thread that renews
             try:
                 for each in wanted:
