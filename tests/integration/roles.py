@@ -11,7 +11,10 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.claim_roles import CLAIM_ACTIONS, CLAIM_ROLES
 from tests.integration.cli_tools import Commands
 from tests.integration.queue_logs import receive_all
@@ -21,6 +24,7 @@ from tests.integration.tracker_logs import Logs, read_topic
 from kafkamq import Service
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.types import MarkerType, Outcome
 
 __all__ = ["ACTIONS", "ROLES", "Action", "rights_of"]
 
@@ -63,6 +67,15 @@ ROLES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "exactly-once worker": (*_WORK, ("transactional-id", "kafkamq/NS/QUEUE/*", "WRITE")),
     "local tracker": _TRACK,
     "Spark tracker": (*_TRACK, ("topic", "NS.tracker", "READ")),
+    "Spark worker": (
+        *_WORK,
+        ("topic", "NS.markers", "READ"),
+        ("group", "kafkamq.reader", "DESCRIBE"),
+        ("topic", "NS.out", "WRITE"),
+        ("topic", "NS.ledger", "READ"),
+        ("group", "kafkamq.NS.ledger.*", "READ"),
+        ("transactional-id", "kafkamq.NS.ledger.*", "WRITE"),
+    ),
     "operator": (
         *_LOOK[1:],  # Read implies Describe
         ("cluster", "kafka-cluster", "DESCRIBE_CONFIGS"),
@@ -154,6 +167,46 @@ def track_on_spark(config: ServiceConfig, logs: Logs) -> None:
     assert is_settled(config, logs), "not all was settled"
 
 
+def _break(frame: Any, number: int) -> None:
+    frame.count()
+    raise RuntimeError("broken on purpose")
+
+
+def work_on_spark(config: ServiceConfig, logs: Logs) -> None:
+    """Acknowledge in a stream of Spark: alone, and in one transaction with the output.
+
+    The first batch fails, and is repeated: STARTs are read again.
+    """
+    from pyspark.errors import PySparkException
+
+    from kafkamq.spark import ack, read_queue
+    from kafkamq.spark.session import build_session
+
+    def run(rows: Any, checkpoint: str, **more: Any) -> None:
+        query = ack(rows, config, checkpoint=checkpoint, available_now=True, **more)
+        try:
+            assert query.wait(WAIT_S), "the query did not end"
+        except PySparkException as error:
+            raise AssertionError(str(error)) from error
+
+    out = f"{config.namespace}.out"
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    admin.create_topics([NewTopic(out, 1, 1)])[out].result(15)
+    spark = build_session(app_name=config.namespace)
+    with tempfile.TemporaryDirectory() as folder:
+        for topic in ("", out):
+            logs.send(3, key=b"a")
+            rows = read_queue(spark, "a", config).select("ack_token", "value")
+            checkpoint = str(Path(folder) / (topic or "checkpoint"))
+            if not topic:
+                with pytest.raises(AssertionError, match="broken on purpose"):
+                    run(rows, checkpoint, each_batch=_break)
+            run(rows, checkpoint, topic=topic)
+    assert len(read_topic(logs.bootstrap, out)) == 3
+    outcomes = [marker.outcome for _, marker in logs.markers() if marker.type is MarkerType.END]
+    assert outcomes == [Outcome.ACK] * 6
+
+
 class _Secured(Commands):
     """The commands, with Kafka's properties in the environment."""
 
@@ -196,6 +249,7 @@ ACTIONS: Mapping[str, Action] = {
     "exactly-once worker": partial(work, exactly_once=True),
     "local tracker": track,
     "Spark tracker": track_on_spark,
+    "Spark worker": work_on_spark,
     "operator": operate,
     **CLAIM_ACTIONS,
 }

@@ -56,7 +56,12 @@ def config_of(secured: SecuredKafka, namespace: str, user: str) -> ServiceConfig
 # ---- rights
 
 
-@pytest.mark.parametrize("role", [role for role in ROLES if role != "Spark tracker"])
+# On Spark a role takes half a minute.
+ON_SPARK = pytest.param("Spark worker", marks=(pytest.mark.spark, pytest.mark.faults))
+TESTED = [*(role for role in ROLES if not role.startswith("Spark")), ON_SPARK]
+
+
+@pytest.mark.parametrize("role", TESTED)
 def test_a_role_needs_no_more_than_its_rights(
     secured: SecuredKafka, namespace: str, role: str
 ) -> None:
@@ -68,7 +73,7 @@ def test_a_role_needs_no_more_than_its_rights(
 
 @pytest.mark.faults
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("role", [role for role in ROLES if role != "Spark tracker"])
+@pytest.mark.parametrize("role", TESTED)
 def test_a_role_needs_each_of_its_rights(
     secured: SecuredKafka, namespace: str, role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
