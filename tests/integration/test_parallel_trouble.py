@@ -184,7 +184,10 @@ def test_revoked_in_the_middle_of_a_transaction(
     monkeypatch.setattr(committer, "_send_offsets", slow)
     monkeypatch.setattr(first._engine, "revoked", told)
     first.poll_and_produce(handle)
-    wait_until(lambda: committed(bootstrap, namespace, topic)[0] > 0, what="a transaction")
+    wait_until(
+        lambda: any(committed(bootstrap, namespace, topic, p)[0] > 0 for p in range(2)),
+        what="a transaction",
+    )
     second = make(bootstrap, topic, namespace, **options)
     joining.set()
     assert is_inside.wait(60)
