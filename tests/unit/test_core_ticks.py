@@ -128,6 +128,30 @@ def test_r04_one_that_is_not_read_soon_waits_while_no_grace_is_near() -> None:
     assert not ticks.wants_tick(60_000, clock_ms, due, is_read_soon=False)
 
 
+def test_r04_a_ticks_time_is_when_it_was_sent_and_not_when_it_was_read() -> None:
+    ticks = policy()
+    wake = lease(5000 + T)
+    warn_ms = T - T // 4
+    ticks.on_sent(warn_ms + 1)
+    ticks.on_delivered(10)
+    ticks.on_read(warn_ms + 1000, 11)
+    assert not ticks.wants_tick(T, 5000 + warn_ms + 1, wake)
+    assert ticks.wants_tick(T + 1, 5000 + warn_ms + 1, wake)
+
+
+def test_r04_how_far_the_logs_clock_is_ahead_is_remembered_for_a_minute() -> None:
+    ticks = policy()
+    ticks.on_read(1000, 11, 6000)  # the last record was fresh: the log's clock is 5000 ahead
+    ticks.on_read(2000, 12, 6100)  # this one was 900 old
+    wake = Wake(60_000, 60_000, False)
+    assert not ticks.wants_tick(55_000, 6100, wake)
+    assert ticks.wants_tick(55_001, 6100, wake)
+    ticks.on_read(70_000, 13, 74_000)  # clocks drift: what was seen last counts
+    wake = Wake(80_000, 80_000, False)
+    assert not ticks.wants_tick(76_000, 74_000, wake)
+    assert ticks.wants_tick(76_001, 74_000, wake)
+
+
 # ---- the tracker's side
 
 

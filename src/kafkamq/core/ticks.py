@@ -8,9 +8,12 @@ worker), and the moment itself; and once in ``max_silence_ms`` while something d
 
 from __future__ import annotations
 
+from kafkamq.core.entry import NEVER
 from kafkamq.core.redelivery import Wake
 
 __all__ = ["TickPolicy"]
+
+_OFFSET_MEMORY_MS = 60_000  # clocks drift apart
 
 
 class TickPolicy:
@@ -18,7 +21,16 @@ class TickPolicy:
     how long the log has been silent.
     """
 
-    __slots__ = ("_due_since_ms", "_max_silence_ms", "_next_offset", "_read_ms", "_tick_offset")
+    __slots__ = (
+        "_due_since_ms",
+        "_max_silence_ms",
+        "_next_offset",
+        "_offset_ms",
+        "_offset_since_ms",
+        "_read_ms",
+        "_sent_ms",
+        "_tick_offset",
+    )
 
     def __init__(self, monotonic_ms: int, max_silence_ms: int = 1000) -> None:
         self._max_silence_ms = max_silence_ms
@@ -26,18 +38,37 @@ class TickPolicy:
         self._next_offset = -1
         self._tick_offset: int | None = None  # outstanding; -1 until its offset is known
         self._due_since_ms = monotonic_ms  # last TICK, or last time that nothing was due
+        self._sent_ms = monotonic_ms
+        self._offset_ms = -NEVER  # from the engine's clock to the log's: the most that was seen
+        self._offset_since_ms = monotonic_ms
 
-    def on_read(self, monotonic_ms: int, next_offset: int) -> None:
-        """The engine has read the partition up to ``next_offset`` at this moment."""
+    def on_read(self, monotonic_ms: int, next_offset: int, clock_ms: int | None = None) -> None:
+        """The engine has read the partition up to ``next_offset`` at this moment.
+
+        Args:
+            monotonic_ms: The engine's clock.
+            next_offset: Behind the last record.
+            clock_ms: The log clock there, from engines that read seldom: the last record may be
+                old by then, and how far the log's clock is ahead is remembered for a minute.
+        """
         if next_offset > self._next_offset:
             self._next_offset = next_offset
             self._read_ms = monotonic_ms
+            if (
+                self._tick_offset == next_offset - 1
+            ):  # known better: it was written when it was sent
+                self._read_ms = min(monotonic_ms, self._sent_ms)
+            if clock_ms is not None:
+                offset_ms = clock_ms - self._read_ms
+                is_old = monotonic_ms - self._offset_since_ms > _OFFSET_MEMORY_MS
+                if is_old or offset_ms >= self._offset_ms:
+                    self._offset_ms, self._offset_since_ms = offset_ms, monotonic_ms
         self._clear_if_read()
 
     def on_sent(self, monotonic_ms: int) -> None:
         """A TICK is on its way."""
         self._tick_offset = -1
-        self._due_since_ms = monotonic_ms
+        self._sent_ms = self._due_since_ms = monotonic_ms
 
     def on_delivered(self, offset: int) -> None:
         """It is in the log."""
@@ -69,7 +100,7 @@ class TickPolicy:
             return is_read_soon
         if wake.deadline_ms is None or wake.warn_ms is None:
             return False
-        estimate_ms = clock_ms + monotonic_ms - self._read_ms
+        estimate_ms = monotonic_ms + max(clock_ms - self._read_ms, self._offset_ms)
         point_ms = wake.warn_ms if clock_ms <= wake.warn_ms else wake.deadline_ms
         if not estimate_ms > point_ms >= clock_ms:
             return False

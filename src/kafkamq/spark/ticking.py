@@ -104,7 +104,8 @@ class TickKeeper:
         self.latest[status.partition] = status
         _log.debug("status", extra={"status": status})
         # The records were read a batch ago. An estimate that runs ahead costs a TICK, nothing more.
-        policy.on_read(_monotonic_ms() - min(self.lag_ms, _MAX_LAG_MS), status.position)
+        read_ms = _monotonic_ms() - min(self.lag_ms, _MAX_LAG_MS)
+        policy.on_read(read_ms, status.position, status.clock_ms)
 
     def _on_done(self, partition: int, offset: int) -> None:
         policy = self._policies[partition]
