@@ -15,6 +15,7 @@ import pytest
 from tests.integration.claim_logs import ClaimTopics, read_topic, wait_for
 from tests.integration.claim_worker import STEPS, HandOut, overlaps, read_trace, start
 
+from kafkamq.core.claims import ClaimLog
 from kafkamq.dev import LocalKafka
 from kafkamq.types import MarshalType
 
@@ -111,17 +112,24 @@ def at_least_once_with_kills(topics: ClaimTopics, folder: Path, kills: int, seed
     sys.stdout.write(f"{kills} kills: {total} messages, {again} of them again, none lost\n")
     assert overlaps(trace) == []
     assert topics.audit().dual_claims == []
-    # A tenure begins where the last heartbeat before it says: only what came since is repeated.
-    beats: dict[int, list[tuple[int, int]]] = {0: [], 1: []}  # coordination offset, position
-    for _, at, _, record in topics.records():
-        if record is not None and record.type is MarshalType.HEARTBEAT:
-            beats[record.partition].append((at, record.offset))
+    # A tenure begins where the log says: only what came since the last heartbeat is repeated.
     first: dict[tuple[int, int], int] = {}
     for each in trace:
         first.setdefault((each.partition, each.token), each.first)
-    for (partition, token), begins in first.items():
-        said = [position for at, position in beats[partition] if at < token]
-        assert begins == (said[-1] if said else 0)
+    assert first == {place: begin for place, begin in begins(topics).items() if place in first}
+
+
+def begins(topics: ClaimTopics) -> dict[tuple[int, int], int]:
+    """Partition and token of each claim -> where its tenure begins, as the log says."""
+    logs = [ClaimLog("safe", topics.interval_s), ClaimLog("safe", topics.interval_s)]
+    found: dict[tuple[int, int], int] = {}
+    for number, at, time_ms, record in topics.records():
+        now_s = time_ms / 1000
+        if record is not None and record.type is MarshalType.CLAIMING_PARTITION:
+            claim = logs[number].claim(topics.group, topics.work, record.partition, now_s=now_s)
+            found[record.partition, at] = claim.offset
+        logs[number].apply(record, offset=at, observed_at_s=now_s, broker_time_s=now_s)
+    return found
 
 
 @pytest.mark.faults
