@@ -58,7 +58,7 @@ _OF_A_COPY = frozenset({DELIVERY_COUNT, ORIGIN})
 _OF_A_DELIVERY = frozenset({DELIVERY_COUNT, ORIGIN, REASON, ERROR, QUEUE_ID, PAYLOAD_AT})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Origin:
     """Where the first copy of a message stands, and when the broker got it."""
 
