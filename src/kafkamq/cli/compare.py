@@ -83,8 +83,7 @@ def compare(
         limit_s=limit,
     )
     contenders = _chosen(only)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends all, as Ctrl-C
-    with _cluster(config) as (where, version):
+    with _ends_by_sigterm(), _cluster(config) as (where, version):
         found = run(where, work, contenders, say=output.note, keep=keep)
     if report is not None:
         _write(report, render(work, found, version=version))
@@ -119,6 +118,16 @@ def _chosen(only: str | None) -> Sequence[Contender]:
         if name not in known:
             raise ConfigError(f"--only {name!r}: it must be one of {', '.join(known)}")
     return [known[name] for name in dict.fromkeys(names)]
+
+
+@contextmanager
+def _ends_by_sigterm() -> Iterator[None]:
+    """SIGTERM removes all that was made, as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
