@@ -86,6 +86,27 @@ def test_work_of_an_old_assignment_counts_nowhere(bootstrap: str, namespace: str
     assert committed(bootstrap, namespace, topic, 1 - moved) == (5, "")
 
 
+def test_a_full_partition_that_goes_and_comes_back_is_read(bootstrap: str, namespace: str) -> None:
+    topic = make_topic(bootstrap, namespace, 2)
+    for partition in range(2):
+        fill(bootstrap, topic, ["a"] * 1500, partition=partition)
+    gate = threading.Event()
+    first = make(bootstrap, topic, namespace, max_open=20, revoke_timeout=0.2)
+    first.poll(lambda record: gate.wait(60) and None)
+    wait_until(lambda: [duty.is_paused for duty in first._engine.duties()] == [True, True])
+    second = make(bootstrap, topic, namespace)
+    second.poll(Seen())
+    wait_until(lambda: len(second.health().partitions) == 1, what="a partition each")
+    second.close()
+    wait_until(lambda: len(first.health().partitions) == 2, what="both again")
+    gate.set()
+    for partition in range(2):
+        fill(bootstrap, topic, ["b"], partition=partition)
+    for partition in range(2):
+        wait_until(lambda p=partition: committed(bootstrap, namespace, topic, p) == (1501, ""))
+    first.close()
+
+
 def test_maps_of_others_and_positions_moved_by_hand(bootstrap: str, namespace: str) -> None:
     topic = make_topic(bootstrap, namespace)
     fill(bootstrap, topic, [f"k{n}" for n in range(100)])

@@ -138,6 +138,30 @@ def test_a_busy_worker_does_not_hold_up_the_group(service: Service) -> None:
     assert rest[0].payload == b"y"
 
 
+def test_a_partition_that_was_paused_when_it_went_is_read_when_it_is_back(
+    service: Service,
+) -> None:
+    send(service, "a", b"x")
+    queue = service.queue("a")
+    first = queue.consumer()
+    receive_all(first, 1)
+    second = queue.consumer()
+    wait_until(lambda: _tended(second) == 1 and _tended(first) == 1)  # all paused, one gone
+    assert first.receive(0.1) is None  # what is left is resumed
+    second.close()
+    wait_until(lambda: _owned(first) == 2)
+    sent = {b"%d" % number for number in range(40)}
+    send(service, "a", *sent)
+    assert {message.payload for message in receive_all(first, 40)} == sent
+
+
+def _tended(consumer: Consumer) -> int:
+    """Partitions that it owns now, as its heart finds them while its owner is busy."""
+    with consumer._owner:
+        consumer._reader.tend()
+        return len(consumer._reader._consumer.assignment())
+
+
 def test_messages_polled_for_a_lost_partition_are_not_started(service: Service) -> None:
     send(service, "a", *(b"%d" % number for number in range(100)))
     queue = service.queue("a")

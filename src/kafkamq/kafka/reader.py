@@ -368,7 +368,9 @@ class MessageReader:
     def _assigned(self, _: KafkaConsumer, partitions: list[TopicPartition]) -> None:
         self._member._gained([each.partition for each in partitions])
 
-    def _revoked(self, _: KafkaConsumer, partitions: list[TopicPartition]) -> None:
+    def _revoked(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
+        # librdkafka would remember the pause when they come back, and nobody would end it.
+        consumer.resume(partitions)
         numbers = [each.partition for each in partitions]
         for number in numbers:
             self._unplaced.pop(number, None)

@@ -80,9 +80,11 @@ class Intake:
             if offset < 0 and known is not tenure:
                 continue  # a later tenure reads it already
             if known is not None:
+                if known in self._paused:  # librdkafka would remember it for the next tenure
+                    self._consumer.resume([TopicPartition(*place)])
+                    self._paused.discard(known)
                 self._consumer.incremental_unassign([TopicPartition(*place)])
                 del self._tenures[place], self.lanes[known]
-                self._paused.discard(known)
             if offset >= 0:
                 self._consumer.incremental_assign([TopicPartition(*place, offset)])
                 self._tenures[place] = tenure

@@ -228,15 +228,19 @@ class Source:
         self._member.assigned(positions)
 
     def _revoked(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        places = [(each.topic, each.partition) for each in partitions]
         try:
-            self._member.revoked([(each.topic, each.partition) for each in partitions])
+            self._member.revoked(places)
+            self.resume(places)  # librdkafka would remember a pause when they come back
             self.commits.serve()
         except BaseException as error:  # noqa: BLE001 - as above
             self._failure = error
 
     def _lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        places = [(each.topic, each.partition) for each in partitions]
         try:
-            self._member.lost([(each.topic, each.partition) for each in partitions])
+            self._member.lost(places)
+            self.resume(places)
         except BaseException as error:  # noqa: BLE001 - as above
             self._failure = error
 
