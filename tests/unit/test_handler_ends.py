@@ -158,7 +158,7 @@ def test_a_coroutine_that_swallows_its_cancellation_is_left_alone() -> None:
     gate = asyncio.Event()
     seen = []
 
-    @queue.handler(concurrency=1, timeout=0.05)
+    @queue.handler(concurrency=1, timeout=0.5)
     async def stay(body: str) -> None:
         seen.append(body)
         while body == "stay" and not gate.is_set():
