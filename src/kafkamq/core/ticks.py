@@ -54,9 +54,7 @@ class TickPolicy:
         if next_offset > self._next_offset:
             self._next_offset = next_offset
             self._read_ms = monotonic_ms
-            if (
-                self._tick_offset == next_offset - 1
-            ):  # known better: it was written when it was sent
+            if self._tick_offset == next_offset - 1:  # it was written when it was sent
                 self._read_ms = min(monotonic_ms, self._sent_ms)
             if clock_ms is not None:
                 offset_ms = clock_ms - self._read_ms
