@@ -11,6 +11,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 JOBS ?= 2
+PURE_TESTS := tests/model tests/sim
+NONE := 5# how pytest says that PYTEST_ARGS select nothing there
 ARGS ?=
 
 UV_INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
@@ -30,9 +32,10 @@ test: lint ## lint, then all tests but the fault suite
 	@tools/check_machine java
 	$(BIN)/python -m pytest -m "not faults" -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
-test-faults: $(VENV)/.installed ## faults injected into real brokers; takes minutes
+test-faults: $(VENV)/.installed ## faults injected into real brokers; takes up to an hour
 	@tools/check_machine java
-	$(BIN)/python -m pytest -m faults $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m faults -n $(JOBS) $(PURE_TESTS) $(PYTEST_ARGS) || test $$? = $(NONE)
+	$(BIN)/python -m pytest -m faults $(PURE_TESTS:%=--ignore=%) $(PYTEST_ARGS) || test $$? = $(NONE)
 
 mutants: $(VENV)/.installed ## break each rule on a copy of the tree: its tests must fail
 	$(BIN)/python tools/run_mutants.py --jobs $(JOBS) $(ARGS)

@@ -32,8 +32,9 @@ def test_three_ways_of_folding_agree() -> None:
 
 @pytest.mark.faults
 @pytest.mark.timeout(1200)
-def test_three_ways_of_folding_agree_on_many_logs() -> None:
-    assert agree(range(60, 1000), 300) > 10_000
+@pytest.mark.parametrize("first", range(60, 1000, 94))
+def test_three_ways_of_folding_agree_on_many_logs(first: int) -> None:
+    assert agree(range(first, first + 94), 300) > 1000
 
 
 def test_random_logs_reach_every_cause() -> None:
