@@ -35,7 +35,8 @@ test: lint ## lint, then all tests but the fault suite
 test-faults: $(VENV)/.installed ## faults injected into real brokers; takes up to an hour
 	@tools/check_machine java
 	$(BIN)/python -m pytest -m faults -n $(JOBS) $(PURE_TESTS) $(PYTEST_ARGS) || test $$? = $(NONE)
-	$(BIN)/python -m pytest -m faults $(PURE_TESTS:%=--ignore=%) $(PYTEST_ARGS) || test $$? = $(NONE)
+	$(BIN)/python -m pytest -m faults -n $(JOBS) --dist loadfile $(PURE_TESTS:%=--ignore=%) \
+		$(PYTEST_ARGS) || test $$? = $(NONE)
 
 mutants: $(VENV)/.installed ## break each rule on a copy of the tree: its tests must fail
 	$(BIN)/python tools/run_mutants.py --jobs $(JOBS) $(ARGS)

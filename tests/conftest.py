@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.faults.figures import MARK
 
 from kafkamq.dev import LocalKafka
 
@@ -23,6 +24,20 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says how busy the machine is, and nothing about the code.
 settings.register_profile("kafkamq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kafkamq")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Repeat the figures of fault tests, also of those that passed."""
+    found = [
+        line.removeprefix(MARK)
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.getreports(outcome)
+        for line in report.capstdout.splitlines()
+        if line.startswith(MARK)
+    ]
+    if found:
+        terminalreporter.section("faults, and what they did")
+        terminalreporter.write("\n".join(found) + "\n")
 
 
 @pytest.fixture

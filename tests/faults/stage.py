@@ -16,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests.faults.figures import say
+
 from kafkamq.clients.topics import create_topics
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
@@ -35,7 +37,6 @@ from kafkamq.testing.faults import (
 __all__ = ["Actor", "Stage"]
 
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
-REPORT = os.environ.get("KAFKAMQ_FAULTS_REPORT", "")  # JSON lines, for docs/guarantees.md
 
 
 class Actor:
@@ -233,10 +234,7 @@ class Stage:
         )
         seconds = round(time.monotonic() - self._began_s, 1)
         row = {"scenario": title, "seed": self.seed, "seconds": seconds, **report.row()}
-        print(json.dumps(row))  # noqa: T201 - shown with -s, and when it fails
-        if REPORT:
-            with Path(REPORT).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+        say(row)
         return report
 
     def _restart_crashed(self) -> None:

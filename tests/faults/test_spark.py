@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.faults.figures import say
 from tests.integration.tracker_logs import Logs, wait_until
 
 from kafkamq.testing.checker import check_logs
@@ -69,7 +70,7 @@ class Load:
         )
         row = {"scenario": title, "seed": self.seed, "sent": len(logs.sent), "faults": faults}
         row |= {"redelivered": verdict.redelivered, "violations": len(verdict.problems)}
-        print(row)  # noqa: T201 - shown with -s, and when it fails
+        say(row)
         verdict.require_ok(f"seed {self.seed}: ")
         assert Counter(logs.copied()) == Counter((m.partition, m.offset) for m in self.silent)
         assert Counter(logs.ends(Outcome.REDELIVERED)) == Counter(self.silent)

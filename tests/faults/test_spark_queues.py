@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from tests.faults.figures import say
 from tests.integration.tracker_logs import Logs, read_topic, tracker_process, wait_until
 from tests.spark.queue_driver import TIMEOUT_S, children_of, queue_driver
 from tests.spark.test_queues_crash import open_messages, output
@@ -69,9 +70,15 @@ def test_each_output_is_there_once(bootstrap: str, namespace: str, tmp_path: Pat
             wait_until(is_done, timeout_s=PATIENCE_S)
     found = output(logs, out)
     redelivered = len(logs.ends(Outcome.REDELIVERED))
-    row = {"seed": seed, "killed": dict(killed), "sent": sent, "redelivered": redelivered}
+    row = {
+        "scenario": "SIGKILL of an acknowledging stream",
+        "seed": seed,
+        "killed": dict(killed),
+        "sent": sent,
+        "redelivered": redelivered,
+    }
     row["records_with_aborted"] = len(read_topic(bootstrap, out, isolation="read_uncommitted"))
-    print(row)  # noqa: T201 - shown with -s, and when it fails
+    say(row)
     twice = {value: count for value, count in found.items() if count > 1}
     assert not twice, f"seed {seed}: {len(twice)} twice"
     assert found.keys() == {b"%d" % number for number in range(sent)}, f"seed {seed}"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from tests.faults.figures import say
 from tests.faults.test_spark import python_workers
 from tests.integration.tracker_logs import read_topic, wait_until
 from tests.spark.test_source import produce
@@ -91,6 +92,9 @@ def test_the_sink_is_killed_fifteen_times(
         (key_partition(b"k%d" % number, 3), b"k%d" % number, value, (("n", value),))
         for number, value in ((number, b"%d" % number) for number in range(COUNT))
     )
+    wrong = sum(((found - expected) + (expected - found)).values())
+    row = {"scenario": f"the sink, {victim} killed", "seed": seed, "sent": COUNT, "kills": kills}
+    say({**row, "violations": wrong})
     assert found == expected, f"seed {seed}"
 
 
