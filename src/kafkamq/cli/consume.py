@@ -36,7 +36,7 @@ def load_handler(name: str) -> Callable[..., object]:
     Raises:
         ConfigError: There is no such module or function.
     """
-    found = load_named(name, "handler")
+    found = load_named(name, "handler", form="module:function")
     if not callable(found):
         raise ConfigError(f"the handler {name!r} is no function")
     return found

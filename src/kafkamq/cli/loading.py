@@ -10,19 +10,20 @@ from kafkamq.errors import ConfigError
 __all__ = ["load_named"]
 
 
-def load_named(name: str, what: str) -> object:
+def load_named(name: str, what: str, *, form: str) -> object:
     """What stands in a module under a name, which may have dots.
 
     Args:
         name: As ``module:name``; modules of the current folder count too.
         what: "handler", "worker": as errors call it.
+        form: How to name one, for the error.
 
     Raises:
         ConfigError: There is no such module or name.
     """
     module_name, colon, path = name.partition(":")
     if not (module_name and colon and path):
-        raise ConfigError(f"the {what} is {name!r}: name it as module:{what}")
+        raise ConfigError(f"the {what} is {name!r}: name it as {form}")
     if "" not in sys.path:
         sys.path.insert(0, "")  # the folder that the command was given in, as with python -m
     try:

@@ -21,7 +21,7 @@ def load_worker(name: str) -> Worker:
     Raises:
         ConfigError: There is no such module, or no ``Worker`` of that name in it.
     """
-    found = load_named(name, "worker")
+    found = load_named(name, "worker", form="module:worker")
     if not isinstance(found, Worker):
         raise ConfigError(f"{name} is a {type(found).__name__}: it must be a kafkamq.Worker")
     return found
