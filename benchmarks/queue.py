@@ -19,7 +19,6 @@ sys.path[:] = [each for each in sys.path if Path(each).resolve() != Path(__file_
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import argparse
-import gc
 import statistics
 import time
 import uuid
@@ -33,6 +32,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka import Producer as KafkaProducer
 from confluent_kafka.admin import AdminClient
 
+from kafkamq.clients.collector import calm_collector
 from kafkamq.config import ServiceConfig
 from kafkamq.dev import LocalKafka
 from kafkamq.kafka import Consumer, Service
@@ -420,9 +420,7 @@ def main() -> int:
     parser.add_argument("--bootstrap-servers", default="", help="use this cluster")
     parser.add_argument("--only", default="", help="run the benches whose names contain this")
     args = parser.parse_args()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 100)
+    calm_collector()
     with _broker(args.bootstrap_servers) as servers:
         bench = Bench(servers, args.messages, args.rounds)
         rows = []

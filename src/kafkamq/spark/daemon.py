@@ -10,7 +10,6 @@ them; should one have started a thread nevertheless, Spark's own daemon takes ov
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import importlib.machinery
 import os
@@ -18,13 +17,14 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from kafkamq.clients.collector import calm_collector
+
 __all__ = [
     "OTHER_IMPORTS",
     "POOL",
     "SETTLING",
     "SINK_IMPORTS",
     "THREADLESS",
-    "calm_collector",
     "calm_worker",
 ]
 
@@ -51,7 +51,6 @@ OTHER_IMPORTS = (
     "kafkamq.spark.source",
 )
 _TASKS = Path("/proc/self/task")
-_MANY_OBJECTS = 50_000
 
 
 def _prefer_folders() -> None:
@@ -71,20 +70,12 @@ def _removed(others: list[str]) -> set[str]:
     return set(sys.path) - set(others)
 
 
-def calm_collector() -> None:
-    """Let garbage collection pass over what this process has loaded by now.
-
-    Spark's worker collects after each task: 80 ms, when it looks at all these modules. In between
-    seldom is enough: thousands of decoded records are alive at once, and none of them in a cycle.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_MANY_OBJECTS, 20, 50)
-
-
 @cache
 def calm_worker() -> None:
-    """``calm_collector``, once: for workers that another daemon has forked, as on a cluster."""
+    """``calm_collector``, once: for workers that another daemon has forked, as on a cluster.
+
+    Spark's worker collects after each task: 80 ms, when it looks at all that it has loaded.
+    """
     calm_collector()
 
 
