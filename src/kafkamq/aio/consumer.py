@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from kafkamq import kafka as sync
 from kafkamq.aio.message import Message
 from kafkamq.aio.threads import in_thread
+from kafkamq.clients.errors import may_pass
 from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
 
 __all__ = ["Consumer", "OnLeaseLost"]
@@ -87,7 +88,7 @@ class Consumer:
             try:
                 message = await self.receive(timeout_s)
             except (BrokerError, DeadlineExceededError) as error:
-                if isinstance(error, BrokerError) and not error.is_retriable:
+                if not may_pass(error):
                     raise
                 _log.warning("receiving failed and goes on", extra={"said": str(error)})
                 await asyncio.sleep(_PAUSE_S)

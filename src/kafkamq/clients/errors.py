@@ -26,6 +26,7 @@ __all__ = [
     "broker_error",
     "is_lasting",
     "kafka_error",
+    "may_pass",
     "raised_error",
 ]
 
@@ -150,6 +151,13 @@ def raised_error(error: KafkaException | SystemError) -> KafkaException:
 def is_lasting(error: KafkaError) -> bool:
     """Whether waiting mends nothing: somebody must mend credentials or rights, or start anew."""
     return error.fatal() or error.code() in _CREDENTIALS | _FORBIDDEN
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same call may succeed later, with nothing mended but the cluster."""
+    if isinstance(error, DeadlineExceededError):
+        return True
+    return isinstance(error, BrokerError) and error.is_retriable
 
 
 def broker_error(error: KafkaError | KafkaException, doing: str) -> KafkaMQError:

@@ -17,8 +17,8 @@ from enum import Enum
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from kafkamq.clients.errors import broker_error, kafka_error
-from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
+from kafkamq.clients.errors import broker_error, kafka_error, may_pass
+from kafkamq.errors import KafkaMQError
 
 __all__ = ["Commit", "Committer", "is_passing"]
 
@@ -45,10 +45,8 @@ class Commit(Enum):
 
 
 def is_passing(error: KafkaMQError, code: int) -> bool:
-    """Whether the same call may succeed later."""
-    if code in _MEMBERSHIP or isinstance(error, DeadlineExceededError):
-        return True
-    return isinstance(error, BrokerError) and error.is_retriable
+    """Whether the same call may succeed later, in the group as it is then."""
+    return code in _MEMBERSHIP or may_pass(error)
 
 
 class Committer:

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
 from kafkamq.clients.admin import Admin
-from kafkamq.clients.errors import OutcomeUnknownError
+from kafkamq.clients.errors import OutcomeUnknownError, may_pass
 from kafkamq.clients.quarantine import Quarantine
 from kafkamq.clients.settlement import SettlementError, Settler, SettleReport
 from kafkamq.clients.ticker import Ticker
@@ -371,7 +371,7 @@ class LocalTracker:
         part.is_busy = False
         if not self._is_ours(part):
             return
-        if not _is_passing(error):
+        if not may_pass(error):
             raise error
         self._try_later(part, str(error))
 
@@ -476,13 +476,6 @@ _FINAL = frozenset(
         "_SSL",
     }
 )
-
-
-def _is_passing(error: KafkaMQError) -> bool:
-    """Whether waiting may mend it."""
-    if isinstance(error, DeadlineExceededError):
-        return True
-    return isinstance(error, BrokerError) and error.is_retriable
 
 
 def _placed(error: UnsupportedVersionError, topic: str, number: int, offset: int) -> Exception:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kafkamq.clients.errors import broker_error
+from kafkamq.clients.errors import broker_error, may_pass
 from kafkamq.core.handout import nack_delay_ms
 from kafkamq.core.leases import Lease, LeaseState, Renewal, Settlement
 from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, LeaseLostError, StateError
@@ -372,7 +372,7 @@ class Verdicts:
             failed = message._end_error
             if failed is not None:
                 error = broker_error(failed, f"writing the verdict on {message!r}")
-                if not (isinstance(error, BrokerError) and error.is_retriable):
+                if not may_pass(error):
                     raise error
             self.serve()
             if time.monotonic() > deadline_s:

@@ -21,8 +21,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from kafkamq.clients.errors import broker_error, is_lasting, kafka_error
-from kafkamq.errors import BrokerError
+from kafkamq.clients.errors import broker_error, is_lasting, kafka_error, may_pass
 from kafkamq.kafka.backends.message import TopicMessage
 from kafkamq.kafka.clock import monotonic_ms
 
@@ -151,7 +150,8 @@ class Member:
             now_ms = monotonic_ms()
             self._failing_since_ms = self._failing_since_ms or now_ms
             lasts_s = (now_ms - self._failing_since_ms) / 1000
-            if is_lasting(kafka_error(error)) or (lasts_s > _PATIENCE_S and not _may_pass(error)):
+            is_outage = may_pass(_as_ours(error))  # which may be of any length
+            if is_lasting(kafka_error(error)) or (lasts_s > _PATIENCE_S and not is_outage):
                 raise
             _log.warning("a member of a share group goes on", extra={"said": str(error)})
             self._closing.wait(_AGAIN_S)
@@ -259,12 +259,6 @@ class Member:
             self._client.close()
         except BaseException as error:  # noqa: BLE001 - the locks end by themselves
             _log.warning("a member left in disorder", extra={"said": str(error)})
-
-
-def _may_pass(error: KafkaException) -> bool:
-    """Whether an outage says so, however long it is."""
-    found = _as_ours(error)
-    return not isinstance(found, BrokerError) or found.is_retriable
 
 
 def _as_ours(error: BaseException) -> BaseException:

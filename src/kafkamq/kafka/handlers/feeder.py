@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 
+from kafkamq.clients.errors import may_pass
 from kafkamq.core.run_ahead import RunAhead
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError
 from kafkamq.kafka.consumer import Consumer
@@ -130,8 +131,7 @@ class Feeder:
         try:
             messages = self.consumer.receive_many(wanted, _RECEIVE_S)
         except (BrokerError, DeadlineExceededError) as error:
-            is_final = isinstance(error, BrokerError) and not error.is_retriable
-            if is_final or self.consumer._has_failed:
+            if not may_pass(error) or self.consumer._has_failed:
                 raise
             _log.warning("receiving failed and goes on", extra={"said": str(error)})
             self._stopping.wait(_PAUSE_S)
