@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from kafkamq import OutgoingRecord, ParallelConsumer, ParallelRecord
+from kafkamq.clients.signals import stop_on_signals
 
 
 def main(
@@ -28,7 +29,7 @@ def main(
     losses: str,
 ) -> None:
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop_on_signals(stop.set, (signal.SIGTERM,))
     chance = random.Random(name)
 
     def handle(record: ParallelRecord) -> OutgoingRecord:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,8 @@ import typer
 
 from kafkamq.claims import Admin, Claim, Cluster, init_topic
 from kafkamq.cli import claims_log, output
-from kafkamq.cli.options import Json, connected
+from kafkamq.cli.options import Json, MetricsPort, connected, serving_metrics
+from kafkamq.clients.signals import stop_on_signals
 from kafkamq.config import ServiceConfig
 from kafkamq.core.claim_history import ClaimEventKind, ClaimHistory
 from kafkamq.errors import ConfigError
@@ -290,12 +290,14 @@ def consume(
     topic: Topic = COORDINATION_TOPIC,
     interval: Interval = 60.0,
     rules: Rules = "safe",
+    metrics_port: MetricsPort = None,
     as_json: Json = False,
 ) -> None:
     """Print the messages of the partitions that this process claims, until Ctrl-C."""
     left = limit if limit is not None else 1 << 62
     with (
         _signalled() as stopping,
+        serving_metrics(metrics_port),
         _cluster(config, topic, interval, rules) as cluster,
         cluster.member(client, group).consumer(
             topics,
@@ -326,15 +328,11 @@ def consume(
 def _signalled() -> Iterator[threading.Event]:
     """Set by Ctrl-C and SIGTERM: what is held is released, rather than left to go stale."""
     stopping = threading.Event()
-    former = {
-        number: signal.signal(number, lambda *_: stopping.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    undo = stop_on_signals(stopping.set)
     try:
         yield stopping
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        undo()
 
 
 def _print_message(message: Any, *, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable
 from enum import Enum
@@ -13,6 +12,7 @@ import typer
 from kafkamq.cli import output
 from kafkamq.cli.loading import load_named
 from kafkamq.cli.options import MetricsPort, connected, serving_metrics
+from kafkamq.clients.signals import stop_on_signals
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.kafka.parallel import ParallelConsumer
@@ -68,8 +68,7 @@ def consume(
     """Process records with a function, many at once, until Ctrl-C."""
     function = load_handler(handler)
     stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
+    stop_on_signals(stopping.set)
     consumer = ParallelConsumer(
         topic,
         group_id=group,

@@ -18,6 +18,7 @@ from kafkamq.cli import output
 from kafkamq.cli.options import Json
 from kafkamq.cli.payloads import Line, read_lines
 from kafkamq.cli.settings import parse_properties
+from kafkamq.clients.signals import stop_on_signals
 from kafkamq.dev.artifacts import DEFAULT_VERSION
 from kafkamq.dev.broker import LocalKafka
 from kafkamq.dev.demo import (
@@ -76,8 +77,7 @@ def dev(
         ).start()
     stopping = threading.Event()
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stopping.set())
+        stop_on_signals(stopping.set)
         _say_where(broker, as_json=as_json)
         while not stopping.wait(0.5):
             if not broker.is_running:

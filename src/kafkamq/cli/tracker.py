@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import signal
 import threading
 from enum import Enum
 from typing import Annotated
@@ -12,6 +10,8 @@ import typer
 
 from kafkamq.cli import output
 from kafkamq.cli.options import MetricsPort, connected, serving_metrics
+from kafkamq.clients.collector import calm_collector
+from kafkamq.clients.signals import stop_on_signals
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import ConfigError
 
@@ -55,8 +55,7 @@ def tracker(
     """
     settings = TrackerConfig(takeover=not no_takeover, max_deliveries=max_deliveries)
     stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
+    stop_on_signals(stopping.set)
     output.note(f"Tracking {config.marker_topic} ({engine.value}); Ctrl-C ends it.")
     with serving_metrics(metrics_port):
         if engine is Engine.LOCAL:
@@ -77,10 +76,7 @@ def tracker(
 def _track_here(config: ServiceConfig, settings: TrackerConfig, stopping: threading.Event) -> None:
     from kafkamq.kafka.tracker import LocalTracker
 
-    # Millions of entries that live long: looking through them again and again finds nothing.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 100)
+    calm_collector()
     local = LocalTracker(config, settings)
     for warning in local.warnings:
         output.note(f"warning: {warning}")

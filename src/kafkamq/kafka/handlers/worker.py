@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
+from kafkamq.clients.signals import apart, stop_on_signals
 from kafkamq.core.backends import Feature, require
 from kafkamq.core.run_ahead import RunAhead
 from kafkamq.errors import ConfigError, KafkaMQError, StateError
@@ -219,7 +218,7 @@ class Worker:
 
     def request_stop(self) -> None:
         """Ask for the end of ``run``; for signal handlers and other threads."""
-        self._stopping.set()
+        apart(self._stopping.set)
 
     def stop(self, timeout: float | None = None) -> None:
         """Begin nothing more, give handlers ``timeout`` s (None: ``drain``) to end, and close.
@@ -252,17 +251,9 @@ class Worker:
     def _catch_signals(self) -> Callable[[], None]:
         if threading.current_thread() is not threading.main_thread():
             return lambda: None
-        kept: dict[int, Any] = {}
 
-        def on_signal(number: int, _frame: FrameType | None) -> None:
-            _log.info("the worker drains", extra={"signal": number})
+        def stop() -> None:
+            _log.info("a signal came: the worker drains")
             self.request_stop()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            kept[number] = signal.signal(number, on_signal)
-
-        def restore() -> None:
-            for number, before in kept.items():
-                signal.signal(number, before)
-
-        return restore
+        return stop_on_signals(stop)

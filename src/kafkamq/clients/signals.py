@@ -1,0 +1,40 @@
+"""SIGINT and SIGTERM as the wish to stop.
+
+Python runs a signal's handler in the main thread, between any two of its steps. If that holds the
+lock of an Event for which it waits, a handler that sets the Event waits for the lock for ever: so
+what a handler calls runs in a thread of its own, started without any of ``threading``'s locks.
+"""
+
+from __future__ import annotations
+
+import _thread
+import signal
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["apart", "stop_on_signals"]
+
+
+def apart(call: Callable[[], object]) -> None:
+    """Call it soon, from another thread; may itself be called by a signal's handler."""
+    _thread.start_new_thread(call, ())
+
+
+def stop_on_signals(
+    stop: Callable[[], object],
+    numbers: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM),
+) -> Callable[[], None]:
+    """Call ``stop`` apart at each of these signals; from the main thread.
+
+    Returns:
+        What undoes it.
+    """
+    before: dict[int, Any] = {
+        number: signal.signal(number, lambda *_: apart(stop)) for number in numbers
+    }
+
+    def undo() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    return undo

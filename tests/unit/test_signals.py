@@ -1,0 +1,54 @@
+"""A signal may come while the main thread holds the lock of what the signal's handler sets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+AT_THE_WORST_MOMENT = """
+import os, signal, threading
+from kafkamq.clients.signals import stop_on_signals
+
+event = threading.Event()
+{setting}
+with event._cond:  # as a wait does that begins or ends
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(1000):
+        pass  # the handler runs
+assert event.wait(20), "nothing set it"
+print("set")
+"""
+
+
+def _said(setting: str, timeout_s: float) -> str:
+    program = AT_THE_WORST_MOMENT.format(setting=setting)
+    command = [sys.executable, "-c", program]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, check=True
+    ).stdout
+
+
+def test_a_signal_stops_whatever_the_main_thread_is_doing() -> None:
+    assert _said("stop_on_signals(event.set)", 60) == "set\n"
+
+
+def test_a_handler_that_sets_the_event_itself_hangs() -> None:
+    """The control: this is what ``stop_on_signals`` is for."""
+    with pytest.raises(subprocess.TimeoutExpired):
+        _said("signal.signal(signal.SIGTERM, lambda *_: event.set())", 2)
+
+
+def test_what_was_before_comes_back() -> None:
+    program = """
+import signal
+from kafkamq.clients.signals import stop_on_signals
+
+before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+undo = stop_on_signals(print)
+assert signal.getsignal(signal.SIGTERM) not in before
+undo()
+assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
