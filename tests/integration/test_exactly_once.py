@@ -11,8 +11,11 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import TopicPartition
 from tests.integration.exact_logs import second_starts
 from tests.integration.queue_logs import (
     make_service,
@@ -101,6 +104,53 @@ def test_a_batch_of_a_former_member_is_as_if_it_had_never_been(
             zombie._reader.membership = now  # it has heard of the new generation
             seen = {message.id: message for message in _everything((zombie, heir), 40)}
             assert set(seen) == sent
+        assert not second_starts(markers(service.config))
+
+
+class _SlowCommits:
+    """A consumer whose commits outside of transactions take a second on their way."""
+
+    def __init__(self, consumer: KafkaConsumer) -> None:
+        self._consumer = consumer
+        self.begun = 0
+        self.landed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> Any:
+        self.begun += 1
+        if not asynchronous:
+            return self._land(offsets)
+        threading.Thread(target=self._land, args=(offsets,)).start()
+        return None
+
+    def _land(self, offsets: list[TopicPartition]) -> Any:
+        time.sleep(1.0)
+        result = self._consumer.commit(offsets=offsets, asynchronous=False)
+        self.landed += 1
+        return result
+
+
+def test_a_commit_of_skipped_messages_never_lands_behind_a_transaction(
+    bootstrap: str, namespace: str
+) -> None:
+    """Nothing orders two connections: the group would stand before what was STARTed, and acked."""
+    with make_service(bootstrap, namespace, partitions=1) as service:
+        send(service, 1)
+        with exact(service) as consumer:
+            receive_all(consumer, 1)[0].ack(wait=True)
+            slow = _SlowCommits(consumer._reader._consumer)
+            consumer._reader._consumer = slow  # type: ignore[assignment]
+            service.queue("foreign").producer().send(b"x").result(30)
+            while not slow.begun:
+                assert consumer.receive(0.1) is None
+            send(service, 3)
+            for message in receive_all(consumer, 3):
+                message.ack(wait=True)
+            wait_until(lambda: consumer.receive(0.1) is None and slow.landed == slow.begun)
+        with exact(service) as again:
+            assert again.receive(1.0) is None
         assert not second_starts(markers(service.config))
 
 

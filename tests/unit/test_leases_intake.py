@@ -36,6 +36,16 @@ def test_foreign_messages_are_committed_along() -> None:
     assert intake.committable() == {}
 
 
+def test_what_is_polled_during_a_commit_is_still_to_be_committed() -> None:
+    intake: Intake[Polled[str]] = Intake()
+    poll(intake, 0, range(10, 20), own=set())
+    count = intake.uncommitted_count
+    poll(intake, 0, range(20, 23), own=set())
+    intake.committed({0: 20}, count)
+    assert intake.uncommitted_count == 3
+    assert intake.committable() == {0: 23}
+
+
 def test_nothing_is_committed_past_a_start_that_is_under_way() -> None:
     intake: Intake[Polled[str]] = Intake()
     poll(intake, 0, range(10, 20), own={13, 17})

@@ -107,12 +107,12 @@ class Intake(Generic[Message]):
             self._next.pop(partition, None)
             self._committed.pop(partition, None)
 
-    def committed(self, offsets: dict[int, int]) -> None:
-        """These offsets are committed."""
+    def committed(self, offsets: dict[int, int], count: int | None = None) -> None:
+        """These offsets are committed; ``count``: of so many records, by default of all polled."""
         for partition, offset in offsets.items():
             if partition in self._committed:
                 self._committed[partition] = offset
-        self._uncommitted = 0
+        self._uncommitted = 0 if count is None else max(0, self._uncommitted - count)
 
     # Decisions.
 

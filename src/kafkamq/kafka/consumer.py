@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from kafkamq.clients.errors import may_pass
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.core.handout import ReceiveAhead
 from kafkamq.core.intake import Intake
@@ -161,8 +162,7 @@ class Consumer:
             try:
                 message = self.receive(timeout_s)
             except (BrokerError, DeadlineExceededError) as error:
-                is_final = isinstance(error, BrokerError) and not error.is_retriable
-                if is_final or self._has_failed:
+                if not may_pass(error) or self._has_failed:
                     raise
                 _log.warning("receiving failed and goes on", extra={"said": str(error)})
                 self._closing.wait(_SLICE_S)
@@ -253,6 +253,10 @@ class Consumer:
         self._gather_until_s = self._gather_until_s or now_s + gather_s
         if len(self._intake) < min(wanted, MAX_GATHERED) and now_s < self._gather_until_s:
             self._reader.poll(wanted, min(timeout_s, self._gather_until_s - now_s))
+            return False
+        if self._reader.is_skipping:  # of an older position: a transaction would not wait for it
+            self._closing.wait(min(timeout_s, _GATE_S))
+            self._reader.tend()
             return False
         self._gather_until_s = 0.0
         return True

@@ -96,11 +96,13 @@ class ExactHandover:
         self._intake = intake
         self._committer = committer
         self._offsets: dict[int, int] = {}
+        self._count = 0  # polled records that they stand for
 
     def begin(self, batch: Batch) -> None:
         """Set the transaction going."""
         self._intake.started()  # the same transaction has the offsets behind these STARTs
         self._offsets = self._intake.committable()
+        self._count = self._intake.uncommitted_count
         self._reader.holds_commits = True
         self._committer.begin(batch.starts(), self._offsets, self._reader.membership())
 
@@ -109,7 +111,7 @@ class ExactHandover:
         outcome = self._committer.wait(min(timeout_s, _SLICE_S))
         if outcome is Commit.DONE:
             self._reader.holds_commits = False
-            self._reader.committed(self._offsets)
+            self._reader.committed(self._offsets, self._count)
             self._starter.started(batch)
         elif outcome is Commit.PENDING and timeout_s > 0:
             self._reader.tend()
@@ -124,6 +126,8 @@ class ExactHandover:
 
     def lost(self, batch: Batch, partitions: Sequence[int]) -> None:
         """The transaction decides: it names the membership from before."""
+        for number in partitions:  # they may come back with another's position
+            self._offsets.pop(number, None)
 
     def close(self) -> None:
         """End the producer."""

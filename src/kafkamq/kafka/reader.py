@@ -72,6 +72,8 @@ class MessageReader:
         self._committed_ms = monotonic_ms()
         self._committer = Committer(self._topic, queue.queue_id)
         self._committing: dict[int, int] = {}
+        self._committing_count = 0
+        self._is_skipping = False  # what is being committed is behind foreign messages alone
         self._failure: KafkaMQError | None = None  # of a poll whose caller had no use for it
         self.holds_commits = False  # offsets are in a transaction that is under way
         self._connect()
@@ -177,6 +179,7 @@ class MessageReader:
         self._intake.revoked(list(self._intake.partitions()))
         self._unplaced.clear()
         self._committer.give_up()
+        self._is_skipping = False
         old = self._consumer
         self._connect()
         self._committer.finish(lambda: _leave(old), CLOSE_TIMEOUT_S)
@@ -297,45 +300,68 @@ class MessageReader:
         Raises:
             BrokerError: It failed, and would fail again.
         """
+        # One after the other, or the older one might come last.
+        if self._is_skipping and self._end_skipping(min(timeout_s, _WAIT_S)) is Commit.PENDING:
+            self.tend()
+            return Commit.PENDING
         if not self._committer.is_pending:
             offsets = self._intake.committable()
             if not offsets:
                 return Commit.DONE
-            self._committing = offsets
-            self._committer.begin(self._consumer, offsets)
+            self._begin_commit(offsets)
         outcome = self._committer.wait(min(timeout_s, _WAIT_S))
         if outcome is Commit.DONE:
-            self.committed(self._committing)
+            self.committed(self._committing, self._committing_count)
         elif outcome is Commit.PENDING and timeout_s > 0:
             self.tend()  # the group may wait for us
         return outcome
 
-    def committed(self, offsets: dict[int, int]) -> None:
-        """These offsets are committed."""
-        self._intake.committed(offsets)
+    def _begin_commit(self, offsets: dict[int, int]) -> None:
+        self._committing, self._committing_count = offsets, self._intake.uncommitted_count
+        self._committer.begin(self._consumer, offsets)
+
+    def committed(self, offsets: dict[int, int], count: int) -> None:
+        """These offsets are committed, which are those of ``count`` polled records."""
+        self._intake.committed(offsets, count)
         self._committed_ms = monotonic_ms()
+
+    @property
+    def is_skipping(self) -> bool:
+        """Whether a commit is under way that no batch asked for; ``tend`` sees its end."""
+        return self._is_skipping
 
     def _commit_skipped(self) -> None:
         """Foreign messages: by count, and by time when nothing else commits."""
+        if self._is_skipping:
+            self._end_skipping(0.0)
         skipped = self._intake.uncommitted_count
         if not skipped or self._committer.is_pending or self.holds_commits:
             return
         is_due = monotonic_ms() - self._committed_ms >= COMMIT_INTERVAL_MS
-        if skipped < self._queue.max_messages_per_commit and not is_due:
+        # Else a batch is about to take them along.
+        are_many = skipped >= self._queue.max_messages_per_commit and not len(self._intake)
+        if not are_many and not is_due:
             return
         offsets = self._intake.committable()
-        if not offsets:
-            return
+        if offsets:
+            self._begin_commit(offsets)
+            self._is_skipping = True
+        else:
+            self._intake.committed({})
+
+    def _end_skipping(self, timeout_s: float) -> Commit:
+        """What became of such a commit; the next one says again what was refused."""
         try:
-            self._consumer.commit(
-                offsets=[TopicPartition(self._topic, p, o) for p, o in offsets.items()],
-                asynchronous=True,
-            )
-        except KafkaException as error:  # the next one says it again
-            _log.info(
-                "skipped messages could not be committed", extra={"code": kafka_error(error).name()}
-            )
-        self.committed(offsets)
+            outcome = self._committer.wait(timeout_s)
+        except KafkaMQError as error:
+            _log.info("skipped messages could not be committed", extra={"said": str(error)})
+            outcome = Commit.FAILED
+        if outcome is Commit.DONE:
+            self.committed(self._committing, self._committing_count)
+        elif outcome is Commit.FAILED:
+            self._committed_ms = monotonic_ms()  # not at once again
+        self._is_skipping = outcome is Commit.PENDING
+        return outcome
 
     # Membership.
 
@@ -374,6 +400,7 @@ class MessageReader:
         numbers = [each.partition for each in partitions]
         for number in numbers:
             self._unplaced.pop(number, None)
+            self._committing.pop(number, None)  # it may come back with another's position
         self._intake.revoked(numbers)
         self._member._lost(numbers)
 
