@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -144,6 +146,22 @@ def test_what_cannot_work_is_said(topics: ClaimTopics, bootstrap: str, namespace
         assert said in str(result.exception), (arguments, result.exception)
 
 
+def metrics_address(process: subprocess.Popen[str]) -> str:
+    """Where a command that was told ``--metrics-port 0`` serves them."""
+    assert process.stderr is not None
+    while line := process.stderr.readline():
+        found = re.search(r"(http://localhost:\d+)/metrics", line)
+        if found:
+            return found[1]
+    raise AssertionError("it ended")
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:  # 503 raises
+        text: str = answer.read().decode()
+    return text
+
+
 def test_a_consumer_that_is_ended_gives_its_partitions_back(
     topics: ClaimTopics, bootstrap: str, namespace: str
 ) -> None:
@@ -151,16 +169,20 @@ def test_a_consumer_that_is_ended_gives_its_partitions_back(
     command = [
         *(sys.executable, "-m", "kafkamq.cli", "claims", "consume", topics.group, topics.work),
         *("--client", "c", "--claims", "greedy", "--delivery", "at-most-once", "--json"),
-        *("--topic", topics.coordination, "--interval", "10"),
+        *("--topic", topics.coordination, "--interval", "10", "--metrics-port", "0"),
     ]
     environment = {**os.environ, **Commands(bootstrap, namespace).environment}
     process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
+        address = metrics_address(process)
         seen = sorted(int(json.loads(process.stdout.readline())["payload"]) for _ in range(20))
         assert seen == list(range(20))
+        (loop,) = json.loads(get(f"{address}/ready"))["loops"]
+        assert loop["name"] == f"claims of {topics.coordination}"
+        assert "kafkamq_claims_messages_handed_out_total 20.0" in get(f"{address}/metrics")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     finally:

@@ -7,13 +7,16 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
+import pytest
 from confluent_kafka import Producer
 from tests.integration.queue_logs import make_service, receive_all, tracked, wait_until
 
+from kafkamq.errors import LeaseLostError
 from kafkamq.kafka import Service
 from kafkamq.metrics import catalog
-from kafkamq.metrics.families import Family
+from kafkamq.metrics.families import Family, Histogram
 from kafkamq.metrics.health import health
 
 
@@ -57,6 +60,45 @@ def test_a_queue_counts_what_happens_to_its_messages(bootstrap: str, namespace: 
         assert sum(catalog.IN_PROGRESS.values().values()) == 0
 
 
+def test_what_goes_wrong_is_counted(bootstrap: str, namespace: str) -> None:
+    """Leases that end, verdicts that come too late, markers that are none."""
+    with make_service(bootstrap, namespace) as service, tracked(service.config):
+        queue = service.queue(namespace, redelivery_timeout=1.0, max_lease=1.0)
+        producer = queue.producer()
+        for number in range(5):
+            producer.send(b"%d" % number)
+        producer.flush()
+        assert of(catalog.SENT, namespace) == 5  # which counts what was noted so far
+        assert sum(catalog.SEND_SECONDS.distributions()[namespace,].counts) == 5
+        late_before = counted(catalog.LATENESS)
+        with queue.consumer() as consumer:
+            message = consumer.receive(30)
+            assert message is not None
+            wait_until(lambda: time.monotonic() > message.deadline)
+            with pytest.raises(LeaseLostError):
+                message.ack()
+            wait_until(lambda: of(catalog.LEASES_LOST, namespace) >= 1)  # whoever noticed it
+        wait_until(lambda: sum(catalog.REDELIVERED.values().values()) >= 1)
+        wait_until(lambda: counted(catalog.LATENESS) > late_before)
+        wait_until(lambda: sum(catalog.POSITION.values().values()) > 0)
+        producer.send(b"again")
+        producer.flush()
+        with service.queue(namespace, redelivery_timeout=600.0).consumer() as consumer:
+            receive_all(consumer, 1)[0].reject("for the test", wait=True)
+            assert consumer.receive(30) is not None  # and STARTs what else there is
+            wait_until(lambda: max(catalog.OLDEST_DEADLINE.values().values(), default=0) > 500)
+        assert of(catalog.RELEASED, namespace) >= 1
+        other = Producer({"bootstrap.servers": bootstrap})
+        other.produce(service.config.marker_topic, b"no marker", partition=1)
+        other.flush()
+        wait_until(lambda: catalog.MALFORMED.values().get(("1",), 0.0) == 1)
+
+
+def counted(histogram: Histogram) -> int:
+    """All observations."""
+    return sum(sum(each.counts) for each in histogram.distributions().values())
+
+
 def test_an_open_transaction_is_seen_to_hold_readers_back(bootstrap: str, namespace: str) -> None:
     with make_service(bootstrap, namespace) as service, tracked(service.config):
         producer = Producer(
@@ -70,12 +112,14 @@ def test_an_open_transaction_is_seen_to_hold_readers_back(bootstrap: str, namesp
         producer.begin_transaction()
         producer.produce(service.config.quarantine_topic, b"not watched")
         producer.produce(service.config.message_topic, b"x", b"nobody", 1)
+        producer.produce(service.config.marker_topic, b"x", b"nobody", 0)
         producer.flush()
-        stalled = catalog.MESSAGES_LSO_STALLED
+        stalled, markers = catalog.MESSAGES_LSO_STALLED, catalog.LSO_STALLED
         wait_until(lambda: stalled.values().get(("1",), 0.0) > 0.5)
+        wait_until(lambda: markers.values().get(("0",), 0.0) > 0.5)
         assert stalled.values()["0",] == 0.0
         producer.abort_transaction(30)
-        wait_until(lambda: stalled.values()["1",] == 0.0)
+        wait_until(lambda: stalled.values()["1",] == markers.values()["0",] == 0.0)
 
 
 def test_a_tracker_answers_probes(bootstrap: str, namespace: str) -> None:

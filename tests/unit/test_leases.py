@@ -89,6 +89,21 @@ def test_a_keepalive_that_came_too_late_revives_nothing() -> None:
     assert leases.expire(T) == []  # told once
 
 
+def test_a_lease_is_told_of_whoever_notices_that_it_is_over() -> None:
+    """The heart counts and tells; a verdict, a hand-out or a commit may have been there first."""
+    leases = make()
+    settled, handed_out, extended = (held(leases, offset) for offset in range(3))
+    committed = leases.start(MessageId(0, 3), 1)
+    leases.started(committed, 0, LOG)
+    assert leases.settle(settled, T) is Settlement.LOST
+    assert not leases.may_hand_out(handed_out, T)
+    assert leases.extend(extended, 1000, T) is None
+    leases.committed([committed], T)
+    assert leases.expire(T) == [settled, handed_out, extended, committed]
+    assert leases.settle(settled, T) is Settlement.LOST
+    assert leases.expire(T) == []
+
+
 def test_after_a_failure_held_messages_are_renewed_by_message_id_once() -> None:
     leases = make()
     lease = held(leases)

@@ -8,12 +8,16 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
+from typer.main import get_command
 
+from kafkamq.cli.app import app
 from kafkamq.errors import ConfigError
 from kafkamq.metrics import Counter, Gauge, Histogram, families, register_metrics, serve_metrics
 from kafkamq.metrics.health import Health, health
@@ -87,9 +91,14 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
             "histogram": {f"{name}_bucket"},
         }[kind]
     assert asked == series  # nothing that is not there, and nothing left out
-    labels = set(re.findall(r"by \(([^)]*)\)", " ".join(expressions)))
-    known = {"le", "queue", "partition", "query"}
-    assert {label for each in labels for label in each.split(", ")} <= known
+    for expression in expressions:  # each label is one of the metric that it asks for
+        (name,) = re.findall(r"kafkamq_[a-z_]+", expression)
+        known = {"le"} if name.endswith("_bucket") else set()
+        known |= set(NAMES[re.sub(r"_(total|bucket)$", "", name)][1])
+        (grouped,) = re.findall(r"by \(([^)]*)\)", expression)
+        (chosen,) = re.findall(r"\{([^}]*)\}", expression)
+        assert set(grouped.split(", ")) <= known, expression
+        assert set(re.findall(r"(\w+)=", chosen)) <= known | {"job"}, expression
     ids = [panel["id"] for panel in shown["panels"]]
     assert len(ids) == len(set(ids))
 
@@ -178,6 +187,36 @@ def test_without_prometheus_client_it_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "ConfigError" in done.stderr
     assert "kafkamq[metrics]" in done.stderr
+
+
+def test_whatever_works_until_it_is_ended_serves_them() -> None:
+    """All but those that only start another program, and the viewer of claims."""
+    found = dict(_commands(get_command(app)))
+    works = {
+        name
+        for name, command in found.items()
+        if any("Ctrl-C" in str(each.help) for each in (command, *options(command)))
+    }
+    others = {"dev", "spark master", "spark worker"}
+    assert works - others == {"claims consume", "consume", "receive", "tracker", "work"}
+    served = {
+        name
+        for name, command in found.items()
+        if any("--metrics-port" in each.opts for each in options(command))
+    }
+    assert served == works - others
+
+
+def _commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+def options(command: Any) -> list[Any]:
+    return [each for each in command.params if hasattr(each, "help")]
 
 
 def test_health_is_the_age_of_the_loops() -> None:

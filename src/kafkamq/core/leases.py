@@ -142,6 +142,7 @@ class Leases:
         self._open: set[Lease] = set()  # STARTING, STARTED, HELD
         self._first_starts: dict[MessageId, _FirstStart] = {}
         self._new_partitions: dict[int, int] = {}  # message partition -> renew by id until
+        self._ended: list[Lease] = []  # found to be over, and not told yet
         self._id_is_spent = False
 
     # Views.
@@ -235,7 +236,7 @@ class Leases:
                 self._first_starts.pop(lease.message_id, None)
             lease.state = _HELD
             if monotonic_ms >= lease.deadline_ms:
-                self._lose(lease)
+                self._end(lease)
 
     def failed(self, batch: Iterable[Lease]) -> None:
         """These STARTs failed, or their commit did, or their partition is gone (R5)."""
@@ -260,8 +261,13 @@ class Leases:
         if lease.state is _HELD and monotonic_ms < lease.deadline_ms:
             return True
         if lease.state is _HELD:
-            self._lose(lease)
+            self._end(lease)
         return False
+
+    def _end(self, lease: Lease) -> None:
+        """Its time is over; the next ``expire`` tells of it."""
+        self._lose(lease)
+        self._ended.append(lease)
 
     def _remember(self, lease: Lease) -> None:
         self._first_starts[lease.message_id] = _FirstStart(
@@ -322,14 +328,14 @@ class Leases:
                 lease.holder_id = renewal.consumer_id
 
     def expire(self, monotonic_ms: int) -> list[Lease]:
-        """Held leases that have ended by now; each is told once."""
-        ended = [
+        """Held leases that have ended by now, whoever noticed; each is told once."""
+        for lease in [
             lease
             for lease in self._open
             if lease.state is _HELD and monotonic_ms >= lease.deadline_ms
-        ]
-        for lease in ended:
-            self._lose(lease)
+        ]:
+            self._end(lease)
+        ended, self._ended = self._ended, []
         return ended
 
     def _needs_id(self, lease: Lease) -> bool:

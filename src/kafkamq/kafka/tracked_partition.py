@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from kafkamq.clients.ledger import Ledger
@@ -102,6 +102,8 @@ class TrackedPartition:
         """Ask for another start: what is known of the log is not enough any more (R17)."""
         self.phase = Phase.WAITING
         self.waits_since_s = time.monotonic()
+        if self.last_status is not None:  # which metrics show until the next start
+            self.last_status = replace(self.last_status, is_live=False)
 
     def start(self, started: Started) -> None:
         """Begin to fold at the ledger's position; nothing is planned before our TICK is read."""

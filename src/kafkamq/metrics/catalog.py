@@ -70,7 +70,7 @@ HANDLING_SECONDS = Histogram(
 REDELIVERED = Counter("kafkamq_tracker_redelivered", "Copies written.", _PARTITION)
 DEAD_LETTERED = Counter("kafkamq_tracker_dead_lettered", "Dead letters written.", _PARTITION)
 TRACKER_LATE = Counter(
-    "kafkamq_tracker_late_verdicts", "ENDs that came after their lease (R9).", _PARTITION
+    "kafkamq_tracker_late_verdicts", "ENDs that found their message due (R9).", _PARTITION
 )
 MALFORMED = Counter(
     "kafkamq_tracker_malformed_markers", "Records set aside in the quarantine (R21).", _PARTITION

@@ -60,6 +60,7 @@ class Engine:
     Attributes:
         lock: Guards the log's state and every claimant.
         changed: Notified when an application's thread may have something to do.
+        on_turn: Called after each turn of its loop.
         error: Why nothing can be claimed any more; None: all is well.
     """
 
@@ -73,6 +74,7 @@ class Engine:
         self.interval_ms = interval_ms
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
+        self.on_turn: Callable[[], None] = lambda: None
         self.error: KafkaMQError | None = None
         self.log = CoordinationLog(config, topic, rules=rules, interval_ms=interval_ms)
         self.stats = Stats()
@@ -286,6 +288,7 @@ class Engine:
                         self._saw(self.log.fold(messages))
                     self._turn()
                 self._check_topology()
+                self.on_turn()
         except KafkaMQError as error:
             _log.error("claims end: %s", error)
             self.fail(error)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from kafkamq.kafka.claims.engine import Engine
-from kafkamq.metrics import Counter, Gauge, register
+from kafkamq.metrics import Counter, Gauge, health, register
 from kafkamq.metrics.families import Labels
 
 __all__ = ["watch_engine"]
 
+MAX_SILENCE_S = 30.0
 HELD = Gauge("kafkamq_claims_held", "Partitions held by this process.", ("group", "topic"))
 AGE = Gauge(
     "kafkamq_claims_age_seconds",
@@ -44,7 +45,7 @@ register(REDELIVERED, BAD_RECORDS, SKEW)
 
 
 def watch_engine(engine: Engine) -> Callable[[], None]:
-    """Show an engine's figures from now on; the result ends that."""
+    """Show an engine's figures, and watch over its loop, from now on; the result ends that."""
     stats = engine.stats
 
     def ages() -> Mapping[Labels, float]:
@@ -74,7 +75,15 @@ def watch_engine(engine: Engine) -> Callable[[], None]:
         BAD_RECORDS.watch(lambda: {(): float(engine.log.bad_records)}),
     ]
 
+    loop = health.add(
+        f"claims of {engine.topic.name}",
+        max_age_s=MAX_SILENCE_S,
+        is_ready=lambda: engine.is_ready and engine.error is None,
+    )
+    engine.on_turn = loop.beat
+
     def forget_all() -> None:
+        health.remove(loop)
         for each in forget:
             each()
 
