@@ -90,7 +90,8 @@ def build_session(
 
     Raises:
         ConfigError: Java or a Python package is missing or has an unsupported version; the master
-            is none, or does not answer.
+            is none, or does not answer; this process has a session elsewhere than on the cluster
+            that was asked for.
     """
     check_environment()
     wanted = (settings or {}).get("spark.master", master)
@@ -98,7 +99,9 @@ def build_session(
         raise ConfigError(
             f"master is {wanted!r}: it must be local[N], spark://host:port, yarn or k8s://..."
         )
-    if wanted.startswith("spark://") and not has_session():
+    if has_session():
+        _require_same(wanted)
+    elif wanted.startswith("spark://"):
         _require_master(wanted)
     from pyspark.sql import SparkSession
 
@@ -120,6 +123,18 @@ def build_session(
     if not every["spark.master"].startswith("local"):
         spark.sparkContext.addPyFile(str(package_archive()))
     return spark
+
+
+def _require_same(master: str) -> None:
+    """Spark gives the session that is there, wherever it is: on no cluster but the right one."""
+    from pyspark import SparkContext
+
+    running = SparkContext._active_spark_context
+    if running is not None and not master.startswith("local") and running.master != master:
+        raise ConfigError(
+            f"master is {master}, but this process has a Spark session on {running.master}: stop "
+            "that one first, or use another process"
+        )
 
 
 def _require_master(master: str) -> None:
