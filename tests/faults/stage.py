@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from kafkamq.testing.faults import (
     Report,
     check_run,
     committed_positions,
+    log_end,
     read_histories,
     read_namespace,
 )
@@ -141,9 +142,12 @@ class Stage:
 
     # ---- what happens
 
-    def fault(self, kind: str, target: object = "") -> None:
-        """Write down that it happens; the caller makes it happen."""
-        self._recorder.record("fault", kind=kind, target=str(target))
+    def fault(self, kind: str, target: object) -> None:
+        """Write down that it happens; the caller makes it happen. Only an actor feels its own."""
+        felt_by: dict[str, object] = {}
+        if isinstance(target, Actor):
+            felt_by, target = {"felt_by": [target.part.name]}, target.part.name
+        self._recorder.record("fault", kind=kind, target=str(target), **felt_by)
 
     def healed(self) -> None:
         """All faults are over."""
@@ -151,7 +155,7 @@ class Stage:
 
     @contextmanager
     def kill_and_replace(self, actor: Actor) -> Iterator[Actor]:
-        self.fault(f"kill {actor.role}", actor.part.name)
+        self.fault(f"kill {actor.role}", actor)
         actor.kill()
         yield self.again(actor)
 
@@ -171,7 +175,30 @@ class Stage:
     def count(self, op: str) -> int:
         """How often something is in the histories so far."""
         needle = f'"op": "{op}"'.encode()
-        return sum(path.read_bytes().count(needle) for path in self.folder.glob("*.jsonl"))
+        return sum(path.read_bytes().count(needle) for path in self._histories())
+
+    def copies(self) -> int:
+        """How many second deliveries there were so far."""
+        return sum(path.read_bytes().count(b'"count": 2') for path in self._histories())
+
+    def in_hand(self, actor: Actor) -> int:
+        """How many messages a worker has been handed that it has given no verdict on."""
+        lines = b"".join(path.read_bytes() for path in self._histories(f"{actor.part.name}-"))
+        return lines.count(b'"op": "received"') - lines.count(b'"op": "verdict"')
+
+    def at_work(self, role: str) -> list[Actor]:
+        """Workers with messages in hand; trackers with partitions, by what they log."""
+
+        def is_busy(actor: Actor) -> bool:
+            if role == "worker":
+                return self.in_hand(actor) > 0
+            said = (self.folder / f"{actor.part.name}.log").read_bytes()
+            return said.rfind(b"tracking a partition") > said.rfind(b"partitions revoked")
+
+        return [actor for actor in self.playing(role) if is_busy(actor)]
+
+    def _histories(self, prefix: str = "") -> Iterator[Path]:
+        return self.folder.glob(f"{prefix}*.jsonl")
 
     def wait_for_senders(self, *, timeout_s: float = 180.0) -> None:
         for actor in self.playing("sender"):
@@ -243,7 +270,7 @@ class Stage:
             code = actor.process.poll()
             if code in _CRASHES and not actor.was_replaced:
                 actor.was_replaced = True
-                self.fault(f"crash in librdkafka: signal {-code}", actor.part.name)
+                self.fault(f"crash in librdkafka: signal {-code}", actor)
                 self.again(actor)
 
     def _observe(self) -> None:
@@ -257,10 +284,14 @@ class Stage:
         while not self._stop.wait(1.0):
             self._restart_crashed()
             for group, topic, partitions in groups:
-                try:
-                    found = committed_positions(config.bootstrap_servers, group, topic, partitions)
-                except Exception:  # noqa: BLE001, S112 - an observer among faults
-                    continue
-                for partition, offset in found.items():
-                    here = {"group": group, "topic": topic, "partition": partition}
-                    self._recorder.record("position", **here, offset=offset)
+                with suppress(Exception):  # an observer among faults
+                    self._look(group, topic, partitions)
+
+    def _look(self, group: str, topic: str, partitions: int) -> None:
+        """Write down what a group has committed."""
+        servers = self.config.bootstrap_servers
+        for partition, offset in committed_positions(servers, group, topic, partitions).items():
+            here: dict[str, object] = {"group": group, "topic": topic, "partition": partition}
+            if topic == self.config.marker_topic:  # after it: what it rests on is in the log
+                here["end"] = log_end(servers, topic, partition)
+            self._recorder.record("position", **here, offset=offset)

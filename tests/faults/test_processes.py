@@ -14,20 +14,25 @@ from kafkamq.testing.faults import KafkaCluster
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(500)]
 
 KILLS = 20
+LATE_S = 10.0
+"""How late 99 of 100 redeliveries may be where no tracker and no broker is disturbed (I6)."""
+SHORT_SESSION = {"session.timeout.ms": "6000"}
+"""So that the group gives up who is away for 8 s, and his partitions go to others."""
 
 
 def test_workers_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_path: Path) -> None:
     """F1: at random moments, in the middle of their work."""
-    with Stage(bootstrap, namespace, tmp_path, work_s=0.002) as stage:
+    with Stage(bootstrap, namespace, tmp_path, work_s=0.005, kafka=SHORT_SESSION) as stage:
         stage.start("tracker")
         for _ in range(3):
             stage.start("worker")
-        stage.start("sender", count=8000, rate=250.0)
-        kill_some(stage, "worker")
+        stage.start("sender", count=8000, rate=100.0)
+        kill_workers(stage)
         stage.wait_for_senders()
         stage.drain()
-        report = stage.judge("F1 SIGKILL of workers")
+        report = stage.judge("F1 SIGKILL of workers", max_lateness_s=LATE_S)
     report.require_ok(f"seed {stage.seed}: ")
+    assert report.sent == 8000
     assert report.faults["kill worker"] == KILLS
     assert report.verdict.redelivered > 0
 
@@ -36,46 +41,63 @@ def test_workers_of_an_exactly_once_queue_are_killed_twenty_times(
     bootstrap: str, namespace: str, tmp_path: Path
 ) -> None:
     """F1: and no message that a live worker holds is STARTed a second time."""
-    with Stage(bootstrap, namespace, tmp_path, exactly_once=True, work_s=0.001) as stage:
+    quick = {**SHORT_SESSION, "transaction.timeout.ms": "3000"}
+    with Stage(
+        bootstrap, namespace, tmp_path, exactly_once=True, work_s=0.005, kafka=quick
+    ) as stage:
         stage.start("tracker")
         for _ in range(3):
             stage.start("worker")
-        stage.start("sender", count=8000, rate=250.0)
-        kill_some(stage, "worker")
+        stage.start("sender", count=8000, rate=100.0)
+        kill_workers(stage)
         stage.wait_for_senders()
         stage.drain()
         report = stage.judge("F1 SIGKILL of workers, exactly_once")
     report.require_ok(f"seed {stage.seed}: ")
+    assert report.sent == 8000
+    assert report.faults["kill worker"] == KILLS
+    assert report.verdict.redelivered > 0
     assert report.second_starts == 0
 
 
-def kill_some(stage: Stage, role: str) -> None:
-    """Twenty times, at random moments, a random one of those that run; another takes its place."""
-    for _ in range(KILLS):
-        time.sleep(0.4 + 1.2 * stage.chance.random())
-        stage.replace(stage.chance.choice(stage.playing(role)))
+def kill_workers(stage: Stage) -> None:
+    """Twenty times in all some of those that have messages in hand; others take their places.
+
+    Who has none shows nothing: the group waits for dead members, so most have none for seconds.
+    """
+    kills = 0
+    while kills < KILLS:
+        stage.wait_until(lambda: stage.at_work("worker"))
+        time.sleep(0.5 * stage.chance.random())
+        busy = stage.at_work("worker")
+        for victim in busy[: stage.chance.randint(1, 3)]:
+            stage.replace(victim)
+            kills += 1
     stage.healed()
 
 
 def test_trackers_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_path: Path) -> None:
-    """F2: two of them, one or both at a time, also while they fire; many nacks to fire."""
-    with Stage(bootstrap, namespace, tmp_path, nacks=0.3, max_actions=20) as stage:
+    """F2: two of them, one or both at a time, while they fire; many nacks to fire."""
+    with Stage(
+        bootstrap, namespace, tmp_path, nacks=0.3, max_actions=5, kafka=SHORT_SESSION
+    ) as stage:
         stage.start("tracker")
         stage.start("tracker")
         stage.start("worker")
-        stage.start("sender", count=10_000, rate=280.0, delayed=0.02)
+        stage.start("sender", count=10_000, rate=120.0, delayed=0.02)
         kills = 0
         while kills < KILLS:
-            time.sleep(0.8 + 1.2 * stage.chance.random())
-            victims = stage.playing("tracker")[: 1 + (stage.chance.random() < 0.3)]
-            for victim in victims:
+            before = stage.copies()
+            stage.wait_until(lambda before=before: stage.copies() > before + 5)
+            for victim in stage.at_work("tracker")[: stage.chance.randint(1, 2)]:
                 stage.replace(victim)
-            kills += len(victims)
+                kills += 1
         stage.healed()
         stage.wait_for_senders()
         stage.drain()
         report = stage.judge("F2 SIGKILL of local trackers")
     report.require_ok(f"seed {stage.seed}: ")
+    assert report.sent == 10_000
     assert report.faults["kill tracker"] >= KILLS
     assert report.verdict.redelivered > 500
 
@@ -89,7 +111,7 @@ def test_senders_are_killed(bootstrap: str, namespace: str, tmp_path: Path) -> N
             sender = stage.start("sender", count=100_000, rate=1000.0)
             before = stage.count("sent")
             stage.wait_until(lambda before=before: stage.count("sent") > before + 500)
-            stage.fault("kill sender", sender.part.name)
+            stage.fault("kill sender", sender)
             sender.kill()
         stage.healed()
         stage.drain()
@@ -102,17 +124,24 @@ def test_senders_are_killed(bootstrap: str, namespace: str, tmp_path: Path) -> N
 def test_processes_that_are_paused(
     bootstrap: str, namespace: str, tmp_path: Path, role: str
 ) -> None:
-    """F7: for longer than a lease; what a paused worker does afterwards is late, and told."""
-    with Stage(bootstrap, namespace, tmp_path, redelivery_timeout=2.0, work_s=0.002) as stage:
+    """F7: for longer than lease and session; what a paused worker does afterwards is late."""
+    with Stage(
+        bootstrap,
+        namespace,
+        tmp_path,
+        redelivery_timeout=2.0,
+        work_s=0.002,
+        kafka=SHORT_SESSION,
+    ) as stage:
         for each in ("tracker", "tracker", "worker", "worker"):
             stage.start(each)
         stage.start("sender", count=5000, rate=200.0)
         stage.wait_until(lambda: stage.count("received") > 200)
         for _ in range(3):
             victim = stage.chance.choice(stage.playing(role))
-            stage.fault(f"pause {role}", victim.part.name)
+            stage.fault(f"pause {role}", victim)
             victim.send(signal.SIGSTOP)
-            time.sleep(4.5)
+            time.sleep(8.0)
             victim.send(signal.SIGCONT)
             time.sleep(1.0)
         stage.healed()
@@ -120,6 +149,7 @@ def test_processes_that_are_paused(
         stage.drain()
         report = stage.judge(f"F7 pause of a {role}")
     report.require_ok(f"seed {stage.seed}: ")
+    assert report.sent == 5000
     if role == "worker":
         assert report.verdict.redelivered > 0
 
@@ -131,14 +161,18 @@ def test_processes_that_are_cut_off(
     """F6: from all brokers, for longer than a lease, and back: a zombie with verdicts to give."""
     cluster = kafka_cluster
     far = cluster.network.add(f"far-{role}")
-    with Stage(cluster.bootstrap_servers, namespace, tmp_path, work_s=0.002) as stage:
+    with Stage(
+        cluster.bootstrap_servers, namespace, tmp_path, work_s=0.002, kafka=SHORT_SESSION
+    ) as stage:
         for each in ("tracker", "worker", "worker"):
             stage.start(each)
-        stage.start(role, launcher=far.prefix)
+        victim = stage.start(role, launcher=far.prefix, work_s=0.01)
         stage.start("sender", count=5000, rate=200.0)
         stage.wait_until(lambda: stage.count("received") > 300)
         for _ in range(2):
-            stage.fault(f"cut {role} off", far.name)
+            if role == "worker":
+                stage.wait_until(lambda: stage.in_hand(victim) > 20)
+            stage.fault(f"cut {role} off", victim)
             for number in cluster.brokers:
                 cluster.network.cut(far.name, f"broker-{number}")
             time.sleep(8.0)
@@ -149,6 +183,8 @@ def test_processes_that_are_cut_off(
         stage.drain()
         report = stage.judge(f"F6 {role} cut from the cluster")
     report.require_ok(f"seed {stage.seed}: ")
+    assert report.sent == 5000
+    assert report.told_late or role != "worker"
 
 
 def test_poison_kills_its_worker_and_nothing_else(
@@ -167,12 +203,13 @@ def test_poison_kills_its_worker_and_nothing_else(
             for actor in [a for a in stage.actors if a.role == "worker" and not a.is_running]:
                 if not actor.was_replaced:
                     actor.was_replaced = True
-                    stage.fault("worker killed by poison", actor.part.name)
+                    stage.fault("worker killed by poison", actor)
                     stage.again(actor)
             time.sleep(0.3)
         stage.healed()
-        report = stage.judge("F10 poison messages")
+        report = stage.judge("F10 poison messages", max_lateness_s=LATE_S)
     report.require_ok(f"seed {stage.seed}: ")
+    assert report.sent == 2000
     assert report.faults["worker killed by poison"] > 0
     assert report.innocent_dead == 0
 
@@ -188,14 +225,15 @@ def test_a_storm_of_rebalances(bootstrap: str, namespace: str, tmp_path: Path) -
         for turn in range(40):
             if turn % 2 == 0 or not guests:
                 guests.append(stage.start("worker"))
-                stage.fault("worker joins", guests[-1].part.name)
+                stage.fault("worker joins", guests[-1])
             else:
                 guest = guests.pop(0)
-                stage.fault("worker leaves", guest.part.name)
+                stage.fault("worker leaves", guest)
                 guest.process.terminate()
             time.sleep(1.0)
         stage.healed()
         stage.wait_for_senders()
         stage.drain()
-        report = stage.judge("F15 rebalance storm")
+        report = stage.judge("F15 rebalance storm", max_lateness_s=LATE_S)
     report.require_ok(f"seed {stage.seed}: ")
+    assert report.sent == 8000

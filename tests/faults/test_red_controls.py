@@ -83,6 +83,7 @@ def test_a_commit_before_its_starts_loses(bootstrap: str, namespace: str, tmp_pa
         careless.commit(offsets=[place], asynchronous=False)
         careless.close()
         stage.fault("commit before START", group)
+        stage.healed()
         stage.start("worker")
         stage.wait_until(lambda: stage.count("verdict") >= 195)
         time.sleep(2.0)

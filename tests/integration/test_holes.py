@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.integration.queue_logs import make_service, receive_all, starts
+from tests.integration.queue_logs import make_service, markers, receive_all, starts
 from tests.integration.tracker_logs import Logs, wait_until
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.ledger import LedgerKey, read_positions
 from kafkamq.config import TrackerConfig
 from kafkamq.kafka.tracker import LocalTracker
-from kafkamq.types import Outcome
+from kafkamq.types import MarkerType, MessageId, Outcome
 from kafkamq.wire.markers import encode_end, encode_start, encode_tick
 
 QUICK = TrackerConfig(position_interval_ms=200)
@@ -30,6 +30,28 @@ def test_hole_15_a_quiet_queue_behind_a_busy_one(bootstrap: str, namespace: str)
         assert message.payload == b"mine"
         message.ack(wait=True)
         assert len(starts(service.config)) == 1
+
+
+def test_hole_4_what_retention_deleted_is_not_another_message(
+    bootstrap: str, namespace: str
+) -> None:
+    """By reference: what follows it in the log is not sent in its place."""
+    logs = Logs(bootstrap, namespace, partitions=1, marker_partitions=1)
+    inline, *gone = logs.send(3, value=b"deleted")
+    logs.send(2, value=b"still there")
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    place = TopicPartition(logs.config.message_topic, 0, 3)
+    admin.delete_records([place])[place].result(30)
+    logs.start(inline, timeout_ms=300, value=b"deleted")
+    logs.sent.clear()  # as kafka-mq-go's workers, these do not say when their messages were sent
+    logs.start(*gone, timeout_ms=300, value=None, by_reference=True)
+    with LocalTracker(logs.config, QUICK).in_thread():
+        wait_until(lambda: set(logs.ends(Outcome.DEAD_LETTERED)) == set(gone))
+        wait_until(lambda: logs.ends(Outcome.REDELIVERED) == [inline])
+    letters = logs.dead_letters()
+    assert [headers["kafkamq-reason"] for _, headers in letters] == [b"payload-lost"] * 2
+    assert [letter.value() for letter, _ in letters] == [None] * 2
+    assert [copy.value for copy in logs.copies()] == [b"deleted"]
 
 
 def positions(logs: Logs) -> dict[int, int]:
@@ -89,6 +111,27 @@ def test_hole_21_a_topic_that_is_made_anew(bootstrap: str, namespace: str) -> No
     with LocalTracker(logs.config, QUICK).in_thread():
         wait_until(lambda: new in logs.ends(Outcome.REDELIVERED))
     assert old not in logs.ends(Outcome.REDELIVERED)  # acked
+
+
+def test_hole_22_what_waits_to_be_handed_out_keeps_its_lease(
+    bootstrap: str, namespace: str
+) -> None:
+    """Each message that was STARTed ahead is renewed as if it were handed out already."""
+    with make_service(bootstrap, namespace) as service:
+        producer = service.queue("a").producer()
+        for delivery in [producer.send(b"x") for _ in range(20)]:
+            delivery.result(30)
+        consumer = service.queue("a", redelivery_timeout=1.5, receive_buffer=20).consumer()
+        wait_until(lambda: consumer.receive(1.0))
+
+        def renewed() -> set[MessageId | None]:
+            """By message_id: it has got the partition less than 60 s ago (R7)."""
+            found = [record.marker for record in markers(service.config)]
+            return {one.message_id for one in found if one.type is MarkerType.KEEPALIVE}
+
+        started = set(starts(service.config))
+        assert len(started) > 1
+        wait_until(lambda: renewed() >= started)
 
 
 def replace_producer(logs: Logs) -> Logs:

@@ -187,17 +187,30 @@ def test_the_last_delivery_is_alone_in_the_process(service: Service) -> None:
 
 
 def test_a_worker_that_dies_of_it_takes_nothing_else_along(service: Service) -> None:
-    """R6 and max_deliveries: the crash itself is the failure."""
+    """R6 and max_deliveries: the crash is the failure, and only of what was handled alone."""
     with tracked(service.config):
-        send(service, "a", b"poison")
+        send(service, "a", b"poison", b"innocent")
         queue = service.queue("a", redelivery_timeout=1.5, max_deliveries=2)
-        for count in (1, 2):
+        worker = queue.consumer()
+        assert {message.delivery_count for message in receive_all(worker, 2)} == {1}
+        die(worker)
+        wait_until(lambda: len(ends(service.config, Outcome.REDELIVERED)) == 2)
+        left = {b"poison", b"innocent"}
+        while left:
             worker = queue.consumer()
             (message,) = receive_all(worker, 1)
-            assert message.delivery_count == count
-            die(worker)
+            assert message.delivery_count == 2
+            assert worker.receive_many(10, 0.3) == []
+            assert message.payload
+            left.remove(message.payload)
+            if message.payload == b"poison":
+                die(worker)
+            else:
+                message.ack(wait=True)
+                worker.close()
         wait_until(lambda: dead_letters(service.config))
     (dead,) = dead_letters(service.config)
+    assert dead.value() == b"poison"
     assert dict(dead.headers() or [])["kafkamq-reason"] == b"max-deliveries"
 
 

@@ -11,7 +11,7 @@ import pytest
 from kafkamq.testing.faults import Event, HistoryError, Recorder, check_run, digest, read_histories
 from kafkamq.testing.log import LogRecord
 from kafkamq.types import MessageId, Outcome
-from kafkamq.wire.markers import encode_end, encode_start
+from kafkamq.wire.markers import encode_end, encode_start, encode_tick
 
 MESSAGES, MARKERS = "ns.messages", "ns.markers"
 
@@ -28,6 +28,8 @@ class Run:
         for offset in (1, 2, 3):
             here = {"group": "kafkamq/ns/a", "topic": MESSAGES, "partition": 0}
             self.event("observer", "position", **here, offset=offset)
+        self.tracker_is_at(2, end=2)
+        self.tracker_is_at(6, end=6)
 
     def _message(self, number: int, worker: str) -> None:
         id_, value = f"id{number}", b"%d" % number
@@ -68,9 +70,42 @@ class Run:
         event = self.events[at]
         self.events[at] = replace(event, fields={**event.fields, **fields})
 
-    def kinds(self) -> set[str]:
+    def tracker_is_at(self, offset: int, *, end: int) -> None:
+        here = {"group": "kafkamq.ns.markers.0", "topic": MARKERS, "partition": 0}
+        self.event("observer", "position", **here, offset=offset, end=end)
+
+    def edit_last(self, op: str, **fields: object) -> None:
+        self.events.reverse()
+        self.edit(op, **fields)
+        self.events.reverse()
+
+    def drop(self, op: str) -> None:
+        self.events = [event for event in self.events if event.op != op]
+
+    def copy(self, worker: str) -> None:
+        """The first message's worker, worker0, gives no verdict; another one gets a copy."""
+        verdict = self.first("verdict")
+        late = replace(self.events[verdict], time_s=2e3)
+        del self.events[verdict]
+        copy = (("kafkamq-id", b"id0"), ("kafkamq-delivery-count", b"2"))
+        self.messages.append(LogRecord(MESSAGES, 0, 3, 1500, b"a", b"0", copy))
+        self.start(3)
+        here = {"id": "id0", "partition": 0, "offset": 3, "count": 2, "sha": digest(b"0")}
+        self.event(worker, "received", **here)
+        self.events.append(late)
+
+    def fault(self, felt_by: list[str] | None) -> None:
+        """Just before the last hand-out, and over behind it."""
+        at = max(at for at, event in enumerate(self.events) if event.op == "received")
+        time_s = self.events[at].time_s
+        felt = {} if felt_by is None else {"felt_by": felt_by}
+        fields = {"kind": "kill", "target": "x", **felt}
+        self.events.insert(at, Event(time_s - 0.5, "test", "fault", fields))
+        self.events.insert(at + 2, Event(time_s + 0.5, "test", "healed", {}))
+
+    def kinds(self, **options: float) -> set[str]:
         report = check_run(
-            self.events, messages=self.messages, markers=self.markers, dead_letters=[]
+            self.events, messages=self.messages, markers=self.markers, dead_letters=[], **options
         )
         return set(report.violations)
 
@@ -137,15 +172,61 @@ def position_passes_a_message(run: Run) -> None:
 
 def two_holders(run: Run) -> None:
     """A copy is handed out while a live worker holds the message, with no fault anywhere."""
-    verdict = run.first("verdict")
-    late = replace(run.events[verdict], time_s=2e3)
-    del run.events[verdict]
-    copy = (("kafkamq-id", b"id0"), ("kafkamq-delivery-count", b"2"))
-    run.messages.append(LogRecord(MESSAGES, 0, 3, 1500, b"a", b"0", copy))
-    run.start(3)
-    here = {"id": "id0", "partition": 0, "offset": 3, "count": 2, "sha": digest(b"0")}
-    run.event("worker7", "received", **here)
-    run.events.append(late)
+    run.copy("worker7")
+
+
+def two_holders_and_a_fault_elsewhere(run: Run) -> None:
+    run.copy("worker7")
+    run.fault(["worker1"])
+
+
+def two_holders_and_a_fault_long_before(run: Run) -> None:
+    run.events.insert(0, Event(-2.0, "test", "fault", {"kind": "cut", "target": "broker"}))
+    run.events.insert(1, Event(-1.0, "test", "healed", {}))
+    run.copy("worker7")
+
+
+def stands_twice(run: Run) -> None:
+    """A producer that is not idempotent wrote it again."""
+    run.messages.append(replace(run.messages[0], offset=3))
+
+
+def nack_vanished(run: Run) -> None:
+    run.edit("verdict", outcome="nack")
+
+
+def tracker_passed_an_open_entry(run: Run) -> None:
+    """It committed 6 when the log was not longer than 5: the last message was open."""
+    run.edit_last("position", end=5)
+
+
+def tracker_went_back(run: Run) -> None:
+    run.tracker_is_at(2, end=6)
+
+
+def nobody_sent(run: Run) -> None:
+    run.drop("sent")
+
+
+def nobody_received(run: Run) -> None:
+    run.drop("received")
+
+
+def nobody_confirmed(run: Run) -> None:
+    run.drop("confirmed")
+
+
+def nobody_watched(run: Run) -> None:
+    run.drop("position")
+
+
+def never_healed(run: Run) -> None:
+    run.fault(None)
+    run.drop("healed")
+
+
+def nothing_at_all(run: Run) -> None:
+    run.__dict__.update(events=[], messages=[], markers=[])
 
 
 def still_at_work(run: Run) -> None:
@@ -171,6 +252,18 @@ def still_at_work(run: Run) -> None:
         (position_passes_a_message, "I9 regress"),
         (position_passes_a_message, "I1 lost"),
         (two_holders, "I3 overlap"),
+        (two_holders_and_a_fault_elsewhere, "I3 overlap"),
+        (two_holders_and_a_fault_long_before, "I3 overlap"),
+        (stands_twice, "I2 duplicate"),
+        (nack_vanished, "I1 lost"),
+        (tracker_passed_an_open_entry, "I9 regress"),
+        (tracker_went_back, "I9 regress"),
+        (nobody_sent, "nothing"),
+        (nobody_received, "nothing"),
+        (nobody_confirmed, "nothing"),
+        (nobody_watched, "nothing"),
+        (never_healed, "nothing"),
+        (nothing_at_all, "nothing"),
         (still_at_work, "I8 stall"),
     ],
 )
@@ -178,6 +271,35 @@ def test_an_edited_run_is_red(edit: Callable[[Run], None], kind: str) -> None:
     run = Run()
     edit(run)
     assert kind in run.kinds()
+
+
+@pytest.mark.parametrize("felt_by", [None, ["worker0"]])
+def test_who_felt_a_fault_may_have_lost_its_lease(felt_by: list[str] | None) -> None:
+    run = Run()
+    run.copy("worker7")
+    run.fault(felt_by)
+    assert "I3 overlap" not in run.kinds()
+
+
+def test_what_was_started_twice_may_be_there_beside_its_copy() -> None:
+    run = Run()
+    run.copy("worker7")
+    run.start(0)
+    assert "I3 overlap" not in run.kinds()
+
+
+def test_what_comes_back_late_is_named_where_the_run_has_a_bound() -> None:
+    run = Run()
+    run.markers = [one for one in run.markers if one.offset != 1]  # the first one's ACK
+    tick = encode_tick("engine", 1)
+    for at_ms in (9_000, 20_000):  # due at 5 s, at most
+        offset = run.markers[-1].offset + 1
+        run.markers.append(LogRecord(MARKERS, 0, offset, at_ms, None, tick, ()))
+    end = encode_end(MessageId(0, 0), Outcome.REDELIVERED)
+    run.markers.append(LogRecord(MARKERS, 0, run.markers[-1].offset + 1, 20_001, None, end, ()))
+    assert "I6 late" in run.kinds(max_lateness_s=5.0)
+    assert "I6 late" not in run.kinds(max_lateness_s=15.0)
+    assert "I6 late" not in run.kinds()
 
 
 def test_histories_survive_a_kill_and_nothing_else(tmp_path: Path) -> None:

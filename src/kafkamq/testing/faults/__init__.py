@@ -16,6 +16,7 @@ from kafkamq.testing.faults.proxy import SlowLink
 from kafkamq.testing.faults.records import (
     NamespaceRecords,
     committed_positions,
+    log_end,
     read_namespace,
     read_records,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "check_run",
     "committed_positions",
     "digest",
+    "log_end",
     "read_histories",
     "read_namespace",
     "read_records",

@@ -18,6 +18,7 @@ import threading
 import time
 from typing import Any
 
+from kafkamq.clients.signals import stop_on_signals
 from kafkamq.config import Backoff, TrackerConfig
 from kafkamq.errors import (
     ConfigError,
@@ -41,9 +42,12 @@ def main(role: str, settings: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     faulthandler.register(signal.SIGUSR1)  # what every thread is doing, into the log
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop_on_signals(stop.set, (signal.SIGTERM,))
     part = Part(**json.loads(settings))
     recorder = Recorder(part.folder, part.name)
+    if part.clock_ahead_s:
+        right = time.time
+        time.time = lambda: right() + part.clock_ahead_s
     roles = {"sender": _send, "worker": _work, "tracker": _track}
     roles[role](part, recorder, stop)
 
@@ -133,7 +137,9 @@ class _Worker:
 
     def _turn(self, consumer: Consumer) -> None:
         try:
-            for message in consumer.receive_many(self._part.batch, 0.2):
+            messages = consumer.receive_many(self._part.batch, 0.2)
+            self._recorder.record_all("received", map(_received, messages))
+            for message in messages:
                 self._handle(message)
             if time.monotonic() - self._confirmed_s > 0.5:
                 self._confirm(consumer)
@@ -143,16 +149,13 @@ class _Worker:
             time.sleep(0.2)
 
     def _handle(self, message: Message) -> None:
-        part, place = self._part, (message.message_id.partition, message.message_id.offset)
-        here = {"id": message.id, "partition": place[0], "offset": place[1]}
-        sha = digest(message.payload)
-        self._recorder.record("received", **here, count=message.delivery_count, sha=sha)
+        part, place = self._part, _place(message.message_id)
         if (message.payload or b"").startswith(POISON):
             os._exit(9)
         if part.work_s:
             time.sleep(part.work_s)
         outcome = self._choose(message)
-        self._recorder.record("verdict", **here, outcome=outcome)
+        self._recorder.record("verdict", **_named(message), outcome=outcome)
         try:
             if outcome == "ack":
                 message.ack()
@@ -194,6 +197,16 @@ class _Worker:
 
 def _place(message_id: MessageId) -> tuple[int, int]:
     return message_id.partition, message_id.offset
+
+
+def _named(message: Message) -> dict[str, object]:
+    partition, offset = _place(message.message_id)
+    return {"id": message.id, "partition": partition, "offset": offset}
+
+
+def _received(message: Message) -> dict[str, object]:
+    sha = digest(message.payload)
+    return {**_named(message), "count": message.delivery_count, "sha": sha}
 
 
 def _work(part: Part, recorder: Recorder, stop: threading.Event) -> None:

@@ -13,8 +13,8 @@ which all processes of one machine share.
 | verdict | worker | it will give ``outcome`` on ``partition``, ``offset`` |
 | confirmed | worker | the verdicts on ``places`` are in the log, in time as far as it was told |
 | late | worker | it was told that those on ``places`` came too late, or that it lost them |
-| position | observer | ``group`` has committed ``offset`` in ``topic``, ``partition`` |
-| fault | test | ``kind`` happened to ``target`` |
+| position | observer | ``offset`` of ``group`` in ``topic``, ``partition``; ``end`` of the log |
+| fault | test | ``kind`` happened to ``target``; only ``felt_by`` felt it; without: everybody may |
 | healed | test | all faults are over |
 """
 

@@ -2,14 +2,21 @@
 
 - I1 ``lost``: what was confirmed to its sender is acked, a dead letter, or (before the end) open;
   what was confirmed to its worker is in the log.
-- I2 ``duplicate``: a copy is handed out once, and none follows an ACK that was confirmed in time.
+- I2 ``duplicate``: what was sent once stands in the log once, a copy is handed out once, and none
+  follows an ACK that was confirmed in time.
 - I3 ``overlap``: nobody gets a copy while a live worker, out of reach of every fault, holds the one
-  before.
+  before. Not so where one of the two was STARTed twice: its first worker may have lost it before
+  its offset was committed, and whoever reads it again does not know of the copy.
 - I5 ``count``, ``content``: as the log says; each copy counts one more, and is what was sent.
-- I6 ``premature``: no copy and no dead letter without a reason in the log before it.
+- I6 ``premature``: no copy and no dead letter without a reason in the log before it; ``late``: none
+  much later than it was due, where the run says how late that is.
 - I7 ``phantom``: nothing is received that nobody sent.
 - I8 ``stall``: after the faults work goes on.
-- I9 ``regress``: positions never go back, and never pass a message that nobody STARTed.
+- I9 ``regress``: positions never go back; a queue's never pass a message that nobody STARTed, a
+  tracker's never one that is open: a restart there finds all of them.
+
+A run in which nothing was sent, handed out, confirmed or committed proves nothing, and is told so:
+``nothing``.
 
 I4 (order) does not hold for queues with markers, by design; I10 (Spark against local) is a property
 test of the trackers. I5's reasons, I6 and much of I1 are `check_logs`'.
@@ -25,6 +32,7 @@ from itertools import pairwise
 from kafkamq.errors import WireError
 from kafkamq.testing.checker import CheckFailedError, Verdict, check_logs
 from kafkamq.testing.faults.history import Event, digest
+from kafkamq.testing.faults.positions import OpenEntries
 from kafkamq.testing.log import LogRecord
 from kafkamq.types import Marker, MarkerType, Outcome
 from kafkamq.wire.headers import read_message_headers
@@ -71,6 +79,7 @@ class Report:
     second_starts: int = 0  # of one copy
     innocent_dead: int = 0  # handed out, neither rejected nor poison nor told late; dead letters
     late_untold: int = 0  # ACKs behind a second START of their message: R9's second limit
+    lateness_p99_ms: int = 0  # from deadline to redelivery, by the log's clock
     faults: Counter[str] = field(default_factory=Counter)
     longest_gap_s: float = 0.0  # between two messages handed out, anywhere
     recovery_s: float = 0.0  # from the end of the faults to the last message handed out
@@ -99,10 +108,13 @@ class Report:
             "acked": self.verdict.acked,
             "redelivered": self.verdict.redelivered,
             "dead_lettered": self.verdict.dead_lettered,
+            "confirmed": self.confirmed,
             "told_late": self.told_late,
+            "late_untold": self.late_untold,
             "processed_twice": self.verdict.processed_twice,
             "extra_copies": self.verdict.extra_copies,
             "second_starts": self.second_starts,
+            "lateness_p99_ms": self.lateness_p99_ms,
             "faults": dict(self.faults),
             "longest_gap_s": round(self.longest_gap_s, 1),
             "recovery_s": round(self.recovery_s, 1),
@@ -117,6 +129,7 @@ def check_run(
     markers: Iterable[LogRecord],
     dead_letters: Iterable[LogRecord],
     max_recovery_s: float = 60.0,
+    max_lateness_s: float | None = None,
     must_be_settled: bool = True,
     judge_logs: bool = True,
 ) -> Report:
@@ -128,12 +141,16 @@ def check_run(
         markers: Of the markers topic.
         dead_letters: Of the dead letters topic.
         max_recovery_s: How long after the faults messages may still be on their way (I8).
-        must_be_settled: False: the run was cut short, open messages are no loss.
+        max_lateness_s: How long after its deadline what is due may come back, by the log's clock,
+            99 of 100 times (I6); None: as late as the faults make it.
+        must_be_settled: False: the run was cut short: open messages are no loss, and what has not
+            happened yet is no fault.
         judge_logs: False: only what histories show; for logs that `check_logs` cannot read.
     """
-    return _Run(
-        list(events), list(messages), list(markers), list(dead_letters), max_recovery_s
-    ).check(must_be_settled=must_be_settled, judge_logs=judge_logs)
+    run = _Run(list(events), list(messages), list(markers), list(dead_letters))
+    run.check(must_be_settled=must_be_settled, judge_logs=judge_logs)
+    run.check_times(max_recovery_s=max_recovery_s, max_lateness_s=max_lateness_s)
+    return run.report
 
 
 class _Run:
@@ -145,10 +162,8 @@ class _Run:
         messages: list[LogRecord],
         markers: list[LogRecord],
         dead_letters: list[LogRecord],
-        max_recovery_s: float,
     ) -> None:
         self._messages, self._markers, self._letters = messages, markers, dead_letters
-        self._max_recovery_s = max_recovery_s
         self._events: dict[str, list[Event]] = defaultdict(list)
         for event in events:
             self._events[event.op].append(event)
@@ -164,10 +179,11 @@ class _Run:
             elif marker.type is MarkerType.END:
                 self._ends[place].append(marker)
         self._late = {tuple(place) for event in self._events["late"] for place in event["places"]}
-        self._report = Report(Verdict())
+        self.report = Report(Verdict())
 
-    def check(self, *, must_be_settled: bool, judge_logs: bool) -> Report:
-        report = self._report
+    def check(self, *, must_be_settled: bool, judge_logs: bool) -> None:
+        """All that does not depend on how long something took."""
+        report = self.report
         report.sent = len(self._events["sent"])
         known = {event["id"] for op in ("sent", "unsent") for event in self._events[op]}
         report.unsure = len({event["id"] for event in self._events["send"]} - known)
@@ -178,16 +194,17 @@ class _Run:
         report.faults = Counter(event["kind"] for event in self._events["fault"])
         if judge_logs:
             self._check_logs(must_be_settled)
+            self._check_open_entries()
         self._check_sends()
         self._check_received()
         self._check_overlaps()
         self._check_confirmed()
         self._check_positions()
-        self._check_progress()
-        return report
+        if must_be_settled:
+            self._check_that_it_happened()
 
     def _find(self, kind: str, text: str) -> None:
-        self._report.findings.append(Finding(kind, text))
+        self.report.findings.append(Finding(kind, text))
 
     def _is_innocent(self, letter: LogRecord) -> bool:
         """Whether its worker did all it should in the last delivery, and it died all the same.
@@ -222,17 +239,39 @@ class _Run:
             confirmed=confirmed,
             must_be_settled=must_be_settled,
         )
-        self._report.verdict = verdict
+        self.report.verdict = verdict
         for problem in verdict.problems:
             self._find(_LOG_KINDS.get(problem.kind, problem.kind), str(problem))
 
+    def _check_that_it_happened(self) -> None:
+        """What did not happen cannot have gone wrong, either."""
+        for op, text in (
+            ("sent", "no send was confirmed"),
+            ("received", "no message was handed out"),
+            ("confirmed", "no verdict was confirmed"),
+        ):
+            if not self._events[op]:
+                self._find("nothing", text)
+        seen = {event["topic"] for event in self._events["position"]}
+        for topic in {record.topic for record in (*self._messages, *self._markers)} - seen:
+            self._find("nothing", f"nobody saw a position in {topic}")
+        if self._events["fault"] and not self._events["healed"]:
+            self._find("nothing", "the faults never ended: how it goes on was not seen")
+
     def _check_sends(self) -> None:
-        """I1, I7: what failed for certain is nowhere."""
+        """I1, I2, I7: what failed for certain is nowhere, what was sent once is there once."""
         refused = {event["id"] for event in self._events["unsent"] if event["known"]}
-        for record in self._messages if refused else ():
-            id_ = read_message_headers(record.headers).id
-            if id_ in refused:
-                self._find("I7 phantom", f"{id_} failed for certain and is in the log")
+        sent = Counter(event["id"] for event in self._events["send"])
+        firsts: Counter[str] = Counter()
+        for record in self._messages:
+            headers = read_message_headers(record.headers)
+            if headers.id in refused:
+                self._find("I7 phantom", f"{headers.id} failed for certain and is in the log")
+            firsts[headers.id] += headers.origin is None
+        for id_, times in sent.items():
+            if firsts[id_] > times:
+                text = f"{id_} was sent {times} times and stands {firsts[id_]} times in the log"
+                self._find("I2 duplicate", text)
 
     def _check_received(self) -> None:
         """I2, I5, I7: against what was sent, and what the log holds."""
@@ -264,31 +303,44 @@ class _Run:
     def _check_overlaps(self) -> None:
         """I3: with no fault near, the holder before has given its verdict."""
         done = {(e["partition"], e["offset"]): e.time_s for e in self._events["verdict"]}
+        faults = self._disturbances()
         holders: dict[str, Event] = {}
         for event in self._events["received"]:
             before = holders.get(event["id"])
             holders[event["id"]] = event
             if before is None:
                 continue
-            place = (before["partition"], before["offset"])
+            place, here = ((one["partition"], one["offset"]) for one in (before, event))
             if done.get(place, float("inf")) <= event.time_s or place in self._late:
                 continue
-            if not self._is_disturbed(before.time_s, event.time_s):
+            if self._starts[place] > 1 or self._starts[here] > 1:
+                continue
+            near = (*faults[before.process], *faults[_EVERYBODY])
+            if not any(a <= event.time_s and b >= before.time_s for a, b in near):
                 text = f"{event['id']}: to {event.process} while {before.process} held it"
                 self._find("I3 overlap", text)
 
-    def _is_disturbed(self, begin_s: float, end_s: float) -> bool:
-        """Whether some fault was there between two times."""
-        faulty_since = None
-        marks = sorted(self._events["fault"] + self._events["healed"], key=lambda e: e.time_s)
-        for event in marks:
-            if event.op == "fault" and faulty_since is None:
-                faulty_since = event.time_s
-            elif event.op == "healed" and faulty_since is not None:
-                if faulty_since <= end_s and event.time_s >= begin_s:
-                    return True
-                faulty_since = None
-        return faulty_since is not None and faulty_since <= end_s
+    def _disturbances(self) -> dict[str, list[tuple[float, float]]]:
+        """From when to when some fault was there, by the process that felt it.
+
+        One that only some processes felt (killed, paused, cut off) is there from the last line of
+        each on: it may be told of later than it happened.
+        """
+        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        healed = [event.time_s for event in self._events["healed"]]
+        lines: dict[str, list[float]] = defaultdict(list)
+        for op, events in self._events.items():
+            for event in events if op not in ("fault", "healed", "position") else ():
+                lines[event.process].append(event.time_s)
+        for fault in self._events["fault"]:
+            end_s = next((at_s for at_s in healed if at_s >= fault.time_s), float("inf"))
+            felt_by = fault.fields.get("felt_by")
+            if felt_by is None:
+                found[_EVERYBODY].append((fault.time_s, end_s))
+            for process in felt_by or ():
+                known = [at_s for at_s in lines[process] if at_s <= fault.time_s]
+                found[process].append((max(known, default=fault.time_s), end_s))
+        return found
 
     def _check_confirmed(self) -> None:
         """I1, I2: verdicts that their workers took for final."""
@@ -296,15 +348,16 @@ class _Run:
         for event in self._events["confirmed"]:
             for partition, offset in event["places"]:
                 place = (partition, offset)
-                if place in self._late or given.get(place) != "ack":
+                if place in self._late or place not in given:
                     continue
-                self._report.confirmed += 1
-                ends = self._ends.get(place, [])
-                if all(end.outcome is not Outcome.ACK for end in ends):
-                    self._find("I1 lost", f"the confirmed ack of {place} is not in the log")
-                if any(end.outcome in _OF_TRACKERS for end in ends):
+                self.report.confirmed += 1
+                outcome, ends = Outcome[given[place].upper()], self._ends.get(place, [])
+                if all(end.outcome is not outcome for end in ends):
+                    text = f"the confirmed {given[place]} of {place} is not in the log"
+                    self._find("I1 lost", text)
+                if outcome is Outcome.ACK and any(end.outcome in _OF_TRACKERS for end in ends):
                     if self._starts[place] > 1:
-                        self._report.late_untold += 1  # R9's second limit
+                        self.report.late_untold += 1  # R9's second limit
                     else:
                         text = f"{place} was acked, not told late, and delivered again"
                         self._find("I2 duplicate", text)
@@ -328,18 +381,36 @@ class _Run:
                     text = f"{group} passed {topic}[{partition}]@{record.offset}, nobody STARTed it"
                     self._find("I9 regress", text)
 
-    def _check_progress(self) -> None:
-        """I8: how long nothing was handed out, and how long the end took."""
-        report, times = self._report, [event.time_s for event in self._events["received"]]
+    def _check_open_entries(self) -> None:
+        """I9: what a tracker's position has behind it is ended, by what stood in the log then."""
+        open_entries = OpenEntries(self._markers)
+        for event in self._events["position"]:
+            if "end" not in event.fields:
+                continue
+            offset = open_entries.passed_over(event["partition"], event["offset"], event["end"])
+            if offset is not None:
+                at = f"{event['topic']}[{event['partition']}]"
+                text = f"{event['group']} is at {event['offset']}, and {at}@{offset} is open"
+                self._find("I9 regress", text)
+
+    def check_times(self, *, max_recovery_s: float, max_lateness_s: float | None) -> None:
+        """I6, I8: how late redeliveries were, and how long the end took."""
+        report, times = self.report, [event.time_s for event in self._events["received"]]
         if times:
             report.longest_gap_s = max((b - a for a, b in pairwise(times)), default=0.0)
         if self._events["healed"] and times:
             healed_s = self._events["healed"][-1].time_s
             report.recovery_s = max(0.0, times[-1] - healed_s)
-            if report.recovery_s > self._max_recovery_s:
+            if report.recovery_s > max_recovery_s:
                 self._find("I8 stall", f"{report.recovery_s:.0f} s after the faults still at work")
+        if late := report.verdict.lateness_ms:
+            report.lateness_p99_ms = late[(99 * len(late) - 1) // 100]
+            if max_lateness_s is not None and report.lateness_p99_ms > 1000 * max_lateness_s:
+                text = f"1 in 100 comes {report.lateness_p99_ms} ms after its deadline, or later"
+                self._find("I6 late", text)
 
 
+_EVERYBODY = ""
 _OF_TRACKERS = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 
 

@@ -23,6 +23,7 @@ class Part:
     queue_id: str = "a"
     seed: int = 0
     kafka: dict[str, str] = field(default_factory=dict)
+    clock_ahead_s: float = 0.0  # how wrong its Python's wall clock is
     # sender
     count: int = 1000
     rate: float = 500.0  # messages per second

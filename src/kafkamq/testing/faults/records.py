@@ -15,7 +15,7 @@ from kafkamq.errors import DeadlineExceededError
 from kafkamq.testing.checker import record_of
 from kafkamq.testing.log import LogRecord
 
-__all__ = ["NamespaceRecords", "committed_positions", "read_namespace", "read_records"]
+__all__ = ["NamespaceRecords", "committed_positions", "log_end", "read_namespace", "read_records"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +88,15 @@ def committed_positions(
     with contextlib.closing(Consumer(settings)) as consumer:
         found = consumer.committed(wanted, timeout=10)
     return {place.partition: place.offset for place in found if place.offset >= 0}
+
+
+def log_end(bootstrap_servers: str, topic: str, partition: int) -> int:
+    """The offset behind the last record of a partition, open transactions included."""
+    settings = {
+        "bootstrap.servers": bootstrap_servers,
+        "group.id": "kafkamq.checker",
+        "isolation.level": "read_uncommitted",
+        "log_level": 0,
+    }
+    with contextlib.closing(Consumer(settings)) as consumer:
+        return int(consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)[1])

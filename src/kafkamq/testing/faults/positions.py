@@ -1,0 +1,51 @@
+"""What a tracker's committed position may not have behind it: entries that are open (R20)."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from kafkamq.testing.lives import read_timelines
+from kafkamq.testing.log import LogRecord
+
+__all__ = ["OpenEntries"]
+
+
+class OpenEntries:
+    """Where the entries of a markers topic begin and end."""
+
+    def __init__(self, markers: Iterable[LogRecord]) -> None:
+        self._begins: dict[int, list[int]] = {}
+        self._last: dict[int, list[tuple[int, int]]] = {}  # of all up to here, the latest end
+        for partition, timeline in read_timelines(markers).items():
+            entries: list[tuple[int, int]] = []
+            for life in timeline.lives():
+                if life.is_extra or life.begin == life.end:
+                    continue  # R12: a START behind the END is no entry; an END alone never was
+                end = timeline.offsets[life.end] if life.end >= 0 else sys.maxsize
+                entries.append((timeline.offsets[life.begin], end))
+            entries.sort()
+            self._begins[partition] = [begin for begin, _ in entries]
+            last, latest = [], (-1, -1)
+            for begin, end in entries:
+                latest = max(latest, (end, begin))
+                last.append(latest)
+            self._last[partition] = last
+
+    def passed_over(self, partition: int, position: int, end: int) -> int | None:
+        """An entry that begins before a position and ends behind what the log held then.
+
+        Args:
+            partition: Of markers.
+            position: What was committed there.
+            end: The log's end, seen after the position.
+
+        Returns:
+            Where it begins; None: there is none.
+        """
+        count = bisect_left(self._begins.get(partition, []), position)
+        if not count:
+            return None
+        last_end, begin = self._last[partition][count - 1]
+        return begin if last_end >= end else None
