@@ -27,6 +27,7 @@ from tests.spark.tracker_runs import (
 from kafkamq.clients.ledger import LedgerKey, read_positions
 from kafkamq.config import TrackerConfig
 from kafkamq.errors import DataLossError, FencedError, StateError, UnsupportedVersionError
+from kafkamq.kafka.tracker import LocalTracker
 from kafkamq.metrics.catalog import LATENESS, SPARK_RUNNING
 from kafkamq.spark.tracker import SparkTracker
 from kafkamq.types import MarkerType, MessageId, Outcome
@@ -213,6 +214,35 @@ def test_a_later_start_takes_over_and_the_earlier_one_stops(
         with pytest.raises(FencedError):
             first.wait(PATIENCE_S)
     assert Counter(logs.copied()) == Counter(map(_pair, [*ids, *more]))
+    verdict(logs).require_ok()
+
+
+@pytest.mark.faults
+def test_local_and_spark_engines_take_over_from_each_other(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    """R22, in both orders: the later start wins, the earlier one stops, nothing is copied twice."""
+    ids: list[MessageId] = []
+
+    def fire() -> None:
+        more = logs.send(20)
+        logs.start(*more, timeout_ms=300)
+        ids.extend(more)
+        wait_until(lambda: settled(logs, *ids), timeout_s=PATIENCE_S)
+
+    first = LocalTracker(logs.config)
+    with pytest.raises(FencedError), first.in_thread():  # noqa: PT012
+        wait_until(lambda: first.is_live)
+        with tracking(logs, spark, checkpoint) as running:
+            fire()
+            wait_until(lambda: first.is_over)
+            with LocalTracker(logs.config).in_thread() as heir:
+                wait_until(lambda: heir.is_live)
+                fire()
+                with pytest.raises(FencedError):
+                    running.wait(PATIENCE_S)
+                fire()
+    assert Counter(logs.copied()) == Counter(map(_pair, ids))
     verdict(logs).require_ok()
 
 
