@@ -19,7 +19,7 @@ RATE = 250.0
 
 
 class Chaos:
-    """One fault after the other; at most one broker is away at a time, as min ISR 2 allows."""
+    """Faults of processes, also while a broker is away: one at a time, as min ISR 2 allows."""
 
     def __init__(self, cluster: KafkaCluster, stage: Stage) -> None:
         self._cluster = cluster
@@ -27,8 +27,8 @@ class Chaos:
 
     def step(self) -> None:
         chance = self._stage.chance
-        kinds = [self._broker, self._broker, self._kill, self._kill, self._pause]
-        chance.choice(kinds)()
+        of_processes = [self._kill, self._kill, self._pause]
+        chance.choice([self._broker, self._broker, *of_processes])()
         time.sleep(1.0 + 2.0 * chance.random())
 
     def _broker(self) -> None:
@@ -37,8 +37,12 @@ class Chaos:
         kind = chance.choice(["kill", "pause", "cut_from_peers", "isolate", "cut_from_clients"])
         self._stage.fault(f"{kind} broker", number)
         getattr(cluster, kind)(number)
+        if chance.random() < 0.5:
+            time.sleep(chance.random())
+            chance.choice([self._kill, self._pause])()
         time.sleep(2.0 + 5.0 * chance.random())
         cluster.heal()
+        self._stage.healed()
 
     def _kill(self) -> None:
         role = self._stage.chance.choice(["worker", "worker", "tracker"])
@@ -47,7 +51,7 @@ class Chaos:
     def _pause(self) -> None:
         role = self._stage.chance.choice(["worker", "tracker"])
         victim = self._stage.chance.choice(self._stage.playing(role))
-        self._stage.fault(f"pause {role}", victim.part.name)
+        self._stage.fault(f"pause {role}", victim)
         victim.send(signal.SIGSTOP)
         time.sleep(1.0 + 5.0 * self._stage.chance.random())
         victim.send(signal.SIGCONT)
@@ -75,4 +79,6 @@ def test_everything_at_once(
         stage.drain()
         report = stage.judge(f"F18 everything{', exactly_once' if exactly_once else ''}")
     report.require_ok(f"seed {stage.seed}: ")
+    assert report.sent == int(SECONDS * RATE)
     assert sum(report.faults.values()) > SECONDS / 15
+    assert not (exactly_once and report.second_starts)
