@@ -13,10 +13,12 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from tests.faults.stage import Stage
 from tests.integration.tracker_logs import Logs, wait_until
 
-from kafkamq.errors import DataLossError
+from kafkamq.errors import DataLossError, WireError
 from kafkamq.kafka import Consumer, Service
+from kafkamq.kafka.reader import group_of
 from kafkamq.kafka.tracker import LocalTracker
-from kafkamq.testing.faults import read_records
+from kafkamq.testing.faults import committed_positions, read_records
+from kafkamq.testing.log import LogRecord
 from kafkamq.types import MessageId, Outcome
 from kafkamq.wire.headers import read_message_headers
 from kafkamq.wire.markers import decode_marker, encode_end, encode_keepalive, encode_start
@@ -37,6 +39,7 @@ def hostile(chance: random.Random, messages: int) -> bytes | None:
             chance.randbytes(chance.randrange(1, 200)),
             b'{"type": "START", "partition": 0}',
             b"\x32\xff\xff\xff\xff\x0f" + b"x" * 20,  # a field of 4 GiB
+            b"\x10\x7f",  # a type that there is not
             good[:-1] + bytes([good[-1] ^ 0x80]),
             encode_end(unknown, Outcome.ACK),
             encode_end(unknown, Outcome.NACK),
@@ -70,10 +73,34 @@ def test_hostile_markers(bootstrap: str, namespace: str, tmp_path: Path) -> None
         stage.healed()
         stage.wait_for_senders()
         stage.drain()
+        broken = {_place(one) for one in stage.records().markers if _is_broken(one)}
+        quarantine = stage.config.quarantine_topic
+
+        def kept() -> set[bytes]:
+            return {_origin(one) for one in read_records(bootstrap, quarantine)}
+
+        stage.wait_until(lambda: kept() == broken)
         report = stage.judge("F11 hostile markers")
-        aside = read_records(bootstrap, stage.config.quarantine_topic)
     report.require_ok(f"seed {stage.seed}: ")
-    assert len(aside) > 300
+    assert report.sent == 4000
+    assert len(broken) > 300
+
+
+def _is_broken(record: LogRecord) -> bool:
+    try:
+        decode_marker(record.value)
+    except WireError:
+        return True
+    return False
+
+
+def _place(record: LogRecord) -> bytes:
+    return f"{record.topic}/{record.partition}/{record.offset}".encode()
+
+
+def _origin(aside: LogRecord) -> bytes:
+    """Where a record of the quarantine came from."""
+    return (dict(aside.headers)["kafkamq-origin"] or b"").rpartition(b"/")[0]
 
 
 def _is_start_of(value: bytes, partition: int, offset: int) -> bool:
@@ -105,27 +132,36 @@ def test_large_messages(bootstrap: str, namespace: str, tmp_path: Path) -> None:
         stage.drain()
         report = stage.judge("F12 large messages")
     report.require_ok(f"seed {stage.seed}: ")
+    assert report.sent == 450
 
 
 def test_partitions_that_are_added(bootstrap: str, namespace: str, tmp_path: Path) -> None:
-    """F13: of messages and of markers, while messages are held."""
-    with Stage(bootstrap, namespace, tmp_path, partitions=2, marker_partitions=2) as stage:
+    """F13: of messages and of markers, while messages are held; and all of them are used."""
+    soon = {"topic.metadata.refresh.interval.ms": "2000"}
+    with Stage(
+        bootstrap, namespace, tmp_path, partitions=2, marker_partitions=2, kafka=soon
+    ) as stage:
         for role in ("tracker", "worker", "worker"):
-            stage.start(role, kafka={"topic.metadata.refresh.interval.ms": "2000"})
-        stage.start("sender", count=6000, rate=200.0)
+            stage.start(role)
+        stage.start("sender", count=3000, rate=150.0)
         stage.wait_until(lambda: stage.count("received") > 300)
         admin = AdminClient({"bootstrap.servers": bootstrap})
         topics = (stage.config.message_topic, stage.config.marker_topic)
         stage.fault("partitions added", 2)
         for future in admin.create_partitions([NewPartitions(t, 4) for t in topics]).values():
             future.result(20)
+        stage.start("sender", count=3000, rate=150.0)  # the other one looks every five minutes
         time.sleep(8.0)
         stage.replace(stage.playing("worker")[0])
         stage.healed()
         stage.wait_for_senders()
         stage.drain()
         report = stage.judge("F13 partitions added")
+        found = stage.records()
     report.require_ok(f"seed {stage.seed}: ")
+    assert report.sent == 6000
+    assert {record.partition for record in found.messages} == set(range(4))
+    assert {record.partition for record in found.markers} == set(range(4))
 
 
 def test_records_that_retention_deletes(bootstrap: str, namespace: str) -> None:
@@ -137,8 +173,10 @@ def test_records_that_retention_deletes(bootstrap: str, namespace: str) -> None:
             while not (first := consumer.receive(1.0)):
                 pass
             first.ack(wait=True)
-        delete_before(bootstrap, logs.config.message_topic, 600)
-        with pytest.raises(DataLossError, match=r"5\d\d|600"):
+        topic = logs.config.message_topic
+        position = committed_positions(bootstrap, group_of(logs.config, "a"), topic, 1)[0]
+        delete_before(bootstrap, topic, 600)
+        with pytest.raises(DataLossError, match=f"^{600 - position} messages of"):
             receive_for_long(service.queue("a").consumer())
     with LocalTracker(logs.config).in_thread() as tracker:
         wait_until(lambda: tracker.is_live)
