@@ -26,8 +26,10 @@ from kafkamq.clients.admin import Admin
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
 from kafkamq.kafka.namespace import CONNECT_TIMEOUT_S
+from kafkamq.kafka.parallel import ParallelConsumer
 from kafkamq.kafka.tracker import LocalTracker
 from kafkamq.kafka.writer import MarkerWriter
+from kafkamq.spark.reading import LogReader
 
 CANARY = "canary-Pa55word-7f3a9c"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -211,11 +213,18 @@ def test_a_certificate_that_will_not_do_is_said_at_once(
 def all_starts(config: ServiceConfig) -> dict[str, Callable[[], object]]:
     """Everything that connects."""
     service = Service(config.bootstrap_servers, config.namespace, kafka=config.kafka)
+    parallel = ParallelConsumer(
+        "a", group_id="g", bootstrap_servers=config.bootstrap_servers, kafka=config.kafka
+    )
+    reader = LogReader(config)
     return {
         "producer": service.queue("a").producer,
         "consumer": service.queue("a").consumer,
         "create": service.create_topics,
         "tracker": lambda: LocalTracker(config),
+        "parallel consumer": lambda: parallel.poll(print),
+        "Spark's source": lambda: reader.partition_count("a"),
+        "Spark's source, of offsets": lambda: reader.log_starts("a", [0]),
     }
 
 

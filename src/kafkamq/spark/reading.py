@@ -17,6 +17,7 @@ from typing import Protocol, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from kafkamq.clients.asking import ask_in_slices
 from kafkamq.clients.errors import ErrorWatch, broker_error
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import ServiceConfig
@@ -84,9 +85,14 @@ class LogReader:
         """
         doing = f"looking up topic {topic}"
         try:
-            found = self._consumer.list_topics(topic, timeout=timeout_s).topics[topic]
+            found = ask_in_slices(
+                lambda slice_s: self._consumer.list_topics(topic, timeout=slice_s).topics[topic],
+                self._consumer,
+                self._watch,
+                doing,
+                timeout_s,
+            )
         except KafkaException as error:
-            self._watch.check(doing)
             raise self._watch.deadline(doing, timeout_s) from error
         if found.error is not None:
             raise broker_error(found.error, f"{doing} at {self._servers}")
@@ -125,13 +131,16 @@ class LogReader:
         if not partitions:
             return {}
         doing = f"asking for offsets of {topic} at {self._servers}"
+        asked = [TopicPartition(topic, partition, which) for partition in partitions]
         try:
-            answers = self._consumer.offsets_for_times(
-                [TopicPartition(topic, partition, which) for partition in partitions],
-                timeout=timeout_s,
+            answers = ask_in_slices(
+                lambda slice_s: self._consumer.offsets_for_times(asked, timeout=slice_s),
+                self._consumer,
+                self._watch,
+                doing,
+                timeout_s,
             )
         except KafkaException as error:
-            self._watch.check(doing)
             raise broker_error(error, doing) from error
         for answer in answers:
             if answer.error is not None:

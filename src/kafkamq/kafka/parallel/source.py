@@ -9,7 +9,9 @@ from itertools import groupby
 from typing import Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import TopicMetadata  # type: ignore[attr-defined]
 
+from kafkamq.clients.asking import ask_in_slices
 from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
 from kafkamq.clients.events import mends_itself
 from kafkamq.clients.exact_commits import ExactCommits
@@ -64,11 +66,7 @@ class Source:
         for topic in self._config.topics:
             if topic.startswith("^"):
                 continue
-            try:
-                found = self._consumer.list_topics(topic, timeout=_METADATA_S).topics[topic]
-            except KafkaException as error:
-                self._watch.check(doing)
-                raise broker_error(error, doing) from error
+            found = self._looked_up(topic, doing)
             if found.error is not None:
                 raise _unknown_topic(topic, found.error)
         try:
@@ -81,6 +79,19 @@ class Source:
         except KafkaException as error:
             said = kafka_error(error).str()
             raise ConfigError(f"topics is {self._config.topics!r}: {said}") from error
+
+    def _looked_up(self, topic: str, doing: str) -> TopicMetadata:
+        try:
+            found: TopicMetadata = ask_in_slices(
+                lambda slice_s: self._consumer.list_topics(topic, timeout=slice_s).topics[topic],
+                self._consumer,
+                self._watch,
+                doing,
+                _METADATA_S,
+            )
+        except KafkaException as error:
+            raise broker_error(error, doing) from error
+        return found
 
     # Reading.
 
