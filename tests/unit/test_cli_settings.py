@@ -82,6 +82,26 @@ def test_settings_do_not_show_what_is_in_kafka() -> None:
     assert "hunter2" not in repr(service_config(with_secret))
 
 
+@pytest.mark.parametrize("value", ["12345", "none", "null", "true", '{"a": 1}', "[1", '"quoted"'])
+def test_whatever_a_password_looks_like_it_is_a_text(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("KAFKAMQ_KAFKA__SASL_PASSWORD", value)
+    assert load_settings().kafka == {"sasl.password": value}
+
+
+@pytest.mark.parametrize(
+    "value", ["canary", '{"sasl.password": "canary"', '["canary"]', '{"sasl.password": ["canary"]}']
+)
+def test_properties_that_are_no_object_are_said_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("KAFKAMQ_KAFKA", value)
+    with pytest.raises(ConfigError, match="KAFKAMQ_") as raised:
+        load_settings()
+    assert "canary" not in str(raised.value)
+
+
 def test_no_broker_says_how_to_name_one() -> None:
     with pytest.raises(ConfigError, match=r"KAFKAMQ_BOOTSTRAP_SERVERS.*kafkamq dev"):
         service_config(load_settings())

@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from kafkamq.clients.settings import is_secret
 from kafkamq.config import ServiceConfig
@@ -29,7 +34,10 @@ class CliSettings(BaseSettings):
     """What the commands need to reach one namespace."""
 
     model_config = SettingsConfigDict(
-        env_prefix="KAFKAMQ_", env_nested_delimiter="__", extra="forbid", env_parse_none_str="none"
+        env_prefix="KAFKAMQ_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        env_parse_none_str="\0",  # no text is none: `null` may be a password, `none` a codec
     )
 
     bootstrap_servers: str = ""
@@ -132,6 +140,11 @@ def _environment() -> dict[str, Any]:
         read = CliSettings()
     except ValidationError as error:
         raise ConfigError(f"environment KAFKAMQ_*: {_complaints(error)}") from None
+    except SettingsError:
+        raise ConfigError(
+            "environment KAFKAMQ_KAFKA: it is no JSON object; set one variable for each of Kafka's "
+            "properties, as KAFKAMQ_KAFKA__SASL_PASSWORD"
+        ) from None
     values = {name: getattr(read, name) for name in read.model_fields_set}
     if "kafka" in values:
         values["kafka"] = {

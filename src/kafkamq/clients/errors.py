@@ -53,8 +53,8 @@ _HINTS = {
     "UNKNOWN_TOPIC_ID": "the topic was deleted or made anew; restart",
     "TOPIC_AUTHORIZATION_FAILED": "grant this principal Read, Write and Describe on the topic",
     "GROUP_AUTHORIZATION_FAILED": "grant this principal Read on the group",
-    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "grant this principal Write and Describe on the "
-    "transactional id (prefix 'kafkamq.')",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "grant this principal Write on transactional ids that "
+    "begin so (a queue's with kafkamq/NAMESPACE/QUEUE/, others with kafkamq.)",
     "CLUSTER_AUTHORIZATION_FAILED": "grant this principal Write on the topic that it writes to (to "
     "create topics: Create on them, or on the cluster)",
     "MSG_SIZE_TOO_LARGE": "raise max.message.bytes of the topic, or send less",
