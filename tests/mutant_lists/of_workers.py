@@ -27,7 +27,7 @@ OF_WORKERS = [
         LEASES_PY,
         "            lease.state = _HELD\n"
         "            if monotonic_ms >= lease.deadline_ms:\n"
-        "                self._lose(lease)\n",
+        "                self._end(lease)\n",
         "            lease.state = _HELD\n",
         LEASES,
     ),
