@@ -33,6 +33,7 @@ from benchmarks.connector import connector_jars
 from benchmarks.rows import Row, finish, show
 from benchmarks.spark_sink import sink_rates
 from benchmarks.spark_source import source_rates
+from benchmarks.spark_sustained import in_flight_rows, sustained_rows
 from benchmarks.spark_tracker import cpu_s, due_at_once_s, idle_cores, wait_until_live
 from confluent_kafka import Consumer, Producer, TopicPartition
 
@@ -56,7 +57,7 @@ SILENT_EVERY = 100
 TIMEOUT_MS = 6_000
 WARM_UP = 500_000  # markers; three batches
 PATIENCE_S = 300.0
-PARTS = ("tracker", "source", "sink", "executors")
+PARTS = ("tracker", "sustained", "source", "sink", "executors")
 
 
 class Load:
@@ -213,6 +214,33 @@ def measure_ends(
     ]
 
 
+def measure_in_flight(servers: str, options: argparse.Namespace) -> list[Row]:
+    """Many messages held at once, and a restart with them."""
+    with namespace(servers) as (config, checkpoint):
+        return in_flight_rows(
+            config,
+            lambda: tracker(config, checkpoint, options.trigger),
+            messages=options.due,
+            partitions=MARKER_PARTITIONS,
+        )
+
+
+def measure_sustained(servers: str, options: argparse.Namespace, broker: int | None) -> list[Row]:
+    """Minutes of load, a bit more than the goal."""
+    with (
+        namespace(servers) as (config, checkpoint),
+        tracker(config, checkpoint, options.trigger) as running,
+    ):
+        return sustained_rows(
+            config,
+            running,
+            seconds=options.sustained,
+            rate=110_000,
+            partitions=MARKER_PARTITIONS,
+            without=broker,
+        )
+
+
 def lateness(config: ServiceConfig) -> list[int]:
     """Milliseconds from the end of each lease to the END of its redelivery, by the broker."""
     consumer = Consumer(
@@ -327,7 +355,10 @@ def measure(servers: str, options: argparse.Namespace, broker: int | None) -> li
             measure_throughput(servers, WARM_UP, options.trigger)
             add(measure_throughput(servers, options.markers, options.trigger))
             add(*measure_lateness(servers, options.seconds, options.rate, options.trigger))
+            add(*measure_in_flight(servers, options))
             add(*measure_ends(servers, options, options.trigger, broker))
+        if "sustained" in options.parts:
+            add(*measure_sustained(servers, options, broker))
         if "source" in options.parts:
             add(*measure_source(spark, servers, options.records, options.rounds))
         if "sink" in options.parts:
@@ -349,6 +380,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="of load for the lateness")
     parser.add_argument("--rate", type=int, default=5_000, help="markers/s of that load")
     parser.add_argument("--due", type=int, default=1_000_000, help="messages due at once")
+    parser.add_argument("--sustained", type=float, default=300.0, help="seconds of steady load")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds without any work")
     parser.add_argument("--trigger", type=float, default=1.0, help="seconds between batches")
     parser.add_argument("--master", default="local[2]", help="where Spark runs")

@@ -15,7 +15,7 @@ from kafkamq.types import MessageId
 from kafkamq.wire.markers import StartEncoder
 from kafkamq.wire.partitions import marker_key, marker_partition
 
-__all__ = ["cpu_s", "due_at_once_s", "idle_cores", "wait_until_live"]
+__all__ = ["cpu_s", "due_at_once_s", "idle_cores", "processes", "wait_until_live"]
 
 _PATIENCE_S = 120.0
 _CHUNK = 2_000
@@ -89,6 +89,11 @@ def idle_cores(seconds: float, *, without: int | None) -> float:
 
 def _tree(without: int | None) -> dict[int, float]:
     """Seconds of CPU of this process and its descendants, by pid."""
+    return {pid: cpu_s(pid) for pid in processes(without)}
+
+
+def processes(without: int | None) -> set[int]:
+    """This process and its descendants, but for one of them."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -99,7 +104,7 @@ def _tree(without: int | None) -> dict[int, float]:
     ours = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in ours} - ours - {without}:
         ours |= more
-    return {pid: cpu_s(pid) for pid in ours}
+    return ours
 
 
 def cpu_s(pid: int | None) -> float:

@@ -25,9 +25,14 @@ _CHUNK = 10_000
 _HOUR_MS = 3_600_000
 
 
-def write_pairs(config: ServiceConfig, messages: int, partitions: int) -> None:
-    """A START and an END for each of so many messages, in batches, as workers write them."""
-    _write(config, messages, partitions, timeout_ms=_HOUR_MS, ended=True)
+def write_pairs(
+    config: ServiceConfig, messages: int, partitions: int, *, rate: float | None = None
+) -> None:
+    """A START and an END for each of so many messages, in batches, as workers write them.
+
+    ``rate`` is that of the markers, per second; None: as fast as it goes.
+    """
+    _write(config, messages, partitions, timeout_ms=_HOUR_MS, ended=True, rate=rate)
 
 
 def write_starts(config: ServiceConfig, messages: int, partitions: int, *, timeout_ms: int) -> None:
@@ -36,7 +41,13 @@ def write_starts(config: ServiceConfig, messages: int, partitions: int, *, timeo
 
 
 def _write(
-    config: ServiceConfig, messages: int, partitions: int, *, timeout_ms: int, ended: bool
+    config: ServiceConfig,
+    messages: int,
+    partitions: int,
+    *,
+    timeout_ms: int,
+    ended: bool,
+    rate: float | None = None,
 ) -> None:
     producer = KafkaProducer(
         {
@@ -53,7 +64,10 @@ def _write(
         max_lease_ms=12 * _HOUR_MS,
     )
     headers = (("kafkamq-id", b"0" * 36),)
+    began_s = time.perf_counter()
     for first in range(0, messages, 1000):
+        if rate is not None:
+            time.sleep(max(0.0, began_s + 2 * first / rate - time.perf_counter()))
         starts: dict[int, list[dict[str, bytes]]] = {}
         ends: dict[int, list[dict[str, bytes]]] = {}
         for number in range(first, min(first + 1000, messages)):
