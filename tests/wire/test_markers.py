@@ -15,9 +15,13 @@ from kafkamq.wire import markers_pb2 as pb
 from kafkamq.wire.markers import (
     MAX_DURATION_MS,
     MAX_MARKER_BYTES,
+    StartEncoder,
     decode_marker,
     decode_slim,
+    encode_identity,
+    encode_known_end,
     encode_marker,
+    end_encoder,
 )
 
 TOPIC_ID = bytes(range(16))
@@ -282,3 +286,22 @@ def test_reasons_are_cut_at_4_kib_and_never_stop_a_verdict() -> None:  # R11
     assert cut == "ä" * 2048
     odd = decode_marker(encode_marker(replace(end, reason="file \udcff.txt"))).reason
     assert odd == "file ?.txt"
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_an_end_by_its_identity_alone_is_the_same_end(outcome: Outcome) -> None:
+    identity = encode_identity(3, 70_000, b"t" * 16, 2)
+    assert end_encoder(outcome, "worker")(identity) == encode_known_end(identity, outcome, "worker")
+
+
+def test_one_encoder_of_many_starts_forgets_what_has_changed() -> None:
+    encoder = StartEncoder(consumer_id="worker", redeliver_after_ms=10_000)
+    for key in (b"work", b"work\0a"):
+        for value in (b"", b"x", b"xy", b"yx", None, b"x" * 20_000, b"x"):
+            for time_ms in (0, 5, 6):
+                again = StartEncoder(consumer_id="worker", redeliver_after_ms=10_000)
+                start = [
+                    each.encode(MessageId(1, 2), key, value, message_timestamp_ms=time_ms)
+                    for each in (encoder, again)
+                ]
+                assert start[0] == start[1]

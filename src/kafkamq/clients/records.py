@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from operator import methodcaller
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from kafkamq.types import Headers
 
@@ -36,8 +36,8 @@ def headers_or_none(record: _Record) -> Headers | None:
     emptied then, and a second call finds none.
     """
     try:
-        # Its type allows what may be produced; what is consumed are pairs with bytes or None.
-        return cast("Headers", tuple(_read(record) or ()))
+        found = _read(record)
+        return tuple(found) if found else ()
     except (UnicodeDecodeError, SystemError):  # the second has the first as its cause
         record.set_headers([])
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from kafkamq.core.intake import Intake
@@ -49,12 +48,10 @@ class PlainHandover:
     def __init__(self, starter: Starter, reader: MessageReader) -> None:
         self._starter = starter
         self._reader = reader
-        self._pusher = ThreadPoolExecutor(1, "kafkamq-starts")
 
     def begin(self, batch: Batch) -> None:
         """Write the STARTs, and read on while the brokers take them."""
         self._starter.write(batch)
-        self._pusher.submit(self._starter.push)
         self._reader.poll_ahead(len(batch.messages))
         self._starter.prepare(len(batch.messages))
 
@@ -75,8 +72,7 @@ class PlainHandover:
         self._starter.drop(batch, partitions)
 
     def close(self) -> None:
-        """End the thread."""
-        self._pusher.shutdown(wait=False)
+        """Nothing is owned."""
 
 
 class ExactHandover:

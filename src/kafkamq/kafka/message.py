@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Message"]
 
+_ACK = Outcome.ACK  # looking it up in its class takes long
 _log = logging.getLogger(__name__)
 
 UNREPORTED = -2  # log time of an END without a delivery report; -1: Kafka gave none
@@ -172,7 +173,7 @@ class Message:
             LeaseLostError: The lease has ended; with ``wait``, also that the verdict came late.
             BrokerError, DeadlineExceededError: Only with ``wait``: Kafka did not confirm.
         """
-        self._verdicts.settle(self, Outcome.ACK, wait=wait)
+        self._verdicts.settle(self, _ACK, wait=wait)
 
     def nack(
         self, *, delay: float | timedelta | None = None, reason: str = "", wait: bool = False

@@ -23,9 +23,8 @@ class RouteStarts:
 
     __slots__ = (
         "_begin_ns",
+        "_delivered",
         "_on_late",
-        "_times",
-        "_values",
         "error",
         "failed",
         "messages",
@@ -37,8 +36,7 @@ class RouteStarts:
         self.values: list[bytes] = []  # their STARTs
         self.error: KafkaError | None = None  # the first one
         self.failed = 0
-        self._values: list[bytes] = []  # of the STARTs in the log
-        self._times: list[int] = []  # their log times
+        self._delivered: list[Record] = []  # the STARTs in the log
         self._begin_ns = 0
         self._on_late: Callable[[Message, int, int], None] | None = None
 
@@ -48,14 +46,12 @@ class RouteStarts:
             self.failed += 1
             self.error = self.error or error
             return
+        self._delivered.append(record)
         if not self._begin_ns:
             self._begin_ns = monotonic_ns()
-        value, log_ms = record.value() or b"", record.timestamp()[1]
-        self._values.append(value)
-        self._times.append(log_ms)
         if self._on_late is not None:
-            message = self.messages[self.values.index(value)]
-            self._on_late(message, monotonic_ns() // NS_PER_MS, log_ms)
+            message = self.messages[self.values.index(record.value() or b"")]
+            self._on_late(message, monotonic_ns() // NS_PER_MS, record.timestamp()[1])
 
     def starts(self) -> list[dict[str, Any]]:
         """As produce_batch takes them."""
@@ -68,7 +64,7 @@ class RouteStarts:
     @property
     def is_reported(self) -> bool:
         """Whether each is known to be in the log or failed."""
-        return len(self._values) + self.failed == len(self.values)
+        return len(self._delivered) + self.failed == len(self.values)
 
     @property
     def begin_ms(self) -> int:
@@ -77,12 +73,12 @@ class RouteStarts:
 
     def delivered(self) -> Iterable[tuple[Message, int]]:
         """Those in the log, with their log times."""
-        if self._values == self.values:  # all of them, and in their order
-            return zip(self.messages, self._times, strict=False)  # interrupted: one more message
+        found = list(map(Record.value, self._delivered))
+        times = [kind_and_ms[1] for kind_and_ms in map(Record.timestamp, self._delivered)]
+        if found == self.values:  # all of them, and in their order
+            return zip(self.messages, times, strict=False)  # interrupted: one more message
         known = dict(zip(self.values, self.messages, strict=False))
-        return [
-            (known[value], log_ms) for value, log_ms in zip(self._values, self._times, strict=True)
-        ]
+        return [(known[value or b""], log_ms) for value, log_ms in zip(found, times, strict=True)]
 
     def give_up(self, on_late: Callable[[Message, int, int], None]) -> None:
         """The batch has failed: tell of STARTs that prove to be in the log after all.

@@ -7,7 +7,6 @@ Whatever fails in between, ``Consumer`` gives the batch up, under a new consumer
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,7 +16,6 @@ from kafkamq.clients.errors import broker_error
 from kafkamq.core.handout import has_expired, is_last_delivery
 from kafkamq.core.intake import Intake
 from kafkamq.core.leases import Lease, LeaseState
-from kafkamq.errors import BrokerError
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.gate import process_gate
 from kafkamq.kafka.message import Message
@@ -31,8 +29,6 @@ from kafkamq.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
 
 __all__ = ["Batch", "Starter"]
 
-_PUSH_S = 0.002  # as long as it takes to begin sending
-_log = logging.getLogger(__name__)
 _END_S = 0.05  # how long one step waits for an END that is under way
 
 
@@ -206,13 +202,6 @@ class Starter:
         """
         for partition, starts in batch.starts().items():
             self._worker.writer.write_many(partition, starts)
-
-    def push(self) -> None:
-        """End the producer's linger, so that the STARTs set out now; from any thread."""
-        try:
-            self._worker.writer.flush(_PUSH_S)
-        except BrokerError as error:  # who waits for the STARTs finds them failed
-            _log.info("STARTs met a failed client", extra={"said": str(error)})
 
     def wait(self, batch: Batch, timeout_s: float) -> bool:
         """Whether all that was written is in the log; waits for it.

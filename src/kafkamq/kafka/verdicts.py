@@ -21,7 +21,7 @@ from kafkamq.kafka.tally import WorkerTally
 from kafkamq.kafka.worker import Worker
 from kafkamq.types import DeadLetterReason, MessageId, Outcome
 from kafkamq.wire.headers import cut_text
-from kafkamq.wire.markers import encode_end, encode_keepalive, encode_known_end
+from kafkamq.wire.markers import encode_end, encode_keepalive, encode_known_end, end_encoder
 from kafkamq.wire.partitions import marker_key
 
 __all__ = ["Verdicts"]
@@ -69,10 +69,8 @@ class Verdicts:
         worker = self._worker
         worker.check()
         lease = message._lease
-        if outcome is _ACK:
-            end = encode_known_end(message._identity, outcome, lease.holder_id)
-        else:
-            end = self._encode(message, outcome, reason, delay_ms)
+        # Acks, which cannot fail, are encoded when many of them are written.
+        end = b"" if outcome is _ACK else self._encode(message, outcome, reason, delay_ms)
         now_ms = monotonic_ms()
         with worker.lock:  # from here on nothing may fail: this is the message's one verdict
             settlement = worker.leases.settle(lease, now_ms)
@@ -122,15 +120,22 @@ class Verdicts:
         self._written_ms = monotonic_ms()
         by_route: dict[int, list[dict[str, Any]]] = {}
         taken: list[Message] = []
+        last_route, last_holder = -1, None
+        queued = self._queued
         try:
-            while self._queued:  # other threads may add
-                message = self._queued.popleft()
+            while queued:  # other threads may add
+                message = queued.popleft()
                 taken.append(message)
-                route = message._lease.marker_partition
-                ends = by_route.get(route)
-                if ends is None:
-                    ends = by_route[route] = []
-                ends.append(
+                lease = message._lease
+                if lease.marker_partition != last_route:  # seldom: they come in runs
+                    last_route = lease.marker_partition
+                    add = by_route.setdefault(last_route, []).append
+                if not message._end:
+                    if lease.holder_id is not last_holder:
+                        last_holder = lease.holder_id
+                        encode = end_encoder(_ACK, last_holder)
+                    message._end = encode(message._identity)
+                add(
                     {
                         "value": message._end,
                         "key": message._marker_key,
@@ -167,6 +172,9 @@ class Verdicts:
 
     def _write(self, message: Message) -> None:
         message._end_log_ms = UNREPORTED
+        if not message._end:  # an ack that an interrupt kept from being encoded
+            holder_id = message._lease.holder_id
+            message._end = encode_known_end(message._identity, _ACK, holder_id)
         route = message._lease.marker_partition
         self._worker.writer.write(message._end, message._marker_key, route, message._end_reported)
 

@@ -21,7 +21,7 @@ __all__ = ["REPORTS_MS", "MarkerWriter", "Report"]
 
 REPORTS_MS = 100  # delivery reports wait no longer than this for the application
 MAX_QUEUED = 1_000_000  # markers; max_in_flight bounds them long before
-LINGER_MS = 1  # ENDs of one batch in one request; who waits for a marker flushes, which is at once
+LINGER_MS = 0.5  # markers of one batch in few requests; who waits for one flushes, so it sets out
 _log = logging.getLogger(__name__)
 
 Report = Callable[["KafkaError | None", Record], None]

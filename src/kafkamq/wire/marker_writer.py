@@ -25,6 +25,7 @@ __all__ = [
     "encode_schedule",
     "encode_start",
     "encode_tick",
+    "end_encoder",
     "identity_encoder",
 ]
 
@@ -209,7 +210,15 @@ def _encoded_name(name: str) -> bytes:
 class StartEncoder:
     """Encodes the STARTs of one consumer of one queue; keep it while those settings last."""
 
-    __slots__ = ("_before_value", "_constant", "_key", "_time_field", "_time_ms")
+    __slots__ = (
+        "_before_sized",
+        "_before_value",
+        "_constant",
+        "_key",
+        "_size",
+        "_time_field",
+        "_time_ms",
+    )
 
     def __init__(
         self,
@@ -230,6 +239,8 @@ class StartEncoder:
         # Most messages of a queue have the same key, and those of a request the same time.
         self._key = b""
         self._before_value = self._constant
+        self._size = -1  # of the value that _before_sized is for
+        self._before_sized = b""
         self._time_ms = 0
         self._time_field = b""
 
@@ -285,18 +296,19 @@ class StartEncoder:
         """``encode``, for who has the identity from ``encode_identity`` already."""
         if key != self._key:
             self._key, self._before_value = key, self._constant + _blob(b"\x2a", key)
+            self._size = -1
         if message_timestamp_ms != self._time_ms:
             known = message_timestamp_ms > 0
             self._time_field = b"\xa0\x01" + varint(message_timestamp_ms) if known else b""
             self._time_ms = message_timestamp_ms
         size = len(value) if value else 0
         if delivery_count == 1 and 0 < size < 16384 and not by_reference and not expires_at_ms:
+            if size != self._size:
+                self._size, self._before_sized = size, self._before_value + b"\x32" + _LAST[size]
             return b"".join(  # nearly all are like this
                 (
                     identity,
-                    self._before_value,
-                    b"\x32",
-                    _LAST[size],
+                    self._before_sized,
                     value or b"",
                     _FIRST,
                     _headers(headers) if headers else b"",
@@ -412,6 +424,12 @@ def encode_known_end(
     if reason:
         data += _blob(b"\xc2\x01", cut_text(reason).encode())
     return data + _OF_SCHEDULE if of_schedule else data
+
+
+def end_encoder(outcome: Outcome, consumer_id: str) -> Callable[[bytes], bytes]:
+    """``encode_known_end`` by the identity alone, of an END without delay and reason."""
+    end = _OUTCOME[outcome] + _consumer(consumer_id)
+    return lambda identity: _END_TYPE + identity + end
 
 
 def encode_keepalive(

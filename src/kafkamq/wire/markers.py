@@ -31,6 +31,7 @@ from kafkamq.wire.marker_writer import (
     encode_schedule,
     encode_start,
     encode_tick,
+    end_encoder,
     identity_encoder,
 )
 
@@ -44,6 +45,7 @@ __all__ = [
     "encode_identity",
     "encode_keepalive",
     "encode_known_end",
+    "end_encoder",
     "encode_marker",
     "encode_schedule",
     "encode_start",
