@@ -30,6 +30,7 @@ from tests.integration.queue_logs import (
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from
 from kafkamq.errors import BrokerError, DeadlineExceededError, LeaseLostError
 from kafkamq.kafka import Consumer, Message, Service
+from kafkamq.kafka import exact as exact_commits
 from kafkamq.kafka.commits import Commit
 from kafkamq.kafka.starts import Batch
 from kafkamq.types import MarkerType, MessageId, Outcome
@@ -152,6 +153,62 @@ def test_a_commit_of_skipped_messages_never_lands_behind_a_transaction(
         with exact(service) as again:
             assert again.receive(1.0) is None
         assert not second_starts(markers(service.config))
+
+
+def test_a_transaction_that_was_given_up_decides_first(
+    bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may commit after all: who asked the group before that would START its messages again."""
+    monkeypatch.setattr(exact_commits, "_CLOSE_TIMEOUT_S", 0.1)
+    with make_service(bootstrap, namespace, partitions=1) as service:
+        sent = send(service, 5)
+        with exact(service) as consumer:
+            wait_until(lambda: _partitions(consumer) == 1)
+            producer = consumer._handover._committer._producer  # type: ignore[attr-defined]
+            write, may_write, is_writing = producer.produce_many, threading.Event(), []
+
+            def slowly(*args: Any, **named: Any) -> None:
+                is_writing.append(1)
+                assert may_write.wait(60)
+                write(*args, **named)
+
+            def failing() -> None:
+                if is_writing:
+                    raise BrokerError("once", is_retriable=True)
+                tend()
+
+            tend = consumer._reader.tend
+            monkeypatch.setattr(producer, "produce_many", slowly)
+            monkeypatch.setattr(consumer._reader, "tend", failing)
+            with pytest.raises(BrokerError, match="once"):
+                receive_all(consumer, 5)
+            monkeypatch.setattr(consumer._reader, "tend", tend)
+            assert consumer.receive(1.0) is None  # nobody knows yet what is committed
+            may_write.set()
+            while consumer.receive(0.5) is not None or consumer._reader.is_in_transaction():
+                pass
+        found = markers(service.config)
+        assert not second_starts(found)
+        assert len(starts(service.config)) == len(sent)  # it has committed; a tracker has them
+
+
+def test_a_transaction_is_bounded_in_bytes(
+    bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafkamq.kafka.starts.MAX_TRANSACTION_BYTES", 10_000)
+    with make_service(bootstrap, namespace, partitions=1) as service:
+        producer = service.queue("a").producer()
+        for size in (4000, 4000, 4000, 20_000, 20_000, 1):
+            producer.send(b"x" * size)
+        producer.flush(30)
+        with exact(service) as consumer:
+            found: list[list[int]] = []
+            while sum(map(len, found)) < 6:
+                messages = consumer.receive_many(6, 30)
+                found.append([len(message.payload or b"") for message in messages])
+                for message in messages:
+                    message.ack()
+        assert found == [[4000, 4000], [4000], [20_000], [20_000], [1]]
 
 
 def _partitions(consumer: Consumer) -> int:

@@ -49,11 +49,12 @@ class ExactCommitter:
         self._producer = TransactionalProducer(config, transactional_id)
         self._thread = ThreadPoolExecutor(1, "kafkamq-exactly-once")
         self._pending: Future[None] | None = None
+        self._given_up: Future[None] | None = None
 
     @property
-    def is_pending(self) -> bool:
-        """Whether a transaction is under way."""
-        return self._pending is not None
+    def is_under_way(self) -> bool:
+        """Whether a transaction is, also one that was given up: its offsets may come yet."""
+        return self._pending is not None or not (self._given_up is None or self._given_up.done())
 
     def begin(
         self,
@@ -99,10 +100,11 @@ class ExactCommitter:
     def give_up(self) -> None:
         """Wait for the end of a transaction under way, so that the group knows what became of it.
 
-        After the bound it goes on behind us, and the next one waits for it.
+        After the bound it goes on behind us (``is_under_way``), and the next one waits for it.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
+            self._given_up = pending
             wait([pending], _CLOSE_TIMEOUT_S)
 
     def _run(

@@ -93,20 +93,19 @@ class ExactHandover:
         self._committer = committer
         self._offsets: dict[int, int] = {}
         self._count = 0  # polled records that they stand for
+        reader.is_in_transaction = lambda: committer.is_under_way
 
     def begin(self, batch: Batch) -> None:
         """Set the transaction going."""
         self._intake.started()  # the same transaction has the offsets behind these STARTs
         self._offsets = self._intake.committable()
         self._count = self._intake.uncommitted_count
-        self._reader.holds_commits = True
         self._committer.begin(batch.starts(), self._offsets, self._reader.membership())
 
     def advance(self, batch: Batch, timeout_s: float) -> Commit:
         """Wait for its outcome, and stay in the group meanwhile."""
         outcome = self._committer.wait(min(timeout_s, _SLICE_S))
         if outcome is Commit.DONE:
-            self._reader.holds_commits = False
             self._reader.committed(self._offsets, self._count)
             self._starter.started(batch)
         elif outcome is Commit.PENDING and timeout_s > 0:
@@ -118,7 +117,6 @@ class ExactHandover:
         self._committer.give_up()
         self._starter.undo(batch)
         self._reader.ask_again(batch.partitions())
-        self._reader.holds_commits = False
 
     def lost(self, batch: Batch, partitions: Sequence[int]) -> None:
         """The transaction decides: it names the membership from before."""

@@ -75,7 +75,8 @@ class MessageReader:
         self._committing_count = 0
         self._is_skipping = False  # what is being committed is behind foreign messages alone
         self._failure: KafkaMQError | None = None  # of a poll whose caller had no use for it
-        self.holds_commits = False  # offsets are in a transaction that is under way
+        # Whether a transaction is under way, which alone decides what is committed.
+        self.is_in_transaction: Callable[[], bool] = lambda: False
         self._connect()
 
     def _connect(self) -> None:
@@ -189,6 +190,8 @@ class MessageReader:
 
     def _place(self) -> None:
         """Partitions whose position is not in the log: a new group's, or data was lost."""
+        if self.is_in_transaction():  # given up, perhaps before its offsets were sent: ask after it
+            return
         assigned = {each.partition for each in self._consumer.assignment()}
         for partition in self._unplaced.keys() - assigned:  # an error that came after a revocation
             del self._unplaced[partition]
@@ -335,7 +338,7 @@ class MessageReader:
         if self._is_skipping:
             self._end_skipping(0.0)
         skipped = self._intake.uncommitted_count
-        if not skipped or self._committer.is_pending or self.holds_commits:
+        if not skipped or self._committer.is_pending or self.is_in_transaction():
             return
         is_due = monotonic_ms() - self._committed_ms >= COMMIT_INTERVAL_MS
         # Else a batch is about to take them along.

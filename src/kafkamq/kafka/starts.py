@@ -29,6 +29,7 @@ from kafkamq.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
 
 __all__ = ["Batch", "Starter"]
 
+MAX_TRANSACTION_BYTES = 16 * 1024 * 1024  # of payloads in one, as for trackers (R16)
 _END_S = 0.05  # how long one step waits for an END that is under way
 
 
@@ -74,6 +75,8 @@ class Starter:
         self._verdicts = verdicts
         self._max_deliveries = worker.queue.max_deliveries
         self._max_inline_bytes = worker.queue.max_inline_payload_bytes
+        # More takes longer than a transaction may, and would be begun again for ever.
+        self._max_bytes = MAX_TRANSACTION_BYTES if worker.queue.exactly_once else 0
         self._basis: tuple[object, object] = (None, None)  # what STARTs were encoded with
 
     def _enter(self, now_ms: int, is_last: bool) -> bool:
@@ -119,10 +122,14 @@ class Starter:
         """How many of the next messages make a batch: a last delivery is one by itself (R6)."""
         if is_last:
             return 1
-        count = 0
+        count = size = 0
         for message in self._intake.upcoming(wanted):
             if message._count > 1 and self._is_last(message):
                 break  # when these are settled
+            if self._max_bytes:
+                size += min(len(message._record), self._max_inline_bytes)
+                if size > self._max_bytes and count:
+                    break
             count += 1
         return count
 
