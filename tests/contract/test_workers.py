@@ -13,6 +13,7 @@ from tests.contract.worlds import World, receive, wait_until
 
 from kafkamq import Ack, ConfigError, Message, Nack, Reject, Worker
 from kafkamq.core.backends import Feature, has
+from kafkamq.metrics.health import health
 from kafkamq.types import Backend
 
 
@@ -45,10 +46,12 @@ def test_bodies_and_verdicts(world: World) -> None:
     bodies = [b'{"id": 1}', b'{"id": 2, "note": "reject"}', b'{"id": 3, "note": "raise"}']
     bodies += [b'{"id": 4, "note": "once"}', b'{"id": "5"}', b"no json", b'{"id": 6}']
     with Worker(world.service, queues=["orders"]) as worker:
+        assert "receiving of orders" in {state.name for state in health.states() if state.is_live}
         with queue.producer() as producer:
             for body in bodies:
                 producer.send(body)
         wait_until(lambda: worker.handled == 9, "all handled")
+    assert "receiving of orders" not in {state.name for state in health.states()}
     assert sorted(seen) == [(1, 1), (2, 1), (3, 1), (3, 2), (4, 1), (4, 2), (6, 1)]
     wait_until(lambda: len(world.letters(queue)) == 4, "the dead letters")
     letters = {letter.payload: letter for letter in world.letters(queue)}

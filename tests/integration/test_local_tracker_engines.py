@@ -15,6 +15,7 @@ from kafkamq.config import TrackerConfig
 from kafkamq.core.delivery import DueCause, Settle
 from kafkamq.errors import ConfigError, FencedError
 from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.metrics.health import health
 from kafkamq.types import MessageId, Outcome
 from kafkamq.wire.ledger import Position
 
@@ -85,6 +86,8 @@ def test_a_later_engine_stops_the_local_one(logs: Logs) -> None:
         assert other_engine(logs) == 2
         logs.start(id_, timeout_ms=500)
         wait_until(lambda: tracker.is_over)
+        wait_until(lambda: not health.is_live())  # of the process that it was a part of
+    assert health.is_live()
     assert {(position.engine, position.epoch) for position in ledgers(logs)} == {("other", 2)}
     assert not logs.copies(), "a fenced tracker wrote"
 

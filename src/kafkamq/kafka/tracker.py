@@ -42,7 +42,7 @@ from kafkamq.kafka.partition_start import PartitionStarter
 from kafkamq.kafka.tracked_partition import Phase, Started, TrackedPartition, monotonic_ms
 from kafkamq.kafka.workers import Workers
 from kafkamq.metrics.catalog import LATENESS
-from kafkamq.metrics.health import health
+from kafkamq.metrics.health import Loop, health
 from kafkamq.types import Marker
 from kafkamq.wire.headers import Origin
 from kafkamq.wire.markers import decode_slim
@@ -155,6 +155,7 @@ class LocalTracker:
         """Run in a thread of its own; leaving the block stops it and raises what stopped it."""
         stop = threading.Event()
         failures: list[BaseException] = []
+        hung: list[Loop] = []  # what has failed beats no more, so this process is not live
 
         def run() -> None:
             try:
@@ -162,6 +163,7 @@ class LocalTracker:
             except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
                 _log.error("the tracker has stopped", extra={"why": str(error)})
                 failures.append(error)
+                hung.append(health.add("tracker that has failed", max_age_s=0.0))
 
         thread = threading.Thread(target=run, name="kafkamq-tracker", daemon=True)
         thread.start()
@@ -170,6 +172,8 @@ class LocalTracker:
         finally:
             stop.set()
             thread.join(2 * _CLOSE_S + _SETTLE_S)
+            for loop in hung:
+                health.remove(loop)
             if failures:  # also when the block failed, which then is but a consequence
                 raise failures[0]
         if thread.is_alive():

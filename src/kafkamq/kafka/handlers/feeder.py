@@ -13,12 +13,14 @@ from kafkamq.kafka.consumer import Consumer
 from kafkamq.kafka.handlers.pools import HandlerPool
 from kafkamq.kafka.handlers.spec import HandlerSpec
 from kafkamq.kafka.handlers.telemetry import Telemetry
+from kafkamq.metrics.health import health
 
 __all__ = ["Feeder"]
 
 _RECEIVE_S = 0.25
 _ROOM_S = 0.05
 _PAUSE_S = 0.25
+_MAX_TURN_S = 120.0  # each wait of a turn is bounded; who takes longer hangs in the client
 _log = logging.getLogger(__name__)
 
 
@@ -55,6 +57,7 @@ class Feeder:
         self._paused = threading.Event()
         name = f"kafkamq-feed-{spec.queue.queue_id}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._loop = health.add(f"receiving of {spec.queue.queue_id}", max_age_s=_MAX_TURN_S)
 
     @property
     def is_alive(self) -> bool:
@@ -92,6 +95,7 @@ class Feeder:
         Raises:
             KafkaMQError: Verdicts could not be confirmed; their messages come back.
         """
+        health.remove(self._loop)
         try:
             if self._thread.ident is not None:  # else another queue could not start
                 self._finish_handlers(deadline_s)
@@ -111,6 +115,7 @@ class Feeder:
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
+                self._loop.beat()
                 if self._paused.is_set():
                     self._stopping.wait(_ROOM_S)
                 else:

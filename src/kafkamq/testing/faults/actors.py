@@ -72,7 +72,8 @@ def _send(part: Part, recorder: Recorder, stop: threading.Event) -> None:
             if stop.is_set():
                 break
             id_ = f"{part.name}-{number}"
-            payload = POISON if chance.random() < part.poison else b"%d" % number
+            is_poison = part.poison and number % round(1 / part.poison) == 0  # in every run
+            payload = POISON if is_poison else b"%d" % number
             payload += bytes(max(0, part.payload_bytes - len(payload)))
             delay = 1.0 if chance.random() < part.delayed else 0.0
             recorder.record("send", id=id_, sha=digest(payload))
