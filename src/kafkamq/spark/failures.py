@@ -8,7 +8,7 @@ import kafkamq.clients.errors as client_errors
 import kafkamq.errors as errors
 from kafkamq.errors import KafkaMQError
 
-__all__ = ["QueryFailedError", "error_named", "query_failure"]
+__all__ = ["QueryFailedError", "advised", "error_named", "query_failure"]
 
 _OURS = re.compile(r"kafkamq\.(?:clients\.)?\w+\.(\w+): ([^\n]*)")
 
@@ -36,3 +36,14 @@ def query_failure(error: BaseException) -> KafkaMQError:
             return found
     first_line = str(error).strip().partition("\n")[0]
     return QueryFailedError(f"the Spark query ended: {first_line}")
+
+
+def advised(error: KafkaMQError, checkpoint: str) -> KafkaMQError:
+    """The failure of a tracker's query before its first batch, with what may be the matter."""
+    if not isinstance(error, QueryFailedError):
+        return error
+    return QueryFailedError(
+        f"{error}; it had not done a batch since it was started: if that repeats, the checkpoint "
+        f"{checkpoint} may be damaged. Delete it then: the next start folds again from the "
+        "positions in Kafka, and no message is lost"
+    )

@@ -31,6 +31,7 @@ from kafkamq.errors import (
 )
 from kafkamq.metrics.health import Loop, health
 from kafkamq.spark.checkpoint import CheckpointNote, last_batch, read_note, write_note
+from kafkamq.spark.failures import advised
 from kafkamq.spark.progress import watching
 from kafkamq.spark.query import QueryPlan, query_failure, start_query
 from kafkamq.spark.reading import LogReader, log_reader
@@ -228,6 +229,8 @@ class SparkTracker:
                     continue
                 if error is not None:
                     failures += 1
+                    if run is not None and not run.has_progressed:
+                        error = advised(error, self._checkpoint)
                     self._end_run()
                     if isinstance(error, (*_FINAL, StateError)) or failures > _MAX_FAILURES:
                         raise error
