@@ -354,7 +354,8 @@ def measure(servers: str, options: argparse.Namespace, broker: int | None) -> li
         if "tracker" in options.parts:
             measure_throughput(servers, WARM_UP, options.trigger)
             add(measure_throughput(servers, options.markers, options.trigger))
-            add(*measure_lateness(servers, options.seconds, options.rate, options.trigger))
+            for rate in options.rate:
+                add(*measure_lateness(servers, options.seconds, rate, options.trigger))
             add(*measure_in_flight(servers, options))
             add(*measure_ends(servers, options, options.trigger, broker))
         if "sustained" in options.parts:
@@ -378,7 +379,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON, last")
     parser.add_argument("--markers", type=int, default=1_200_000, help="for the throughput")
     parser.add_argument("--seconds", type=float, default=30.0, help="of load for the lateness")
-    parser.add_argument("--rate", type=int, default=5_000, help="markers/s of that load")
+    parser.add_argument(
+        "--rate", type=int, nargs="+", default=[5_000, 10_000], help="markers/s of that load"
+    )
     parser.add_argument("--due", type=int, default=1_000_000, help="messages due at once")
     parser.add_argument("--sustained", type=float, default=300.0, help="seconds of steady load")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds without any work")

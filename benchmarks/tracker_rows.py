@@ -19,10 +19,12 @@ from kafkamq.types import MessageId, Outcome
 from kafkamq.wire.markers import StartEncoder, encode_end
 from kafkamq.wire.partitions import marker_key, marker_partition
 
-__all__ = ["TrackerProcess", "wait_until", "write_pairs", "write_starts"]
+__all__ = ["LOAD_TOPIC_ID", "TrackerProcess", "wait_until", "write_pairs", "write_starts"]
 
 _CHUNK = 10_000
 _HOUR_MS = 3_600_000
+LOAD_TOPIC_ID = b"t" * 16
+"""Of messages that only their markers know."""
 
 
 def write_pairs(
@@ -71,7 +73,7 @@ def _write(
         starts: dict[int, list[dict[str, bytes]]] = {}
         ends: dict[int, list[dict[str, bytes]]] = {}
         for number in range(first, min(first + 1000, messages)):
-            identity = MessageId(number % partitions, number // partitions, b"t" * 16, 1)
+            identity = MessageId(number % partitions, number // partitions, LOAD_TOPIC_ID, 1)
             place = identity.partition, identity.offset
             route, key = marker_partition(*place, partitions), marker_key(*place)
             start = encoder.encode(identity, b"work", b"x" * 100, headers=headers)
