@@ -24,6 +24,7 @@ from typing import Protocol
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("src", "tests", "tools")
 TIMEOUT_S = 300
+_WITH_BROKER = "tests/integration/"
 _FAILED = 1  # pytest: some tests failed
 
 
@@ -66,7 +67,9 @@ def copy_tree(target: Path) -> None:
 
 def run_tests(root: Path, tests: Sequence[str]) -> int:
     """Exit code of pytest; -1 when it took too long."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--noconftest"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q"]
+    if not any(test.startswith(_WITH_BROKER) for test in tests):
+        command += ["--noconftest"]
     command += ["-p", "no:cacheprovider", "-m", "not faults", *tests]
     environment = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
