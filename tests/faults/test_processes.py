@@ -33,7 +33,7 @@ def test_workers_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_pat
         report = stage.judge("F1 SIGKILL of workers", max_lateness_s=LATE_S)
     report.require_ok(f"seed {stage.seed}: ")
     assert report.sent == 8000
-    assert report.faults["kill worker"] == KILLS
+    assert report.faults["kill worker"] >= KILLS
     assert report.verdict.redelivered > 0
 
 
@@ -55,7 +55,7 @@ def test_workers_of_an_exactly_once_queue_are_killed_twenty_times(
         report = stage.judge("F1 SIGKILL of workers, exactly_once")
     report.require_ok(f"seed {stage.seed}: ")
     assert report.sent == 8000
-    assert report.faults["kill worker"] == KILLS
+    assert report.faults["kill worker"] >= KILLS
     assert report.verdict.redelivered > 0
     assert report.second_starts == 0
 

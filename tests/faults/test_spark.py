@@ -30,7 +30,7 @@ import sys
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.spark.tracker import run_spark_tracker
 config = ServiceConfig(bootstrap_servers=sys.argv[1], namespace=sys.argv[2])
-tracker = TrackerConfig(max_offsets_per_commit=20, position_interval_ms=500)
+tracker = TrackerConfig(max_offsets_per_commit=int(sys.argv[5]), position_interval_ms=500)
 run_spark_tracker(config, tracker, checkpoint=sys.argv[3], trigger_s=0.2, master=sys.argv[4])
 """
 
@@ -84,13 +84,14 @@ def driver(
     launcher: Sequence[str] = (),
     output: Path | None = None,
     master: str = "local[2]",
+    chunk: int = 100,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A driver with its JVM, in a process group of their own; killed at the end."""
     config = logs.config
     stream = open(output, "ab") if output else None  # noqa: SIM115, PTH123 - closed below
     program = [sys.executable, "-c", _PROGRAM, config.bootstrap_servers, config.namespace]
     process = subprocess.Popen(
-        [*launcher, *program, str(checkpoint), master],
+        [*launcher, *program, str(checkpoint), master, str(chunk)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         stdout=stream,
         stderr=stream,
@@ -110,7 +111,8 @@ def test_drivers_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_pat
     load = Load(bootstrap, namespace)
     cut_short = 0
     for _ in range(KILLS):
-        with driver(load.logs, tmp_path / "checkpoint") as process:
+        # Small transactions, so that most kills fall between two of them.
+        with driver(load.logs, tmp_path / "checkpoint", chunk=20) as process:
             load.add(400)
             is_firing = load.chance.random() < 0.7
             if is_firing:
