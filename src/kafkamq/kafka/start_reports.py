@@ -18,7 +18,7 @@ __all__ = ["RouteStarts"]
 class RouteStarts:
     """The STARTs that a batch writes to one marker partition, in the order of its messages.
 
-    Nothing here is an object per message that the garbage collector would have to visit.
+    A report only keeps its record: what it says is read when all are there, not in the callback.
     """
 
     __slots__ = (

@@ -254,6 +254,6 @@ class Worker:
 
         def stop() -> None:
             _log.info("a signal came: the worker drains")
-            self.request_stop()
+            self._stopping.set()  # here already apart
 
         return stop_on_signals(stop)
