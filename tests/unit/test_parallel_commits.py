@@ -84,6 +84,7 @@ class Commits:
     [
         ([], [1]),
         ([KafkaError.STALE_MEMBER_EPOCH, KafkaError.NOT_COORDINATOR], [1]),
+        ([KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS], [1]),  # a join ended
         ([KafkaError.FENCED_MEMBER_EPOCH], []),  # another has the partition already
     ],
 )

@@ -31,8 +31,8 @@ from kafkamq.wire import offsets as offset_maps
 __all__ = ["Committer", "Duty", "Plan", "plan_commits"]
 
 _GONE = frozenset(
-    {  # the member that did the work is none any more
-        KafkaError.ILLEGAL_GENERATION,
+    {  # the member that did the work is none any more; not so behind an ILLEGAL_GENERATION: a
+        # commit that waits behind the member's own join has the generation from before it
         KafkaError.UNKNOWN_MEMBER_ID,
         KafkaError.FENCED_MEMBER_EPOCH,
         KafkaError._ASSIGNMENT_LOST,

@@ -51,6 +51,7 @@ class Source:
         settings = _settings(config)
         self._is_eager = _is_eager(settings)
         self._failure: BaseException | None = None  # of a callback
+        self._is_leaving = False
         self.ends: list[tuple[Partition, int]] = []  # partitions read to their end, since cleared
         self._consumer = connect(Consumer, settings, self._watch)
         self.commits = ExactCommits(self._consumer, str(settings["client.id"]))
@@ -226,6 +227,8 @@ class Source:
     # Membership.
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if self._is_leaving:  # a rebalance that ended meanwhile; a client that ends asks nobody
+            return
         try:
             positions = self._find([(each.topic, each.partition) for each in partitions])
         except BaseException as error:  # noqa: BLE001 - librdkafka's callbacks pass nothing on
@@ -257,12 +260,14 @@ class Source:
 
     def abandon(self) -> None:
         """End a client that never joined."""
+        self._is_leaving = True
         self._consumer.close()
 
     def close(self) -> None:
         """Leave the group, by way of ``revoked``."""
         # Without it, librdkafka (2.16) closes a member that has no partitions without a word to
         # the group, which then waits for it until its session times out.
+        self._is_leaving = True
         self.commits.serve()
         self._consumer.unsubscribe()
         self._consumer.close()
