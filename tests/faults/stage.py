@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ from kafkamq.testing.faults import (
 __all__ = ["Actor", "Stage"]
 
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
+_OWNED = re.compile(r"(tracking a partition|partitions assigned|partitions revoked)(.*)")
 
 
 class Actor:
@@ -187,15 +189,23 @@ class Stage:
         return lines.count(b'"op": "received"') - lines.count(b'"op": "verdict"')
 
     def at_work(self, role: str) -> list[Actor]:
-        """Workers with messages in hand; trackers with partitions, by what they log."""
-
-        def is_busy(actor: Actor) -> bool:
-            if role == "worker":
-                return self.in_hand(actor) > 0
-            said = (self.folder / f"{actor.part.name}.log").read_bytes()
-            return said.rfind(b"tracking a partition") > said.rfind(b"partitions revoked")
-
+        """Workers with messages in hand; trackers with partitions."""
+        is_busy = self.in_hand if role == "worker" else self.tracked_by
         return [actor for actor in self.playing(role) if is_busy(actor)]
+
+    def tracked_by(self, actor: Actor) -> set[int]:
+        """The marker partitions that a tracker serves, by what it logs."""
+        said = (self.folder / f"{actor.part.name}.log").read_text()
+        assigned: set[int] = set()
+        tracked: set[int] = set()
+        for verb, numbers in _OWNED.findall(said):
+            found = {int(number) for number in re.findall(r"\d+", numbers)}
+            if verb == "tracking a partition":
+                tracked |= found
+                continue
+            tracked -= found
+            assigned = assigned | found if verb == "partitions assigned" else assigned - found
+        return assigned & tracked
 
     def _histories(self, prefix: str = "") -> Iterator[Path]:
         return self.folder.glob(f"{prefix}*.jsonl")

@@ -167,15 +167,24 @@ def test_processes_that_are_cut_off(
         for each in ("tracker", "worker", "worker"):
             stage.start(each)
         victim = stage.start(role, launcher=far.prefix, work_s=0.01)
+
+        def tracked_by_others() -> set[int]:
+            trackers = [one for one in stage.playing("tracker") if one is not victim]
+            return set[int]().union(*map(stage.tracked_by, trackers))
+
         stage.start("sender", count=5000, rate=200.0)
         stage.wait_until(lambda: stage.count("received") > 300)
         for _ in range(2):
             if role == "worker":
                 stage.wait_until(lambda: stage.in_hand(victim) > 20)
+            else:
+                stage.wait_until(lambda: stage.tracked_by(victim) - tracked_by_others())
             stage.fault(f"cut {role} off", victim)
             for number in cluster.brokers:
                 cluster.network.cut(far.name, f"broker-{number}")
             time.sleep(8.0)
+            if role == "tracker":  # what it had is the other one's: it comes back as a zombie
+                stage.wait_until(lambda: len(tracked_by_others()) == 3)
             cluster.network.heal()
             time.sleep(2.0)
         stage.healed()

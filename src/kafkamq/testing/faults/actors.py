@@ -39,7 +39,7 @@ __all__ = ["main"]
 
 def main(role: str, settings: str) -> None:
     """Play a role until SIGTERM, or until it is over."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    _log_with_partitions()
     faulthandler.register(signal.SIGUSR1)  # what every thread is doing, into the log
     stop = threading.Event()
     stop_on_signals(stop.set, (signal.SIGTERM,))
@@ -50,6 +50,15 @@ def main(role: str, settings: str) -> None:
         time.time = lambda: right() + part.clock_ahead_s
     roles = {"sender": _send, "worker": _work, "tracker": _track}
     roles[role](part, recorder, stop)
+
+
+def _log_with_partitions() -> None:
+    """What is said, and of which partitions, where that is known."""
+    handler = logging.StreamHandler()
+    names = ("partition", "partitions")
+    form = "%(asctime)s %(name)s %(message)s" + "".join(f" %({name})s" for name in names)
+    handler.setFormatter(logging.Formatter(form, defaults=dict.fromkeys(names, "")))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def _service(part: Part) -> Service:
