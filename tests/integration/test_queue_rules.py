@@ -29,6 +29,7 @@ from kafkamq.config import Backoff
 from kafkamq.errors import LeaseLostError, StateError
 from kafkamq.kafka import Consumer, Message, Service
 from kafkamq.kafka.reader import group_of
+from kafkamq.metrics import catalog
 from kafkamq.types import MarkerType, MessageId, Outcome
 from kafkamq.wire.partitions import marker_partition
 
@@ -250,6 +251,7 @@ def test_late_verdicts_are_told_by_the_broker_s_clock(service: Service) -> None:
     """R9: an END that is appended after the lease's end is late, whatever the worker believed."""
     lost: list[Message] = []
     send(service, "a", b"1", b"2", b"3")
+    counted = sum(catalog.LATE_VERDICTS.values().values())
     consumer = service.queue("a", redelivery_timeout=1.5).consumer(on_lease_lost=lost.append)
     first, second, third = receive_all(consumer, 3)
     consumer._heart.stop()
@@ -267,6 +269,7 @@ def test_late_verdicts_are_told_by_the_broker_s_clock(service: Service) -> None:
         third.ack()
     consumer.close()
     assert lost == [first, second]
+    assert sum(catalog.LATE_VERDICTS.values().values()) == counted + 2
 
 
 def test_leaving_with_is_a_verdict(service: Service) -> None:

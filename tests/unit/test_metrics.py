@@ -13,14 +13,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, Message
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from typer.main import get_command
 
 from kafkamq.cli.app import app
+from kafkamq.clients.tracker_metrics import TrackerMetrics
+from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
-from kafkamq.metrics import Counter, Gauge, Histogram, families, register_metrics, serve_metrics
+from kafkamq.kafka.delivery import Delivery
+from kafkamq.kafka.sender import Sender
+from kafkamq.kafka.tally import SendTally
+from kafkamq.metrics import (
+    Counter,
+    Gauge,
+    Histogram,
+    catalog,
+    families,
+    register_metrics,
+    serve_metrics,
+)
 from kafkamq.metrics.health import Health, health
+from kafkamq.wire.status import TrackerStatus
 
 DASHBOARD = Path(__file__).parents[2] / "dashboards" / "kafkamq.json"
 BOTH = ("queue", "partition")
@@ -217,6 +232,40 @@ def _commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any
 
 def options(command: Any) -> list[Any]:
     return [each for each in command.params if hasattr(each, "help")]
+
+
+def test_a_trackers_metrics_are_those_of_its_status() -> None:
+    config = ServiceConfig(bootstrap_servers="nowhere:1", namespace="a")
+    status = TrackerStatus(
+        topic="a.markers", partition=77, engine="local", epoch=1, clock_ms=5000, position=11,
+        entries=12, due=13, deadline_ms=3500, late_verdicts=14, malformed=15, redelivered=16,
+        dead_lettered=17, is_live=False,
+    )  # fmt: skip
+    shown = {
+        catalog.POSITION: 11, catalog.IN_PROGRESS: 12, catalog.DUE: 13, catalog.TRACKER_LATE: 14,
+        catalog.MALFORMED: 15, catalog.REDELIVERED: 16, catalog.DEAD_LETTERED: 17,
+        catalog.LIVE: 0, catalog.OLDEST_DEADLINE: -1.5,
+    }  # fmt: skip
+    metrics = TrackerMetrics(config, lambda: [status])
+    try:
+        found = {family: family.values().get(("77",)) for family in shown}
+    finally:
+        metrics.close()
+    assert found == shown
+    assert all(("77",) not in family.values() for family in shown)
+
+
+def test_a_send_that_failed_is_counted() -> None:
+    class Failing(Sender):
+        def __init__(self) -> None:
+            self.tally = SendTally()
+
+        def failed(self, error: KafkaError) -> KafkaError:
+            return error
+
+    delivery = Delivery(Failing(), "failing", "id", "topic", False)
+    delivery._report(KafkaError(KafkaError._MSG_TIMED_OUT), Message())
+    assert catalog.SEND_FAILED.values()["failing",] == 1
 
 
 def test_health_is_the_age_of_the_loops() -> None:
