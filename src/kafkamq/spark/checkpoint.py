@@ -63,7 +63,10 @@ def read_note(spark: SparkSession, checkpoint: str, *, topic: str) -> Checkpoint
         starting = {int(number): int(at) for number, at in values.pop("starting").items()}
         note = CheckpointNote(starting=starting, **values) if version == _VERSION else None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{checkpoint}/{_FILE} cannot be read ({error}): start anew") from None
+        raise ConfigError(
+            f"{checkpoint}/{_FILE} is damaged ({error}): restore it, or name another folder (a "
+            "tracker loses no message by that)"
+        ) from None
     if note is None:
         raise ConfigError(f"{checkpoint} is of version {version}, this release reads {_VERSION}")
     if note.topic != topic:

@@ -10,7 +10,13 @@ from kafkamq.errors import KafkaMQError
 
 __all__ = ["QueryFailedError", "advised", "error_named", "query_failure"]
 
+_CALLING = re.compile(r"An error occurred while calling \S+\n: ")  # how py4j begins
 _OURS = re.compile(r"kafkamq\.(?:clients\.)?\w+\.(\w+): ([^\n]*)")
+
+_NO_ROOM = (
+    "; a disk is full, that of the checkpoint or of Spark's working files (SPARK_LOCAL_DIRS, else "
+    "/tmp): make room there, and the query goes on where it was"
+)
 
 
 class QueryFailedError(KafkaMQError):
@@ -26,7 +32,7 @@ def error_named(name: str, text: str) -> KafkaMQError | None:
 
 
 def query_failure(error: BaseException) -> KafkaMQError:
-    """Our error for the one that a query ended with; Spark carries it as text.
+    """Our error for the one that a query ended with, or could not start with, from Spark's text.
 
     Any other failure becomes a ``QueryFailedError`` with Spark's own words.
     """
@@ -34,13 +40,15 @@ def query_failure(error: BaseException) -> KafkaMQError:
         found = error_named(name, text)
         if found is not None:
             return found
-    first_line = str(error).strip().partition("\n")[0]
-    return QueryFailedError(f"the Spark query ended: {first_line}")
+    first_line = _CALLING.sub("", str(error)).strip().partition("\n")[0]
+    first_line = "".join(one if one.isprintable() else "?" for one in first_line)  # of a file's
+    advice = _NO_ROOM if "No space left on device" in str(error) else ""
+    return QueryFailedError(f"the Spark query ended: {first_line}{advice}")
 
 
 def advised(error: KafkaMQError, checkpoint: str) -> KafkaMQError:
     """The failure of a tracker's query before its first batch, with what may be the matter."""
-    if not isinstance(error, QueryFailedError):
+    if not isinstance(error, QueryFailedError) or str(error).endswith(_NO_ROOM):
         return error
     return QueryFailedError(
         f"{error}; it had not done a batch since it was started: if that repeats, the checkpoint "

@@ -60,7 +60,8 @@ _LOGGING = Path(__file__).with_name("log4j2.properties")
 _jvm_log = logging.getLogger("kafkamq.spark.jvm")
 # Printed by the JVM and by PySpark itself, past every log setting.
 _NOISE = re.compile(
-    r"WARNING: Using incubator|(Starting )?Streaming TransformWithState|\s*$|\s+at [\w.$]+\("
+    r"WARNING: Using incubator|(Starting )?Streaming TransformWithState|\s*$"
+    r"|\s+at [\w.$/<>]+\(|\s+\.\.\. \d+ more"
 )
 
 

@@ -115,6 +115,7 @@ class SparkTracker:
         Raises:
             ConfigError: Topics, checkpoint or environment cannot work (R23).
             StateError: The checkpoint is older than its ledger; FencedError: a later start exists.
+            QueryFailedError: Spark cannot read the checkpoint, or write there.
             BrokerError, DeadlineExceededError: The brokers do not answer.
         """
         for finding in require_topics(self.config, max_lease_ms=self.tracker.max_lease_ms):
@@ -141,6 +142,15 @@ class SparkTracker:
 
     def _launch(self, *, takeover: bool) -> None:
         """One start of the engine: claim, TICKs, query."""
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
+        from pyspark.errors import PySparkException
+
+        try:
+            self._begin(takeover=takeover)
+        except (Py4JError, PySparkException) as error:  # of reading the checkpoint
+            raise advised(query_failure(error), self._checkpoint) from error
+
+    def _begin(self, *, takeover: bool) -> None:
         assert self._spark is not None, "start() made the session"
         plan = self._plan(self._spark, takeover=takeover)
         keeper = TickKeeper(
@@ -421,6 +431,7 @@ def run_spark_tracker(
     checkpoint: str,
     master: str = "local[2]",
     trigger_s: float = 1.0,
+    settings: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
 ) -> None:
     """Run a tracker until ``stop`` is set; for the command line.
@@ -430,7 +441,12 @@ def run_spark_tracker(
     """
     stop = stop or threading.Event()
     with SparkTracker(
-        config, tracker, checkpoint=checkpoint, master=master, trigger_s=trigger_s
+        config,
+        tracker,
+        checkpoint=checkpoint,
+        master=master,
+        trigger_s=trigger_s,
+        settings=settings,
     ) as running:
         while not stop.is_set() and not running.wait(0.2):
             pass
