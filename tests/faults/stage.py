@@ -195,7 +195,7 @@ class Stage:
 
     def tracked_by(self, actor: Actor) -> set[int]:
         """The marker partitions that a tracker serves, by what it logs."""
-        said = (self.folder / f"{actor.part.name}.log").read_text()
+        said = (self.folder / f"{actor.part.name}.log").read_text(errors="replace")
         assigned: set[int] = set()
         tracked: set[int] = set()
         for verb, numbers in _OWNED.findall(said):

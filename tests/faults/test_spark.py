@@ -6,16 +6,14 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.faults.figures import say
 from tests.integration.tracker_logs import Logs, wait_until
+from tests.spark.tracker_driver import tracker_driver
 
 from kafkamq.testing.checker import check_logs
 from kafkamq.testing.faults import Network, read_namespace, why_no_network
@@ -25,14 +23,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(900)]
 
 KILLS = 20
 PATIENCE_S = 150.0
-_PROGRAM = """
-import sys
-from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.spark.tracker import run_spark_tracker
-config = ServiceConfig(bootstrap_servers=sys.argv[1], namespace=sys.argv[2])
-tracker = TrackerConfig(max_offsets_per_commit=int(sys.argv[5]), position_interval_ms=500)
-run_spark_tracker(config, tracker, checkpoint=sys.argv[3], trigger_s=0.2, master=sys.argv[4])
-"""
 
 
 class Load:
@@ -77,42 +67,13 @@ class Load:
         assert Counter(logs.ends(Outcome.DEAD_LETTERED)) == Counter(self.rejected)
 
 
-@contextmanager
-def driver(
-    logs: Logs,
-    checkpoint: Path,
-    launcher: Sequence[str] = (),
-    output: Path | None = None,
-    master: str = "local[2]",
-    chunk: int = 100,
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A driver with its JVM, in a process group of their own; killed at the end."""
-    config = logs.config
-    stream = open(output, "ab") if output else None  # noqa: SIM115, PTH123 - closed below
-    program = [sys.executable, "-c", _PROGRAM, config.bootstrap_servers, config.namespace]
-    process = subprocess.Popen(
-        [*launcher, *program, str(checkpoint), master, str(chunk)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        stdout=stream,
-        stderr=stream,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
-        if stream:
-            stream.close()
-
-
 def test_drivers_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_path: Path) -> None:
     """F4: at random moments: while Spark starts, folds, fires."""
     load = Load(bootstrap, namespace)
     cut_short = 0
     for _ in range(KILLS):
         # Small transactions, so that most kills fall between two of them.
-        with driver(load.logs, tmp_path / "checkpoint", chunk=20) as process:
+        with tracker_driver(load.logs, tmp_path / "checkpoint", max_actions=20) as process:
             load.add(400)
             is_firing = load.chance.random() < 0.7
             if is_firing:
@@ -125,7 +86,7 @@ def test_drivers_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_pat
                 wait_until(fires, timeout_s=PATIENCE_S)
             time.sleep(4.0 * load.chance.random() ** 3)
         cut_short += is_firing and len(load.logs.copied()) < len(load.silent)
-    with driver(load.logs, tmp_path / "checkpoint"):
+    with tracker_driver(load.logs, tmp_path / "checkpoint"):
         load.wait_until_settled()
     load.judge("F4 SIGKILL of Spark drivers", {"kill driver": KILLS, "while firing": cut_short})
     assert cut_short >= 3, "the kills came too late to show anything"
@@ -174,7 +135,7 @@ def test_python_workers_are_killed_twenty_times(
     """F4: the query ends with its task, and starts again by itself."""
     load = Load(bootstrap, namespace)
     kills = 0
-    with driver(load.logs, tmp_path / "checkpoint") as process:
+    with tracker_driver(load.logs, tmp_path / "checkpoint") as process:
         load.add(400)
         wait_until(load.logs.copied, timeout_s=PATIENCE_S)
         deadline_s = time.monotonic() + 600
@@ -195,7 +156,9 @@ def test_executors_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_p
     """F4: two of them with a core each; Spark starts a killed one again."""
     load = Load(bootstrap, namespace)
     kills = 0
-    with driver(load.logs, tmp_path / "checkpoint", master="local-cluster[2,1,1024]") as process:
+    with tracker_driver(
+        load.logs, tmp_path / "checkpoint", master="local-cluster[2,1,1024]"
+    ) as process:
         load.add(400)
         wait_until(load.logs.copied, timeout_s=PATIENCE_S)
         deadline_s = time.monotonic() + 500
@@ -213,25 +176,36 @@ def test_executors_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_p
 
 
 @pytest.mark.skipif(bool(why_no_network()), reason=why_no_network() or "it can")
-def test_a_checkpoint_without_room(bootstrap: str, namespace: str, tmp_path: Path) -> None:
-    """F9: the tracker says so, nothing is lost, and it goes on when there is room."""
+@pytest.mark.parametrize("full", ["checkpoint", "working folder"])
+def test_a_folder_without_room(bootstrap: str, namespace: str, tmp_path: Path, full: str) -> None:
+    """F9: the tracker says what to do, nothing is lost, and it goes on when there is room.
+
+    In the working folder are RocksDB's files and those between the stages of a batch.
+    """
     load = Load(bootstrap, namespace)
-    checkpoint, output = tmp_path / "checkpoint", tmp_path / "output"
-    checkpoint.mkdir()
+    output = tmp_path / "output"
+    folders = {name: tmp_path / name.replace(" ", "-") for name in ("checkpoint", "working folder")}
+    for folder in folders.values():
+        folder.mkdir()
+    small = folders[full]
     with Network() as network:
         host = network.add("spark")
-        host.mount_tmpfs(checkpoint, 4 * 1024 * 1024)
+        host.mount_tmpfs(small, {"checkpoint": 4, "working folder": 16}[full] * 1024 * 1024)
         # Its disk is another one; the broker is on the loopback, so only the mounts are its own.
         launcher = ["nsenter", "-t", str(host.pid), "-m", f"--wd={Path.cwd()}", "--"]
-        with driver(load.logs, checkpoint, launcher, output):
+        with tracker_driver(
+            load.logs,
+            folders["checkpoint"],
+            launcher=launcher,
+            output=output,
+            settings={"spark.local.dir": str(folders["working folder"])},
+        ):
             load.add(400)
             wait_until(load.logs.copied, timeout_s=PATIENCE_S)
-            host.run(
-                "sh", "-c", f"dd if=/dev/zero of={checkpoint}/filler bs=4k 2>/dev/null || true"
-            )
+            host.run("sh", "-c", f"dd if=/dev/zero of={small}/filler bs=4k 2>/dev/null || true")
             load.add(400)
-            wait_until(lambda: b"No space left" in output.read_bytes(), timeout_s=PATIENCE_S)
-            host.resize_tmpfs(checkpoint, 256 * 1024 * 1024)
+            wait_until(lambda: b"make room" in output.read_bytes(), timeout_s=PATIENCE_S)
+            host.resize_tmpfs(small, 256 * 1024 * 1024)
             load.add(400)
             load.wait_until_settled()
-    load.judge("F9 Spark checkpoint without room", {"disk full": 1})
+    load.judge(f"F9 Spark {full} without room", {"disk full": 1})

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.integration.tracker_logs import Logs, wait_until
+from tests.spark.tracker_driver import tracker_driver
 
-from kafkamq.dev.spark_cluster import LocalSpark
+from kafkamq.dev.spark_cluster import EXECUTOR_SETTINGS, LocalSpark
 from kafkamq.testing.checker import check_logs
 from kafkamq.testing.faults import read_namespace
 from kafkamq.types import MessageId, Outcome
@@ -22,36 +19,6 @@ from kafkamq.types import MessageId, Outcome
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(600)]
 
 PATIENCE_S = 200.0
-_PROGRAM = """
-import sys
-from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.dev.spark_cluster import EXECUTOR_SETTINGS
-from kafkamq.spark.tracker import SparkTracker
-servers, namespace, checkpoint, master = sys.argv[1:]
-tracker = SparkTracker(
-    ServiceConfig(bootstrap_servers=servers, namespace=namespace),
-    TrackerConfig(max_offsets_per_commit=100),
-    checkpoint=checkpoint,
-    master=master,
-    trigger_s=0.3,
-    settings=EXECUTOR_SETTINGS,
-)
-with tracker as running:
-    running.wait()
-"""
-
-
-@contextmanager
-def driver(logs: Logs, checkpoint: Path, master: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of its own: one that has a session already could not have another elsewhere."""
-    config = logs.config
-    arguments = [config.bootstrap_servers, config.namespace, f"file://{checkpoint}", master]
-    process = subprocess.Popen([sys.executable, "-c", _PROGRAM, *arguments], start_new_session=True)
-    try:
-        yield process
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
 
 
 def test_an_executor_is_killed_while_the_tracker_fires(
@@ -68,7 +35,9 @@ def test_an_executor_is_killed_while_the_tracker_fires(
 
     with (
         LocalSpark(tmp_path / "cluster", workers=2) as cluster,
-        driver(logs, tmp_path / "checkpoint", cluster.master) as process,
+        tracker_driver(
+            logs, tmp_path / "checkpoint", master=cluster.master, settings=EXECUTOR_SETTINGS
+        ) as process,
     ):
 
         def are_settled() -> bool:

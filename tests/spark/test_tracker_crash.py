@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.spark.tracker_driver import tracker_driver
 from tests.spark.tracker_runs import PATIENCE_S, Logs, settled, tracking, verdict, wait_until
 
 from kafkamq.types import MessageId, Outcome
@@ -24,31 +21,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(580)]
 KILLS = 3
 BATCH = 2000
 
-_PROGRAM = """
-import sys
-from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.spark.tracker import run_spark_tracker
-config = ServiceConfig(bootstrap_servers=sys.argv[1], namespace=sys.argv[2])
-tracker = TrackerConfig(max_offsets_per_commit=30, position_interval_ms=500)
-run_spark_tracker(config, tracker, checkpoint=sys.argv[3], trigger_s=0.2)
-"""
-
-
-@contextmanager
-def driver(logs: Logs, checkpoint: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A driver with its JVM, in a process group of their own; killed at the end."""
-    config = logs.config
-    process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, config.bootstrap_servers, config.namespace, checkpoint],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
-
 
 def test_a_driver_that_is_killed_while_it_fires(
     spark: SparkSession, bootstrap: str, namespace: str, checkpoint: str
@@ -58,7 +30,7 @@ def test_a_driver_that_is_killed_while_it_fires(
     rejected: set[MessageId] = set()
     cut_short = 0
     for turn in range(KILLS):
-        with driver(logs, checkpoint) as process:
+        with tracker_driver(logs, Path(checkpoint), max_actions=30) as process:
             ids = logs.send(BATCH, partition=turn % 2)
             logs.start(*ids, timeout_ms=1500)
             logs.end(*ids[::4])

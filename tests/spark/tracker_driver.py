@@ -1,0 +1,69 @@
+"""A Spark tracker in a process of its own, for tests that kill it or what belongs to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.integration.tracker_logs import Logs
+
+__all__ = ["tracker_driver"]
+
+_PROGRAM = """
+import json, sys
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.spark.tracker import run_spark_tracker
+service, tracker, spark = map(json.loads, sys.argv[1:])
+run_spark_tracker(ServiceConfig(**service), TrackerConfig(**tracker), **spark)
+"""
+
+
+@contextmanager
+def tracker_driver(
+    logs: Logs,
+    checkpoint: Path,
+    *,
+    launcher: Sequence[str] = (),
+    output: Path | None = None,
+    master: str = "local[2]",
+    max_actions: int = 100,
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver with its JVM, in a process group of their own; killed at the end.
+
+    Args:
+        logs: The namespace that it serves.
+        checkpoint: A folder of this machine.
+        launcher: A command to run it behind.
+        output: Gets what it says; None: what this process says goes there too.
+        master: Where Spark runs.
+        max_actions: The most that it settles in one transaction.
+        settings: Spark properties.
+    """
+    config = logs.config
+    service = {"bootstrap_servers": config.bootstrap_servers, "namespace": config.namespace}
+    tracker = {"max_offsets_per_commit": max_actions, "position_interval_ms": 500}
+    spark = {"master": master, "trigger_s": 0.2, "checkpoint": f"file://{checkpoint}"}
+    values = (service, tracker, {**spark, "settings": settings})
+    program = [sys.executable, "-c", _PROGRAM, *map(json.dumps, values)]
+    stream = open(output, "ab") if output else None  # noqa: SIM115, PTH123 - closed below
+    process = subprocess.Popen(
+        [*launcher, *program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        stdout=stream,
+        stderr=stream,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+        if stream:
+            stream.close()
