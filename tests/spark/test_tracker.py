@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import signal
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,6 +32,8 @@ from kafkamq.config import TrackerConfig
 from kafkamq.errors import DataLossError, FencedError, StateError, UnsupportedVersionError
 from kafkamq.kafka.tracker import LocalTracker
 from kafkamq.metrics.catalog import LATENESS, SPARK_RUNNING
+from kafkamq.metrics.health import health
+from kafkamq.spark import tracker as tracker_module
 from kafkamq.spark.tracker import SparkTracker
 from kafkamq.types import MarkerType, MessageId, Outcome
 from kafkamq.wire.headers import read_message_headers
@@ -294,3 +299,38 @@ def test_a_position_below_the_logs_start_stops_it(
     tracker = SparkTracker(logs.config, checkpoint=checkpoint, spark=spark)
     with pytest.raises(DataLossError, match="records are gone"), tracker:
         tracker.wait(PATIENCE_S)
+
+
+def test_a_batch_that_hangs_is_neither_ready_nor_live(
+    spark: SparkSession, logs: Logs, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R24: the tracker's own loop goes on all the time."""
+    monkeypatch.setattr(tracker_module, "_LONG_BATCH_S", 3.0)
+    monkeypatch.setattr(tracker_module, "_MAX_BATCH_S", 5.0)
+    with tracking(logs, spark, checkpoint):
+        wait_until(health.is_ready, timeout_s=PATIENCE_S)
+        workers = [pid for pid in _below(os.getpid()) if ".daemon" in _command(pid)]
+        assert workers
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            logs.start(*logs.send(10))
+            wait_until(lambda: not health.is_ready(), timeout_s=PATIENCE_S)
+            wait_until(lambda: not health.is_live(), timeout_s=PATIENCE_S)
+            (hung,) = [state for state in health.states() if not state.is_live]
+            assert hung.name == "batches of the tracker"
+        finally:
+            for pid in workers:
+                os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: health.is_ready() and health.is_live(), timeout_s=PATIENCE_S)
+
+
+def _below(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for task in tasks for child in task.read_text().split()]
+    return children + [below for child in children for below in _below(child)]
+
+
+def _command(pid: int) -> str:
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return b" ".join(command[:3]).decode()

@@ -53,6 +53,8 @@ _MAX_FAILURES = 20  # in a row, without a batch in between
 _MAX_PAUSE_S = 30.0
 _MAX_TASKS_PER_CORE = 2
 _MAX_TURN_S = 90.0  # a restart of the query, with its pause, is one turn
+_LONG_BATCH_S = 60.0  # then it is not ready
+_MAX_BATCH_S = 600.0  # then it hangs
 # What no restart mends, or where a restart would do harm.
 _FINAL = (FencedError, ConfigError, DataLossError, WireError)
 
@@ -108,6 +110,7 @@ class SparkTracker:
         self._metrics: TrackerMetrics | None = None
         self._watching = ExitStack()
         self._loop: Loop | None = None
+        self._batches: Loop | None = None
 
     def start(self) -> SparkTracker:
         """Check, claim and start; returns when the query runs.
@@ -137,6 +140,7 @@ class SparkTracker:
             raise
         self._metrics = TrackerMetrics(self.config, lambda: self.statuses().values())
         self._loop = health.add("tracker", max_age_s=_MAX_TURN_S, is_ready=self._is_ready)
+        self._batches = health.add("batches of the tracker", max_age_s=_MAX_BATCH_S)
         self._thread.start()
         return self
 
@@ -228,15 +232,19 @@ class SparkTracker:
     def _mind(self) -> None:
         """The thread beside the query: TICKs, added partitions, restarts."""
         failures = 0
+        assert self._loop is not None, "it was started"
+        assert self._batches is not None, "it was started"
         try:
             while not self._stopping.is_set():
-                if self._loop is not None:
-                    self._loop.beat()
+                self._loop.beat()
                 run = self._run
                 error = self._step(run) if run is not None else None
                 if run is not None and error is None:
                     failures = 0 if run.has_progressed else failures
+                    if run.is_turning:
+                        self._batches.beat()
                     continue
+                self._batches.beat()  # batches are not what is wrong
                 if error is not None:
                     failures += 1
                     if run is not None and not run.has_progressed:
@@ -320,6 +328,8 @@ class SparkTracker:
         return {} if run is None else dict(run.keeper.latest)
 
     def _is_ready(self) -> bool:
+        if self._batches is not None and self._batches.state().age_s > _LONG_BATCH_S:
+            return False
         statuses = self.statuses()
         return len(statuses) == self._partitions and all(each.is_live for each in statuses.values())
 
@@ -344,8 +354,9 @@ class SparkTracker:
         if self._thread.is_alive():
             self._thread.join(60.0)
         self._end_run()
-        if self._loop is not None:
-            health.remove(self._loop)
+        for loop in (self._loop, self._batches):
+            if loop is not None:
+                health.remove(loop)
         if self._metrics is not None:
             self._metrics.close()
         self._watching.close()
@@ -370,6 +381,7 @@ class _Run:
         self.query = query
         self.reader = LogReader(plan.config)
         self.has_progressed = False
+        self.is_turning = True  # lately a batch ended, or there was nothing to do
         self._batch = -1
         self._looked_s = time.monotonic()
         self._counted_s = time.monotonic()
@@ -382,7 +394,9 @@ class _Run:
         self._looked_s = now_s
         progress: Mapping[str, Any] | None = self.query.lastProgress
         if progress is None or progress["batchId"] == self._batch:
+            self.is_turning = not self.query.status["isTriggerActive"]
             return
+        self.is_turning = True
         self._batch = progress["batchId"]
         self.has_progressed = True
         took_ms = progress["durationMs"].get("triggerExecution", 0)
