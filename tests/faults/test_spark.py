@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -107,8 +109,20 @@ def children_of(driver_pid: int) -> dict[int, int]:
 def python_workers(driver_pid: int) -> list[int]:
     """The processes in which Spark runs Python: children of its daemon, not the daemon."""
     parents = children_of(driver_pid)
-    daemons = {pid for pid in parents if "daemon" in _command(pid)}
+    daemons = {pid for pid in parents if re.search(r"python\S* -m \S+\.daemon ", _command(pid))}
     return [pid for pid in daemons if parents[pid] in daemons]
+
+
+def busy(pids: Iterable[int]) -> list[int]:
+    """Those that run at this moment."""
+    return [pid for pid in pids if _state(pid) == "R"]
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""
 
 
 def executors(driver_pid: int) -> list[int]:
@@ -134,22 +148,27 @@ def test_python_workers_are_killed_twenty_times(
 ) -> None:
     """F4: the query ends with its task, and starts again by itself."""
     load = Load(bootstrap, namespace)
+    output = tmp_path / "output"
     kills = 0
-    with tracker_driver(load.logs, tmp_path / "checkpoint") as process:
+    with tracker_driver(load.logs, tmp_path / "checkpoint", output=output) as process:
         load.add(400)
         wait_until(load.logs.copied, timeout_s=PATIENCE_S)
-        deadline_s = time.monotonic() + 600
+        deadline_s = time.monotonic() + 400
         while kills < KILLS and time.monotonic() < deadline_s:
-            time.sleep(1.0 + 3.0 * load.chance.random())
+            load.add(50)
             assert process.poll() is None, "the driver ended"
-            workers = python_workers(process.pid)
-            if workers:  # none while the query starts again
+            time.sleep(2.0 * load.chance.random())
+            workers = busy(python_workers(process.pid))
+            if workers:  # none while the query starts again; one that idles dies unnoticed
                 os.kill(load.chance.choice(workers), signal.SIGKILL)
                 kills += 1
-                load.add(200)
         load.wait_until_settled()
-    load.judge("F4 SIGKILL of Spark's Python workers", {"kill Python worker": kills})
+    at_work = output.read_bytes().count(b"the query failed and is started again")
+    load.judge(
+        "F4 SIGKILL of Spark's Python workers", {"kill Python worker": kills, "at work": at_work}
+    )
     assert kills == KILLS
+    assert at_work >= KILLS // 3, "the kills hit those that had nothing to do"
 
 
 def test_executors_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_path: Path) -> None:
