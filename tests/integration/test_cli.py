@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,6 +110,18 @@ def test_what_was_not_printed_goes_back_uncounted(commands: Commands) -> None:
     assert len(started) > 1
     assert set(settled) == set(started)
     assert ends(config, Outcome.RELEASE)
+
+
+def test_sigterm_ends_receive_and_leaves_nothing_held(commands: Commands) -> None:
+    commands.run("send", "q", *map(str, range(300)))
+    config = ServiceConfig(bootstrap_servers=commands.bootstrap, namespace=commands.namespace)
+    process = commands.process("receive", "q", "--follow")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert set(starts(config)) == {*ends(config, Outcome.ACK), *ends(config, Outcome.RELEASE)}
 
 
 def test_a_delayed_message_comes_later(tracked: Commands) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +25,7 @@ from kafkamq.cli.options import (
     serving_metrics,
 )
 from kafkamq.cli.payloads import parse_header, read_lines
+from kafkamq.clients.signals import stop_on_signals
 from kafkamq.config import ServiceConfig, utf8
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.kafka import Consumer, Delivery, Message, Producer, Service
@@ -270,14 +273,18 @@ def receive(
         _settle(message, verdict, delay=delay, reason=reason)
 
     received = 0
-    with serving_metrics(metrics_port), service(config) as connection:
+    with (
+        _until_sigterm() as stopping,
+        serving_metrics(metrics_port),
+        service(config) as connection,
+    ):
         queue = connection.queue(
             queue_id, redelivery_timeout=redelivery_timeout, max_deliveries=max_deliveries
         )
         with queue.consumer() as consumer:
             silent_since = time.monotonic()
             try:
-                while follow or received < count:
+                while not stopping.is_set() and (follow or received < count):
                     wanted = RECEIVE_BATCH if follow else min(count - received, RECEIVE_BATCH)
                     messages = consumer.receive_many(wanted, 0.5)
                     _handle_each(consumer, messages, handle)
@@ -290,8 +297,19 @@ def receive(
             except KeyboardInterrupt:
                 output.note("Stopping: what was printed is settled, the rest goes back.")
             consumer.flush()
-    if not received and not as_json:
+    if not received and not follow and not as_json:
         output.note(f"No message in {queue_id} within {timeout:g} s.")
+
+
+@contextmanager
+def _until_sigterm() -> Iterator[threading.Event]:
+    """Set when a supervisor wants the end: what is printed by then is settled first."""
+    stopping = threading.Event()
+    undo = stop_on_signals(stopping.set, (signal.SIGTERM,))
+    try:
+        yield stopping
+    finally:
+        undo()
 
 
 def _handle_each(
