@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from tests.integration.tracker_logs import Logs, wait_until
 
@@ -14,6 +14,7 @@ from kafkamq.clients.settlement import SettlementError, Settler
 from kafkamq.config import TrackerConfig
 from kafkamq.core.delivery import DueCause, Settle
 from kafkamq.errors import ConfigError, FencedError
+from kafkamq.kafka.marker_reader import tracker_group
 from kafkamq.kafka.tracker import LocalTracker
 from kafkamq.metrics.health import health
 from kafkamq.types import MessageId, Outcome
@@ -76,6 +77,12 @@ def test_replicas_share_the_partitions_and_take_over_from_each_other(logs: Logs)
         wait_until(lambda: first.is_live and len(first.assigned) == PARTITIONS)
         wait_until(lambda: len(logs.ends(Outcome.REDELIVERED)) == 2 * PARTITIONS)
     assert Counter(logs.copied()) == Counter((id_.partition, id_.offset) for id_ in ids + more)
+    # R22: each transaction named the membership, which fences those that the group went on without.
+    group = tracker_group(logs.config)
+    asked = Consumer({"bootstrap.servers": logs.bootstrap, "group.id": group})
+    places = [TopicPartition(logs.config.marker_topic, number) for number in range(PARTITIONS)]
+    assert all(place.offset > 0 for place in asked.committed(places, timeout=30))
+    asked.close()
 
 
 def test_a_later_engine_stops_the_local_one(logs: Logs) -> None:
