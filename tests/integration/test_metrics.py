@@ -15,6 +15,7 @@ from tests.integration.queue_logs import make_service, receive_all, tracked, wai
 
 from kafkamq.errors import LeaseLostError
 from kafkamq.kafka import Service
+from kafkamq.kafka.tracker import LocalTracker
 from kafkamq.metrics import catalog
 from kafkamq.metrics.families import Family, Histogram
 from kafkamq.metrics.health import health
@@ -100,7 +101,7 @@ def counted(histogram: Histogram) -> int:
 
 
 def test_an_open_transaction_is_seen_to_hold_readers_back(bootstrap: str, namespace: str) -> None:
-    with make_service(bootstrap, namespace) as service, tracked(service.config):
+    with make_service(bootstrap, namespace) as service:
         producer = Producer(
             {
                 "bootstrap.servers": bootstrap,
@@ -114,12 +115,17 @@ def test_an_open_transaction_is_seen_to_hold_readers_back(bootstrap: str, namesp
         producer.produce(service.config.message_topic, b"x", b"nobody", 1)
         producer.produce(service.config.marker_topic, b"x", b"nobody", 0)
         producer.flush()
-        stalled, markers = catalog.MESSAGES_LSO_STALLED, catalog.LSO_STALLED
-        wait_until(lambda: stalled.values().get(("1",), 0.0) > 0.5)
-        wait_until(lambda: markers.values().get(("0",), 0.0) > 0.5)
-        assert stalled.values()["0",] == 0.0
-        producer.abort_transaction(30)
-        wait_until(lambda: stalled.values()["1",] == markers.values()["0",] == 0.0)
+        with LocalTracker(service.config).in_thread() as tracker:
+            stalled, markers = catalog.MESSAGES_LSO_STALLED, catalog.LSO_STALLED
+            wait_until(lambda: stalled.values().get(("1",), 0.0) > 0.5)
+            wait_until(lambda: markers.values().get(("0",), 0.0) > 0.5)
+            assert stalled.values()["0",] == 0.0
+            wait_until(lambda: catalog.LIVE.values() == {("0",): 0.0, ("1",): 1.0})
+            assert not health.is_ready()  # R17: its own TICK stands behind the open transaction
+            producer.abort_transaction(30)
+            wait_until(lambda: stalled.values()["1",] == markers.values()["0",] == 0.0)
+            wait_until(lambda: tracker.is_live)
+            assert health.is_ready()
 
 
 def test_a_tracker_answers_probes(bootstrap: str, namespace: str) -> None:
