@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from kafkamq.testing.faults import KafkaCluster
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 
 COUNT, RATE = 6000, 400.0
+EXAMPLE = "test_what_was_sent_survives_the_leader"
 
 
 def play(
@@ -95,3 +97,13 @@ def test_a_rolling_restart(kafka_cluster: KafkaCluster, namespace: str, tmp_path
             kafka_cluster.wait_until_whole()
 
     play(kafka_cluster, namespace, tmp_path, "F5 rolling restart", act)
+
+
+def test_the_example_in_the_docs(kafka_cluster: KafkaCluster) -> None:
+    """A broker's handle is destroyed under the requests in it, when it leaves the metadata."""
+    text = Path("docs/guarantees.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (example,) = [block for block in blocks if EXAMPLE in block]
+    found: dict[str, Callable[[KafkaCluster], None]] = {}
+    exec(example, found)
+    found[EXAMPLE](kafka_cluster)

@@ -35,6 +35,8 @@ def test_kinds(code: int, kind: type[Exception]) -> None:
         (KafkaError.NOT_ENOUGH_REPLICAS, True),
         (KafkaError.COORDINATOR_NOT_AVAILABLE, True),
         (KafkaError._ALL_BROKERS_DOWN, True),
+        (KafkaError._DESTROY_BROKER, True),
+        (KafkaError._WAIT_COORD, True),
         (KafkaError._AUTHENTICATION, False),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, False),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, False),

@@ -12,14 +12,12 @@ from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from kafkamq.clients.errors import ErrorWatch, kafka_error
+from kafkamq.clients.errors import BROKER_GONE, ErrorWatch, kafka_error
 
 __all__ = ["ask_in_slices"]
 
 _FIRST_S = 1.0  # each slice is twice as long as the last: slow answers are waited for, too
-_UNANSWERED = frozenset(
-    {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
-)
+_UNANSWERED = BROKER_GONE | {KafkaError._TIMED_OUT}
 
 Answer = TypeVar("Answer")
 

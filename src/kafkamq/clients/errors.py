@@ -20,6 +20,7 @@ from kafkamq.errors import (
 )
 
 __all__ = [
+    "BROKER_GONE",
     "ErrorWatch",
     "OutcomeUnknownError",
     "TransactionAbortedError",
@@ -96,11 +97,20 @@ _FORBIDDEN = frozenset(
 _REFUSAL_S = 60.0
 """A refusal of credentials holds so long; librdkafka tries on and tells repetitions within 30 s."""
 
-_RETRIABLE = frozenset(
+BROKER_GONE = frozenset(
     {
         KafkaError._TRANSPORT,
         KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._DESTROY_BROKER,  # it went out of the cluster's metadata with a request
+    }
+)
+"""librdkafka's own words for: who was asked is not there."""
+
+_RETRIABLE = BROKER_GONE | frozenset(
+    {
         KafkaError._MSG_TIMED_OUT,
+        KafkaError._WAIT_COORD,
+        KafkaError._WAIT_CACHE,
         KafkaError._RESOLVE,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError
 
+from kafkamq.clients.errors import BROKER_GONE
+
 __all__ = ["mends_itself"]
 
-_PASSING = frozenset(
+_PASSING = BROKER_GONE | frozenset(
     {
         KafkaError._PARTITION_EOF,
         KafkaError._MAX_POLL_EXCEEDED,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TRANSPORT,
         KafkaError._TIMED_OUT,
         KafkaError._RESOLVE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,

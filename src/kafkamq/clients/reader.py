@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.events import mends_itself
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import ServiceConfig
 
@@ -118,7 +119,7 @@ class RecordReader:
             known = low if target < low else high
             self._go(consumer, partition, known)
             return known
-        if error.fatal() or not (error.retriable() or code == KafkaError._TRANSPORT):
+        if not mends_itself(error):
             raise broker_error(error, doing)
         return -1
 

@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.events import mends_itself
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import ServiceConfig
 
@@ -79,5 +80,5 @@ def _records(
             yield record
         elif error.code() == KafkaError._PARTITION_EOF:
             open_partitions.discard(record.partition() or 0)
-        elif not error.retriable() and error.code() != KafkaError._TRANSPORT:
+        elif not mends_itself(error):
             raise broker_error(error, doing)

@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.events import mends_itself
 from kafkamq.clients.records import headers_of
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import ServiceConfig
@@ -98,7 +99,7 @@ def scan_topic(config: ServiceConfig, topic: str, *, follow: bool = False) -> It
                         yield _scanned(message, number, offset)
                     offset += 1
                 elif error.code() != KafkaError._PARTITION_EOF:
-                    if error.fatal() or not error.retriable():
+                    if not mends_itself(error):
                         raise broker_error(error, f"reading {topic}[{number}]")
                     continue
                 if offset >= missing.get(number, 1 << 62):
