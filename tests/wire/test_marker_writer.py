@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tests.wire.strategies import INT64, bounded, markers, starts
 
 from kafkamq.errors import WireError
-from kafkamq.types import Marker, MessageId
+from kafkamq.types import Headers, Marker, MessageId
 from kafkamq.wire import markers_pb2 as pb
 from kafkamq.wire.marker_writer import varint
-from kafkamq.wire.markers import StartEncoder, encode_marker
+from kafkamq.wire.markers import StartEncoder, decode_marker, encode_marker
 
 
 def by_generated_code(marker: Marker) -> pb.Marker:
@@ -83,6 +83,25 @@ def test_one_encoder_serves_many_messages(batch: list[Marker]) -> None:
         expected.max_deliveries = first.max_deliveries
         expected.max_lease_ms = first.max_lease_ms
         assert pb.Marker.FromString(written) == expected
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (("a", b"12"),),
+        (("b", b"12"),),
+        (("b", b"123"),),
+        (("b", b""),),
+        (("b", None),),
+        (("b", b"12"), ("b", b"12")),
+        (),
+    ],
+)
+def test_one_messages_headers_do_not_show_in_the_next(headers: Headers) -> None:
+    encoder = StartEncoder(redeliver_after_ms=1)
+    for each in (("b", b"12"),), headers, (("b", b"12"),):
+        written = encoder.encode(MessageId(0, 1), b"q", b"payload", headers=each)
+        assert decode_marker(written).headers == each
 
 
 def test_a_payload_by_reference_is_not_written() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as Record
 
-from kafkamq.clients.records import headers_of
 from kafkamq.config import milliseconds
 from kafkamq.core.handout import expires_at_ms
 from kafkamq.core.leases import Lease
@@ -74,7 +73,13 @@ class Message:
     _end_error: KafkaError | None
 
     def __init__(
-        self, verdicts: Verdicts, record: Record, partition: int, offset: int, polled_ms: int
+        self,
+        verdicts: Verdicts,
+        record: Record,
+        partition: int,
+        offset: int,
+        polled_ms: int,
+        headers: Sequence[tuple[str, bytes | None]],
     ) -> None:
         """Made by ``Consumer`` alone, when the record was polled; its START completes it."""
         self._verdicts = verdicts
@@ -82,7 +87,7 @@ class Message:
         self.partition = partition
         self.offset = offset
         self.polled_ms = polled_ms  # monotonic
-        self._headers = headers = headers_of(record)
+        self._headers = headers
         self._basis: object = None  # what its START was encoded with
         self._read: MessageHeaders | None = None
         self._count = 1
@@ -116,7 +121,7 @@ class Message:
     @property
     def raw_headers(self) -> Headers:
         """All headers of the record in their order, the protocol's own among them."""
-        return self._headers
+        return tuple(self._headers)
 
     @property
     def id(self) -> str:

@@ -13,6 +13,7 @@ from confluent_kafka import Message as Record
 from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
 from kafkamq.clients.events import mends_itself
 from kafkamq.clients.groups import group_of
+from kafkamq.clients.records import all_headers
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.core.intake import Intake
@@ -51,10 +52,10 @@ class MessageReader:
         queue: QueueConfig,
         intake: Intake[Message],
         member: Membership,
-        make: Callable[[Record, int, int, int], Message],
+        make: Callable[[Record, int, int, int, Sequence[tuple[str, bytes | None]]], Message],
     ) -> None:
         """``make`` builds what goes into the intake: from a record of the queue, its partition and
-        offset, and the monotonic ms of the poll.
+        offset, the monotonic ms of the poll, and its headers.
         """
         self._config = config
         self._queue = queue
@@ -133,11 +134,11 @@ class MessageReader:
 
     def _take(self, records: Sequence[Record], polled_ms: int) -> None:
         queue_key, prefix = self._key, self._prefix
-        own: list[Message] = []
-        make = self._make
+        own: list[tuple[Record, int, int]] = []
         first: dict[int, int] = {}
         following: dict[int, int] = {}
         events: list[Record] = []
+        last_partition, is_unplaced = -1, False
         for record in records:
             key = record.key()
             if key is None and record.error() is not None:  # only records without key can be one
@@ -146,15 +147,25 @@ class MessageReader:
             partition, offset = record.partition(), record.offset()
             assert partition is not None, "records have a partition"
             assert offset is not None, "records have an offset"
-            if partition in self._unplaced:
+            if partition != last_partition:  # seldom: they come in runs
+                last_partition, is_unplaced = partition, partition in self._unplaced
+                if not is_unplaced:
+                    first.setdefault(partition, offset)
+            if is_unplaced:
                 continue  # read on from a place that is given up; soon it is read again
-            if partition not in following:
-                first[partition] = offset
             following[partition] = offset + 1
             if key == queue_key or (key is not None and key.startswith(prefix)):
-                own.append(make(record, partition, offset, polled_ms))
+                own.append((record, partition, offset))
+        make, headers = self._make, all_headers([record for record, _, _ in own])
+        messages = [
+            make(record, partition, offset, polled_ms, of)
+            for (record, partition, offset), of in zip(own, headers, strict=True)
+        ]
         self._intake.polled(
-            own, first_offsets=first, next_offsets=following, count=len(records) - len(events)
+            messages,
+            first_offsets=first,
+            next_offsets=following,
+            count=len(records) - len(events),
         )
         # Nothing but foreign messages: skip faster; otherwise back to what can be used.
         self._poll_size = MAX_POLL if own or not following else MAX_SKIP

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from confluent_kafka import Message as Record
 
@@ -16,6 +17,8 @@ from kafkamq.types import Outcome
 __all__ = ["SendTally", "WorkerTally"]
 
 _FOLD = 1000  # sends after which what was noted is counted
+
+_PARTITION = attrgetter("partition")
 
 _OF_OUTCOME = {
     Outcome.ACK: catalog.ACKED,
@@ -32,8 +35,8 @@ class WorkerTally:
 
     def received(self, messages: Sequence[Message]) -> None:
         """A batch is ready to be handed out."""
-        self._add(catalog.RECEIVED, (message._lease for message in messages))
-        again = [message._lease for message in messages if message._count > 1]
+        self._add(catalog.RECEIVED, messages)
+        again = [message for message in messages if message._count > 1]
         if again:
             self._add(catalog.RECEIVED_AGAIN, again)
 
@@ -61,7 +64,7 @@ class WorkerTally:
 
     def released(self, messages: Iterable[Message]) -> None:
         """Given back unseen."""
-        self._add(catalog.RELEASED, (message._lease for message in messages))
+        self._add(catalog.RELEASED, messages)
 
     def lost(self, leases: Iterable[Lease]) -> None:
         """Leases that ended while they were held."""
@@ -69,10 +72,10 @@ class WorkerTally:
 
     def late(self, message: Message) -> None:
         """A verdict that came too late, or never."""
-        self._add(catalog.LATE_VERDICTS, (message._lease,))
+        self._add(catalog.LATE_VERDICTS, (message,))
 
-    def _add(self, counter: Counted, leases: Iterable[Lease]) -> None:
-        counts = Counter([lease.partition for lease in leases])
+    def _add(self, counter: Counted, counted: Iterable[Message | Lease]) -> None:
+        counts = Counter(map(_PARTITION, counted))
         for partition, count in counts.items():
             counter.add(count, self._queue_id, partition)
 

@@ -8,7 +8,7 @@ and type START never are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from kafkamq.errors import WireError
@@ -171,11 +171,7 @@ def identity_encoder(
     return lambda near: start + _MORE[near & 16383] + end
 
 
-def _headers(headers: Headers) -> bytes:
-    if len(headers) == 1:  # the id alone, as a rule
-        name, value = headers[0]
-        if value is not None and len(name) <= _REMEMBERED and len(value) <= _REMEMBERED:
-            return _remembered_before_value(name, len(value)) + value
+def _headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
     parts: list[bytes] = []
     for name, value in headers:
         if value is None:  # null is absent, an empty value is written
@@ -214,6 +210,7 @@ class StartEncoder:
         "_before_sized",
         "_before_value",
         "_constant",
+        "_header",
         "_key",
         "_size",
         "_time_field",
@@ -243,6 +240,7 @@ class StartEncoder:
         self._before_sized = b""
         self._time_ms = 0
         self._time_field = b""
+        self._header = "", 0, b""  # name, size of the value, and what stands before that
 
     def encode(
         self,
@@ -288,7 +286,7 @@ class StartEncoder:
         key: bytes,
         value: bytes | None,
         delivery_count: int,
-        headers: Headers,
+        headers: Sequence[tuple[str, bytes | None]],
         expires_at_ms: int,
         message_timestamp_ms: int,
         by_reference: bool,
@@ -305,13 +303,18 @@ class StartEncoder:
         if delivery_count == 1 and 0 < size < 16384 and not by_reference and not expires_at_ms:
             if size != self._size:
                 self._size, self._before_sized = size, self._before_value + b"\x32" + _LAST[size]
+            # The id alone, as a rule.
+            name, header = headers[0] if len(headers) == 1 else ("", None)
+            if header and (name != self._header[0] or len(header) != self._header[1]):
+                self._header = name, len(header), _before_value(name, len(header))
             return b"".join(  # nearly all are like this
                 (
                     identity,
                     self._before_sized,
                     value or b"",
                     _FIRST,
-                    _headers(headers) if headers else b"",
+                    self._header[2] if header else b"",
+                    header or _headers(headers),
                     self._time_field,
                 )
             )
