@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.integration.queue_logs import make_service, markers, receive_all, starts
@@ -167,3 +168,41 @@ def test_a_dead_producers_open_transaction_delays_and_no_more(
         wait_until(lambda: len(logs.ends(Outcome.REDELIVERED)) == len(ids))
     assert sorted(logs.copied()) == sorted((id_.partition, id_.offset) for id_ in ids)
     assert not [m for _, m in logs.markers() if m.consumer_id == "nobody"]  # it was aborted
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_hole_21_a_worker_goes_on_in_a_topic_that_was_made_anew(
+    bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch, exactly_once: bool
+) -> None:
+    """R13: ENDs of old messages at the same places would hide the new ones from the tracker."""
+    monkeypatch.setattr("kafkamq.kafka.heart.IDENTITY_AGE_S", 2.0)
+    with make_service(bootstrap, namespace, partitions=1) as service:
+        topic = service.config.message_topic
+        producer = service.queue("a").producer()
+        for _ in range(10):
+            producer.send(b"old")
+        producer.flush()
+        consumer = service.queue("a", exactly_once=exactly_once).consumer()
+        for message in receive_all(consumer, 10):
+            message.ack(wait=True)
+        former_id = message.message_id.topic_id
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.delete_topics([topic])[topic].result(30)
+        wait_until(lambda: topic not in admin.list_topics(timeout=30).topics)
+        settings = {"message.timestamp.type": "LogAppendTime"}
+        admin.create_topics([NewTopic(topic, 1, 1, config=settings)])[topic].result(30)
+        wait_until(lambda: topic in admin.list_topics(timeout=30).topics)
+        with make_service(bootstrap, namespace, partitions=1) as other:
+            producer = other.queue("a").producer()
+            for number in range(20):
+                producer.send(b"%d" % number)
+            producer.flush()
+        known: set[int] = set()
+
+        def are_known() -> bool:
+            for message in consumer.receive_many(20, 0.5):
+                if message.message_id.topic_id != former_id:  # else it comes once more
+                    known.add(int(message.payload or b""))
+            return known == set(range(20))
+
+        wait_until(are_known)

@@ -64,6 +64,8 @@ _HINTS = {
     "INVALID_REPLICATION_FACTOR": "the cluster has fewer brokers than the replication factor",
     "POLICY_VIOLATION": "the cluster's policy refuses these settings",
     "UNSUPPORTED_VERSION": "kafkamq needs Kafka 2.8 or newer",
+    "_AUTO_OFFSET_RESET": "the log has no such position: it was truncated or deleted there, or the "
+    "topic made anew",
     "_MAX_POLL_EXCEEDED": "the process did not poll for max.poll.interval.ms; it was paused or "
     "blocked",
     "INVALID_TRANSACTION_TIMEOUT": "lower transaction.timeout.ms, or raise the brokers' "

@@ -29,7 +29,7 @@ from kafkamq.kafka.handover import ExactHandover, Handover, PlainHandover
 from kafkamq.kafka.heart import Heart
 from kafkamq.kafka.ids import new_consumer_id
 from kafkamq.kafka.message import Message
-from kafkamq.kafka.namespace import Namespace
+from kafkamq.kafka.namespace import IDENTITY_AGE_S, Namespace
 from kafkamq.kafka.reader import MessageReader, group_of
 from kafkamq.kafka.starts import Batch, Starter
 from kafkamq.kafka.tally import WorkerTally
@@ -232,6 +232,8 @@ class Consumer:
         if self._batch is not None:
             self._finish(self._batch, timeout_s)
             return
+        if self._worker.namespace.facts() is not self._starter.facts:
+            self._know_topics()
         room = self._queue.max_in_flight - self._worker.leases.open_count
         if room <= 0:  # back-pressure: verdicts make room
             self._closing.wait(min(timeout_s, _GATE_S))
@@ -300,7 +302,18 @@ class Consumer:
         self._batch = None
         self._handover.give_up(batch)
 
+    def _know_topics(self) -> None:
+        """Partitions or settings have changed, or the messages are in another topic (R13)."""
+        namespace, starter = self._worker.namespace, self._starter
+        former, starter.facts = starter.facts, namespace.facts()
+        if former.message_topic_id != starter.facts.message_topic_id:
+            self._reader.read_anew(namespace.certain_until_s + 2 * IDENTITY_AGE_S)
+
     # Membership, told by the reader.
+
+    def _is_topic_another(self) -> bool:
+        """Ask whether the topic of the messages was made anew; ``_step`` sees to the rest."""
+        return self._worker.namespace.ask_again() is not self._starter.facts
 
     def _gained(self, partitions: Sequence[int]) -> None:
         """Partitions were assigned (R7's 60 s begin)."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from kafkamq.errors import BrokerError, KafkaMQError
 from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.namespace import IDENTITY_AGE_S
 from kafkamq.kafka.verdicts import Verdicts
 from kafkamq.kafka.worker import Worker
 from kafkamq.kafka.writer import REPORTS_MS
@@ -102,4 +103,4 @@ class Heart:
 
     def _tend_all(self) -> None:
         self._tend()
-        self._worker.namespace.refresh_if_old()
+        self._worker.namespace.refresh_if_old(IDENTITY_AGE_S)

@@ -13,10 +13,11 @@ from kafkamq.clients.topics import check_topics
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
 
-__all__ = ["Namespace", "NamespaceFacts"]
+__all__ = ["IDENTITY_AGE_S", "Namespace", "NamespaceFacts"]
 
 CONNECT_TIMEOUT_S = 15.0
 MAX_AGE_S = 300.0  # Kafka's metadata.max.age.ms: new partitions are used after this at the latest
+IDENTITY_AGE_S = 15.0  # of workers: STARTs that name a topic by its former id are soon made again
 COPY_OVERHEAD_BYTES = 1024  # what a copy adds: batch and record framing, origin, count
 DEAD_LETTER_OVERHEAD_BYTES = 8192  # beyond that: the reason, 4 KiB of error text, the queue id
 MARKER_OVERHEAD_BYTES = 1024  # what a START or SCHEDULE adds, without its headers
@@ -65,6 +66,8 @@ class Namespace:
         self._lock = threading.Lock()
         self._facts: NamespaceFacts | None = None
         self._asked_s = 0.0
+        self._true_s = 0.0  # monotonic; when these facts were last true
+        self.certain_until_s = 0.0  # ... and those before them
         self._checked: set[int] = set()  # max_lease_ms that the topics allow
 
     def facts(self) -> NamespaceFacts:
@@ -79,6 +82,7 @@ class Namespace:
             return facts
         with self._lock:
             if self._facts is None:
+                self._true_s = time.monotonic()
                 self._facts = self._ask()
             return self._facts
 
@@ -103,9 +107,9 @@ class Namespace:
             self._checked.add(max_lease_ms)
         return facts
 
-    def refresh_if_old(self) -> None:
+    def refresh_if_old(self, max_age_s: float = MAX_AGE_S) -> None:
         """Ask again when the facts are old, without waiting for the answer."""
-        if self._facts is None or time.monotonic() - self._asked_s < MAX_AGE_S:
+        if self._facts is None or time.monotonic() - self._asked_s < max_age_s:
             return
         self._asked_s = time.monotonic()
         threading.Thread(target=self._refresh, name="kafkamq-topics", daemon=True).start()
@@ -113,11 +117,25 @@ class Namespace:
     def _refresh(self) -> None:
         """A failure leaves the facts as they are."""
         try:
-            facts = self._ask()
+            self.ask_again()
         except KafkaMQError as error:
             _log.warning("topics could not be described again", extra={"said": str(error)})
-        else:
-            self._facts = facts
+
+    def ask_again(self) -> NamespaceFacts:
+        """The facts of now; the same object while nothing has changed.
+
+        Raises:
+            BrokerError: A topic does not exist (any more), or wrong credentials.
+            DeadlineExceededError: No broker answers.
+        """
+        began_s = time.monotonic()
+        facts = self._ask()
+        with self._lock:
+            known = self._facts
+            if known is None or known != facts:
+                self.certain_until_s, self._facts, known = self._true_s, facts, facts
+            self._true_s = began_s
+            return known
 
     def _ask(self) -> NamespaceFacts:
         names = (self.config.message_topic, self.config.marker_topic, self.config.dead_letter_topic)

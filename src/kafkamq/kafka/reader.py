@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 from typing import Protocol
 
 from confluent_kafka import Consumer as KafkaConsumer
@@ -30,6 +31,9 @@ COMMIT_INTERVAL_MS = 1000  # foreign messages are committed this often
 REQUEST_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 10.0
 _WAIT_S = 0.25  # one blocking wait; between two, errors are looked at
+# In place of the position of a partition that is to be read from another place.
+_UNKNOWN = -1  # from what is committed
+_ANEW = -10  # from its start, whatever is committed
 _log = logging.getLogger(__name__)
 
 
@@ -41,6 +45,13 @@ class Membership(Protocol):
 
     def _lost(self, partitions: Sequence[int]) -> None:
         """These are another member's now, or nobody's."""
+
+    def _is_topic_another(self) -> bool:
+        """Ask whether the topic was made anew; if so, ``read_anew`` is called soon.
+
+        Raises:
+            BrokerError, DeadlineExceededError: It does not exist, or no broker answers.
+        """
 
 
 class MessageReader:
@@ -68,6 +79,7 @@ class MessageReader:
         self._settings = _settings(config, queue)
         self._is_eager = _is_eager(self._settings)
         self._unplaced: dict[int, int] = {}  # partition -> the position that is not in the log
+        self._gained_s: dict[int, float] = {}  # partition -> when it was assigned, monotonic
         self._poll_size = MAX_POLL
         self._is_paused = False
         self._committed_ms = monotonic_ms()
@@ -174,7 +186,7 @@ class MessageReader:
             assert error is not None, "events are errors"
             if error.code() == KafkaError._AUTO_OFFSET_RESET:
                 offset = record.offset()
-                self._unplaced[record.partition() or 0] = -1 if offset is None else offset
+                self._unplaced[record.partition() or 0] = _UNKNOWN if offset is None else offset
             else:
                 self._event(error)
 
@@ -216,7 +228,9 @@ class MessageReader:
                 )
                 position = self._unplaced[found.partition]
                 start = position if position >= 0 else found.offset
-                if found.offset < 0:  # nothing committed: the log's start, and commit that first
+                if found.offset < 0 <= position and self._member._is_topic_another():
+                    return  # it was deleted, and what the group had committed with it
+                if found.offset < 0 or position == _ANEW:  # its start, and commit that first
                     start = low
                     if not self._commit_now({found.partition: low}):
                         return
@@ -298,13 +312,29 @@ class MessageReader:
                     extra={"partition": partition, "code": kafka_error(error).name()},
                 )
 
+    def read_anew(self, gained_before_s: float) -> None:
+        """The topic is another one: positions in the former one are not in this one (R13).
+
+        What was committed in it since then may be such a position, so it is read from its start;
+        but not where another member has, who knew.
+
+        Args:
+            gained_before_s: Partitions that are ours since then (monotonic) nobody has read anew.
+        """
+        assigned = {each.partition for each in self._consumer.assignment()}
+        _log.warning("the topic was made anew", extra={"topic": self._topic})
+        self._intake.revoked(self._intake.partitions())
+        for partition in assigned:
+            was_ours = self._gained_s.get(partition, 0.0) < gained_before_s
+            self._unplaced[partition] = _ANEW if was_ours else _UNKNOWN
+
     def ask_again(self, partitions: Iterable[int]) -> None:
         """Read again from what the group has committed, which only it knows."""
         known = set(self._intake.partitions())
         for partition in partitions:
             if partition in known:  # else it went to another member
                 self._intake.revoked([partition])
-                self._unplaced[partition] = -1
+                self._unplaced[partition] = _UNKNOWN
 
     # Commits.
 
@@ -406,6 +436,7 @@ class MessageReader:
                 self._consumer.resume(assignment)
 
     def _assigned(self, _: KafkaConsumer, partitions: list[TopicPartition]) -> None:
+        self._gained_s.update((each.partition, monotonic()) for each in partitions)
         self._member._gained([each.partition for each in partitions])
 
     def _revoked(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:

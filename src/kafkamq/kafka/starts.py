@@ -19,7 +19,6 @@ from kafkamq.core.leases import Lease, LeaseState
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.gate import process_gate
 from kafkamq.kafka.message import Message
-from kafkamq.kafka.namespace import NamespaceFacts
 from kafkamq.kafka.start_reports import RouteStarts
 from kafkamq.kafka.verdicts import Verdicts
 from kafkamq.kafka.worker import Worker
@@ -77,6 +76,7 @@ class Starter:
         self._max_inline_bytes = worker.queue.max_inline_payload_bytes
         # More takes longer than a transaction may, and would be begun again for ever.
         self._max_bytes = MAX_TRANSACTION_BYTES if worker.queue.exactly_once else 0
+        self.facts = worker.namespace.facts()  # which STARTs name the messages' topic by
         self._basis: tuple[object, object] = (None, None)  # what STARTs were encoded with
 
     def _enter(self, now_ms: int, is_last: bool) -> bool:
@@ -102,10 +102,9 @@ class Starter:
             return None
         batch = Batch()
         try:
-            facts = worker.namespace.facts()
             with worker.lock:
                 worker.renew_id()
-                self._fill(batch, intake.take_many(self._count(wanted, is_last)), facts, now_ms)
+                self._fill(batch, intake.take_many(self._count(wanted, is_last)), now_ms)
         except BaseException:
             self.abandon(batch)
             raise
@@ -133,10 +132,10 @@ class Starter:
             count += 1
         return count
 
-    def _fill(self, batch: Batch, taken: list[Message], facts: NamespaceFacts, now_ms: int) -> None:
+    def _fill(self, batch: Batch, taken: list[Message], now_ms: int) -> None:
         """Give the messages leases. Like ``_encode`` once per message: a good part of its cost."""
         leases = self._worker.leases
-        self._encode(taken, facts)
+        self._encode(taken)
         start_at, may_be_lapsed = leases.start_at, leases.may_be_lapsed
         add, routes = batch.messages.append, batch.routes
         last_number = -1
@@ -156,11 +155,11 @@ class Starter:
 
     def prepare(self, wanted: int) -> None:
         """Encode what the next batch will need, while there is nothing else to do."""
-        self._encode(list(self._intake.upcoming(wanted)), self._worker.namespace.facts())
+        self._encode(list(self._intake.upcoming(wanted)))
 
-    def _encode(self, messages: list[Message], facts: NamespaceFacts) -> None:
+    def _encode(self, messages: list[Message]) -> None:
         """Encode the STARTs that are not, or not for this consumer_id and these topics."""
-        encoder = self._worker.encoder
+        encoder, facts = self._worker.encoder, self.facts
         encode = encoder.encode_known
         if self._basis[0] is not encoder or self._basis[1] is not facts:
             self._basis = (encoder, facts)

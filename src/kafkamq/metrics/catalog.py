@@ -81,7 +81,8 @@ IN_PROGRESS = Gauge(
 DUE = Gauge("kafkamq_tracker_due", "Entries that are due and not settled.", _PARTITION)
 OLDEST_DEADLINE = Gauge(
     "kafkamq_tracker_oldest_deadline_seconds",
-    "Log time until the earliest deadline; negative: so long past. Absent: nothing is open.",
+    "Log time until the earliest deadline, or until what ended beside it is forgotten (R12, 60 s)"
+    " if that is sooner; negative: so long past. Absent: nothing is open.",
     _PARTITION,
 )
 POSITION = Gauge("kafkamq_tracker_position", "Next offset that the tracker folds.", _PARTITION)
