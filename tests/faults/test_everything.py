@@ -15,7 +15,7 @@ from kafkamq.testing.faults import KafkaCluster
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]
 
 SECONDS = float(os.environ.get("KAFKAMQ_FAULTS_SECONDS", "150"))
-RATE = 250.0
+RATE = float(os.environ.get("KAFKAMQ_FAULTS_RATE", "250"))  # messages/s
 
 
 class Chaos:
