@@ -301,6 +301,7 @@ def test_a_position_below_the_logs_start_stops_it(
         tracker.wait(PATIENCE_S)
 
 
+@pytest.mark.faults  # only for its half minute
 def test_a_batch_that_hangs_is_neither_ready_nor_live(
     spark: SparkSession, logs: Logs, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

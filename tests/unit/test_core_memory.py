@@ -68,6 +68,14 @@ def test_r12_other_chunks_do_not_prolong_it() -> None:
     assert fold.state(1 + CHUNK_OFFSETS) == "ended"
 
 
+def test_r12_a_chunk_is_not_kept_for_leases_that_have_ended() -> None:
+    fold = Fold()
+    fold.start(START_MS, timeout=3_600_000)
+    fold.ack(START_MS)
+    fold.tick(START_MS + MEMORY_MS + 1)
+    assert not fold.tracker.table.chunks
+
+
 def test_r12_a_repeated_end_changes_nothing() -> None:
     fold = Fold()
     fold.ack(START_MS)

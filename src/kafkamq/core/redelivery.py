@@ -361,8 +361,9 @@ class RedeliveryTracker:
             return
         chunk.remember_end(slot, now_ms)
         chunk.dirty = True
-        if chunk.wake_ms == NEVER:
-            self.table.wake_at(chunk, now_ms + ENDED_MEMORY_MS)
+        forget_ms = now_ms + ENDED_MEMORY_MS
+        if chunk.wake_ms > forget_ms and not chunk.open_count():  # not when its leases would end
+            self.table.wake_at(chunk, forget_ms)
 
     def _uncount(self, chunk: Chunk, entry: Entry) -> None:
         """The entry's action is not wanted any more (it ended, or another one takes its place)."""
