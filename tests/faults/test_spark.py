@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import subprocess
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.faults.figures import say
 from tests.integration.tracker_logs import Logs, wait_until
+from tests.spark.processes import below, command_of, python_workers
 from tests.spark.tracker_driver import tracker_driver
 
 from kafkamq.testing.checker import check_logs
@@ -94,25 +94,6 @@ def test_drivers_are_killed_twenty_times(bootstrap: str, namespace: str, tmp_pat
     assert cut_short >= 3, "the kills came too late to show anything"
 
 
-def children_of(driver_pid: int) -> dict[int, int]:
-    """All processes below a driver, and their parents."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rsplit(")", 1)[1].split()
-        except (OSError, IndexError):
-            continue
-        parents[int(path.parent.name)] = int(fields[1])
-    return {pid: up for pid, up in parents.items() if _is_below(pid, driver_pid, parents)}
-
-
-def python_workers(driver_pid: int) -> list[int]:
-    """The processes in which Spark runs Python: children of its daemon, not the daemon."""
-    parents = children_of(driver_pid)
-    daemons = {pid for pid in parents if re.search(r"python\S* -m \S+\.daemon ", _command(pid))}
-    return [pid for pid in daemons if parents[pid] in daemons]
-
-
 def busy(pids: Iterable[int]) -> list[int]:
     """Those that run at this moment."""
     return [pid for pid in pids if _state(pid) == "R"]
@@ -127,20 +108,7 @@ def _state(pid: int) -> str:
 
 def executors(driver_pid: int) -> list[int]:
     """The JVMs that run tasks, of a master ``local-cluster``."""
-    return [pid for pid in children_of(driver_pid) if "CoarseGrainedExecutor" in _command(pid)]
-
-
-def _is_below(pid: int, top: int, parents: dict[int, int]) -> bool:
-    while pid in parents and pid != top:
-        pid = parents[pid]
-    return pid == top
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
+    return [pid for pid in below(driver_pid) if "CoarseGrainedExecutor" in command_of(pid)]
 
 
 def test_python_workers_are_killed_twenty_times(

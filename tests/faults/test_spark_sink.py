@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,8 +13,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.faults.figures import say
-from tests.faults.test_spark import python_workers
 from tests.integration.tracker_logs import read_topic, wait_until
+from tests.spark.processes import python_workers, start_driver
 from tests.spark.test_source import produce
 
 from kafkamq.wire.partitions import key_partition
@@ -101,9 +100,5 @@ def test_the_sink_is_killed_fifteen_times(
 def _start(
     bootstrap: str, namespace: str, folder: Path, batch_rows: int
 ) -> subprocess.Popen[bytes]:
-    more = [str(folder / "checkpoint"), str(batch_rows)]
-    return subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, bootstrap, namespace, *more],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        start_new_session=True,
-    )
+    checkpoint = str(folder / "checkpoint")
+    return start_driver(_PROGRAM, bootstrap, namespace, checkpoint, str(batch_rows))

@@ -83,6 +83,16 @@ def test_hole_20_positions_follow_an_idle_log_and_the_end(bootstrap: str, namesp
     assert positions(logs)[0] > last  # closing wrote it
 
 
+def make_anew(bootstrap: str, topic: str) -> None:
+    """Delete a topic and create it again, with one partition."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.delete_topics([topic])[topic].result(30)
+    wait_until(lambda: topic not in admin.list_topics(timeout=30).topics)
+    settings = {"message.timestamp.type": "LogAppendTime"}
+    admin.create_topics([NewTopic(topic, 1, 1, config=settings)])[topic].result(30)
+    wait_until(lambda: topic in admin.list_topics(timeout=30).topics)
+
+
 def test_hole_21_a_topic_that_is_made_anew(bootstrap: str, namespace: str) -> None:
     """R13: a zombie's ACK of an old message leaves the new one at the same place alone."""
     logs = Logs(bootstrap, namespace, partitions=1, marker_partitions=1)
@@ -99,12 +109,8 @@ def test_hole_21_a_topic_that_is_made_anew(bootstrap: str, namespace: str) -> No
         return named, named.topic_id
 
     old, old_topic = sent()
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.delete_topics([topic])[topic].result(20)
-    wait_until(lambda: topic not in admin.list_topics(timeout=30).topics)
-    settings = {"message.timestamp.type": "LogAppendTime"}
-    admin.create_topics([NewTopic(topic, 1, 1, config=settings)])[topic].result(20)
-    wait_until(lambda: topic in admin.list_topics(timeout=30).topics and identity() != old_topic)
+    make_anew(bootstrap, topic)
+    wait_until(lambda: identity() != old_topic)
     logs = replace_producer(logs)
     new, _ = sent()
     assert (new.partition, new.offset) == (old.partition, old.offset)
@@ -186,12 +192,7 @@ def test_hole_21_a_worker_goes_on_in_a_topic_that_was_made_anew(
         for message in receive_all(consumer, 10):
             message.ack(wait=True)
         former_id = message.message_id.topic_id
-        admin = AdminClient({"bootstrap.servers": bootstrap})
-        admin.delete_topics([topic])[topic].result(30)
-        wait_until(lambda: topic not in admin.list_topics(timeout=30).topics)
-        settings = {"message.timestamp.type": "LogAppendTime"}
-        admin.create_topics([NewTopic(topic, 1, 1, config=settings)])[topic].result(30)
-        wait_until(lambda: topic in admin.list_topics(timeout=30).topics)
+        make_anew(bootstrap, topic)
         with make_service(bootstrap, namespace, partitions=1) as other:
             producer = other.queue("a").producer()
             for number in range(20):

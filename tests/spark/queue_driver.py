@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.integration.tracker_logs import Logs
+from tests.spark.processes import below, command_of, driver
 
 TIMEOUT_S = 4.0
 
@@ -39,38 +37,10 @@ def queue_driver(logs: Logs, checkpoint: Path, topic: str) -> Iterator[subproces
     """A driver with its JVM, in a process group of their own; killed at the end."""
     config = logs.config
     arguments = [config.bootstrap_servers, config.namespace, str(checkpoint), topic]
-    process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, *arguments, str(TIMEOUT_S)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        start_new_session=True,
-    )
-    try:
+    with driver(_PROGRAM, *arguments, str(TIMEOUT_S)) as process:
         yield process
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
 
 
 def children_of(driver_pid: int, name: str) -> list[int]:
     """Processes below a driver whose command line has that name in it."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rsplit(")", 1)[1].split()
-        except (OSError, IndexError):
-            continue
-        parents[int(path.parent.name)] = int(fields[1])
-    found = []
-    for pid in parents:
-        above = pid
-        while above in parents and above != driver_pid:
-            above = parents[above]
-        if above != driver_pid or pid == driver_pid:
-            continue
-        try:
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
-        except OSError:
-            continue
-        if name in line:
-            found.append(pid)
-    return found
+    return [pid for pid in below(driver_pid) if name in command_of(pid)]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.tracker_logs import read_topic, wait_until
+from tests.spark.processes import driver
 from tests.spark.test_source import produce
 
 from kafkamq.clients.topics import create_topics
@@ -216,16 +214,9 @@ def test_a_writer_that_is_killed_neither_loses_nor_repeats(
     count = 15_000
     produce(config.bootstrap_servers, f"{config.namespace}.in", count)
     arguments = [config.bootstrap_servers, config.namespace, checkpoint]
-    path = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     for goal in (1500, 4000):
-        process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *arguments], env=path, start_new_session=True
-        )
-        try:
+        with driver(_PROGRAM, *arguments) as process:
             wait_until(_reached(config, goal, process), timeout_s=PATIENCE_S)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(30)
         assert sum(written(config).values()) < count, "the kill came too late to show anything"
     run(source(spark, config).select("key", "value"), config, checkpoint)
     assert written(config) == expected(count)

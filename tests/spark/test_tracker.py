@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +16,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     NewPartitions,
 )
+from tests.spark.processes import python_processes
 from tests.spark.tracker_runs import (
     PATIENCE_S,
     Logs,
@@ -310,7 +310,7 @@ def test_a_batch_that_hangs_is_neither_ready_nor_live(
     monkeypatch.setattr(tracker_module, "_MAX_BATCH_S", 5.0)
     with tracking(logs, spark, checkpoint):
         wait_until(health.is_ready, timeout_s=PATIENCE_S)
-        workers = [pid for pid in _below(os.getpid()) if ".daemon" in _command(pid)]
+        workers = python_processes(os.getpid())
         assert workers
         for pid in workers:
             os.kill(pid, signal.SIGSTOP)
@@ -324,14 +324,3 @@ def test_a_batch_that_hangs_is_neither_ready_nor_live(
             for pid in workers:
                 os.kill(pid, signal.SIGCONT)
         wait_until(lambda: health.is_ready() and health.is_live(), timeout_s=PATIENCE_S)
-
-
-def _below(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    children = [int(child) for task in tasks for child in task.read_text().split()]
-    return children + [below for child in children for below in _below(child)]
-
-
-def _command(pid: int) -> str:
-    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return b" ".join(command[:3]).decode()

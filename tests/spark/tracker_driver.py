@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.integration.tracker_logs import Logs
+from tests.spark.processes import driver
 
 __all__ = ["tracker_driver"]
 
@@ -51,19 +49,5 @@ def tracker_driver(
     tracker = {"max_offsets_per_commit": max_actions, "position_interval_ms": 500}
     spark = {"master": master, "trigger_s": 0.2, "checkpoint": f"file://{checkpoint}"}
     values = (service, tracker, {**spark, "settings": settings})
-    program = [sys.executable, "-c", _PROGRAM, *map(json.dumps, values)]
-    stream = open(output, "ab") if output else None  # noqa: SIM115, PTH123 - closed below
-    process = subprocess.Popen(
-        [*launcher, *program],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        stdout=stream,
-        stderr=stream,
-        start_new_session=True,
-    )
-    try:
+    with driver(_PROGRAM, *map(json.dumps, values), launcher=launcher, output=output) as process:
         yield process
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
-        if stream:
-            stream.close()

@@ -26,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__
 )
 
 from kafkamq.clients.committed import CommittedOffsets
-from kafkamq.clients.errors import BROKER_GONE, ErrorWatch, broker_error, kafka_error
+from kafkamq.clients.errors import UNANSWERED, ErrorWatch, broker_error, kafka_error
 from kafkamq.clients.settings import admin_settings, connect
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
@@ -137,7 +137,7 @@ class Admin:
             self._watch.check(doing)
             if not isinstance(error, KafkaException):
                 raise error
-            if kafka_error(error).code() in BROKER_GONE | {KafkaError._TIMED_OUT}:
+            if kafka_error(error).code() in UNANSWERED:
                 raise self._watch.deadline(doing, timeout_s)
             raise broker_error(error, f"{doing} at {self.config.bootstrap_servers}")
 

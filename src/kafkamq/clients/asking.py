@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaException
 
-from kafkamq.clients.errors import BROKER_GONE, ErrorWatch, kafka_error
+from kafkamq.clients.errors import UNANSWERED, ErrorWatch, kafka_error
 
 __all__ = ["ask_in_slices"]
 
 _FIRST_S = 1.0  # each slice is twice as long as the last: slow answers are waited for, too
-_UNANSWERED = BROKER_GONE | {KafkaError._TIMED_OUT}
 
 Answer = TypeVar("Answer")
 
@@ -51,6 +50,6 @@ def ask_in_slices(
         except KafkaException as error:
             consumer.poll(0)
             watch.check(doing)
-            if left_s <= slice_s or kafka_error(error).code() not in _UNANSWERED:
+            if left_s <= slice_s or kafka_error(error).code() not in UNANSWERED:
                 raise
         slice_s *= 2

@@ -24,6 +24,7 @@ __all__ = [
     "ErrorWatch",
     "OutcomeUnknownError",
     "TransactionAbortedError",
+    "UNANSWERED",
     "broker_error",
     "is_lasting",
     "kafka_error",
@@ -107,6 +108,9 @@ BROKER_GONE = frozenset(
     }
 )
 """librdkafka's own words for: who was asked is not there."""
+
+UNANSWERED = BROKER_GONE | {KafkaError._TIMED_OUT}
+"""What a question without an answer ends with."""
 
 _RETRIABLE = BROKER_GONE | frozenset(
     {
