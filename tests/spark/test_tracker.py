@@ -125,7 +125,9 @@ def _pair(message_id: MessageId) -> tuple[int, int]:
 def test_a_restart_fires_what_fell_due_meanwhile_once_and_behind_its_tick(
     spark: SparkSession, logs: Logs, checkpoint: str
 ) -> None:
+    settings = dict(spark.conf.getAll)
     with tracking(logs, spark, checkpoint) as running:
+        assert dict(spark.conf.getAll) == settings  # the session's other queries keep theirs
         ids = logs.send(300)
         logs.start(*ids, timeout_ms=4000)
         wait_until(

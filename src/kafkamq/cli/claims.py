@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
@@ -14,7 +12,7 @@ import typer
 from kafkamq.claims import Admin, Claim, Cluster, init_topic
 from kafkamq.cli import claims_log, output
 from kafkamq.cli.options import Json, MetricsPort, connected, serving_metrics
-from kafkamq.clients.signals import stop_on_signals
+from kafkamq.clients.signals import stop_event
 from kafkamq.config import ServiceConfig
 from kafkamq.core.claim_history import ClaimEventKind, ClaimHistory
 from kafkamq.errors import ConfigError
@@ -293,10 +291,13 @@ def consume(
     metrics_port: MetricsPort = None,
     as_json: Json = False,
 ) -> None:
-    """Print the messages of the partitions that this process claims, until Ctrl-C."""
+    """Print the messages of the partitions that this process claims, until Ctrl-C or SIGTERM.
+
+    What is held then is released, rather than left to go stale.
+    """
     left = limit if limit is not None else 1 << 62
     with (
-        _signalled() as stopping,
+        stop_event() as stopping,
         serving_metrics(metrics_port),
         _cluster(config, topic, interval, rules) as cluster,
         cluster.member(client, group).consumer(
@@ -322,17 +323,6 @@ def consume(
                 if not is_once:
                     message.commit()
             left -= len(found)
-
-
-@contextmanager
-def _signalled() -> Iterator[threading.Event]:
-    """Set by Ctrl-C and SIGTERM: what is held is released, rather than left to go stale."""
-    stopping = threading.Event()
-    undo = stop_on_signals(stopping.set)
-    try:
-        yield stopping
-    finally:
-        undo()
 
 
 def _print_message(message: Any, *, as_json: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,7 @@ from kafkamq.cli.options import (
     serving_metrics,
 )
 from kafkamq.cli.payloads import parse_header, read_lines
-from kafkamq.clients.signals import stop_on_signals
+from kafkamq.clients.signals import stop_event
 from kafkamq.config import ServiceConfig, utf8
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.kafka import Consumer, Delivery, Message, Producer, Service
@@ -274,7 +273,7 @@ def receive(
 
     received = 0
     with (
-        _until_sigterm() as stopping,
+        stop_event((signal.SIGTERM,)) as stopping,
         serving_metrics(metrics_port),
         service(config) as connection,
     ):
@@ -299,17 +298,6 @@ def receive(
             consumer.flush()
     if not received and not follow and not as_json:
         output.note(f"No message in {queue_id} within {timeout:g} s.")
-
-
-@contextmanager
-def _until_sigterm() -> Iterator[threading.Event]:
-    """Set when a supervisor wants the end: what is printed by then is settled first."""
-    stopping = threading.Event()
-    undo = stop_on_signals(stopping.set, (signal.SIGTERM,))
-    try:
-        yield stopping
-    finally:
-        undo()
 
 
 def _handle_each(

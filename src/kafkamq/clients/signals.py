@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import _thread
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["apart", "stop_on_signals"]
+__all__ = ["apart", "stop_event", "stop_on_signals"]
+
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def apart(call: Callable[[], object]) -> None:
@@ -22,7 +26,7 @@ def apart(call: Callable[[], object]) -> None:
 
 def stop_on_signals(
     stop: Callable[[], object],
-    numbers: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM),
+    numbers: tuple[int, ...] = _STOPS,
 ) -> Callable[[], None]:
     """Call ``stop`` apart at each of these signals; from the main thread.
 
@@ -38,3 +42,14 @@ def stop_on_signals(
             signal.signal(number, handler)
 
     return undo
+
+
+@contextmanager
+def stop_event(numbers: tuple[int, ...] = _STOPS) -> Iterator[threading.Event]:
+    """Set at each of these signals; from the main thread."""
+    stopping = threading.Event()
+    undo = stop_on_signals(stopping.set, numbers)
+    try:
+        yield stopping
+    finally:
+        undo()

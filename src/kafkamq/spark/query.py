@@ -45,7 +45,7 @@ def start_query(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
     """Start it; the clients' properties travel inside pickled classes, not as options."""
     # Spark clones the session's settings for each query, so others of the session keep theirs.
     settings = stream_settings(plan.note.tasks)
-    before = {name: spark.conf.get(name) for name in settings}
+    before = {name: spark.conf.get(name, None) for name in settings}
     try:
         for name, value in settings.items():
             spark.conf.set(name, value)
