@@ -222,6 +222,14 @@ OF_TIME = [
     ),
     Mutant(
         "R4",
+        "a TICK that was written too early for a batch is the only one in it",
+        TICKS_PY,
+        "self._sent_ms > self._lead_ms > 0",
+        "self._sent_ms > 60_000",
+        TICKS,
+    ),
+    Mutant(
+        "R4",
         "a quarter of the longest timeout instead of the shortest",
         HOLDERS_PY,
         "return min((holder.timeout_ms for holder in self.used()), default=0)",

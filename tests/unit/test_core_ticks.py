@@ -128,6 +128,21 @@ def test_r04_one_that_is_not_read_soon_waits_while_no_grace_is_near() -> None:
     assert not ticks.wants_tick(60_000, clock_ms, due, is_read_soon=False)
 
 
+def test_r04_one_that_was_not_written_for_this_batch_gets_another_one() -> None:
+    ticks = TickPolicy(0, lead_ms=150)
+    ticks.on_read(0, 10)
+    wake = lease(5000 + T)
+    ticks.on_sent(T + 1)
+    assert not ticks.wants_tick(T + 500, 5000, wake)  # it may be on its way still
+    ticks.on_delivered(10)
+    assert not ticks.wants_tick(T + 151, 5000, wake)
+    assert not ticks.wants_tick(T + 500, 5000, wake, is_read_soon=False)
+    assert ticks.wants_tick(T + 152, 5000, wake)
+    ticks.on_sent(T + 500)
+    ticks.on_delivered(11)
+    assert not ticks.wants_tick(T + 600, 5000, wake)
+
+
 def test_r04_a_ticks_time_is_when_it_was_sent_and_not_when_it_was_read() -> None:
     ticks = policy()
     wake = lease(5000 + T)

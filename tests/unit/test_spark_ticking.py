@@ -1,10 +1,10 @@
-"""When a TICK is written just before Spark reads it."""
+"""When a TICK is written just before Spark reads it, and when it was read."""
 
 from __future__ import annotations
 
 import pytest
 
-from kafkamq.spark.ticking import batch_is_near
+from kafkamq.spark.ticking import Lag, batch_is_near
 
 MIDNIGHT_MS = 1_795_305_600_000.0
 
@@ -26,3 +26,17 @@ def test_a_batch_is_near_before_a_multiple_of_the_trigger(
     trigger_ms: int, past_ms: int, is_near: bool
 ) -> None:
     assert batch_is_near(trigger_ms, MIDNIGHT_MS + past_ms) is is_near
+
+
+def test_a_slow_batch_does_not_make_the_lag_long() -> None:
+    lag = Lag()
+    lag.note(2500)  # the first one of a query
+    assert lag.ms() == 0
+    for _ in range(4):
+        lag.note(450)
+    assert lag.ms() == 450
+    lag.note(2500)
+    assert lag.ms() == 450
+    for _ in range(5):
+        lag.note(9000)
+    assert lag.ms() == 3000

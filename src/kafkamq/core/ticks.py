@@ -17,12 +17,17 @@ _OFFSET_MEMORY_MS = 60_000  # clocks drift apart
 
 
 class TickPolicy:
-    """Decides for one partition; ``monotonic_ms`` is the engine's own clock and only measures
-    how long the log has been silent.
+    """Decides for one partition.
+
+    Args:
+        monotonic_ms: The engine's own clock, which only measures how long the log has been silent.
+        max_silence_ms: While something is due.
+        lead_ms: For engines that read in batches: how long before one ``is_read_soon`` is true.
     """
 
     __slots__ = (
         "_due_since_ms",
+        "_lead_ms",
         "_max_silence_ms",
         "_next_offset",
         "_offset_ms",
@@ -32,8 +37,9 @@ class TickPolicy:
         "_tick_offset",
     )
 
-    def __init__(self, monotonic_ms: int, max_silence_ms: int = 1000) -> None:
+    def __init__(self, monotonic_ms: int, max_silence_ms: int = 1000, lead_ms: int = 0) -> None:
         self._max_silence_ms = max_silence_ms
+        self._lead_ms = lead_ms
         self._read_ms = monotonic_ms
         self._next_offset = -1
         self._tick_offset: int | None = None  # outstanding; -1 until its offset is known
@@ -92,7 +98,7 @@ class TickPolicy:
         """
         if not wake.has_due:
             self._due_since_ms = max(self._due_since_ms, monotonic_ms - self._max_silence_ms)
-        if self._tick_offset is not None:
+        if self._tick_offset is not None and not (is_read_soon and self._is_early(monotonic_ms)):
             return False
         if wake.has_due and monotonic_ms - self._due_since_ms >= self._max_silence_ms:
             return is_read_soon
@@ -104,6 +110,11 @@ class TickPolicy:
             return False
         # R3: behind a gap of a third of the timeout live and dead workers get a grace.
         return is_read_soon or estimate_ms - clock_ms >= wake.deadline_ms - wake.warn_ms
+
+    def _is_early(self, monotonic_ms: int) -> bool:
+        """The TICK that waits was not written for the batch that begins now: it passes less."""
+        is_written = self._tick_offset is not None and self._tick_offset >= 0
+        return is_written and monotonic_ms - self._sent_ms > self._lead_ms > 0
 
     def _clear_if_read(self) -> None:
         if self._tick_offset is not None and 0 <= self._tick_offset < self._next_offset:

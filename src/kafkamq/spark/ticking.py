@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable
 
 from kafkamq.clients.ticker import StatusReader, Ticker
@@ -19,9 +20,10 @@ from kafkamq.core.ticks import TickPolicy
 from kafkamq.spark.lateness import observe_lateness
 from kafkamq.wire.status import TrackerStatus
 
-__all__ = ["TickKeeper", "batch_is_near"]
+__all__ = ["Lag", "TickKeeper", "batch_is_near"]
 
 _log = logging.getLogger(__name__)
+_BATCHES = 5  # whose durations are remembered
 _MAX_LAG_MS = 3_000
 _LEAD_MS = 150  # before a batch begins; ``step`` is called more often than that
 
@@ -39,6 +41,7 @@ class TickKeeper:
         trigger_ms: int = 0,
     ) -> None:
         self._trigger_ms = trigger_ms
+        self._lead_ms = _LEAD_MS if trigger_ms > _LEAD_MS else 0
         self._config = config
         self._topic = config.marker_topic
         self._max_silence_ms = tracker.max_silence_ms
@@ -48,7 +51,7 @@ class TickKeeper:
         self._reader = StatusReader(config)
         self._policies: dict[int, TickPolicy] = {}
         self.latest: dict[int, TrackerStatus] = {}
-        self.lag_ms = 0  # from the reading of a record to the news of it: about one batch
+        self.lag = Lag()
 
     def begin(self, partitions: Iterable[int], *, timeout_s: float = 30.0) -> None:
         """The TICKs of a start; call it when the partitions are claimed (R17).
@@ -62,7 +65,8 @@ class TickKeeper:
         )
         now_ms = _monotonic_ms()
         for number in numbers:
-            policy = self._policies[number] = TickPolicy(now_ms, self._max_silence_ms)
+            policy = TickPolicy(now_ms, self._max_silence_ms, self._lead_ms)
+            self._policies[number] = policy
             policy.on_sent(now_ms)
             policy.on_delivered(offsets[number])
 
@@ -103,9 +107,7 @@ class TickKeeper:
             observe_lateness(status.lateness, status.partition)
         self.latest[status.partition] = status
         _log.debug("status", extra={"status": status})
-        # The records were read a batch ago. An estimate that runs ahead costs a TICK, nothing more.
-        read_ms = _monotonic_ms() - min(self.lag_ms, _MAX_LAG_MS)
-        policy.on_read(read_ms, status.position, status.clock_ms)
+        policy.on_read(_monotonic_ms() - self.lag.ms(), status.position, status.clock_ms)
 
     def _on_done(self, partition: int, offset: int) -> None:
         policy = self._policies[partition]
@@ -119,6 +121,25 @@ class TickKeeper:
         """End the clients; idempotent."""
         self._reader.close()
         self._ticker.close()
+
+
+class Lag:
+    """How long ago the records were read of which a batch tells: about as long as one takes.
+
+    The shortest of the last ones counts: the policy remembers for a minute how far the log's clock
+    was ahead, and behind too long a lag its TICKs would be early and pass too little.
+    """
+
+    def __init__(self) -> None:
+        self._took_ms = deque([0], maxlen=_BATCHES)
+
+    def note(self, took_ms: int) -> None:
+        """A batch with records is done."""
+        self._took_ms.append(took_ms)
+
+    def ms(self) -> int:
+        """From 0 to 3 s."""
+        return min(*self._took_ms, _MAX_LAG_MS)
 
 
 def batch_is_near(trigger_ms: int, now_ms: float) -> bool:

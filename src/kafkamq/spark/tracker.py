@@ -401,7 +401,7 @@ class _Run:
         self.has_progressed = True
         took_ms = progress["durationMs"].get("triggerExecution", 0)
         if progress["numInputRows"]:
-            self.keeper.lag_ms = took_ms
+            self.keeper.lag.note(took_ms)
         _log.debug("batch", extra={"batch": self._batch, "took_ms": took_ms})
 
     def is_topology_due(self) -> bool:
