@@ -37,6 +37,14 @@ OF_ENTRIES = [
     ),
     Mutant(
         "R12",
+        "a chunk is kept until the leases of what ended would have ended",
+        REDELIVERY,
+        "if chunk.wake_ms > forget_ms and not chunk.open_count():",
+        "if chunk.wake_ms == NEVER:",
+        MEMORY,
+    ),
+    Mutant(
+        "R12",
         "memory of ten seconds",
         ENTRY,
         "ENDED_MEMORY_MS = 60_000",

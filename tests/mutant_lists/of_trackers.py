@@ -192,8 +192,8 @@ OF_TRACKERS = [
         "R18",
         "removed chunks stay in the store",
         TABLE_PY,
-        "                    self.removed.add(key)\n",
-        "",
+        "gone = self._exported - self.chunks.keys()",
+        "gone = set[ChunkKey]()",
         SNAPSHOT,
     ),
     Mutant(

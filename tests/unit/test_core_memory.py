@@ -76,6 +76,17 @@ def test_r12_a_chunk_is_not_kept_for_leases_that_have_ended() -> None:
     assert not fold.tracker.table.chunks
 
 
+def test_r12_a_tracker_without_a_store_remembers_no_chunk() -> None:
+    fold = Fold()
+    for number in range(100):
+        at_ms = START_MS + number * 2 * MEMORY_MS
+        fold.start(at_ms, number * CHUNK_OFFSETS)
+        fold.ack(at_ms, number * CHUNK_OFFSETS)
+    fold.tick(START_MS + 200 * MEMORY_MS)
+    assert not fold.tracker.table.chunks
+    assert not fold.tracker.table.export()
+
+
 def test_r12_a_repeated_end_changes_nothing() -> None:
     fold = Fold()
     fold.ack(START_MS)

@@ -138,9 +138,33 @@ def test_r04_one_that_was_not_written_for_this_batch_gets_another_one() -> None:
     assert not ticks.wants_tick(T + 151, 5000, wake)
     assert not ticks.wants_tick(T + 500, 5000, wake, is_read_soon=False)
     assert ticks.wants_tick(T + 152, 5000, wake)
-    ticks.on_sent(T + 500)
-    ticks.on_delivered(11)
-    assert not ticks.wants_tick(T + 600, 5000, wake)
+
+
+def test_r04_two_may_be_unread_and_no_more() -> None:
+    ticks = TickPolicy(0, lead_ms=150)
+    ticks.on_read(0, 10)
+    wake = lease(5000 + T)
+    for sent_ms, offset in ((T + 1, 10), (T + 500, 11)):
+        assert ticks.wants_tick(sent_ms, 5000, wake)
+        ticks.on_sent(sent_ms)
+        ticks.on_delivered(offset)
+    assert not ticks.wants_tick(10 * T, 5000, wake)  # nobody reads
+    ticks.on_read(10 * T, 11)
+    assert ticks.wants_tick(11 * T, 5000, wake)
+
+
+def test_r04_each_ticks_time_is_when_it_was_sent() -> None:
+    ticks = TickPolicy(0, lead_ms=150)
+    ticks.on_read(0, 10)
+    for sent_ms, offset in ((1000, 10), (1500, 11)):
+        ticks.on_sent(sent_ms)
+        ticks.on_delivered(offset)
+    ticks.on_failed()  # a third one
+    ticks.on_read(3000, 11, 6000)  # up to the first: the log's clock is 5000 ahead
+    wake = Wake(60_000, 60_000, False)
+    ticks.on_read(4000, 12, 6100)
+    assert not ticks.wants_tick(55_000, 6100, wake)
+    assert ticks.wants_tick(55_001, 6100, wake)
 
 
 def test_r04_a_ticks_time_is_when_it_was_sent_and_not_when_it_was_read() -> None:

@@ -31,12 +31,22 @@ def test_a_batch_is_near_before_a_multiple_of_the_trigger(
 def test_a_slow_batch_does_not_make_the_lag_long() -> None:
     lag = Lag()
     lag.note(2500)  # the first one of a query
-    assert lag.ms() == 0
+    assert lag.hear(1, 10_000) == 0
     for _ in range(4):
         lag.note(450)
-    assert lag.ms() == 450
+    assert lag.hear(5, 20_000) == 450
     lag.note(2500)
-    assert lag.ms() == 450
+    assert lag.hear(6, 23_000) == 450
     for _ in range(5):
         lag.note(9000)
-    assert lag.ms() == 3000
+    assert lag.hear(11, 90_000) == 3000
+
+
+def test_a_batch_was_not_read_before_the_one_before_it_was_heard_of() -> None:
+    lag = Lag()
+    for batch in range(5):
+        lag.hear(batch, 3000 * (batch + 1))
+        lag.note(2500)
+    assert lag.hear(5, 15_400) == 400  # a quick one, and nobody knows how quick yet
+    assert lag.hear(5, 15_500) == 500  # another partition of it
+    assert lag.hear(4, 15_550) == 550  # told again

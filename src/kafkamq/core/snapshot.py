@@ -68,8 +68,7 @@ def take_snapshot(tracker: RedeliveryTracker) -> Snapshot:
                 chunk.ended_ms,
             ]
         )
-    removed = [chunk_id(key) for key in tracker.table.removed]
-    tracker.table.removed.clear()
+    removed = [chunk_id(key) for key in tracker.table.export()]
     index = {
         "version": STATE_VERSION,
         "next_offset": tracker.next_offset,

@@ -19,11 +19,11 @@ class ChunkTable:
         load_chunk: Fetches a chunk from the state store; only asked for chunks that `adopt` named.
     """
 
-    __slots__ = ("_load_chunk", "_stored_holders", "_wakes", "chunks", "next_wake_ms", "removed")
+    __slots__ = ("_exported", "_load_chunk", "_stored_holders", "_wakes", "chunks", "next_wake_ms")
 
     def __init__(self, load_chunk: Callable[[ChunkKey], bytes] | None = None) -> None:
         self.chunks: dict[ChunkKey, Chunk] = {}
-        self.removed: set[ChunkKey] = set()  # since the last export
+        self._exported: set[ChunkKey] = set()
         self.next_wake_ms = NEVER  # a lower bound over all chunks
         self._wakes: list[tuple[int, ChunkKey]] = []  # heap; stale where the chunk disagrees
         self._load_chunk = load_chunk
@@ -33,9 +33,16 @@ class ChunkTable:
         """Begin with chunks that lie in the state store; holders as their numbers name them."""
         self._stored_holders = stored_holders
         self.chunks = {chunk.key: chunk for chunk in chunks}
+        self._exported = set(self.chunks)
         self._wakes = [(chunk.wake_ms, chunk.key) for chunk in chunks if chunk.wake_ms < NEVER]
         heapify(self._wakes)
         self.next_wake_ms = self._wakes[0][0] if self._wakes else NEVER
+
+    def export(self) -> set[ChunkKey]:
+        """What is here goes to the state store; returns what went there before and is gone."""
+        gone = self._exported - self.chunks.keys()
+        self._exported = set(self.chunks)
+        return gone
 
     def find(self, key: ChunkKey) -> tuple[Chunk, dict[int, Entry]]:
         """The chunk and its entries; an empty one that is not kept when there is none.
@@ -53,7 +60,6 @@ class ChunkTable:
         chunk = self.chunks.get(key)
         if chunk is None:
             chunk = self.chunks[key] = Chunk(key)
-            self.removed.discard(key)
         entries = chunk.entries
         return chunk, self.entries(chunk) if entries is None else entries
 
@@ -103,7 +109,6 @@ class ChunkTable:
                 chunk.wake_ms = chunk.ended_ms + ENDED_MEMORY_MS
                 if now_ms > chunk.wake_ms:
                     del self.chunks[key]
-                    self.removed.add(key)
                     continue
             if chunk.wake_ms < NEVER:
                 heappush(wakes, (chunk.wake_ms, key))

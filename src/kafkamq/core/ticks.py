@@ -4,6 +4,8 @@ A TICK carries nothing but the broker's time. It is wanted when the log is silen
 would have passed, by the engine's estimate, a point that matters: a quarter of a timeout before a
 lease ends (so that the step which passes the lease is a small one and R3 grants no grace to a dead
 worker), and the moment itself; and once in ``max_silence_ms`` while something due is not settled.
+One at a time: the next one when it was read. Before an engine that reads in batches there may be
+two, an early one (for R3) and the one that passes all until the batch begins.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from kafkamq.core.redelivery import Wake
 __all__ = ["TickPolicy"]
 
 _OFFSET_MEMORY_MS = 60_000  # clocks drift apart
+_MAX_UNREAD = 2
 
 
 class TickPolicy:
@@ -34,7 +37,7 @@ class TickPolicy:
         "_offset_since_ms",
         "_read_ms",
         "_sent_ms",
-        "_tick_offset",
+        "_unread",
     )
 
     def __init__(self, monotonic_ms: int, max_silence_ms: int = 1000, lead_ms: int = 0) -> None:
@@ -42,9 +45,9 @@ class TickPolicy:
         self._lead_ms = lead_ms
         self._read_ms = monotonic_ms
         self._next_offset = -1
-        self._tick_offset: int | None = None  # outstanding; -1 until its offset is known
+        self._sent_ms: int | None = None  # of the TICK whose offset is not known yet
+        self._unread: dict[int, int] = {}  # TICKs in the log: offset -> when it was sent
         self._due_since_ms = monotonic_ms  # last TICK, or last time that nothing was due
-        self._sent_ms = monotonic_ms
         self._offset_ms = -NEVER  # from the engine's clock to the log's: the most that was seen
         self._offset_since_ms = monotonic_ms
 
@@ -59,30 +62,28 @@ class TickPolicy:
         """
         if next_offset > self._next_offset:
             self._next_offset = next_offset
-            self._read_ms = monotonic_ms
-            if self._tick_offset == next_offset - 1:  # it was written when it was sent
-                self._read_ms = min(monotonic_ms, self._sent_ms)
+            # A TICK was written when it was sent.
+            self._read_ms = min(monotonic_ms, self._unread.get(next_offset - 1, monotonic_ms))
             if clock_ms is not None:
                 offset_ms = clock_ms - self._read_ms
                 is_old = monotonic_ms - self._offset_since_ms > _OFFSET_MEMORY_MS
                 if is_old or offset_ms >= self._offset_ms:
                     self._offset_ms, self._offset_since_ms = offset_ms, monotonic_ms
-        self._clear_if_read()
+            self._unread = {at: ms for at, ms in self._unread.items() if at >= next_offset}
 
     def on_sent(self, monotonic_ms: int) -> None:
         """A TICK is on its way."""
-        self._tick_offset = -1
         self._sent_ms = self._due_since_ms = monotonic_ms
 
     def on_delivered(self, offset: int) -> None:
         """It is in the log."""
-        if self._tick_offset is not None:
-            self._tick_offset = offset
-            self._clear_if_read()
+        if self._sent_ms is not None and offset >= self._next_offset:
+            self._unread[offset] = self._sent_ms
+        self._sent_ms = None
 
     def on_failed(self) -> None:
         """It is not in the log and never will be."""
-        self._tick_offset = None
+        self._sent_ms = None
 
     def wants_tick(
         self, monotonic_ms: int, clock_ms: int, wake: Wake, *, is_read_soon: bool = True
@@ -98,7 +99,9 @@ class TickPolicy:
         """
         if not wake.has_due:
             self._due_since_ms = max(self._due_since_ms, monotonic_ms - self._max_silence_ms)
-        if self._tick_offset is not None and not (is_read_soon and self._is_early(monotonic_ms)):
+        if self._sent_ms is not None:
+            return False
+        if self._unread and not (is_read_soon and self._are_early(monotonic_ms)):
             return False
         if wake.has_due and monotonic_ms - self._due_since_ms >= self._max_silence_ms:
             return is_read_soon
@@ -111,11 +114,8 @@ class TickPolicy:
         # R3: behind a gap of a third of the timeout live and dead workers get a grace.
         return is_read_soon or estimate_ms - clock_ms >= wake.deadline_ms - wake.warn_ms
 
-    def _is_early(self, monotonic_ms: int) -> bool:
-        """The TICK that waits was not written for the batch that begins now: it passes less."""
-        is_written = self._tick_offset is not None and self._tick_offset >= 0
-        return is_written and monotonic_ms - self._sent_ms > self._lead_ms > 0
-
-    def _clear_if_read(self) -> None:
-        if self._tick_offset is not None and 0 <= self._tick_offset < self._next_offset:
-            self._tick_offset = None
+    def _are_early(self, monotonic_ms: int) -> bool:
+        """Unread TICKs were not written for the batch that begins now: they pass less than that."""
+        if not 0 < self._lead_ms < monotonic_ms - max(self._unread.values()):
+            return False
+        return len(self._unread) < _MAX_UNREAD  # or they would pile up in front of a slow reader

@@ -41,11 +41,16 @@ class QueryPlan:
     max_markers: int  # per batch: back-pressure when the log is far ahead
 
 
+# Where the session says nothing. A batch reads each row once: a cache would only grow, 8 MB a task.
+_TUNING = {"spark.sql.streaming.stateStore.rocksdb.blockCacheSizeMB": "0"}
+
+
 def start_query(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
     """Start it; the clients' properties travel inside pickled classes, not as options."""
     # Spark clones the session's settings for each query, so others of the session keep theirs.
     settings = stream_settings(plan.note.tasks)
-    before = {name: spark.conf.get(name, None) for name in settings}
+    before = {name: spark.conf.get(name, None) for name in (*settings, *_TUNING)}
+    settings |= {name: value for name, value in _TUNING.items() if before[name] is None}
     try:
         for name, value in settings.items():
             spark.conf.set(name, value)

@@ -230,8 +230,6 @@ def stream_settings(tasks: int | None = None) -> dict[str, str]:
         settings["spark.sql.shuffle.partitions"] = str(tasks)
         # Sources and folds have the same environment without it, and so share their workers.
         settings["spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"] = "false"
-        # A batch reads each row once, so a cache of blocks would only grow, 8 MB for each task.
-        settings["spark.sql.streaming.stateStore.rocksdb.blockCacheSizeMB"] = "0"
     return settings
 
 

@@ -107,7 +107,9 @@ class TickKeeper:
             observe_lateness(status.lateness, status.partition)
         self.latest[status.partition] = status
         _log.debug("status", extra={"status": status})
-        policy.on_read(_monotonic_ms() - self.lag.ms(), status.position, status.clock_ms)
+        now_ms = _monotonic_ms()
+        read_ms = now_ms - self.lag.hear(status.batch, now_ms)
+        policy.on_read(read_ms, status.position, status.clock_ms)
 
     def _on_done(self, partition: int, offset: int) -> None:
         policy = self._policies[partition]
@@ -126,20 +128,27 @@ class TickKeeper:
 class Lag:
     """How long ago the records were read of which a batch tells: about as long as one takes.
 
-    The shortest of the last ones counts: the policy remembers for a minute how far the log's clock
-    was ahead, and behind too long a lag its TICKs would be early and pass too little.
+    One that is too long has a price: the policy remembers for a minute how far the log's clock was
+    ahead, so its TICKs would be early and pass too little. So the shortest of the last durations
+    counts, and the time since the batch before was heard of, if that is less.
     """
 
     def __init__(self) -> None:
         self._took_ms = deque([0], maxlen=_BATCHES)
+        self._batch = -1
+        self._heard_ms = 0  # of any batch
+        self._before_ms = 0  # ... of one before this batch
 
     def note(self, took_ms: int) -> None:
         """A batch with records is done."""
         self._took_ms.append(took_ms)
 
-    def ms(self) -> int:
-        """From 0 to 3 s."""
-        return min(*self._took_ms, _MAX_LAG_MS)
+    def hear(self, batch: int, monotonic_ms: int) -> int:
+        """A partition tells of a batch; returns the lag, 0 to 3000 ms."""
+        if batch > self._batch:
+            self._batch, self._before_ms = batch, self._heard_ms
+        self._heard_ms = monotonic_ms
+        return min(*self._took_ms, _MAX_LAG_MS, monotonic_ms - self._before_ms)
 
 
 def batch_is_near(trigger_ms: int, now_ms: float) -> bool:

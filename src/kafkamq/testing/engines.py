@@ -332,7 +332,7 @@ class BatchEngine(_Engine):
             number = ledger.partition
             position = 0 if ledger.last is None else ledger.last.position
             checkpoint.first_offsets.setdefault(number, position)
-            policies[number] = TickPolicy(world.now_ms)
+            policies[number] = TickPolicy(world.now_ms, lead_ms=self.settings.poll_ms)
             yield from self._append_tick(number, None)
         self._statuses.clear()
         while True:

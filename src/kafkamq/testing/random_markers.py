@@ -13,6 +13,7 @@ from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 __all__ = ["MarkerRecord", "random_markers"]
 
+_TIMEOUTS_MS = (1, 3, 100, 1000, 5000, 10_000, 60_000, 3_600_000)
 _BORDERS = (0, 1, 4094, 4095, 4096, 4097, 8191, 8192, 1 << 40)
 _REASONS = ("", "no stock", "broken")
 
@@ -45,11 +46,11 @@ class _Habits:
             for _ in range(count)
         ]
         self.consumers = [f"c{number}" for number in range(rng.choice((1, 2, 5)))]
-        self.timeouts = rng.sample((1, 3, 100, 1000, 5000, 10_000, 60_000), rng.randint(1, 3))
+        self.timeouts = rng.sample(_TIMEOUTS_MS, rng.randint(1, 3))
         self.max_leases = [0, *rng.sample((2000, 15_000, 100_000), rng.randint(0, 2))]
         longest_ms = max(self.timeouts)
         self.steps = [0, 1, *(longest_ms // part for part in (50, 10, 4, 3, 2))]
-        self.jumps = [longest_ms + 1, 3 * longest_ms, 61_000, -longest_ms, -1]
+        self.jumps = [longest_ms + 1, 3 * longest_ms, 60_000, 60_001, -longest_ms, -1]
         self.jump_rate = rng.choice((0.0, 0.01, 0.1))
         self.slowness = rng.choice((1, 10, 100))  # records in a longest timeout, about
         self.untimed_rate = rng.choice((0.0, 0.0, 0.1, 0.9))
