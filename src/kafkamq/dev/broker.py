@@ -223,8 +223,8 @@ class LocalKafka:
         self._running().kill()
 
     def pause(self) -> None:
-        """Freezes the broker: connections stay open, and nothing answers."""
-        self._running().send(signal.SIGSTOP)
+        """Freezes the broker: from now on connections stay open, and nothing answers."""
+        self._running().pause()
 
     def resume(self) -> None:
         """Lets a paused broker go on."""

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,8 @@ __all__ = ["BrokerProcess"]
 
 _GUARD = Path(__file__).with_name("guard.py")
 _KILL_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 5.0
+_STANDING = frozenset("TtZX")
 
 
 class BrokerProcess:
@@ -73,6 +76,24 @@ class BrokerProcess:
         if not self.is_running:  # the guard reaps its child last: until then the id is its own
             raise StateError("the broker does not run")
         os.kill(self.pid, number)
+
+    def pause(self) -> None:
+        """SIGSTOP; returns when all of its threads stand still, as far as ``/proc`` says so.
+
+        Raises:
+            StateError: it has ended.
+        """
+        self.send(signal.SIGSTOP)
+        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+        while not self._stands_still() and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+
+    def _stands_still(self) -> bool:
+        for stat in Path(f"/proc/{self.pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # a thread that has ended
+                if stat.read_text().rpartition(")")[2].split()[0] not in _STANDING:
+                    return False
+        return True
 
     def stop(self) -> bool:
         """Ends the command, by SIGKILL if it takes too long; returns whether it ended by itself."""
