@@ -108,27 +108,46 @@ class Member:
 
 
 class _Owner:
-    """The one thread that works with a consumer; calls in it outlive their cancellation."""
+    """The one thread that works with a consumer; calls in it outlive their cancellation.
+
+    Each result goes to one caller: calls wait for each other, and what a cancelled one would have
+    got is for the next of its name.
+    """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "kafkamq-aio-claims")
         self._pending: dict[str, asyncio.Future[Any]] = {}
+        self._turn = asyncio.Lock()
+        self._is_closed = False
 
     async def run(self, name: str, call: Callable[[], T]) -> T:
-        """Its result, or that of the call of this name that was cancelled before it."""
-        pending = self._pending.get(name)
-        if pending is None:
-            loop = asyncio.get_running_loop()
-            pending = self._pending[name] = loop.run_in_executor(self._thread, call)
-        try:
-            found: T = await asyncio.shield(pending)
-        finally:
-            if pending.done():
-                self._pending.pop(name, None)
-        return found
+        """Its result, or that of the call of this name that was cancelled before it.
+
+        Raises:
+            StateError: ``close`` was called.
+        """
+        async with self._turn:
+            pending = self._pending.get(name)
+            if pending is None:
+                if self._is_closed:
+                    raise StateError("it is closed")
+                loop = asyncio.get_running_loop()
+                pending = self._pending[name] = loop.run_in_executor(self._thread, call)
+            try:
+                found: T = await asyncio.shield(pending)
+            except asyncio.CancelledError:  # a result that came just then is the next caller's
+                if pending.cancelled():
+                    del self._pending[name]
+                raise
+            except BaseException:
+                del self._pending[name]
+                raise
+            del self._pending[name]
+            return found
 
     def close(self) -> None:
         """Take no more calls."""
+        self._is_closed = True
         self._thread.shutdown(wait=False)
 
 
