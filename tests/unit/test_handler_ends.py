@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Optional
 
 import pytest
 from pydantic import BaseModel
+from tests.contract.handlers import die_or_hang
 from tests.unit.test_handlers import Model, Order, parsed
 
-from kafkamq import BrokerError, ConfigError, Nack, Worker
-from kafkamq.kafka.handlers import calls
+from kafkamq import BrokerError, ConfigError, Nack, Reject, StateError, Worker
+from kafkamq.kafka.handlers import calls, processes
 from kafkamq.kafka.handlers.bodies import BodyError
 from kafkamq.testing import MemoryService
 
@@ -36,6 +40,20 @@ def unlogged() -> Iterator[None]:
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
+
+
+class Unequal:
+    """As an array, or a query's column: what == gives is no bool."""
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("the truth value is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
 
 
 def exits(message) -> None:
@@ -62,6 +80,10 @@ def not_called(message) -> object:
     return Nack
 
 
+def unspeakable(message) -> object:
+    return Reject(Unspeakable())  # type: ignore[arg-type]
+
+
 async def exits_in_a_coroutine(message) -> None:
     raise SystemExit(3)
 
@@ -77,6 +99,7 @@ HANDLERS = [
     (not_awaited, "should have awaited or called"),
     (wrong_delay, "?"),
     (not_called, "should have awaited or called"),
+    (unspeakable, "the handler's verdict could not be given"),
     (exits_in_a_coroutine, "SystemExit: 3"),
     (cancels_itself, ""),
 ]
@@ -93,6 +116,85 @@ def test_a_handler_that_ends_oddly_gives_its_message_back(function, said: str) -
         while worker.handled < 2:
             assert not worker.wait(0.01)
     assert [said in letter.error for letter in service.dead_letters()] == [True, True]
+
+
+def test_a_result_that_cannot_be_compared_counts_as_done() -> None:
+    service = MemoryService()
+    queue = service.queue("q", max_in_flight=5)
+    queue.handler(concurrency=1)(lambda message: Unequal())
+    for _ in range(20):
+        queue.producer().send(b"x")
+    with Worker(service) as worker:
+        (consumer,) = service._consumers
+        while worker.handled < 20:
+            assert not worker.wait(0.01)
+        assert consumer.in_flight == 0
+    assert worker.handled == 20
+    assert service.dead_letters() == []
+
+
+def test_a_second_run_leaves_the_first_one_at_work() -> None:
+    service = MemoryService()
+    queue = service.queue("q")
+    queue.handler()(lambda message: None)
+    with Worker(service) as worker:
+        with pytest.raises(StateError, match="started before"):
+            worker.run()
+        queue.producer().send(b"x")
+        while not worker.handled:
+            assert not worker.wait(0.01)
+
+
+def test_a_handler_that_no_process_can_load_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each of its messages would end as a dead letter that no handler ever saw."""
+    (tmp_path / "loads_here_only.py").write_text(
+        "import os\n"
+        "if os.environ.setdefault('LOADED_BY', str(os.getpid())) != str(os.getpid()):\n"
+        "    raise ImportError('no libfoo')\n"
+        "def handle(payload: bytes) -> None: ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("LOADED_BY", str(os.getpid()))
+    service = MemoryService()
+    queue = service.queue("q")
+    queue.handler(processes=1)(importlib.import_module("loads_here_only").handle)
+    queue.producer().send(b"x")
+    with pytest.raises(ConfigError, match="no libfoo"):
+        Worker(service).start()
+    with queue.consumer() as consumer:
+        message = consumer.receive()
+        assert message is not None
+        assert message.delivery_count == 1
+
+
+def test_a_process_that_cannot_be_replaced_costs_no_delivery(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its message is held until one can start again."""
+    service = MemoryService()
+    queue = service.queue("q", max_deliveries=1)
+    queue.handler(processes=1)(die_or_hang)
+    refusals = iter([processes._LoadError("no memory")] * 2)
+
+    class Child(processes._Child):
+        def __init__(self, function: bytes) -> None:
+            for refusal in refusals if queue_is_open.is_set() else ():
+                raise refusal
+            super().__init__(function)
+
+    queue_is_open = threading.Event()
+    monkeypatch.setattr(processes, "_Child", Child)
+    monkeypatch.setattr(processes, "_AGAIN_S", 0.01)
+    with Worker(service) as worker:
+        queue_is_open.set()
+        for body in (b"die", b"fine"):
+            queue.producer().send(body)
+        while worker.handled < 2:
+            assert not worker.wait(0.01)
+    assert [letter.payload for letter in service.dead_letters()] == [b"die"]
+    assert next(refusals, None) is None
 
 
 def test_a_message_is_given_back_whatever_its_error_says() -> None:

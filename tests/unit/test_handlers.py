@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import Enum
 from types import SimpleNamespace
+from typing import Literal
+from uuid import UUID
 
 import pytest
 from pydantic import BaseModel
@@ -41,6 +46,36 @@ def of_model(body: Model) -> None: ...
 def of_nothing() -> None: ...
 def of_two(one: str, two: bytes) -> None: ...
 def of_set(body: set) -> None: ...
+def with_option(message: Message, dry_run: bool = False) -> None: ...
+def with_message(body: bytes, message: Message = None) -> None: ...  # type: ignore[assignment]
+def with_default(body: dict | None = None) -> None: ...
+def with_hidden_body(message: Message, body: Order | None = None) -> None: ...
+def with_late_message(body: bytes, limit: int = 1, message: Message | None = None) -> None: ...
+
+
+class Kind(Enum):
+    BIG = "big"
+
+
+@dataclass
+class Priced:
+    when: datetime = datetime(2020, 1, 1, tzinfo=UTC)
+    kind: Kind = Kind.BIG
+    price: Decimal = Decimal(0)
+    id: UUID | None = None
+    tags: tuple[str, ...] = ()
+    pair: tuple[int, str] = (0, "")
+    unit: Literal["kg", "g"] = "kg"
+
+
+@dataclass
+class Odd:
+    what: Backoff
+    how: complex = 0j
+
+
+def of_priced(body: Priced) -> None: ...
+def of_odd(body: Odd) -> None: ...
 
 
 def parsed(function, payload):
@@ -62,6 +97,21 @@ def parsed(function, payload):
             Order(1, [Line("x", 2)]),
         ),
         (of_model, b'{"id": "7"}', Model(id=7)),
+        (with_default, b'{"a": 1}', {"a": 1}),
+        (
+            of_priced,
+            b'{"when": "2024-05-06T07:08:09Z", "kind": "big", "price": "1.10", "tags": ["x"],'
+            b' "id": "00000000-0000-0000-0000-000000000001", "pair": [1, "y"], "unit": "g"}',
+            Priced(
+                datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC),
+                Kind.BIG,
+                Decimal("1.10"),
+                UUID(int=1),
+                ("x",),
+                (1, "y"),
+                "g",
+            ),
+        ),
     ],
 )
 def test_bodies(function, payload, body) -> None:
@@ -79,6 +129,15 @@ def test_bodies(function, payload, body) -> None:
         (of_order, b'{"id": 1, "lines": [{}]}', r"the body.lines\[0\] has no item"),
         (of_order, b'{"id": 1, "note": 5}', "the body.note is a number: it must be str"),
         (of_order, b"7", "the body is a number: it must be an object"),
+        (of_priced, b'{"when": 5}', "the body.when is a number: it must be datetime"),
+        (of_priced, b'{"when": "secret"}', "the body.when is no datetime"),
+        (of_priced, b'{"kind": "secret"}', "the body.kind is no Kind"),
+        (of_priced, b'{"price": []}', "the body.price is a list: it must be Decimal"),
+        (of_priced, b'{"id": "no"}', "the body.id is no UUID"),
+        (of_priced, b'{"tags": "no"}', "the body.tags is a string: it must be tuple"),
+        (of_priced, b'{"tags": [1]}', r"the body.tags\[0\] is a number: it must be str"),
+        (of_priced, b'{"pair": [1]}', "the body.pair has 1 items: it must have 2"),
+        (of_priced, b'{"unit": "secret"}', "the body.unit is none of the values"),
         (of_model, b'{"id": "secret"}', "^id: Input should be a valid integer"),
         (of_dict, b"[" * 100_000, "nested too deeply|no JSON"),
     ],
@@ -89,7 +148,16 @@ def test_bodies_that_do_not_fit(function, payload, said) -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("function", [of_nothing, of_two, of_set, 7])
+def test_what_has_a_default_keeps_it() -> None:
+    message = SimpleNamespace(payload=b"x")
+    assert Binder(with_option).arguments(message) == [message]
+    assert Binder(with_message).arguments(message) == [b"x", message]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [of_nothing, of_two, of_set, of_odd, with_hidden_body, with_late_message, 7],
+)
 def test_handlers_that_take_something_else(function) -> None:
     with pytest.raises(ConfigError):
         MemoryService().queue("q").handler()(function)

@@ -25,6 +25,7 @@ Middleware = Callable[[Message, Callable[[Message], Any]], Any]
 """Gets a message and what calls the handler; returns what that returns, or another verdict."""
 
 _log = logging.getLogger(__name__)
+_KINDS = (Ack, Nack, Reject)  # compared by identity: a result's == may be of any kind, or raise
 _NOT_CALLED = Nack(reason="the handler was not called: see the log")
 
 
@@ -103,7 +104,7 @@ class Calls:
     # Verdicts.
 
     def settle(self, message: Message, outcome: object) -> None:
-        """Give the verdict that an outcome means; never raises."""
+        """Give the verdict that an outcome means, or give the message back; never raises."""
         try:
             if outcome is None or isinstance(outcome, Ack):
                 message.ack()
@@ -113,16 +114,22 @@ class Calls:
             _log.warning("a verdict came too late", extra={"said": str(error)})
         except StateError as error:  # the handler has given it itself, or the consumer is closed
             _log.debug("a message has its verdict already", extra={"said": str(error)})
-        except KafkaMQError as error:
-            _log.error("a verdict could not be given", extra={"said": str(error)})
         except Exception:  # noqa: BLE001 - a thread that ends here would take no more messages
             _log.exception("a verdict could not be given", extra={"queue": message.queue_id})
+            self._give_back(message)
+
+    def _give_back(self, message: Message) -> None:
+        """What its handler returned is no verdict that can be given: without one it is stuck."""
+        try:
+            message.nack(reason="the handler's verdict could not be given: see the log")
+        except KafkaMQError as error:  # it has its verdict, or its lease has ended
+            _log.debug("a message is not given back", extra={"said": str(error)})
 
     def _settle(self, message: Message, outcome: object) -> None:
         if isinstance(outcome, Nack):
             self._nack(message, outcome.delay, outcome.reason)
         elif isinstance(outcome, Reject):
-            message.reject(clean(outcome.reason or "rejected by its handler"))
+            message.reject(clean(outcome.reason) or "rejected by its handler")
         elif isinstance(outcome, BodyError):
             message.reject(clean(f"the body cannot be read: {outcome}"))
         elif isinstance(outcome, BaseException):
@@ -132,7 +139,7 @@ class Calls:
                 extra={"queue": message.queue_id, "delivery": message.delivery_count},
             )
             self._nack(message, None, reason_of(outcome))
-        elif inspect.isawaitable(outcome) or outcome in (Ack, Nack, Reject):
+        elif inspect.isawaitable(outcome) or any(outcome is kind for kind in _KINDS):
             said = "the handler returned something that it should have awaited or called"
             _log.error(said, extra={"queue": message.queue_id, "type": type(outcome).__name__})
             if inspect.iscoroutine(outcome):

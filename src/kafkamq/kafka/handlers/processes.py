@@ -22,11 +22,13 @@ from kafkamq.kafka.handlers.bodies import Binder, BodyError
 from kafkamq.kafka.handlers.pools import STOPPED, timed_out
 from kafkamq.kafka.handlers.spec import HandlerSpec
 from kafkamq.kafka.message import Message
+from kafkamq.kafka.reasons import reason_of
 from kafkamq.types import Ack, Headers, MessageId, Nack, Reject
 
 __all__ = ["PlainMessage", "ProcessCalls"]
 
 _JOIN_S = 5.0
+_AGAIN_S = 1.0  # after a process that could not start
 _log = logging.getLogger(__name__)
 _SENT = (BaseException, Ack, Nack, Reject)
 _ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -63,7 +65,7 @@ class ProcessCalls:
             ConfigError: The handler cannot be called in another process.
         """
         try:
-            pickle.dumps(spec.function)
+            self._function = pickle.dumps(spec.function)
         except Exception as error:
             raise ConfigError(
                 f"handler of queue {spec.queue.queue_id!r}: processes= needs a function that can "
@@ -74,21 +76,60 @@ class ProcessCalls:
         self._local = threading.local()
         self._lock = threading.Lock()
         self._children: set[_Child] = set()
-        self._is_closed = False
+        self._spare: list[_Child] = []
+        self._closed = threading.Event()
         atexit.register(self.close)  # multiprocessing would ask children to end, and wait for ever
+
+    def start(self) -> None:
+        """Start the first process, which says whether one can.
+
+        Raises:
+            ConfigError: The handler cannot be loaded there; says why.
+        """
+        try:
+            child = _Child(self._function)
+        except _LoadError as error:
+            name = self._spec.queue.queue_id
+            raise ConfigError(
+                f"handler of queue {name!r}: processes= needs a function that another process can "
+                f"load: {error}"
+            ) from error
+        with self._lock:
+            self._children.add(child)
+            self._spare.append(child)
+
+    def _child(self) -> _Child | None:
+        """The process of this thread; None: closed.
+
+        One that cannot start says nothing about the message, which is held until one can.
+        """
+        child: _Child | None = getattr(self._local, "child", None)
+        while child is None and not self._closed.is_set():
+            with self._lock:
+                child = self._spare.pop() if self._spare else None
+            if child is None:
+                try:
+                    child = _Child(self._function)
+                except (_LoadError, OSError) as error:
+                    _log.error(
+                        "a process for a handler cannot start; it is tried again",
+                        extra={"queue": self._spec.queue.queue_id, "said": str(error)},
+                    )
+                    self._closed.wait(_AGAIN_S)
+                    continue
+            with self._lock:
+                self._children.add(child)
+                self._local.child = child
+        if child is not None and self._closed.is_set():
+            self._end(child)
+            return None
+        return child
 
     def __call__(self, message: Message) -> object:
         """Call the handler; what it raised is raised here."""
-        child: _Child | None = getattr(self._local, "child", None)
+        child = self._child()
         if child is None:
-            child = _Child(self._spec.function)
-            with self._lock:
-                self._children.add(child)
-                is_closed = self._is_closed
-            self._local.child = child
-            if is_closed:
-                self._end(child)
-                return STOPPED
+            return STOPPED
         timeout_ms = self._spec.timeout_ms
         try:
             outcome = child.call(_plain(message), timeout_ms / 1000 if timeout_ms else None)
@@ -115,16 +156,28 @@ class ProcessCalls:
         """End all processes."""
         atexit.unregister(self.close)
         with self._lock:
-            self._is_closed = True
+            self._closed.set()
             children, self._children = list(self._children), set()
         for child in children:
             child.kill()
 
 
+class _LoadError(Exception):
+    """A process cannot call the handler; says why."""
+
+
 class _Child:
     """One process and the pipe to it."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: bytes) -> None:
+        """Start it.
+
+        Args:
+            function: The handler, pickled: it is the process that says why it cannot load it.
+
+        Raises:
+            _LoadError: It cannot.
+        """
         context = multiprocessing.get_context("spawn")  # librdkafka does not survive a fork
         self._pipe, theirs = context.Pipe()
         self._process: BaseProcess = context.Process(
@@ -137,7 +190,14 @@ class _Child:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        self._pipe.recv()  # it has loaded the function: from here on time counts
+        try:
+            refusal = self._pipe.recv()  # from here on time counts
+        except (EOFError, OSError):
+            self._process.join(_JOIN_S)
+            refusal = f"it has died at its start (exit code {self.exit_code})"
+        if refusal is not None:
+            self.kill()
+            raise _LoadError(refusal)
 
     @property
     def exit_code(self) -> int | None:
@@ -168,12 +228,17 @@ def _plain(message: Message) -> PlainMessage:
     )
 
 
-def _serve(pipe: Connection, function: Callable[..., Any]) -> None:
+def _serve(pipe: Connection, pickled: bytes) -> None:
     """The process: answers until the pipe ends."""
     for number in _ENDING:  # not SIG_IGN, which programs that the handler starts would inherit
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-    binder = Binder(function)
+    try:
+        function: Callable[..., Any] = pickle.loads(pickled)
+        binder = Binder(function)
+    except BaseException as error:  # noqa: BLE001 - the parent says so, and holds its messages
+        pipe.send(reason_of(error))
+        return
     pipe.send(None)
     while True:
         try:

@@ -77,6 +77,7 @@ class Worker:
         self._told = on_lease_lost
         self._telemetry = telemetry
         self._feeders: list[Feeder] = []
+        self._stopped: list[Feeder] = []  # for what they have handled
         self._processes: list[ProcessCalls] = []
         self._loop = LoopThread()
         self._stopping = threading.Event()
@@ -94,7 +95,7 @@ class Worker:
     @property
     def handled(self) -> int:
         """Messages that have got their verdicts."""
-        return sum([feeder.handled for feeder in self._feeders])
+        return sum([feeder.handled for feeder in (*self._feeders, *self._stopped)])
 
     def start(self) -> None:
         """Check all handlers, connect, and begin in the background.
@@ -145,6 +146,7 @@ class Worker:
         if spec.processes:
             remote = ProcessCalls(spec, lambda: calls)
             self._processes.append(remote)
+            remote.start()
         calls = Calls(spec, self._middleware, telemetry, remote)
         if spec.is_async:
             pool = CoroutinePool(calls, room, self._loop)
@@ -195,10 +197,12 @@ class Worker:
         """
         restore = self._catch_signals()
         try:
-            self.start()
-            self.wait()
+            self.start()  # where that is refused, what runs already goes on
+            try:
+                self.wait()
+            finally:
+                self.stop()
         finally:
-            self.stop()
             restore()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -231,6 +235,7 @@ class Worker:
         self._stopping.set()
         with self._lock:
             feeders, self._feeders = self._feeders, []
+            self._stopped += feeders
         drain_s = self._drain_s if timeout is None else timeout
         deadline_s = time.monotonic() + drain_s
         for feeder in feeders:

@@ -1,0 +1,232 @@
+"""JSON as values of Python types: what a handler's body and its fields may be annotated with."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import types
+import typing
+from collections.abc import Callable
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from uuid import UUID
+
+from kafkamq.errors import ConfigError
+
+__all__ = ["BodyError", "check_type", "convert", "is_union", "without_input"]
+
+_PLAIN = (str, int, float, bool, dict, list, type(None), object)
+_LISTS: dict[Any, Callable[[list[Any]], Any]] = {
+    list: list,
+    set: set,
+    frozenset: frozenset,
+    tuple: tuple,
+}
+_FROM_TEXT: dict[Any, Callable[[str], Any]] = {
+    datetime: datetime.fromisoformat,
+    date: date.fromisoformat,
+    time: time.fromisoformat,
+    UUID: UUID,
+    Decimal: Decimal,
+}
+
+
+class BodyError(ValueError):
+    """A payload is not what the handler takes; says why, never what is in it."""
+
+
+def is_union(annotation: Any) -> bool:
+    """Whether it is ``A | B``."""
+    return get_origin(annotation) in (Union, types.UnionType)
+
+
+def check_type(annotation: Any, where: str, _known: frozenset[Any] = frozenset()) -> None:
+    """See that ``convert`` can check values of a type.
+
+    Raises:
+        ConfigError: It knows nothing of it; says what to do.
+    """
+    plain = _unwrapped(annotation)
+    if plain in _known or plain is Any or _is_model(plain) or plain in _PLAIN:
+        return
+    origin = get_origin(plain) or plain
+    if dataclasses.is_dataclass(plain):
+        for name, kind in _field_types(plain, where).items():
+            check_type(kind, f"{where}.{name}", _known | {plain})
+    elif is_union(plain) or origin in _LISTS or origin is dict:
+        for kind in get_args(plain):
+            if kind is not Ellipsis:
+                check_type(kind, where, _known)
+    elif not (
+        origin in _FROM_TEXT
+        or origin is Literal
+        or typing.is_typeddict(plain)
+        or (isinstance(plain, type) and issubclass(plain, enum.Enum))
+    ):
+        raise ConfigError(
+            f"{where} is annotated {annotation!r}: a field is JSON (str, int, dict, list, ...), a "
+            "dataclass, a pydantic model, an Enum, a Literal, datetime, date, time, Decimal, UUID, "
+            "tuple or set"
+        )
+
+
+def convert(value: Any, annotation: Any, where: str) -> Any:
+    """JSON as a value of a type that ``check_type`` has passed.
+
+    Raises:
+        BodyError: It does not fit.
+    """
+    plain = _unwrapped(annotation)
+    origin = get_origin(plain) or plain
+    if plain is Any or plain is object:
+        return value
+    if dataclasses.is_dataclass(plain):
+        return _dataclass(value, plain, where)
+    if _is_model(plain):
+        return _model(value, plain, where)
+    if is_union(plain):
+        return _one_of(value, get_args(plain), where)
+    if origin is Literal:
+        if not any(type(value) is type(each) and value == each for each in get_args(plain)):
+            raise BodyError(f"{where} is none of the values that it may be")
+        return value
+    if origin in _LISTS:
+        return _several(value, origin, get_args(plain), where)
+    if origin is dict and isinstance(value, dict) and get_args(plain):
+        _, item = get_args(plain)
+        return {name: convert(each, item, f"{where}.{name}") for name, each in value.items()}
+    if origin in _FROM_TEXT or (isinstance(origin, type) and issubclass(origin, enum.Enum)):
+        return _scalar(value, origin, where)
+    wanted = dict if typing.is_typeddict(plain) else origin
+    if not _fits(value, wanted):
+        raise BodyError(f"{where} is {_kind(value)}: it must be {_name(wanted)}")
+    return value
+
+
+def _unwrapped(annotation: Any) -> Any:
+    """Without ``NewType`` and ``Annotated``."""
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        elif isinstance(annotation, typing.NewType):
+            annotation = annotation.__supertype__
+        else:
+            return annotation
+
+
+def _is_model(annotation: Any) -> bool:
+    return hasattr(annotation, "model_validate_json")  # pydantic's
+
+
+def _field_types(kind: Any, where: str) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(kind)
+    except Exception as error:
+        raise ConfigError(f"{where}: the fields of {kind!r} cannot be read: {error}") from error
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    if wanted is type(None):
+        return value is None
+    if wanted is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if wanted is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, wanted)
+
+
+def _several(value: Any, kind: Any, items: tuple[Any, ...], where: str) -> Any:
+    """A list, as it is or as another collection."""
+    if not isinstance(value, list):
+        raise BodyError(f"{where} is {_kind(value)}: it must be {_name(kind)}")
+    if kind is tuple and items and items[-1] is not Ellipsis:
+        if len(value) != len(items):
+            raise BodyError(f"{where} has {len(value)} items: it must have {len(items)}")
+        kinds = list(items)
+    else:
+        kinds = [items[0] if items else Any] * len(value)
+    found = [
+        convert(each, item, f"{where}[{at}]")
+        for at, (each, item) in enumerate(zip(value, kinds, strict=True))
+    ]
+    try:
+        return _LISTS[kind](found)
+    except TypeError:  # a set of what is not hashable
+        raise BodyError(f"{where} cannot be a {_name(kind)}") from None
+
+
+def _scalar(value: Any, kind: Any, where: str) -> Any:
+    """A value that JSON has as a text or a number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        make = _FROM_TEXT.get(kind)
+        if make is None:  # an Enum, by its value
+            return kind(value)
+        if isinstance(value, str) or (kind is Decimal and is_number):
+            return make(str(value))
+    except (ValueError, TypeError, ArithmeticError):
+        raise BodyError(f"{where} is no {_name(kind)}") from None
+    raise BodyError(f"{where} is {_kind(value)}: it must be {_name(kind)}")
+
+
+def _model(value: Any, kind: Any, where: str) -> Any:
+    try:
+        return kind.model_validate_json(json.dumps(value))
+    except ValueError as error:
+        raise BodyError(f"{where}: {without_input(error)}") from None
+
+
+def without_input(error: ValueError) -> str:
+    """What pydantic says, without what was in the payload."""
+    errors = getattr(error, "errors", None)
+    if errors is None:
+        return type(error).__name__
+    found = errors(include_url=False, include_input=False, include_context=False)
+    said = [
+        f"{'.'.join(str(part) for part in each['loc']) or 'the body'}: {each['msg']}"
+        for each in found[:5]
+    ]
+    return "; ".join(said)
+
+
+def _one_of(value: Any, kinds: tuple[Any, ...], where: str) -> Any:
+    failures = []
+    for kind in kinds:
+        try:
+            return convert(value, kind, where)
+        except BodyError as error:  # noqa: PERF203 - a handful
+            failures.append(str(error))
+    raise BodyError(failures[0])
+
+
+def _dataclass(value: Any, kind: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise BodyError(f"{where} is {_kind(value)}: it must be an object")
+    hints = typing.get_type_hints(kind)
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        if not field.init:
+            continue
+        if field.name in value:
+            given[field.name] = convert(
+                value[field.name], hints[field.name], f"{where}.{field.name}"
+            )
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise BodyError(f"{where} has no {field.name}")
+    try:
+        return kind(**given)
+    except (TypeError, ValueError) as error:
+        raise BodyError(f"{where} is refused: {type(error).__name__}: {error}") from None
+
+
+def _name(kind: Any) -> str:
+    return str(getattr(kind, "__name__", kind))
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
+    if value is None:
+        return "null"
+    return names.get(type(value), "a number")
