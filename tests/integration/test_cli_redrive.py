@@ -24,6 +24,8 @@ from kafkamq.kafka.dead_letters import (
     DeadLetter,
     RedriveReport,
     Selection,
+    done_key,
+    read_dead_letters,
     redrive,
     redrive_transactional_id,
 )
@@ -143,6 +145,21 @@ def test_twice_is_once(letters: Letters) -> None:
     assert (group["open"], group["redriven"]) == (0, 3)
     assert letters.commands.json("dlq", "peek") == []
     assert len(letters.commands.json("dlq", "peek", "--all")) == 3
+
+
+def test_what_was_redriven_before_brokers_told_the_topic_s_id_is_not_redriven_again(
+    letters: Letters,
+) -> None:
+    letters.write("one", "two")
+    (first,) = (one for one in read_dead_letters(letters.config) if one.id == "one")
+    producer = Producer({"bootstrap.servers": letters.commands.bootstrap})
+    producer.produce(
+        letters.config.ledger_topic, b"1", done_key(b"", first.partition, first.offset)
+    )
+    assert producer.flush(30) == 0
+    (report,) = letters.commands.json("dlq", "redrive", "--queue", "q")
+    assert (report["redriven"], report["already_redriven"]) == (1, 1)
+    assert letters.redriven() == {"two": 1}
 
 
 def test_selections_limits_and_dry_runs(letters: Letters) -> None:

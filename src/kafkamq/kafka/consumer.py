@@ -306,7 +306,7 @@ class Consumer:
         """Partitions or settings have changed, or the messages are in another topic (R13)."""
         namespace, starter = self._worker.namespace, self._starter
         former, starter.facts = starter.facts, namespace.facts()
-        if former.message_topic_id != starter.facts.message_topic_id:
+        if starter.facts.are_of_another_topic(former):
             self._reader.read_anew(namespace.certain_until_s + 2 * IDENTITY_AGE_S)
 
     # Membership, told by the reader.

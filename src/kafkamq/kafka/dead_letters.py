@@ -356,11 +356,15 @@ def _read_done(config: ServiceConfig) -> tuple[set[bytes], bytes]:
     """Keys of what was redriven, and the id of the dead letters topic now."""
     with Admin(config) as admin:
         topic_id = admin.require_topic(config.dead_letter_topic).topic_id
-    prefix = f"{_KEY_PREFIX}/{topic_id.hex()}/".encode()
+    prefix, nameless = (f"{_KEY_PREFIX}/{id_}/".encode() for id_ in (topic_id.hex(), ""))
     done = set()
     for record in scan(config, config.ledger_topic):
         key = record.key()
-        if isinstance(key, bytes) and key.startswith(prefix):
+        if not isinstance(key, bytes):
+            continue
+        if key.startswith(nameless):  # by brokers that did not tell the id yet
+            key = prefix + key.removeprefix(nameless)
+        if key.startswith(prefix):
             done.add(key)
     return done, topic_id
 

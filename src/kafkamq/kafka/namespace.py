@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kafkamq.clients.admin import Admin, TopicInfo
 from kafkamq.clients.topics import check_topics
@@ -52,6 +52,15 @@ class NamespaceFacts:
             max_message_bytes=copies,
             max_marker_bytes=_max_bytes(markers) - MARKER_OVERHEAD_BYTES,
         )
+
+    def are_of_another_topic(self, former: NamespaceFacts) -> bool:
+        """Whether the messages' topic was made anew since ``former``.
+
+        A topic whose id one of the two does not know is no other one: brokers begin to tell ids,
+        or some of them do, while they are upgraded.
+        """
+        ids = self.message_topic_id, former.message_topic_id
+        return all(ids) and ids[0] != ids[1]
 
 
 def _max_bytes(topic: TopicInfo) -> int:
@@ -132,6 +141,8 @@ class Namespace:
         facts = self._ask()
         with self._lock:
             known = self._facts
+            if known is not None and not facts.message_topic_id:  # this broker does not tell
+                facts = replace(facts, message_topic_id=known.message_topic_id)
             if known is None or known != facts:
                 self.certain_until_s, self._facts, known = self._true_s, facts, facts
             self._true_s = began_s
