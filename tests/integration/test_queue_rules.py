@@ -272,6 +272,67 @@ def test_late_verdicts_are_told_by_the_broker_s_clock(service: Service) -> None:
     assert sum(catalog.LATE_VERDICTS.values().values()) == counted + 2
 
 
+def test_on_lease_lost_may_take_long_raise_and_close_the_consumer(service: Service) -> None:
+    """One thread tells, nothing waits for it, and close() from inside of it ends."""
+    send(service, "a", *[b"%d" % number for number in range(4)])
+    told: list[Message] = []
+    go_on, has_closed = threading.Event(), threading.Event()
+
+    def lost(message: Message) -> None:
+        told.append(message)
+        if len(told) == 1:
+            assert go_on.wait(60)
+        elif len(told) == 2:
+            raise SystemExit("as sys.exit() does")
+        elif len(told) == 3:
+            consumer.close(20)
+            has_closed.set()
+
+    consumer = service.queue("a", redelivery_timeout=1.5, max_lease=2.0).consumer(
+        on_lease_lost=lost
+    )
+    messages = receive_all(consumer, 4)
+    wait_until(lambda: told and consumer.in_flight == 0)
+    for _ in range(20):  # beats of the heart, as each verdict makes one
+        consumer._verdicts.has_news.set()
+        wait_until(lambda: not consumer._verdicts.has_news.is_set())
+    assert sum(thread.name == "kafkamq-lease-lost" for thread in threading.enumerate()) == 1
+    go_on.set()
+    assert has_closed.wait(60)
+    assert consumer.is_closed
+    wait_until(lambda: len(told) == 4)
+    assert {each.message_id for each in told} == {each.message_id for each in messages}
+    with pytest.raises(StateError):
+        consumer.receive()
+
+
+def test_on_lease_lost_and_another_thread_close_at_the_same_time(service: Service) -> None:
+    send(service, "a", b"x")
+    is_told, is_closing, has_closed = threading.Event(), threading.Event(), threading.Event()
+
+    def lost(message: Message) -> None:
+        del message
+        is_told.set()
+        assert is_closing.wait(60)
+        consumer.close(20)
+        has_closed.set()
+
+    consumer = service.queue("a", redelivery_timeout=1.5, max_lease=2.0).consumer(
+        on_lease_lost=lost
+    )
+    receive_all(consumer, 1)
+    assert is_told.wait(60)
+    release = consumer._verdicts.close
+
+    def close_verdicts(timeout_s: float) -> object:
+        is_closing.set()  # in the midst of the other close, which holds the consumer
+        return release(timeout_s)
+
+    consumer._verdicts.close = close_verdicts  # type: ignore[method-assign,assignment]
+    consumer.close(20)
+    assert has_closed.is_set()  # close() has waited for the call-back, not the other way round
+
+
 def test_leaving_with_is_a_verdict(service: Service) -> None:
     with tracked(service.config):
         send(service, "a", b"fine")

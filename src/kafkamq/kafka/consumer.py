@@ -355,7 +355,8 @@ class Consumer:
 
         Raises:
             DeadlineExceededError: Not in time; nothing was dropped, flush again.
-            LeaseLostError: Some came after the end of their leases; it names them.
+            LeaseLostError: Some came after the end of their leases; it names them, each once (the
+                first 10,000 since the last flush).
             StateError: Closed, or in a forked child.
         """
         self._worker.check()
@@ -365,7 +366,8 @@ class Consumer:
         """Release what was never handed out, confirm the verdicts, leave the group.
 
         What was handed out and has no verdict comes back when its lease ends. Closing twice is
-        fine; so is closing from another thread, which ends an iteration.
+        fine; so is closing from another thread, which ends an iteration, and from inside of
+        ``on_lease_lost``; otherwise it waits for that, no longer than the timeout.
 
         Raises:
             DeadlineExceededError, BrokerError: Verdicts could not be confirmed in time; they may
@@ -390,6 +392,8 @@ class Consumer:
                 self._worker.writer.close()
                 self._handover.close()
                 self._reader.close()
+        # Without the lock: on_lease_lost may be waiting for it, to close this consumer.
+        self._verdicts.lost_leases.finish(deadline_s - time.monotonic())
         if failure is not None:
             raise failure
 
@@ -397,6 +401,7 @@ class Consumer:
         """The process ends without ``close``: at least the verdicts given reach Kafka."""
         if not self._worker.is_foreign and not self._worker.is_closed:
             self._verdicts.close(MAX_EXIT_S)
+            self._verdicts.lost_leases.finish(MAX_EXIT_S)
 
     def _release_all(self, timeout_s: float) -> None:
         """R8: RELEASE of what is STARTed and committed; the rest runs out."""

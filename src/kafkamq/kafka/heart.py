@@ -59,7 +59,7 @@ class Heart:
             self._beat()
 
     def _beat(self) -> None:
-        for step in (self._serve, self._renew, self._verdicts.tell_soon, self._tend_all):
+        for step in (self._serve, self._renew, self._tell, self._tend_all):
             if self._stopped:
                 return
             try:
@@ -100,6 +100,9 @@ class Heart:
                 self._verdicts.renew(renewal)
             except BrokerError as error:  # noqa: PERF203 - the next one may go through
                 _log.warning("a KEEPALIVE could not be queued", extra={"said": str(error)})
+
+    def _tell(self) -> None:
+        self._verdicts.lost_leases.tell_soon()
 
     def _tend_all(self) -> None:
         self._tend()

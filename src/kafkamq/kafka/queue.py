@@ -64,6 +64,8 @@ class Queue:
         Args:
             on_lease_lost: Called with a message whose lease ended while it was handed out, or
                 whose verdict came too late; by a thread of the consumer's, one call at a time.
+                It may take long, and may close the consumer; while it does not return, up to
+                ``max_in_flight`` messages wait for it, and what is lost beyond that is only logged.
             ordering: What stays in order: ``key``, ``partition`` or ``unordered``, as far as the
                 backend has it (``kafkamq backends``); None: the first that it has.
         """

@@ -15,11 +15,12 @@ from kafkamq.core.handout import nack_delay_ms
 from kafkamq.core.leases import Lease, LeaseState, Renewal, Settlement
 from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, LeaseLostError, StateError
 from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.lost import LostLeases, too_late
 from kafkamq.kafka.message import UNREPORTED, Message
 from kafkamq.kafka.reasons import settle_at_exit
 from kafkamq.kafka.tally import WorkerTally
 from kafkamq.kafka.worker import Worker
-from kafkamq.types import DeadLetterReason, MessageId, Outcome
+from kafkamq.types import DeadLetterReason, Outcome
 from kafkamq.wire.headers import cut_text
 from kafkamq.wire.markers import encode_end, encode_keepalive, encode_known_end, end_encoder
 from kafkamq.wire.partitions import marker_key
@@ -29,7 +30,6 @@ __all__ = ["Verdicts"]
 WAIT_TIMEOUT_S = 60.0  # of wait=True: every END is confirmed or failed after 30 s
 LINGER_MS = 2  # verdicts that follow each other more closely are written together
 MAX_QUEUED = 1000
-MAX_NAMED = 10  # messages that an error text names
 _SLICE_S = 0.25
 _ACK = Outcome.ACK
 _WRITE = Settlement.WRITE
@@ -46,9 +46,7 @@ class Verdicts:
         self._tally = WorkerTally(self.queue_id)
         self.has_news = threading.Event()  # something to tell, or to write again
         self._handed_out: dict[Lease, Message] = {}  # only filled when somebody wants to be told
-        self._telling = threading.Lock()
-        self._late: list[Message] = []  # for flush
-        self._to_tell: deque[Message] = deque()
+        self.lost_leases = LostLeases(self.queue_id, on_lease_lost, worker.queue.max_in_flight)
         self._writing = threading.Lock()  # whoever takes ENDs out of these two; held until written
         self._queued: deque[Message] = deque()  # ENDs to write
         self._written_ms = 0
@@ -262,7 +260,7 @@ class Verdicts:
         for lease in leases:
             message = self._handed_out.pop(lease, None)
             if message is not None:
-                self._to_tell.append(message)
+                self.lost_leases.lost(message)
 
     # Delivery reports; called while reports are served, with no lock held.
 
@@ -285,8 +283,7 @@ class Verdicts:
 
     def _is_late(self, message: Message) -> None:
         self._tally.late(message)
-        self._late.append(message)
-        self._to_tell.append(message)
+        self.lost_leases.late(message)
         self.has_news.set()
 
     # Served by the heart and by whoever waits.
@@ -315,33 +312,6 @@ class Verdicts:
                 self._is_late(message)
             self._failed.popleft()
 
-    def tell_soon(self) -> None:
-        """``tell`` in a thread of its own: the application's code must not hold up renewals."""
-        if self._to_tell:
-            threading.Thread(target=self.tell, name="kafkamq-lease-lost", daemon=True).start()
-
-    def tell(self) -> None:
-        """Call ``on_lease_lost`` for what was learned since, one after the other."""
-        with self._telling:
-            self._tell_all()
-
-    def _tell_all(self) -> None:
-        while self._to_tell:
-            message = self._to_tell.popleft()
-            _log.info(
-                "a lease was lost",
-                extra={
-                    "queue": self.queue_id,
-                    "partition": message.message_id.partition,
-                    "offset": message.message_id.offset,
-                },
-            )
-            if self._on_lease_lost is not None:
-                try:
-                    self._on_lease_lost(message)
-                except Exception:  # noqa: BLE001 - the user's code must not stop the renewals
-                    _log.exception("on_lease_lost failed")
-
     # Waiting.
 
     def flush(self, timeout_s: float) -> None:
@@ -352,9 +322,9 @@ class Verdicts:
             LeaseLostError: Some came late, or never; each is named once.
         """
         self._drain(timeout_s)
-        late, self._late = self._late, []
-        if late:
-            raise _too_late(late)
+        late = self.lost_leases.take_late()
+        if late is not None:
+            raise late
 
     def _drain(self, timeout_s: float) -> None:
         writer = self._worker.writer
@@ -386,8 +356,8 @@ class Verdicts:
             if time.monotonic() > deadline_s:
                 raise writer.watch.deadline("confirming a verdict", WAIT_TIMEOUT_S)
         if message._lease.state is LeaseState.LOST:
-            self._late = [other for other in self._late if other is not message]
-            raise _too_late([message])
+            self.lost_leases.told_otherwise(message)
+            raise too_late([message.message_id])
 
     def close(self, timeout_s: float) -> KafkaMQError | None:
         """Wait once more; what is not confirmed then is given up."""
@@ -395,8 +365,6 @@ class Verdicts:
             self._drain(timeout_s)
         except KafkaMQError as error:
             return error
-        finally:
-            self.tell()
         return None
 
 
@@ -409,14 +377,3 @@ def _check_reason(reason: str, *, is_needed: bool) -> None:
 
 def _ignore(error: object, record: object) -> None:
     """The report of an END that nobody waits for: without it the lease just runs out."""
-
-
-def _too_late(messages: Sequence[Message]) -> LeaseLostError:
-    ids: tuple[MessageId, ...] = tuple(message.message_id for message in messages)
-    named = ", ".join(f"{each.partition}/{each.offset}" for each in ids[:MAX_NAMED])
-    more = f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else ""
-    return LeaseLostError(
-        f"{len(ids)} verdicts came after the end of their leases: {named}{more} "
-        "(partition/offset); these messages may be delivered again",
-        ids,
-    )

@@ -35,6 +35,7 @@ from kafkamq.kafka.backends.opening import ConsumerPlan, check_order
 from kafkamq.kafka.consumer import Consumer
 from kafkamq.kafka.handlers import HandlerSpec
 from kafkamq.kafka.ids import uuid7
+from kafkamq.kafka.message import Message
 from kafkamq.kafka.producer import Producer
 from kafkamq.types import Backend, DeadLetterReason, Headers, ScheduleToken, SentMessage
 from kafkamq.wire.headers import Origin, dead_letter_headers, message_headers
@@ -42,6 +43,8 @@ from kafkamq.wire.keys import join_key
 from kafkamq.wire.outgoing import checked_headers, checked_id, payload_bytes
 
 __all__ = ["Clock", "MemoryDeadLetter", "MemoryService"]
+
+_TOLD_S = 1.0  # how long a receive waits for on_lease_lost
 
 
 class Clock:
@@ -348,6 +351,12 @@ class _MemoryConsumer(TopicConsumer):
 
     def _now_ms(self) -> int:
         return self._store.clock.now_ms()
+
+    def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
+        """As ever; ``on_lease_lost`` has run when it returns, so that tests need not wait."""
+        messages = super().receive_many(n, timeout)
+        self._lost_leases.finish(_TOLD_S)
+        return messages
 
     def _fill(self, n: int) -> None:
         store, now_ms = self._store, self._now_ms()

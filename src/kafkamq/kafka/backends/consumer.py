@@ -28,6 +28,7 @@ from kafkamq.kafka.backends.message import MessageState, TopicMessage
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.consumer import Consumer
 from kafkamq.kafka.fork import ForkGuard
+from kafkamq.kafka.lost import LostLeases
 from kafkamq.kafka.message import Message
 from kafkamq.kafka.reasons import settle_at_exit
 from kafkamq.metrics import catalog
@@ -66,13 +67,12 @@ class TopicConsumer(Consumer):
         """Made by ``Queue.consumer``."""
         self._queue = queue
         self._letters = letters
-        self._told = on_lease_lost
+        self._lost_leases = LostLeases(queue.queue_id, on_lease_lost, queue.max_in_flight)
         self._guard = ForkGuard("Consumer")
         self._changed = threading.Condition(threading.RLock())
         self._ready: deque[Message] = deque()
         self._held: dict[int, TopicMessage] = {}  # handed out, without a verdict
         self._parking = 0  # dead letters under way
-        self._late: list[TopicMessage] = []
         self._closing = threading.Event()
         self._hurry = threading.Event()
         self._has_closed = False
@@ -322,23 +322,16 @@ class TopicConsumer(Consumer):
         message.state = MessageState.LOST
         self._counts["lost", message._record.partition() or 0] += 1
         if self._held.pop(id(message), None) is not None:
-            self._tell(message)
+            self._lost_leases.lost(message)
+            self._lost_leases.tell_soon()
 
     def _lost_late(self, messages: Iterable[TopicMessage]) -> None:
         """Verdicts on these came too late."""
         for message in messages:
             with self._changed:
-                self._late.append(message)
                 self._counts["lost", message._record.partition() or 0] += 1
-            self._tell(message)
-
-    def _tell(self, message: TopicMessage) -> None:
-        if self._told is None:
-            return
-        try:
-            self._told(message)
-        except Exception:  # noqa: BLE001 - the user's code must not stop the others
-            _log.exception("on_lease_lost failed", extra={"queue": self.queue_id})
+            self._lost_leases.late(message)
+        self._lost_leases.tell_soon()
 
     # The end.
 
@@ -346,14 +339,9 @@ class TopicConsumer(Consumer):
         """See ``Consumer.flush``."""
         self._check()
         self._flush(timeout)
-        with self._changed:
-            late, self._late = self._late, []
-        if late:
-            names = ", ".join(repr(each) for each in late[:10])
-            raise LeaseLostError(
-                f"{len(late)} verdicts came after the end of their leases: {names}",
-                tuple(each.message_id for each in late),
-            )
+        late = self._lost_leases.take_late()
+        if late is not None:
+            raise late
 
     def _flush(self, timeout: float) -> None:
         deadline_s = time.monotonic() + timeout
@@ -391,6 +379,7 @@ class TopicConsumer(Consumer):
             for forget in self._forget_metrics:
                 forget()
             self._fold_counts()
+        self._lost_leases.finish(deadline_s - time.monotonic())
         if failure is not None:
             raise failure
 
