@@ -10,7 +10,8 @@ from kafkamq.errors import ConfigError
 from kafkamq.kafka.parallel.desk import Desk, Worker
 from kafkamq.kafka.parallel.record import ParallelRecord
 from kafkamq.kafka.parallel.results import Publisher
-from kafkamq.kafka.parallel.settling import VERDICTS, Settler
+from kafkamq.kafka.parallel.settling import Settler
+from kafkamq.kafka.parallel.verdicts import is_verdict
 
 __all__ = ["UNTRIED", "Handling", "end_batch", "outcomes_of", "take_batch"]
 
@@ -42,7 +43,7 @@ class Handling:
 
     def is_result(self, outcome: object) -> bool:
         """Whether that is for the publisher."""
-        if self.publisher is None or isinstance(outcome, (BaseException, *VERDICTS)):
+        if self.publisher is None or is_verdict(outcome):
             return False
         return outcome is not None or self.takes_all
 
@@ -55,7 +56,7 @@ def take_batch(worker: Worker) -> tuple[list[Run[ParallelRecord]], list[Parallel
 
 def outcomes_of(result: object, count: int) -> Sequence[object]:
     """The outcome of each of ``count`` records of a list."""
-    if result is None or isinstance(result, (BaseException, *VERDICTS)):
+    if result is None or is_verdict(result):
         return [result] * count
     if isinstance(result, Sequence) and not isinstance(result, str | bytes):
         if len(result) == count:

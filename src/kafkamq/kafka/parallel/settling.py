@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import random
 from collections.abc import Callable
@@ -19,13 +18,15 @@ from kafkamq.kafka.parallel.config import OnExhausted, ParallelConfig, Verdict
 from kafkamq.kafka.parallel.hooks import tell
 from kafkamq.kafka.parallel.record import Failure, ParallelRecord
 from kafkamq.kafka.parallel.stats import Stats
-from kafkamq.types import Ack, DeadLetterReason, Nack, Reject
+from kafkamq.kafka.parallel.verdicts import VERDICTS, seconds, understood
+from kafkamq.kafka.reasons import reason_of
+from kafkamq.types import Ack, DeadLetterReason, Nack
 
-__all__ = ["VERDICTS", "Settler"]
+__all__ = ["Settler"]
 
-VERDICTS = (Ack, Nack, Reject)
 _STOPPED_MS = 3_600_000  # a record that stops the consumer is not tried again by it
 _MAX_DELAY_S = 366 * 86_400.0
+_DELAY_S = 1.0  # where the user's function of it fails
 _log = logging.getLogger(__name__)
 
 Park = Callable[[ParallelRecord, DeadLetterReason, str], "Future[None]"]
@@ -95,16 +96,9 @@ class Settler:
     def _decide(
         self, record: ParallelRecord, outcome: object
     ) -> tuple[Done | Retry | GiveUp, BaseException | None]:
-        error: BaseException | None = None
-        verdict: Verdict = Ack()
-        if isinstance(outcome, BaseException):
-            error, verdict = outcome, self._verdict_on(record, outcome)
-        elif isinstance(outcome, VERDICTS):
-            verdict = outcome
-        elif inspect.isawaitable(outcome):
-            error = ConfigError("the handler returned an awaitable: declare it with async def")
-            self._fail(error)
-            verdict = Nack(delay=_STOPPED_MS / 1000)
+        verdict, error = understood(outcome)
+        if error is not None:
+            verdict = self._verdict_on(record, error)
         attempt = record.attempt
         decision = judge(verdict, attempt=attempt, max_attempts=self.config.max_attempts)
         if not isinstance(decision, Done):
@@ -113,8 +107,11 @@ class Settler:
         return decision, error
 
     def _verdict_on(self, record: ParallelRecord, error: BaseException) -> Verdict:
-        verdict = tell("on_failure", self.config.hooks.on_failure, record, error)
-        return verdict if isinstance(verdict, VERDICTS) else Nack()
+        told = tell("on_failure", self.config.hooks.on_failure, record, error)
+        verdict, fault = understood(told) if isinstance(told, VERDICTS) else (Nack(), None)
+        if fault is not None:
+            _log.error("what on_failure returned is no verdict", extra={"said": _said(fault)})
+        return verdict
 
     def _due(
         self, record: ParallelRecord, decision: Done | Retry, error: BaseException | None
@@ -138,7 +135,11 @@ class Settler:
         backoff = self.config.backoff
         if delay_s is None and not isinstance(backoff, Backoff):
             told = tell("backoff", backoff, record)
-            delay_s = float(told) if isinstance(told, int | float) else 1.0
+            try:
+                delay_s = _DELAY_S if told is None else seconds(told)
+            except ConfigError as error:
+                _log.error("what backoff returned is no delay", extra={"said": str(error)})
+                delay_s = _DELAY_S
         if delay_s is not None:
             return round(min(max(delay_s, 0.0), _MAX_DELAY_S) * 1000)
         assert isinstance(backoff, Backoff)
@@ -188,4 +189,4 @@ class Settler:
 
 
 def _said(error: BaseException | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {error}"
+    return "" if error is None else reason_of(error)

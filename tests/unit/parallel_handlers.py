@@ -1,0 +1,106 @@
+"""Handlers that tests call in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from kafkamq import Ack, Nack, OutgoingRecord
+from kafkamq.kafka.parallel import ParallelConsumer
+from kafkamq.kafka.parallel.record import PlainRecord
+
+PARENT = "KAFKAMQ_TEST_PARENT"  # the process of the test, for what only a child can do
+SEEN = "KAFKAMQ_TEST_SEEN"  # a file
+
+
+def note(record: PlainRecord) -> None:
+    """One line a call, written at once."""
+    with Path(os.environ[SEEN]).open("ab", buffering=0) as file:
+        file.write(b"%d %d %d\n" % (os.getpid(), record.partition, record.offset))
+
+
+def accept(record: PlainRecord) -> Ack:
+    """Notes it; the key "poison" ends the process."""
+    if record.key == b"poison":
+        os._exit(137)
+    note(record)
+    return Ack()
+
+
+def refuse_some(record: PlainRecord) -> object:
+    """Every second one comes again, before the key "poison" ends the process."""
+    if record.key == b"poison":
+        os._exit(137)
+    note(record)
+    return Nack() if record.offset % 2 else None
+
+
+def work(record: PlainRecord) -> None:
+    """Takes a while, and ends."""
+    Path(f"{os.environ[SEEN]}.begun").touch()
+    time.sleep(0.3)
+    note(record)
+
+
+class HomeboundError(Exception):
+    """Cannot be made in the process of the test."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        if os.getpid() == int(os.environ[PARENT]):
+            raise SystemExit("not here")
+
+
+class HomeboundResult:
+    """A result that cannot be made there, either."""
+
+    def __init__(self, text: str) -> None:
+        if os.getpid() == int(os.environ[PARENT]):
+            raise RuntimeError("not here")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return HomeboundResult, ("again",)
+
+
+class SpeechlessError(Exception):
+    """An error without a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def result(record: PlainRecord) -> object:
+    """What it does stands in the key."""
+    match record.key:
+        case b"error":
+            raise HomeboundError("boom")
+        case b"result":
+            return HomeboundResult("first")
+        case b"speechless":
+            raise SpeechlessError
+        case b"later":
+            return _later()
+    return OutgoingRecord(topic="out", value=b"result of %d" % record.offset)
+
+
+async def _later() -> None:
+    raise AssertionError("nobody awaits it")
+
+
+def main() -> None:
+    """A program that runs until it is told to stop: servers, topic, group, processes."""
+    servers, topic, group, processes = sys.argv[1:]
+    consumer = ParallelConsumer(
+        topic,
+        group_id=group,
+        bootstrap_servers=servers,
+        processes=int(processes),
+        commit_interval=0.1,
+    )
+    consumer.run(note)
+
+
+if __name__ == "__main__":
+    main()

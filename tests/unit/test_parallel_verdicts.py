@@ -1,0 +1,171 @@
+"""Odd verdicts: each is a failure of its record, and nobody else's trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.unit.parallel_handlers import SpeechlessError
+from tests.unit.test_parallel_desk import Placed, Room
+
+from kafkamq import Ack, Nack, Reject
+from kafkamq.config import Backoff
+from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.parallel.config import Hooks
+from kafkamq.kafka.parallel.handling import Handling
+from kafkamq.kafka.parallel.record import ParallelRecord
+from kafkamq.kafka.parallel.settling import Settler
+from kafkamq.kafka.parallel.threads import ThreadPool
+from kafkamq.kafka.parallel.verdicts import is_verdict, understood
+from kafkamq.types import DeadLetterReason
+
+
+class Array:
+    """Its == is no bool, as numpy's and pandas's are not."""
+
+    def __eq__(self, other: object) -> object:  # type: ignore[override]
+        raise ValueError("the truth value of an array is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+async def later() -> None:
+    raise AssertionError("nobody awaits it")
+
+
+class Office:
+    """A settler whose dead letters are kept here."""
+
+    def __init__(self, **settings: object) -> None:
+        settings.setdefault("backoff", Backoff(first=60.0, max=60.0, jitter=0.0))
+        self.room = Room(**settings)
+        self.failures: list[BaseException] = []
+        self.letters: list[tuple[int, DeadLetterReason, str]] = []
+        self.settler = Settler(
+            self.room.desk.config, self.room.stats, self.park, self.failures.append
+        )
+
+    def park(self, record: ParallelRecord, reason: DeadLetterReason, said: str) -> Future[None]:
+        self.letters.append((record.offset, reason, said))
+        parked: Future[None] = Future()
+        parked.set_result(None)
+        return parked
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (Nack(delay=math.nan), "delay"),
+        (Nack(delay=math.inf), "delay"),
+        (Nack(delay="soon"), "delay"),  # type: ignore[arg-type]
+        (Nack(delay=10**400), "delay"),
+        (Nack, "return Nack()"),
+        (Ack, "return Ack()"),
+        (Reject, "return Reject()"),
+        (SpeechlessError(), "SpeechlessError"),
+        (ValueError("\udcff"), "ValueError: ?"),
+    ],
+)
+def test_what_cannot_be_understood_is_a_failure_of_its_record(outcome: object, said: str) -> None:
+    office = Office(max_attempts=2, dead_letter_topic="dead")
+    record = Placed(0, "a")
+    due_ms = office.settler.settle(record, outcome)
+    assert due_ms is not None
+    assert due_ms > monotonic_ms() + 30_000  # with the back-off
+    assert (record.attempt, office.letters) == (2, [])
+    assert asyncio.run(office.settler.settle_async(record, outcome)) is None
+    ((offset, reason, text),) = office.letters
+    assert (offset, reason) == (0, DeadLetterReason.MAX_DELIVERIES)
+    assert said in text
+    text.encode()
+    assert office.failures == []
+
+
+def test_an_awaitable_is_a_failure_of_its_record() -> None:
+    office = Office(max_attempts=1, dead_letter_topic="dead")
+    assert office.settler.settle(Placed(0, "a"), later()) is None
+    assert "async def" in office.letters[0][2]
+    assert office.failures == []
+
+
+@pytest.mark.parametrize("outcome", [Array(), [Array()], {"a": 1}, "text", 5, False, Ack()])
+def test_what_is_no_verdict_is_done(outcome: object) -> None:
+    office = Office()
+    assert office.settler.settle(Placed(0, "a"), outcome) is None
+    assert is_verdict(outcome) == isinstance(outcome, Ack)
+
+
+@pytest.mark.parametrize("delay", [5, 5.0, timedelta(seconds=5)])
+def test_a_delay_is_a_number_of_seconds_or_a_timedelta(delay: object) -> None:
+    office = Office()
+    due_ms = office.settler.settle(Placed(0, "a"), Nack(delay=delay))  # type: ignore[arg-type]
+    assert due_ms is not None
+    assert 0 < due_ms - monotonic_ms() <= 5000
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        (ValueError("no use"), "ValueError: no use"),
+        (SpeechlessError(), "SpeechlessError"),
+        (Array(), "Array"),
+        (5, "5"),
+        ("\udcff", "?"),
+    ],
+)
+def test_a_reason_is_whatever_can_be_said_of_it(reason: object, text: str) -> None:
+    for verdict in (Reject(reason), Nack(None, reason)):  # type: ignore[arg-type]
+        found, error = understood(verdict)
+        assert error is None
+        assert not isinstance(found, Ack)
+        assert found.reason == text
+
+
+@pytest.mark.parametrize("told", [math.nan, "soon", None, Array()])
+def test_a_function_of_the_back_off_that_says_nothing_means_a_second(told: object) -> None:
+    office = Office(backoff=lambda record: told)
+    due_ms = office.settler.settle(Placed(0, "a"), ValueError())
+    assert due_ms is not None
+    assert 500 < due_ms - monotonic_ms() <= 1000
+
+
+@pytest.mark.parametrize("told", [Nack(delay=math.nan), Reject, Array()])
+def test_an_odd_verdict_of_a_hook_is_a_nack(told: Any) -> None:
+    office = Office(hooks=Hooks(on_failure=lambda record, error: told))
+    assert office.settler.settle(Placed(0, "a"), ValueError()) is not None
+    assert office.failures == []
+
+
+def work_off(office: Office, handler: Callable[..., object], keys: str) -> None:
+    """In one thread, until nothing is ready."""
+    room = office.room
+    handling = Handling(desk=room.desk, settler=office.settler, handler=handler)
+    pool = ThreadPool(handling, 1)
+    pool.start()
+    room.add(keys)
+    deadline_s = time.monotonic() + 30
+    while room.desk.scheduler.has_ready or room.desk.in_flight_count():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+    room.desk.stop()
+    assert pool.join(30)
+
+
+def test_the_others_go_on() -> None:
+    office = Office()
+
+    def handle(record: ParallelRecord) -> object:
+        return Nack(delay=math.nan) if record.offset == 0 else None
+
+    work_off(office, handle, "abc")
+    assert office.failures == []
+    assert office.room.lane.tracker.progress().incompletes == (0,)
