@@ -2,49 +2,40 @@
 
 The threads that call them are as many as the processes, and each owns one. What is in order stays
 so, as a run of one key is in one worker's hands. A process that dies takes an attempt of the record
-that it was at with it, and is replaced: how far it came stands in memory that both see.
+that it was at with it, and is replaced; one that was at none takes nothing. What a process has not
+answered for is not done, unless its mark says so; a mark counts for the batch that it names.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import multiprocessing
 import pickle
 import threading
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import replace
-from enum import IntEnum
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 
 from kafkamq.core.shards import NullKeys, Ordering
 from kafkamq.errors import ConfigError, KafkaMQError
+from kafkamq.kafka.children import start_child
+from kafkamq.kafka.parallel.child import READY, Piece, Step, serve, step_of, unpacked
 from kafkamq.kafka.parallel.config import ParallelConfig
 from kafkamq.kafka.parallel.desk import MAX_TAKE
 from kafkamq.kafka.parallel.handling import UNTRIED, Handling
 from kafkamq.kafka.parallel.record import ParallelRecord, PlainRecord
 from kafkamq.kafka.parallel.threads import ThreadPool
-from kafkamq.types import Ack, Nack, Reject
 
 __all__ = ["WorkerDiedError", "process_pool"]
 
 _JOIN_S = 5.0
 _PAUSE_S = 1.0  # before another process, where one could not begin
-_READY = "ready"
+_GRACE_S = 1.0  # for one that ends by itself, to do so
+_MAX_BARREN = 10  # processes in a row that are killed before any could begin
 _log = logging.getLogger(__name__)
 _local = threading.local()
 Handler = Callable[[PlainRecord], object]
 Shard = Callable[[ParallelRecord], object]
-_VERDICTS = (BaseException, Ack, Nack, Reject)
-
-
-class _Step(IntEnum):
-    """How far the process is with a record."""
-
-    WAITING = 0
-    BEGUN = 1
-    DONE = 2  # or there is no need to know
-    FAILED = 3  # or it has a verdict
 
 
 class WorkerDiedError(KafkaMQError):
@@ -125,7 +116,9 @@ class _Remote:
         self._lock = threading.Lock()
         self._processes: list[_Process] = []
         self._has_worked = False
+        self._barren = 0
         self._ended = threading.Event()
+        atexit.register(self.end)  # multiprocessing would ask them to end, and wait for ever
 
     def __call__(self, records: Sequence[ParallelRecord]) -> list[object]:
         process: _Process | None = getattr(_local, "process", None)
@@ -158,22 +151,28 @@ class _Remote:
         with self._lock:
             if process in self._processes:
                 self._processes.remove(process)
-        process.end()
+        process.end(_GRACE_S)
         if self._ended.is_set():
             return
-        _log.error("the process of a handler has died", extra={"exit_code": process.exit_code})
-        if not self._has_worked:
+        code = process.exit_code
+        _log.error("the process of a handler has died", extra={"exit_code": code})
+        if process.was_ready:
+            return
+        self._barren += 1
+        is_killed = code is not None and code < 0
+        if not self._has_worked and (not is_killed or self._barren >= _MAX_BARREN):
             self._fail(
                 ConfigError(
                     "the process of the handler ended before it could begin: see what it wrote to"
-                    " its standard error (is the handler's module importable there?)"
+                    f" its standard error (is the handler's module importable there?); code {code}"
                 )
             )
-        elif not process.was_ready:
+        else:
             self._ended.wait(_PAUSE_S)
 
     def end(self) -> None:
         """End all processes; idempotent."""
+        atexit.unregister(self.end)
         self._ended.set()
         with self._lock:
             processes, self._processes = self._processes, []
@@ -182,20 +181,15 @@ class _Remote:
 
 
 class _Process:
-    """One process and the pipe to it."""
+    """One process and the pipe to it; one thread calls it."""
 
     def __init__(self, handler: Handler, *, wants_results: bool) -> None:
-        context = multiprocessing.get_context("spawn")  # librdkafka does not survive a fork
-        self._pipe, theirs = context.Pipe()
-        self._steps: MutableSequence[int] = context.RawArray("b", MAX_TAKE)
-        self._process: BaseProcess = context.Process(
-            target=_serve,
-            args=(theirs, self._steps, handler, wants_results),
-            name="kafkamq-worker",
-            daemon=True,
+        context = multiprocessing.get_context("spawn")
+        self._marks: MutableSequence[int] = context.RawArray("q", MAX_TAKE)
+        self._process, self._pipe = start_child(
+            serve, self._marks, handler, wants_results, name="kafkamq-worker"
         )
-        self._process.start()
-        theirs.close()
+        self._batch = 0
         self._lock = threading.Lock()
         self.was_ready = False
         self.exit_code: int | None = None
@@ -204,98 +198,66 @@ class _Process:
         """Wait until it has begun; False: it has ended before."""
         if not self.was_ready:
             try:
-                self.was_ready = self._pipe.recv() == _READY
+                self.was_ready = self._pipe.recv() == READY
             except (EOFError, OSError):
                 return False
         return True
 
-    def call(self, pieces: Sequence[tuple[object, PlainRecord]]) -> tuple[list[object], bool]:
+    def call(self, pieces: Sequence[Piece]) -> tuple[list[object], bool]:
         """The outcome of each, and whether the process has died over them."""
-        outcomes: list[object] = []
+        self._batch += 1
+        told: dict[int, object] = {}  # by number
+        has_died = False
         try:
-            self._pipe.send(pieces)
-            while len(outcomes) < len(pieces):
-                for is_tried, outcome in self._pipe.recv():
-                    outcomes.append(outcome if is_tried else UNTRIED)
+            self._pipe.send((self._batch, pieces))
+            self._listen(told)
         except (EOFError, OSError):
-            return [*outcomes, *self._lost(len(outcomes), len(pieces))], True
-        return outcomes, False
+            has_died = True
+            self._add_marked(told, len(pieces))
+        return _in_order(pieces, told), has_died
 
-    def _lost(self, start: int, end: int) -> Iterator[object]:
-        """What became of those of which the process could not tell."""
-        for step in self._steps[start:end]:
-            if step == _Step.DONE:
-                yield None
-            elif step == _Step.WAITING:
-                yield UNTRIED
-            else:
-                yield WorkerDiedError("the process of the handler has died")
+    def _listen(self, told: dict[int, object]) -> None:
+        """To what is said of this batch, up to its end."""
+        while True:
+            batch, *answer = self._pipe.recv()
+            if batch != self._batch:
+                continue
+            if len(answer) == 1:
+                told.update(dict.fromkeys(answer[0]))
+                return
+            number, data, said = answer
+            told[number] = unpacked(data, said)
 
-    def end(self) -> None:
-        """End it, also in the middle of its work; idempotent, from any thread."""
+    def _add_marked(self, told: dict[int, object], count: int) -> None:
+        """What became of those that it cannot answer for any more."""
+        for number in range(count):
+            step = step_of(self._marks[number], self._batch)
+            if number in told or step is Step.WAITING:
+                continue
+            is_done = step is Step.DONE
+            told[number] = None if is_done else WorkerDiedError("the process of the handler died")
+
+    def end(self, grace_s: float = 0.0) -> None:
+        """End it, also in the middle of its work; idempotent, from any thread.
+
+        Args:
+            grace_s: How long to wait for it to end by itself.
+        """
         with self._lock:
-            self._process.terminate()
+            if grace_s:
+                self._process.join(grace_s)
+            self._process.kill()
             self._process.join(_JOIN_S)
-            if self._process.is_alive():
-                self._process.kill()
-                self._process.join(_JOIN_S)
             self.exit_code = self._process.exitcode
 
 
-def _serve(
-    pipe: Connection, steps: MutableSequence[int], handler: Handler, wants_results: bool
-) -> None:
-    """The process: answers until the pipe ends."""
-    try:
-        pipe.send(_READY)
-        while True:
-            pieces = pipe.recv()
-            steps[: len(pieces)] = [_Step.WAITING] * len(pieces)
-            outcomes = _outcomes(handler, pieces, steps, wants_results)
-            if wants_results:  # one by one: what is lost with the process would be lost for good
-                for outcome in outcomes:
-                    pipe.send([outcome])
-            else:
-                pipe.send(list(outcomes))
-    except (EOFError, OSError, KeyboardInterrupt):
-        return
-
-
-def _outcomes(
-    handler: Handler,
-    pieces: Sequence[tuple[object, PlainRecord]],
-    steps: MutableSequence[int],
-    wants_results: bool,
-) -> Iterator[tuple[bool, object]]:
+def _in_order(pieces: Sequence[Piece], told: dict[int, object]) -> list[object]:
+    """The outcome of each; nothing counts behind a failure in its order."""
+    outcomes: list[object] = []
     failed: set[object] = set()
-    for number, (shard, record) in enumerate(pieces):
-        if shard in failed:  # not before the one in front of it
-            yield False, None
-            continue
-        steps[number] = _Step.BEGUN
-        try:
-            outcome = handler(record)
-        except BaseException as error:  # noqa: BLE001 - the policy decides, in the parent
-            outcome = error
-        has_verdict = isinstance(outcome, _VERDICTS)
-        if not (has_verdict or wants_results):
-            outcome = None
-        if outcome is not None:
-            outcome = _sendable(outcome)
-        if shard is not None and isinstance(outcome, BaseException | Nack):
+    for number, (shard, _) in enumerate(pieces):
+        outcome = UNTRIED if shard in failed else told.get(number, UNTRIED)
+        if shard is not None and isinstance(outcome, BaseException):
             failed.add(shard)
-        if not wants_results:
-            steps[number] = _Step.FAILED if has_verdict else _Step.DONE
-        yield True, outcome
-
-
-def _sendable(outcome: object) -> object:
-    """What can be told of it to another process."""
-    try:
-        pickle.loads(pickle.dumps(outcome))
-    except Exception as failure:  # noqa: BLE001 - whatever pickle or the class says
-        if isinstance(outcome, BaseException):
-            return RuntimeError(f"{type(outcome).__name__}: {outcome}")
-        kind = type(outcome).__name__
-        return ConfigError(f"a result of type {kind} cannot leave its process: {failure}")
-    return outcome
+        outcomes.append(outcome)
+    return outcomes
