@@ -18,7 +18,8 @@ SEEN = "KAFKAMQ_TEST_SEEN"  # a file
 def note(record: PlainRecord) -> None:
     """One line a call, written at once."""
     with Path(os.environ[SEEN]).open("ab", buffering=0) as file:
-        file.write(b"%d %d %d\n" % (os.getpid(), record.partition, record.offset))
+        place = (os.getpid(), record.partition, record.offset)
+        file.write(b"%d %d %d %b\n" % (*place, record.key or b""))
 
 
 def accept(record: PlainRecord) -> Ack:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 
 from kafkamq.errors import ConfigError, DeadlineExceededError
 from kafkamq.kafka.parallel import ParallelBase, ParallelRecord
 from kafkamq.kafka.parallel.config import is_async_handler
+from kafkamq.kafka.parallel.consumer import stopped_by
 from kafkamq.kafka.parallel.inside import is_inside
 from kafkamq.kafka.parallel.results import OnProduced
 from kafkamq.kafka.parallel.streams import ResultStream
@@ -91,12 +93,20 @@ class ParallelConsumer(ParallelBase):
             raise self._engine.failure
 
     async def run(self, handler: Callable[[ParallelRecord], Awaitable[object]]) -> None:
-        """``poll``, and wait for the end; being cancelled closes."""
-        await self.poll(handler)
-        try:
-            await self.wait()
-        finally:
-            await self.close()
+        """``poll``, and wait for the end; being cancelled closes, in the main thread SIGTERM too.
+
+        Raises:
+            KafkaMQError: As ``poll`` and ``close``, and what made it stop.
+        """
+        with stopped_by(signal.SIGTERM) as stopping:
+            try:
+                await self.poll(handler)
+                while not stopping.is_set() and not self._engine.ended.is_set():
+                    await asyncio.sleep(_POLL_S)
+                if self._engine.failure is not None:
+                    raise self._engine.failure
+            finally:
+                await self.close()
 
     async def drain(self, timeout: float = 60.0) -> None:
         """Poll no more, process what was polled (up to ``timeout`` s), and close."""

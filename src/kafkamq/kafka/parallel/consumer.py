@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from kafkamq.clients.signals import stop_event
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, DeadlineExceededError, StateError
 from kafkamq.kafka.fork import ForkGuard
@@ -30,7 +34,16 @@ from kafkamq.kafka.parallel.transactions import TransactionCommitter, Transactio
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["ParallelBase", "ParallelConsumer"]
+__all__ = ["ParallelBase", "ParallelConsumer", "stopped_by"]
+
+_SLICE_S = 0.2
+
+
+def stopped_by(*numbers: int) -> AbstractContextManager[threading.Event]:
+    """Set at each of these signals; never, where this is not the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return nullcontext(threading.Event())
+    return stop_event(numbers)
 
 
 class ParallelBase:
@@ -266,13 +279,18 @@ class ParallelConsumer(ParallelBase):
         return True
 
     def run(self, handler: Callable[[ParallelRecord], object]) -> None:
-        """``poll``, and wait for the end; Ctrl-C closes."""
-        self.poll(handler)
-        try:
-            while not self.wait(0.5):
-                pass
-        finally:
-            self.close()
+        """``poll``, and wait for the end; in the main thread SIGTERM and Ctrl-C close.
+
+        Raises:
+            KafkaMQError: As ``poll`` and ``close``, and what made it stop.
+        """
+        with stopped_by(signal.SIGINT, signal.SIGTERM) as stopping:
+            try:
+                self.poll(handler)
+                while not stopping.is_set() and not self.wait(_SLICE_S):
+                    pass
+            finally:
+                self.close()
 
     def drain(self, timeout: float = 60.0) -> None:
         """Poll no more, process what was polled (up to ``timeout`` s), and close."""
