@@ -14,8 +14,10 @@ JOBS ?= 2
 PURE_TESTS := tests/model tests/sim
 NONE := 5# how pytest says that PYTEST_ARGS select nothing there
 ARGS ?=
+# Tests start hundreds of processes: none of them is to compile what another one has.
+COMPILE := $(BIN)/python -m compileall -q src tests
 
-UV_INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
+UV_INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
 	--no-emit-index-url --no-header
 
@@ -30,10 +32,12 @@ demo: $(VENV)/.installed ## a real broker, workers that are killed, and what bec
 
 test: lint ## lint, then all tests but the fault suite
 	@tools/check_machine java
+	@$(COMPILE)
 	$(BIN)/python -m pytest -m "not faults" -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 test-faults: $(VENV)/.installed ## faults injected into real brokers; takes up to an hour
 	@tools/check_machine java
+	@$(COMPILE)
 	$(BIN)/python -m pytest -m faults -n $(JOBS) $(PURE_TESTS) $(PYTEST_ARGS) || test $$? = $(NONE)
 	$(BIN)/python -m pytest -m faults -n $(JOBS) --dist loadfile $(PURE_TESTS:%=--ignore=%) \
 		$(PYTEST_ARGS) || test $$? = $(NONE)
