@@ -43,14 +43,15 @@ _BEGIN = ":begin"  # {partition: offset}, of deliveries: where folding began
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lives in one Python process beside the driver for as long as the query runs.
 
-    Offsets are ``StreamOffsets``. A partition that is added later begins at offset 0.
+    Offsets are ``StreamOffsets``. A partition that is added later begins at offset 0; one that the
+    offsets name is never forgotten, whatever a broker with old metadata says.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
         self._schema = schema
-        self._count = 0
-        self._topic_id = ""
+        self._count = 0  # partitions, as a broker said last
+        self._topic_id = ""  # empty: no broker has told it yet
         self._looked_s = 0.0  # monotonic; when the topic was looked at
         self._known_ends: dict[int, int] = {}
         self._final_ends: dict[int, int] | None = None  # of Trigger.AvailableNow
@@ -58,8 +59,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, dict[str, int | str]]:  # noqa: N802
         """Where a new query begins."""
         reader = log_reader(self.options.config)
-        numbers = self._partitions(reader)
+        numbers = self._partitions(reader, {})
         found = resolve(reader, self.options.topic, numbers, self.options.starting)
+        if isinstance(self.options.starting, dict):  # it knows more than a broker's old metadata
+            named = self.options.starting.get(self.options.topic, {})
+            found = {int(number): at for number, at in named.items() if at >= 0} | found
         return self._offsets(found, {str(number): at for number, at in found.items()})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -73,15 +77,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next batch ends."""
         topic = self.options.topic
         reader = log_reader(self.options.config)
-        numbers = self._partitions(reader)
+        numbers = self._partitions(reader, start)
         ends = self._final_ends
         if ends is None:
             ends = reader.log_ends(topic, numbers)
         self._known_ends = ends
         starts = self._starts(reader, start, ends)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        begins = start.get(_BEGIN, {}) if self._is_same(start) else {}
-        return self._offsets(self._cut(starts, ends, rows), begins)
+        found = self._cut(starts, ends, rows)
+        if not self._is_same(start):
+            return self._offsets(found, {})
+        # What the broker did not tell of stands still: left out, it would begin at 0 again.
+        untold = {int(number): int(at) for number, at in start.get(topic, {}).items()}
+        self._topic_id = self._topic_id or str(start.get(_TOPIC_ID, {}).get(topic, ""))
+        return self._offsets(untold | found, start.get(_BEGIN, {}))
 
     def _cut(
         self, starts: dict[int, int], ends: dict[int, int], rows: int | None
@@ -121,13 +130,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for number, at in starts.items()
         }
 
-    def _partitions(self, reader: LogReader) -> list[int]:
+    def _partitions(self, reader: LogReader, start: StreamOffsets) -> list[int]:
+        """The chosen ones that a broker tells of: some may lag behind, and tell of too few."""
+        topic = self.options.topic
         now = time.monotonic()
         if not self._count or now - self._looked_s > _TOPOLOGY_S:
-            self._count = reader.partition_count(self.options.topic)
-            self._topic_id = topic_id(self.options)
+            self._count = reader.partition_count(topic)
+            self._topic_id = topic_id(self.options) or self._topic_id
             self._looked_s = now
-        return chosen_partitions(self.options, self._count)
+        known = start.get(topic, {}) if self._is_same(start) else {}
+        count = max([self._count, *(int(number) + 1 for number in known)])
+        chosen = chosen_partitions(self.options, count)
+        return [number for number in chosen if number < self._count]
 
     def _offsets(
         self, found: Mapping[int, int], begins: Mapping[str, int | str]
@@ -148,7 +162,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Nothing that is written from now on belongs to this run."""
         reader = log_reader(self.options.config)
-        numbers = self._partitions(reader)
+        numbers = self._partitions(reader, {})
         self._final_ends = reader.log_ends(self.options.topic, numbers)
 
     def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
