@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["SettleSettings", "register_settling"]
 
 _log = logging.getLogger(__name__)
+_UNUSED_S = 600.0  # a tracker that has no batch for so long may have ended: its clients are dropped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +123,8 @@ class _Worker:
     def __init__(self, settings: SettleSettings) -> None:
         # Engines that take over from each other fence each other.
         logging.getLogger("kafkamq.librdkafka").setLevel(logging.ERROR)
+        self.start = (settings.engine, settings.epoch)
+        self.used_s = 0.0  # monotonic; when it was asked for last
         self._slots = settings.slots
         self._desks = defaultdict[int, _Desk](partial(_Desk, settings, Ticker(settings.config)))
         self._owners = Owners(f"{settings.engine}/{settings.epoch}", self._perform)
@@ -218,19 +221,32 @@ class _Desk:
         return own
 
 
-_workers: dict[tuple[int, str, int], _Worker] = {}
+_workers: dict[tuple[int, str, str], _Worker] = {}
 
 
 def _worker(settings: SettleSettings) -> _Worker:
-    """This process's worker for an engine's start; one of an earlier start is dropped."""
-    key = (os.getpid(), settings.engine, settings.epoch)
+    """This process's worker for a namespace's tracker; one of an earlier start is dropped.
+
+    A session may run trackers of several namespaces, whose tasks share the processes.
+    """
+    config = settings.config
+    now_s = time.monotonic()
+    key = (os.getpid(), config.bootstrap_servers, config.marker_topic)
+    start = (settings.engine, settings.epoch)
     found = _workers.get(key)
-    if found is None:
-        for other in _workers.values():
-            other.close()
-        _workers.clear()
+    if found is None or found.start != start:
+        _drop(key)
         found = _workers[key] = _Worker(settings)
+    found.used_s = now_s
+    for other in [key for key, each in _workers.items() if now_s - each.used_s > _UNUSED_S]:
+        _drop(other)
     return found
+
+
+def _drop(key: tuple[int, str, str]) -> None:
+    found = _workers.pop(key, None)
+    if found is not None:
+        found.close()
 
 
 def _int(value: object) -> int:

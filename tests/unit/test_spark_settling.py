@@ -1,0 +1,73 @@
+"""What a worker process of Spark keeps between the batches of a tracker, or of several."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.spark import settling
+from kafkamq.spark.settling import SettleSettings
+
+
+class Clients:
+    """Counts what is made: each is a connection or more."""
+
+    made = 0
+
+    def __init__(self, *_: object) -> None:
+        Clients.made += 1
+
+
+@pytest.fixture(autouse=True)
+def clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(settling, "Ticker", Clients)
+    monkeypatch.setattr(settling, "Settler", Clients)
+    monkeypatch.setattr(settling, "_workers", {})
+    Clients.made = 0
+    yield
+    for worker in settling._workers.values():
+        worker.close()
+
+
+def settings(namespace: str, *, servers: str = "x:1", epoch: int = 1) -> SettleSettings:
+    return SettleSettings(
+        config=ServiceConfig(bootstrap_servers=servers, namespace=namespace),
+        tracker=TrackerConfig(),
+        engine=f"spark-{namespace}-{servers}",
+        epoch=epoch,
+        slots=2,
+    )
+
+
+def batch(of: SettleSettings) -> settling._Worker:
+    worker = settling._worker(of)
+    assert worker._desks[0] and worker._desks[1], "one for each slot"
+    return worker
+
+
+def test_trackers_of_one_session_keep_their_clients() -> None:
+    several = [settings("a"), settings("b"), settings("a", servers="y:1")]
+    for each in several:
+        batch(each)
+    made = Clients.made
+    workers = [batch(each) for _ in range(10) for each in several]
+    assert Clients.made == made
+    assert len(set(map(id, workers))) == 3
+
+
+def test_a_later_start_drops_the_earlier_ones_clients() -> None:
+    first, other = batch(settings("a")), batch(settings("b"))
+    second = batch(settings("a", epoch=2))
+    assert second is not first
+    assert list(settling._workers.values()) == [other, second]
+
+
+def test_a_tracker_that_has_ended_is_dropped_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch(settings("ended"))
+    now_s = time.monotonic() + 2 * settling._UNUSED_S
+    monkeypatch.setattr(settling.time, "monotonic", lambda: now_s)
+    left = batch(settings("b"))
+    assert list(settling._workers.values()) == [left]
