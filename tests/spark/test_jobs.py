@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
+from dataclasses import replace
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +21,7 @@ from kafkamq.cli.jobs import _bounds, parse_moment
 from kafkamq.cli.page import chart
 from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.errors import ConfigError, StateError
-from kafkamq.spark.jobs.replay import REPLAYED_FROM, Replay, replay
+from kafkamq.spark.jobs.replay import REPLAY_NAME, REPLAYED_FROM, Replay, replay
 from kafkamq.spark.views import register_views
 from kafkamq.types import DeadLetterReason, MessageId, Outcome
 from kafkamq.wire.headers import read_message_headers
@@ -157,7 +159,7 @@ def test_a_replay_sends_what_sql_chooses(life: Life) -> None:
         for record in copies
         if REPLAYED_FROM in dict(record.headers() or ())
     }
-    assert headers == {("trace", ID, REPLAYED_FROM)}
+    assert headers == {("trace", ID, REPLAYED_FROM, REPLAY_NAME)}
     future = ("replay", "--from", "2999-01-01", "--dry-run")
     assert run(*future)[0]["selected"] == 0
 
@@ -190,6 +192,33 @@ def test_a_replay_that_was_cut_short_goes_on(
     spark.table("messages").where("id <> 'n3'").createOrReplaceTempView("messages")
     with pytest.raises(StateError, match="does not choose the same ones"):
         replay(spark, config, wanted)
+
+
+def test_a_replay_that_goes_on_does_not_choose_its_own_copies(
+    life: Life, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = life.logs.config
+    life.send("skewed", *(f"s{number}" for number in range(4)))
+    register_views(spark, config)
+    hour_ms = 3_600_000  # by which this machine's clock is ahead of the broker's
+    wanted = Replay(name="skewed", where="queue_id = 'skewed'", rate=2.0)
+    wanted = replace(wanted, to_ms=round(time.time() * 1000) + hour_ms)
+    commit, commits = TransactionalProducer.commit, []
+
+    def failing(self: TransactionalProducer, **bound: float) -> None:
+        commits.append(1)
+        if len(commits) == 2:
+            raise RuntimeError("killed")
+        commit(self, **bound)
+
+    monkeypatch.setattr(TransactionalProducer, "commit", failing)
+    with pytest.raises(RuntimeError, match="killed"):
+        replay(spark, config, wanted)
+    monkeypatch.undo()
+    report = replay(spark, config, wanted)
+    assert (report.sent_before, report.sent, report.selected) == (2, 2, 4)
+    copied = {place: times for place, times in life.replayed().items() if place[0] == "skewed"}
+    assert copied == {("skewed", f"s{number}"): 1 for number in range(4)}
 
 
 def test_sql_chooses_dead_letters(spark: SparkSession, bootstrap: str, namespace: str) -> None:

@@ -8,6 +8,7 @@ that silent partitions need (R4). What is folded and what is settled is in ``que
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kafkamq.clients.admin import Admin
+from kafkamq.clients.errors import TransactionAbortedError
 from kafkamq.clients.ledger import Claim, Ledger, LedgerKey, claim
 from kafkamq.clients.topics import require_topics
 from kafkamq.clients.tracker_metrics import TrackerMetrics
@@ -48,6 +50,7 @@ __all__ = ["SparkTracker", "run_spark_tracker"]
 _log = logging.getLogger(__name__)
 
 _STEP_S = 0.1
+_ADOPT_S = 30.0
 _TOPOLOGY_S = 10.0  # how often added marker partitions are looked for
 _MAX_FAILURES = 20  # in a row, without a batch in between
 _MAX_PAUSE_S = 30.0
@@ -299,16 +302,32 @@ class SparkTracker:
         """Claim marker partitions that were added; the source finds them by itself (R26)."""
         count = run.reader.partition_count(self.config.marker_topic)
         for number in range(self._partitions, count):
-            key = LedgerKey.of_markers(self.config, number)
-            own = Ledger(self.config, key, engine=run.plan.note.engine, epoch=run.plan.epoch)
-            try:
-                own.open()
-                own.adopt(run.plan.epoch, 0 if own.last is None else own.last.position)
-            finally:
-                own.close()
+            self._adopt(run.plan, LedgerKey.of_markers(self.config, number))
             run.keeper.begin_added(number)
             self._partitions = number + 1
             _log.info("marker partition added", extra={"partition": number})
+
+    def _adopt(self, plan: QueryPlan, key: LedgerKey) -> None:
+        """Make the ledger of an added partition this start's, if the query has not done so yet.
+
+        The query finds the partition by itself, and its worker opens the ledger at any moment:
+        the two fence each other, which says nothing of another engine.
+        """
+        deadline_s = time.monotonic() + _ADOPT_S
+        while True:
+            own = Ledger(self.config, key, engine=plan.note.engine, epoch=plan.epoch)
+            try:
+                last = own.open()
+                if last is None or (last.engine, last.epoch) != (own.engine, own.epoch):
+                    own.adopt(own.epoch, 0 if last is None else last.position)
+                return
+            except (FencedError, TransactionAbortedError) as error:
+                is_later = isinstance(error, FencedError) and error.code == "LATER_START"
+                if is_later or time.monotonic() > deadline_s:
+                    raise
+                self._stopping.wait(random.uniform(0.02, 0.3))
+            finally:
+                own.close()
 
     def _end_run(self) -> None:
         run, self._run = self._run, None

@@ -28,12 +28,14 @@ from kafkamq.wire.keys import join_key
 from kafkamq.wire.partitions import key_partition
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
-__all__ = ["REPLAYED_FROM", "Replay", "ReplayReport", "replay"]
+__all__ = ["REPLAYED_FROM", "REPLAY_NAME", "Replay", "ReplayReport", "replay"]
 
 REPLAYED_FROM = "kafkamq-replayed-from"
 """Header of a replayed message: the copy that was chosen, as an origin is written."""
+REPLAY_NAME = "kafkamq-replay"
+"""Header with the replay's name, by which it knows its own copies again."""
 
 MAX_TRANSACTION_RECORDS = 1000
 MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
@@ -135,11 +137,17 @@ def replay(
 def _selection(spark: SparkSession, wanted: Replay, to_ms: int) -> DataFrame:
     from pyspark.sql import functions as fn
 
+    def is_own(header: Column) -> Column:
+        name = fn.lit(wanted.name.encode())
+        return (header["key"] == REPLAY_NAME) & (header["value"] == name)
+
     chosen = (
         spark.table("messages")
         .where(f"timestamp >= timestamp_millis({wanted.from_ms})")
         .where(f"timestamp < timestamp_millis({to_ms})")
         .where(wanted.where)
+        # Its own copies are older than `to_ms` where the broker's clock is behind this machine's.
+        .where(~fn.coalesce(fn.exists("headers", is_own), fn.lit(False)))
     )
     return chosen.withColumn("_copy", fn.expr(_FIRST_COPY)).where("_copy = 1").drop("_copy")
 
@@ -220,7 +228,7 @@ class _Writer:
         place = Origin(config.message_topic, row["partition"], row["offset"], row["timestamp_ms"])
         user = [(each["key"], each["value"]) for each in row["headers"] or ()]
         headers = message_headers(
-            [header for header in user if header[0] != REPLAYED_FROM],
+            [header for header in user if header[0] not in (REPLAYED_FROM, REPLAY_NAME)],
             id=row["id"] or "",
             ttl_ms=row["ttl_ms"],
         )
@@ -234,7 +242,11 @@ class _Writer:
             partition,
             key,
             row["value"],
-            (*headers, (REPLAYED_FROM, place.encode())),
+            (
+                *headers,
+                (REPLAYED_FROM, place.encode()),
+                (REPLAY_NAME, self._wanted.name.encode()),
+            ),
         )
 
     def flush(self, *, is_last: bool = True) -> None:
