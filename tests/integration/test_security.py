@@ -139,7 +139,8 @@ def test_a_writer_that_held_nothing_ends_in_peace(secured: SecuredKafka, namespa
     with Service(config.bootstrap_servers, namespace, kafka=config.kafka) as service:
         writer = MarkerWriter(service._namespace)
         wait_until(lambda: len(writer) > 0)
-        assert writer.flush(0.25)
+        writer.flush(0.25)
+        assert writer.is_idle
         writer.close()
 
 

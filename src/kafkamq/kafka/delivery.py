@@ -109,7 +109,7 @@ class Delivery:
         doing = f"sending to {self._topic}"
         while True:
             left_s = _SLICE_S if deadline_s is None else deadline_s - time.monotonic()
-            if event.wait(max(0.0, min(left_s, _SLICE_S))):
+            if event.wait(max(0.0, min(left_s, _SLICE_S))) or self.done():
                 return
             self._sender.check(doing)
             if left_s <= 0:
@@ -121,6 +121,7 @@ class Delivery:
     def _report(self, error: KafkaError | None, record: Record) -> None:
         """Kafka's delivery report."""
         if error is not None:
+            self._error = error  # first: after a fatal error of the client the next line may fail
             self._error = self._sender.failed(error)
             self._sender.tally.failed(self._queue_id)
         else:

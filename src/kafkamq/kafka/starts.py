@@ -16,6 +16,7 @@ from kafkamq.clients.errors import broker_error
 from kafkamq.core.handout import has_expired, is_last_delivery
 from kafkamq.core.intake import Intake
 from kafkamq.core.leases import Lease, LeaseState
+from kafkamq.errors import BrokerError
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.gate import process_gate
 from kafkamq.kafka.message import Message
@@ -29,6 +30,7 @@ from kafkamq.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
 __all__ = ["Batch", "Starter"]
 
 MAX_TRANSACTION_BYTES = 16 * 1024 * 1024  # of payloads in one, as for trackers (R16)
+_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 _END_S = 0.05  # how long one step waits for an END that is under way
 
 
@@ -87,7 +89,9 @@ class Starter:
         if leases.open_count:
             return False
         self._verdicts.write_queued()
-        return writer.flush(_END_S) and process_gate.enter(leases, monotonic_ms(), last=is_last)
+        return writer.wait_for(
+            lambda: process_gate.enter(leases, monotonic_ms(), last=is_last), _END_S
+        )
 
     def plan(self, wanted: int) -> Batch | None:
         """Take up to ``wanted`` messages and encode their STARTs; None: R6 lets none start now."""
@@ -210,20 +214,26 @@ class Starter:
             self._worker.writer.write_many(partition, starts)
 
     def wait(self, batch: Batch, timeout_s: float) -> bool:
-        """Whether all that was written is in the log; waits for it.
+        """Whether all that was written is in the log, by its own reports; waits for it.
 
         Raises:
-            BrokerError: One of them failed; ``abandon`` the batch.
+            BrokerError: One of them failed, or will never be reported; ``abandon`` the batch.
         """
         writer = self._worker.writer
-        if not writer.flush(timeout_s) and not batch.is_reported:
-            writer.watch.check(f"writing STARTs to {writer.topic}")
-            return False
+        doing = f"writing STARTs to {writer.topic}"
+        is_known = writer.wait_for(lambda: batch.is_reported, timeout_s)
         error = batch.error()
+        if not is_known and error is None:
+            writer.watch.check(doing)
+            if writer.is_idle and not batch.is_reported:
+                error = KafkaError(KafkaError._PURGE_QUEUE, "their client was made anew")
         if error is not None:
-            if error.fatal():
-                writer.renew()
-            raise broker_error(error, f"writing STARTs to {writer.topic}")
+            if error.code() in _PURGED:  # with the client of another thread's fatal error
+                said = f"{doing} failed: {error.str()} ({error.name()}); receive again"
+                raise BrokerError(said, code=error.name(), is_retriable=True)
+            raise broker_error(error, doing)
+        if not is_known:
+            return False
         self._intake.started()
         self.started(batch)
         return True

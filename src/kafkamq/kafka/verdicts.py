@@ -51,6 +51,7 @@ class Verdicts:
         self._queued: deque[Message] = deque()  # ENDs to write
         self._written_ms = 0
         self._failed: deque[Message] = deque()  # ENDs to write again
+        self._under_way: set[Message] = set()  # ENDs written and not delivered, the failed too
 
     # Verdicts.
 
@@ -122,8 +123,9 @@ class Verdicts:
         queued = self._queued
         try:
             while queued:  # other threads may add
-                message = queued.popleft()
+                message = queued[0]
                 taken.append(message)
+                queued.popleft()  # only now: after an interrupt it is written twice, not never
                 lease = message._lease
                 if lease.marker_partition != last_route:  # seldom: they come in runs
                     last_route = lease.marker_partition
@@ -141,6 +143,7 @@ class Verdicts:
                     }
                 )
             self._tally.settled(taken, self._written_ms)
+            self._under_way.update(taken)
             for route, ends in by_route.items():
                 self._write_many(route, ends, taken)
         except BaseException:  # an interrupt: twice is harmless, never is not
@@ -174,6 +177,7 @@ class Verdicts:
             holder_id = message._lease.holder_id
             message._end = encode_known_end(message._identity, _ACK, holder_id)
         route = message._lease.marker_partition
+        self._under_way.add(message)
         self._worker.writer.write(message._end, message._marker_key, route, message._end_reported)
 
     def leave(self, message: Message, error: BaseException | None) -> None:
@@ -264,6 +268,10 @@ class Verdicts:
 
     # Delivery reports; called while reports are served, with no lock held.
 
+    def end_delivered(self, message: Message) -> None:
+        """An END is in the log."""
+        self._under_way.discard(message)
+
     def check_late(self, message: Message, log_ms: int) -> None:
         """An END is in the log, after the lease's end as far as it was known (R9)."""
         with self._worker.lock:
@@ -282,6 +290,7 @@ class Verdicts:
             self._is_late(message)
 
     def _is_late(self, message: Message) -> None:
+        self._under_way.discard(message)
         self._tally.late(message)
         self.lost_leases.late(message)
         self.has_news.set()
@@ -290,15 +299,27 @@ class Verdicts:
 
     def serve(self) -> None:
         """Write what was given, and what failed."""
-        if self._queued or self._failed:
+        if self._queued or self._failed or self._under_way:
             with self._writing:
                 self._write_queued()
+                self._find_unreported()
                 self._write_again()
+
+    def _find_unreported(self) -> None:
+        """ENDs that will never be reported are written again; with ``_writing`` held.
+
+        Their client is gone, or an interrupt took the report. No answer is no confirmation.
+        """
+        if self._under_way and not len(self._worker.writer) and self._worker.writer.is_idle:
+            failed = set(self._failed)
+            for message in self._under_way - failed:
+                if message._end_log_ms == UNREPORTED:
+                    self._failed.append(message)
+                else:
+                    self._under_way.discard(message)
 
     def _write_again(self) -> None:
         """ENDs whose delivery failed, under a fresh consumer_id (R7); with ``_writing`` held."""
-        if any(m._end_error is not None and m._end_error.fatal() for m in list(self._failed)):
-            self._worker.writer.renew()
         for _ in range(len(self._failed)):
             message = self._failed[0]  # stays there until it is written: flush looks
             with self._worker.lock:
@@ -332,20 +353,30 @@ class Verdicts:
         while True:
             left_s = deadline_s - time.monotonic()
             self.serve()
-            writer.flush(max(0.0, min(left_s, _SLICE_S)))
+            writer.wait_for(self._is_all_reported, max(0.0, min(left_s, _SLICE_S)))
             with self._writing:  # or an END might be in another thread's hands
-                if not self._queued and writer.flush(0.0) and not self._failed:
+                if not self._queued and self._is_all_reported():
                     return
             writer.watch.check("writing verdicts")
             if left_s <= 0:
-                raise writer.watch.deadline(f"confirming {len(writer)} markers", timeout_s)
+                count = len(self._queued) + len(self._failed) + len(self._under_way)
+                raise writer.watch.deadline(f"confirming {count} verdicts", timeout_s)
+
+    def _is_all_reported(self) -> bool:
+        """Whether each END that was written is in the log, by its own report, or given up."""
+        return not self._under_way and not self._failed
 
     def _await(self, message: Message) -> None:
         writer = self._worker.writer
         deadline_s = time.monotonic() + WAIT_TIMEOUT_S
         self.serve()
-        while message._end_log_ms == UNREPORTED and message._lease.state is LeaseState.SETTLED:
-            writer.flush(_SLICE_S)
+
+        def is_known() -> bool:
+            is_settled = message._lease.state is LeaseState.SETTLED
+            return message._end_log_ms != UNREPORTED or not is_settled
+
+        while not is_known():
+            writer.wait_for(is_known, _SLICE_S)
             writer.watch.check("writing a verdict")
             failed = message._end_error
             if failed is not None:

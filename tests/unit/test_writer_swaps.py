@@ -1,0 +1,188 @@
+"""A marker is in the log when its own report says so, whatever became of its client."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from confluent_kafka import Message as Record
+from tests.unit.worker_parts import FixedNamespace, Parts, deliver, fail_for_good, record
+
+from kafkamq.errors import BrokerError, DeadlineExceededError
+from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.writer import MarkerWriter
+
+
+class _Slow(logging.Handler):
+    """A log handler that takes as long as the test wants: the window between swap and purge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def emit(self, line: logging.LogRecord) -> None:
+        if "made anew" in line.getMessage():
+            self.begun.set()
+            self.may_end.wait(5)
+
+
+@contextmanager
+def swapped_by_another_thread(writer: MarkerWriter) -> Iterator[None]:
+    """A fatal error, which another thread meets first; inside, that thread has made a client."""
+    fail_for_good(writer)
+    slow, log = _Slow(), logging.getLogger("kafkamq.kafka.writer")
+    log.addHandler(slow)
+
+    def meet() -> None:
+        with suppress(BrokerError):  # raised if it still held a marker
+            writer.flush(5.0)
+
+    thread = threading.Thread(target=meet)
+    thread.start()
+    try:
+        assert slow.begun.wait(10)
+        yield
+    finally:
+        slow.may_end.set()
+        thread.join(10)
+        log.removeHandler(slow)
+
+
+def test_starts_that_went_with_their_client_are_not_committed_over() -> None:
+    parts = Parts()
+    parts.poll(*(record(offset) for offset in range(100, 110)))
+    batch = parts.starter.plan(10)
+    assert batch is not None
+    parts.starter.write(batch)
+    with (
+        swapped_by_another_thread(parts.worker.writer),
+        pytest.raises(BrokerError) as caught,
+    ):
+        parts.starter.wait(batch, 1.0)
+    assert caught.value.is_retriable
+    assert parts.intake.committable() == {}
+    parts.starter.abandon(batch)
+    assert parts.intake.rewind() == {0: 100}
+    assert not parts.worker.leases.open_count
+
+
+def test_verdicts_that_went_with_their_client_are_not_confirmed() -> None:
+    parts = Parts()
+    parts.poll(record(100))
+    batch = parts.starter.plan(1)
+    assert batch is not None
+    for route in batch.routes.values():
+        deliver(route)
+    assert parts.starter.wait(batch, 0.0)
+    (message,) = parts.starter.finish(batch)
+    message.ack()
+    parts.verdicts.write_queued()
+    assert len(parts.worker.writer) > 0
+    with swapped_by_another_thread(parts.worker.writer):
+        pass
+    parts.verdicts.serve()  # it is written again
+    with pytest.raises(DeadlineExceededError, match="confirming 1 verdicts"):
+        parts.verdicts.flush(0.3)
+
+
+def test_a_verdict_whose_report_never_comes_is_written_again() -> None:
+    """As when an interrupt ends the report's callback."""
+    parts = Parts()
+    parts.poll(record(100))
+    batch = parts.starter.plan(1)
+    assert batch is not None
+    for route in batch.routes.values():
+        deliver(route)
+    assert parts.starter.wait(batch, 0.0)
+    (message,) = parts.starter.finish(batch)
+    written: list[bytes] = []
+
+    class _Deaf:
+        """Takes markers, and reports none."""
+
+        watch = parts.worker.writer.watch
+        is_idle = True
+
+        def __len__(self) -> int:
+            return 0
+
+        def write_many(self, _: int, markers: list[dict[str, bytes]]) -> None:
+            written.extend(marker["value"] for marker in markers)
+
+        def write(self, value: bytes, *_: object) -> None:
+            written.append(value)
+
+        def wait_for(self, is_known: Callable[[], bool], _: float) -> bool:
+            return is_known()
+
+        def flush(self, _: float) -> bool:
+            return True
+
+    parts.worker.writer = _Deaf()  # type: ignore[assignment]
+    message.ack()
+    with pytest.raises(DeadlineExceededError):
+        parts.verdicts.flush(0.05)
+    assert len(written) > 1
+    assert len(set(written)) == 1
+    message._end_reported(None, Record(timestamp=(2, 6000)))
+    parts.verdicts.flush(1.0)
+
+
+def test_a_client_that_is_swapped_is_nobodys_error_but_kafkas() -> None:
+    writer = MarkerWriter(FixedNamespace())  # type: ignore[arg-type]
+    ended, others = threading.Event(), []
+
+    def use(call: Callable[[], object]) -> None:
+        while not ended.is_set():
+            try:
+                call()
+            except BrokerError:  # noqa: PERF203 - what is wanted
+                pass
+            except BaseException as error:  # noqa: BLE001 - told by the test's thread
+                others.append(error)
+                return
+
+    calls: list[Callable[[], object]] = [
+        lambda: writer.write(b"value", b"key", 0, lambda *_: None),
+        lambda: writer.write_many(1, [{"value": b"v", "key": b"k", "callback": lambda *_: None}]),
+        lambda: writer.flush(0.001),
+        lambda: writer.wait_for(lambda: False, 0.002),
+        writer.poll,
+    ]
+    threads = [threading.Thread(target=use, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(15):
+            spent = writer._client
+            fail_for_good(writer)
+            began_ms = monotonic_ms()
+            while writer._client is spent and monotonic_ms() - began_ms < 10_000 and not others:
+                ended.wait(0.002)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(10)
+    writer.close()
+    assert others == []
+
+
+def test_a_batch_waits_for_its_own_reports_alone() -> None:
+    """Not for ENDs that others give, nor for a marker partition without a leader."""
+    parts = Parts()
+    parts.poll(record(5))
+    batch = parts.starter.plan(1)
+    assert batch is not None
+    for route in batch.routes.values():
+        deliver(route)
+    parts.worker.writer.write(b"an END of another message", b"key", 3, lambda *_: None)
+    done: list[bool] = []
+    waits = threading.Thread(target=lambda: done.append(parts.starter.wait(batch, 60.0)))
+    waits.daemon = True
+    waits.start()
+    waits.join(10)
+    assert done == [True]
+    assert len(parts.worker.writer) > 0

@@ -1,0 +1,111 @@
+"""A worker's parts without a broker: only the fatal error of a client is made, with librdkafka."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from confluent_kafka import Message as Record
+
+from kafkamq.clients.exact_commits import _handle_of, _library_path
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.core.intake import Intake
+from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.message import Message
+from kafkamq.kafka.namespace import NamespaceFacts
+from kafkamq.kafka.starts import Starter
+from kafkamq.kafka.verdicts import Verdicts
+from kafkamq.kafka.worker import Worker
+from kafkamq.kafka.writer import MarkerWriter
+
+LOG_APPEND_TIME = 2
+FACTS = NamespaceFacts(b"t" * 16, 8, 8, 604_800_000, 1_000_000, 1_100_000)
+_OUT_OF_ORDER = 45
+
+
+class FixedNamespace:
+    """Facts that never change, of a cluster that never answers."""
+
+    def __init__(self, kafka: dict[str, str] | None = None, **facts: Any) -> None:
+        self.config = ServiceConfig(bootstrap_servers="127.0.0.1:1", kafka=kafka or {})
+        self.certain_until_s = 0.0
+        self._facts = replace(FACTS, **facts)
+
+    def facts(self) -> NamespaceFacts:
+        return self._facts
+
+    def require(self, _: int) -> NamespaceFacts:
+        return self._facts
+
+    def ask_again(self) -> NamespaceFacts:
+        return self._facts
+
+    def refresh_if_old(self, _: float = 0.0) -> None:
+        pass
+
+
+def record(
+    offset: int, *, partition: int = 0, key: bytes = b"q", value: bytes = b"payload"
+) -> Record:
+    return Record(
+        topic="messages",
+        partition=partition,
+        offset=offset,
+        key=key,
+        value=value,
+        timestamp=(LOG_APPEND_TIME, 1000),
+        leader_epoch=0,
+    )
+
+
+class Parts:
+    """What a consumer is made of, but its reader."""
+
+    def __init__(self, namespace: FixedNamespace | None = None, **queue: Any) -> None:
+        self.namespace: Any = namespace or FixedNamespace()
+        self.worker = Worker(self.namespace, QueueConfig(queue_id="q", **queue))
+        self.intake: Intake[Message] = Intake()
+        self.verdicts = Verdicts(self.worker, None)
+        self.starter = Starter(self.worker, self.intake, self.verdicts)
+
+    def poll(self, *records: Record) -> None:
+        """These were polled from their partitions, in order."""
+        poll_into(self.intake, self.verdicts, records)
+
+
+def poll_into(intake: Intake[Message], verdicts: Verdicts, records: Sequence[Record]) -> None:
+    own = []
+    first: dict[int, int] = {}
+    following: dict[int, int] = {}
+    for each in records:
+        partition, offset = each.partition() or 0, each.offset() or 0
+        first.setdefault(partition, offset)
+        following[partition] = offset + 1
+        headers = each.headers() or ()
+        own.append(Message(verdicts, each, partition, offset, monotonic_ms(), headers))
+    intake.polled(own, first_offsets=first, next_offsets=following, count=len(own))
+
+
+def deliver(route: Any, log_ms: int = 5000) -> None:
+    """Kafka's reports: all STARTs of a route are in the log."""
+    for value in route.values:
+        route.report(None, Record(value=value, timestamp=(LOG_APPEND_TIME, log_ms)))
+
+
+def fail_for_good(writer: MarkerWriter) -> None:
+    """A fatal error in the writer's client, as librdkafka's own tests make it."""
+    library: Any = ctypes.CDLL(_library_path())
+    raised = library.rd_kafka_test_fatal_error
+    raised.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
+    client_id = str(writer._settings["client.id"])
+
+    class _Name:
+        name = staticmethod(library.rd_kafka_name)
+
+    _Name.name.restype = ctypes.c_char_p
+    _Name.name.argtypes = (ctypes.c_void_p,)
+    handle = _handle_of(writer._client, client_id, _Name)  # type: ignore[arg-type]
+    raised(handle, _OUT_OF_ORDER, b"made by a test, pid %d" % os.getpid())
