@@ -22,6 +22,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError
 from kafkamq.spark.filters import NOTHING_PUSHED, Pushed, push
 from kafkamq.spark.options import parse_source_options
+from kafkamq.spark.rows import _chooser
 from kafkamq.spark.tokens import AckToken, decode_token
 from kafkamq.types import MessageId
 
@@ -88,3 +89,18 @@ def test_a_token_reads_back(
 def test_what_is_no_token_is_said(text: str | None) -> None:
     with pytest.raises(StateError, match="ack_token"):
         decode_token(text)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "keys"),
+    [
+        ("", [None, b"\0user"]),  # a record without a key has queue_id ''
+        ("a", [b"a", b"a\0user"]),
+        ("a\0b", []),  # no queue's id, and no error either
+        ("\N{REPLACEMENT CHARACTER}", [b"\xff", "\N{REPLACEMENT CHARACTER}".encode()]),
+    ],
+)
+def test_no_queue_id_that_a_row_shows_is_lost(wanted: str, keys: list[bytes | None]) -> None:
+    options = parse_source_options({"view": "messages"}, SERVICE)
+    keeps = _chooser(options, pushed("messages", EqualTo(("queue_id",), wanted)))
+    assert [key for key in keys if keeps is not None and not keeps(key)] == []

@@ -25,7 +25,7 @@ from kafkamq.spark.grouping import group_key
 from kafkamq.spark.options import SourceOptions
 from kafkamq.spark.reading import LogRange, Record, log_reader
 from kafkamq.wire.headers import Origin
-from kafkamq.wire.keys import join_key, split_key
+from kafkamq.wire.keys import split_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -125,7 +125,7 @@ def _chooser(options: SourceOptions, pushed: Pushed) -> Callable[[bytes | None],
     queue_ids = _queue_ids(options, pushed)
     if options.view != "messages" or queue_ids is None:
         return None
-    keys = frozenset(join_key(queue_id) for queue_id in queue_ids if queue_id)
+    keys = frozenset(queue_id.encode() for queue_id in queue_ids)  # b"": records without a key
     return lambda key: key in keys or split_key(key)[0] in keys
 
 
