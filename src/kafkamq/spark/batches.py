@@ -11,7 +11,7 @@ from pyspark import TaskContext
 
 from kafkamq.errors import StateError
 
-__all__ = ["BATCH_ID", "QUERY_ID", "RUN_ID", "current_batch"]
+__all__ = ["BATCH_ID", "QUERY_ID", "RUN_ID", "current_batch", "current_query"]
 
 BATCH_ID = "streaming.sql.batchId"
 QUERY_ID = "sql.streaming.queryId"
@@ -34,3 +34,9 @@ def current_batch() -> int:
             "a streaming query on PySpark 4.2"
         )
     return int(text)
+
+
+def current_query() -> str:
+    """The query that this task works for, the same in all its runs; empty: none, or unknown."""
+    context = TaskContext.get()
+    return (None if context is None else context.getLocalProperty(QUERY_ID)) or ""

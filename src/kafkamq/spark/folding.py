@@ -1,9 +1,11 @@
 """Attempts of one marker partition, folded in a worker: for the views `deliveries` and `in_flight`.
 
 A stream's batch shows what ended in its range, which depends on what was STARTed before it. So the
-fold goes on from where it was left: it is kept, in memory and in a file, under what it is made of
-(log, beginning, next offset). Nothing depends on finding it: without it the worker folds again from
-the beginning, with the same result.
+fold goes on from where it was left: it is kept in a file, under whose it is and what it is made of
+(query, log, beginning, next offset). Nothing depends on finding it: without it the worker goes on
+from an older one (another executor had the batches between), else it folds again from the
+beginning, with the same result; where retention has deleted the beginning, from where the log
+begins, which lacks only what was STARTed longer ago than the retention.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import json
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -33,7 +37,8 @@ from kafkamq.wire.markers import decode_marker
 __all__ = ["FoldedLog"]
 
 _log = logging.getLogger(__name__)
-_VERSION = 1
+_VERSION = 2
+_UNUSED_S = 7 * 86_400.0  # a stream that stood still for so long folds again
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +50,19 @@ class _Place:
     topic_id: str  # hexadecimal; empty: unknown, then nothing is kept
     partition: int
     begin: int
+    query: str  # of Spark; streams of one log do not touch each other's folds
+
+    def name(self) -> str:
+        place = [_VERSION, self.servers, self.topic, self.topic_id, self.partition, self.query]
+        return f"{hashlib.sha256(json.dumps(place).encode()).hexdigest()[:32]}-{self.begin}"
 
     def path(self, next_offset: int) -> Path:
-        text = json.dumps([_VERSION, self.servers, self.topic, self.topic_id, self.partition])
-        name = hashlib.sha256(text.encode()).hexdigest()[:32]
-        return _folder() / f"{name}-{self.begin}-{next_offset}.json"
+        return _folder() / f"{self.name()}-{next_offset}.json"
+
+    def kept(self) -> dict[Path, int]:
+        """What is kept of it: up to which offset each goes."""
+        paths = _folder().glob(f"{self.name()}-*.json")
+        return {path: int(path.stem.rpartition("-")[2]) for path in paths}
 
 
 class FoldedLog:
@@ -62,24 +75,41 @@ class FoldedLog:
         *,
         begin: int,
         topic_id: str,
+        query: str = "",
         skips_lost: bool = False,
     ) -> None:
         self._config = config
         self._skips_lost = skips_lost
         self._wanted = wanted
         self._place = _Place(
-            config.bootstrap_servers, wanted.topic, topic_id, wanted.partition, begin
+            config.bootstrap_servers, wanted.topic, topic_id, wanted.partition, begin, query
         )
         self._chunks: dict[str, bytes] = {}
         self.attempts = self._found() if topic_id and begin < wanted.start else self._fresh()
 
-    def _fresh(self) -> Attempts:
+    def _fresh(self, begin: int | None = None) -> Attempts:
         self._chunks = {}
         place = self._place
-        return Attempts(RedeliveryTracker(place.begin, partition=place.partition))
+        first = place.begin if begin is None else begin
+        return Attempts(RedeliveryTracker(first, partition=place.partition))
+
+    def _skip_deleted(self) -> None:
+        """Begin with the log where retention has deleted what lies before the range."""
+        wanted, first = self._wanted, self.attempts.tracker.next_offset
+        if first >= wanted.start:
+            return
+        reader = log_reader(self._config)
+        begin = reader.log_starts(wanted.topic, [wanted.partition])[wanted.partition]
+        if first < begin <= wanted.start:
+            _log.warning(
+                "records before a stream's position are deleted: folding begins with the log",
+                extra={"topic": wanted.topic, "partition": wanted.partition, "offset": begin},
+            )
+            self.attempts = self._fresh(begin)
 
     def ended(self) -> Iterator[list[Attempt]]:
         """Attempts whose END is in the range, in the order of their ENDs."""
+        self._skip_deleted()
         wanted = self._wanted
         attempts = self.attempts
         first = attempts.tracker.next_offset
@@ -122,24 +152,36 @@ class FoldedLog:
             "attempts": [_dump(each) for each in attempts.attempts.values()],
             "schedules": [_dump(each) for each in attempts.schedules.values()],
         }
-        path = self._place.path(self._wanted.end)
-        draft = path.with_suffix(f".{os.getpid()}")
         try:
+            path = self._place.path(self._wanted.end)
+            draft = path.with_suffix(f".{os.getpid()}")
             draft.write_text(json.dumps(state))
             draft.replace(path)
-            before = self._place.path(self._wanted.start)
-            older = sorted(
-                path.parent.glob(f"{path.name.split('-')[0]}-{self._place.begin}-*.json")
-            )
-            for each in older:  # the one before serves a batch that is repeated
-                if each not in (path, before):
-                    each.unlink(missing_ok=True)
+            self._forget(path)
         except OSError as error:
             _log.info("a fold could not be kept", extra={"said": str(error)})
 
+    def _forget(self, newest: Path) -> None:
+        """Delete what no batch will ask for, and what ended queries have left."""
+        older = [
+            (upto, path) for path, upto in self._place.kept().items() if upto <= self._wanted.start
+        ]
+        for _, path in sorted(older)[:-1]:  # the last one serves a batch that is repeated
+            path.unlink(missing_ok=True)
+        long_ago_s = time.time() - _UNUSED_S
+        for path in newest.parent.glob("*.json"):
+            with suppress(FileNotFoundError):  # its owner was quicker
+                if path.stat().st_mtime < long_ago_s:
+                    path.unlink()
+
     def _found(self) -> Attempts:
+        """The newest that does not go beyond the range's beginning."""
         try:
-            state = json.loads(self._place.path(self._wanted.start).read_text())
+            kept = self._place.kept()
+            useful = [path for path, upto in kept.items() if upto <= self._wanted.start]
+            if not useful:
+                return self._fresh()
+            state = json.loads(max(useful, key=kept.__getitem__).read_text())
             self._chunks = {name: _bytes(text) for name, text in state["chunks"].items()}
             tracker = restore_tracker(
                 state["index"].encode(),

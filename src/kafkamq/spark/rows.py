@@ -17,6 +17,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.core.attempts import Attempt
 from kafkamq.errors import WireError
 from kafkamq.spark.attempt_columns import deliveries_batch, in_flight_batch
+from kafkamq.spark.batches import current_query
 from kafkamq.spark.blocks import encode_block
 from kafkamq.spark.columns import arrow_columns, fold_rows
 from kafkamq.spark.filters import NOTHING_PUSHED, Pushed
@@ -143,6 +144,7 @@ def _read_folded(
         wanted,
         begin=folded.begin,
         topic_id=folded.topic_id,
+        query=current_query(),
         skips_lost=not options.fail_on_data_loss,
     )
     queue_ids = _queue_ids(options, pushed)
