@@ -35,6 +35,7 @@ from kafkamq.clients.topics import require_topics
 from kafkamq.core.handout import is_last_delivery
 from kafkamq.core.leases import NEW_PARTITION_MS
 from kafkamq.errors import ConfigError, KafkaMQError, StateError
+from kafkamq.spark.backlog import Backlog
 from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
 from kafkamq.spark.reading import LogRange, LogReader, Record, log_reader
@@ -62,7 +63,6 @@ MAX_ROWS = 10_000
 """Messages of a batch, where ``maxRowsPerTrigger`` says nothing."""
 
 RENEWALS_PER_TIMEOUT = 3  # R7
-_MAX_SKIPPED = 200_000  # foreign messages that are passed without a batch
 _MARKERS = ":markers"  # {marker partition: its end when the batch was planned}
 _FROM = ":from"  # {partition: where the batch begins, if that is behind the last one's end}
 _FACTS_S = 5.0
@@ -161,7 +161,9 @@ class QueueReader(StreamReader):
         self._schema_of_rows = schema
         self._planned: dict[str, dict[str, int | str]] | None = None
         self._keep_alive: KeepAlive | None = None
-        self._foreign: dict[int, int] = {}  # partition -> up to where no message is the queue's
+        self._backlog = Backlog(
+            options.topic, self._look, is_own=self._is_own, is_last=self._is_last
+        )
         self._consumer: Consumer | None = None
         self._committed: dict[int, int] = {}
         self._moved_on: dict[int, int] = {}  # positions of the group, at the first look
@@ -207,40 +209,15 @@ class QueueReader(StreamReader):
     def _cut(
         self, starts: dict[int, int], ends: dict[int, int], rows: int | None
     ) -> dict[int, int]:
-        """Up to ``rows`` messages of this queue, and none that must be alone (R6) but one."""
-        backlog = [number for number in sorted(ends) if ends[number] > starts[number]]
-        if not backlog:
-            return ends
-        share = max(1, (rows or MAX_ROWS) // len(backlog))
-        cuts = dict(starts)
-        for number in backlog:
-            cut, is_alone = self._look_through(number, starts[number], ends[number], share)
-            if is_alone:
-                return starts | {number: cut}
-            cuts[number] = cut
-        return cuts
+        """About ``rows`` messages of this queue, or one that must be alone (R6)."""
+        return self._backlog.cut(starts, ends, rows or MAX_ROWS)
 
-    def _look_through(self, number: int, start: int, end: int, share: int) -> tuple[int, bool]:
-        """Where a partition's part of the batch ends, and whether it is one last delivery."""
-        begin = max(start, self._foreign.get(number, 0))
-        found = 0
-        limit = self._acknowledge.max_deliveries
-        for records in log_reader(self.options.config).read(
-            LogRange(self.options.topic, number, begin, end),
-            skips_lost=not self.options.fail_on_data_loss,
-        ):
-            for record in records:
-                if not self._is_own(record):
-                    continue
-                if is_last_delivery(_count(record), limit):
-                    return (record.offset(), False) if found else (record.offset() + 1, True)
-                found += 1
-                if found == share:
-                    return record.offset() + 1, False
-        if found:
-            return end, False
-        self._foreign[number] = end
-        return (end if end - start > _MAX_SKIPPED else start), False
+    def _look(self, wanted: LogRange) -> Iterator[list[Record]]:
+        lossy = not self.options.fail_on_data_loss
+        return log_reader(self.options.config).read(wanted, skips_lost=lossy)
+
+    def _is_last(self, record: Record) -> bool:
+        return is_last_delivery(_count(record), self._acknowledge.max_deliveries)
 
     def _is_own(self, record: Record) -> bool:
         key = record.key()
@@ -254,7 +231,7 @@ class QueueReader(StreamReader):
         if not self._is_same(start) or any(
             at < int(known.get(str(n), 0)) for n, at in starts.items()
         ):
-            self._foreign.clear()  # of the log that was replaced
+            self._backlog.clear()  # of the log that was replaced
             self._moved_on = {}
         return {number: max(at, self._moved_on.get(number, 0)) for number, at in starts.items()}
 

@@ -1,0 +1,149 @@
+"""What of a queue waits in each partition, and which of it the next batch takes.
+
+Offsets only: the driver looks at each record once (Kafka sends records whole, so their payloads
+come along) and keeps the places of the queue's messages, bounded, until they are in a batch.
+
+R6: the last allowed delivery of a message is a batch by itself. Where some wait, every second batch
+is one of them, their partitions in turn; the batches between take what the others have. So behind a
+last delivery waits nothing but its own partition.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from kafkamq.spark.reading import LogRange, Record
+
+__all__ = ["Backlog"]
+
+_MAX_SKIPPED = 200_000  # records of other queues that are passed without a batch
+_MAX_KEPT = 200_000  # places, of all partitions together
+
+
+@dataclass(slots=True)
+class _Part:
+    """What is known of one partition."""
+
+    begin: int
+    position: int  # looked at up to there
+    own: list[int] = field(default_factory=list)  # places of the queue's messages from begin on
+    last: list[int] = field(default_factory=list)  # those of them that are last deliveries
+
+    @property
+    def ready(self) -> int:
+        """Messages in front of the first last delivery."""
+        return bisect_left(self.own, self.last[0]) if self.last else len(self.own)
+
+    def begin_at(self, offset: int) -> None:
+        """Everything before is in a batch."""
+        del self.own[: bisect_left(self.own, offset)]
+        del self.last[: bisect_left(self.last, offset)]
+        self.begin = offset
+        self.position = max(self.position, offset)
+
+
+class Backlog:
+    """Cuts batches; one owner thread.
+
+    Args:
+        topic: The messages topic.
+        read: Reads a range, some thousand records at a time.
+        is_own: Whether a record is the queue's.
+        is_last: Whether a message must be alone (R6).
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        read: Callable[[LogRange], Iterator[list[Record]]],
+        *,
+        is_own: Callable[[Record], bool],
+        is_last: Callable[[Record], bool],
+    ) -> None:
+        self._topic = topic
+        self._read = read
+        self._is_own = is_own
+        self._is_last = is_last
+        self._parts: dict[int, _Part] = {}
+        self._was_alone = True  # the batch before was one last delivery
+        self._alone = -1  # its partition
+
+    def clear(self) -> None:
+        """The log was replaced."""
+        self._parts.clear()
+
+    def cut(self, starts: Mapping[int, int], ends: Mapping[int, int], rows: int) -> dict[int, int]:
+        """Where the batch ends in each partition: ``starts`` where it takes nothing.
+
+        It takes about ``rows`` messages: every partition may have an even share, and more where
+        others do not use theirs.
+        """
+        parts = {
+            number: self._part(number, starts[number])
+            for number in sorted(ends)
+            if ends[number] > starts[number]
+        }
+        taken = self._shared_out(parts, ends, rows)
+        alone = [number for number, part in parts.items() if part.last and not part.ready]
+        if alone and not (self._was_alone and any(taken.values())):
+            number = next((each for each in alone if each > self._alone), alone[0])
+            self._was_alone, self._alone = True, number
+            return {**starts, number: parts[number].last[0] + 1}
+        self._was_alone = False
+        cuts = {number: _end(parts[number], taken[number], ends[number]) for number in parts}
+        return {**starts, **cuts}
+
+    def _part(self, number: int, start: int) -> _Part:
+        part = self._parts.get(number)
+        if part is None or part.begin > start:
+            part = self._parts[number] = _Part(start, start)
+        part.begin_at(start)
+        return part
+
+    def _shared_out(
+        self, parts: Mapping[int, _Part], ends: Mapping[int, int], rows: int
+    ) -> dict[int, int]:
+        """How many messages the batch takes of each partition; at least one where there is one."""
+        taken = dict.fromkeys(parts, 0)
+        active = list(parts)
+        left = rows
+        while active and left > 0:
+            share = max(1, left // len(active))
+            unsated = []
+            for number in active:
+                part, wanted = parts[number], taken[number] + share
+                self._look(number, part, ends[number], wanted, _MAX_KEPT // len(parts))
+                more = min(wanted, part.ready) - taken[number]
+                taken[number] += more
+                left -= more
+                if more == share:
+                    unsated.append(number)
+            active = unsated
+        return taken
+
+    def _look(self, number: int, part: _Part, end: int, wanted: int, kept: int) -> None:
+        """Read on until so many messages are ready, a last delivery waits, or the log ends."""
+        if part.last or part.ready >= wanted or part.position >= end:
+            return
+        for records in self._read(LogRange(self._topic, number, part.position, end)):
+            for record in records:
+                if len(part.own) >= max(wanted, kept):
+                    part.position = record.offset()
+                    return
+                if self._is_own(record):
+                    part.own.append(record.offset())
+                    if self._is_last(record):
+                        part.last.append(record.offset())
+            part.position = records[-1].offset() + 1
+            if part.last or part.ready >= wanted:
+                return
+        part.position = end
+
+
+def _end(part: _Part, taken: int, end: int) -> int:
+    if taken < len(part.own) or part.position < end:
+        return part.own[taken - 1] + 1 if taken else part.begin
+    # Other queues' messages alone are no batch, but they are not looked at again and again.
+    return end if taken or end - part.begin > _MAX_SKIPPED else part.begin
