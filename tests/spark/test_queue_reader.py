@@ -13,7 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    NewTopic,
+)
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import (
     ArrayType,
@@ -49,6 +52,7 @@ _KINDS: dict[str, Any] = {
         StructType([StructField("key", StringType()), StructField("value", BinaryType())])
     ),
 }  # fmt: skip
+OPTIONS = {"view": "messages", "queue": "emails", "acknowledge": "true"}
 SCHEMA = StructType([StructField(n, _KINDS[kind]) for n, kind in columns_of("messages", False)])
 
 
@@ -59,8 +63,7 @@ def logs(bootstrap: str, namespace: str) -> Logs:
 
 @pytest.fixture
 def reader(logs: Logs) -> Iterator[QueueReader]:
-    options = {"view": "messages", "queue": "emails", "acknowledge": "true"}
-    made = QueueReader(parse_source_options(options, logs.config), SCHEMA)
+    made = QueueReader(parse_source_options(OPTIONS, logs.config), SCHEMA)
     yield made
     made.stop()
 
@@ -71,6 +74,11 @@ def plan(reader: QueueReader, start: Any = None) -> tuple[Any, list[QueuePartiti
     end = reader.latestOffset(begin, ReadMaxRows(100))
     tasks = [task for task in reader.partitions(begin, end) if isinstance(task, QueuePartition)]
     return end, tasks
+
+
+def tasks_of(reader: QueueReader, start: Any, end: Any) -> list[QueuePartition]:
+    """Of a batch that was planned before."""
+    return [each for each in reader.partitions(start, end) if isinstance(each, QueuePartition)]
 
 
 def rows(reader: QueueReader, tasks: list[QueuePartition]) -> list[dict[str, Any]]:
@@ -264,9 +272,9 @@ def test_what_workers_did_while_spark_stood_still_is_not_done_again(
     try:
         planned, tasks = plan(restarted, stopped)
         assert offsets(rows(restarted, tasks)) == [4]
-        again = QueueReader(reader.options, SCHEMA)
-        repeated = [t for t in again.partitions(stopped, planned) if isinstance(t, QueuePartition)]
-        again.stop()
+        restarted.stop()
+        restarted = QueueReader(reader.options, SCHEMA)
+        repeated = tasks_of(restarted, stopped, planned)
         assert offsets(rows(restarted, repeated)) == [4], "also when the batch is repeated"
         logs.send(1, key=b"emails")
         _, tasks = plan(restarted, planned)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
-from tests.integration.tracker_logs import Logs, read_topic
+from tests.integration.tracker_logs import Logs, read_topic, wait_until
 
 from kafkamq.clients.groups import group_of
-from kafkamq.errors import ConfigError
+from kafkamq.errors import ConfigError, FencedError
 from kafkamq.spark import ack, map_messages, read_queue, register
 from kafkamq.types import MarkerType, MessageId, Nack, Outcome, Reject
 
@@ -319,6 +319,36 @@ def test_a_frame_that_is_read_again_is_not_started_after_its_verdicts(
     assert counts == [3, 3]
     assert starts(logs) == Counter({(0, n): 2 for n in range(3)})
     assert all(ends == [("ACK", "")] for ends in verdicts(logs).values())
+
+
+def test_the_later_of_two_queries_on_a_queue_goes_on(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    """They have nothing in common but the queue; each message is handed out by one of them."""
+    seen: list[tuple[str, int]] = []
+
+    def start(name: str) -> AckQuery:
+        def keep(frame: DataFrame, batch: int) -> None:
+            seen.extend((name, row.offset) for row in frame.collect())
+
+        rows = read_queue(spark, "emails")
+        return ack(rows, checkpoint=f"{checkpoint}/{name}", each_batch=keep, trigger_s=0.1)
+
+    logs.send(2, key=b"emails")
+    earlier = start("earlier")
+    try:
+        wait_until(lambda: committed(logs, "emails")[0] == 2, timeout_s=120)
+        later = start("later")
+        try:
+            with pytest.raises(FencedError, match=r"^queue 'emails': another query .*this one end"):
+                earlier.wait(120)
+            logs.send(3, key=b"emails")
+            wait_until(lambda: committed(logs, "emails")[0] == 5, timeout_s=120)
+        finally:
+            later.stop()
+    finally:
+        earlier.stop()
+    assert sorted(seen) == [("earlier", 0), ("earlier", 1), *(("later", n) for n in (2, 3, 4))]
 
 
 def test_what_cannot_work_is_said(spark: SparkSession, logs: Logs, checkpoint: str) -> None:

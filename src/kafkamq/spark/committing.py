@@ -2,9 +2,13 @@
 
 Rows go to slots by their messages' places, and the number of slots is fixed in the checkpoint: so
 all rows of a message, its END among them, are in one transaction, and a repeated batch finds each
-message in the slot where it was. The transaction also commits which batch it was (a ledger). A slot
-whose batch the ledger holds is not written again, but its ENDs are: a repeated batch may have
-STARTed the messages anew.
+message in the slot where it was. The transaction also commits which batch it was (a ledger), of
+which plan, and a digest of its messages. A slot whose batch the ledger holds with these messages is
+not written again, but its ENDs are: a repeated batch may have STARTed the messages anew.
+
+The rows of a repeated batch may be others than before: a table that they are joined with has
+changed. Then the log tells, message by message: one with a verdict had it in the transaction that
+the ledger speaks of, and its output; one without was STARTed anew, and had no output.
 
 A transaction begins when its rows are ready, and ENDs come last: while it is open, nobody reads on
 in the partitions that it has written.
@@ -13,7 +17,7 @@ in the partitions that it has written.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +30,9 @@ from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.grouping import group_key
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.reading import log_reader
-from kafkamq.spark.tokens import NACKED
+from kafkamq.spark.tokens import NACKED, AckToken, decode_token
 from kafkamq.spark.verdicts import ACK_COLUMNS, AckSettings, End, find_late, read_verdicts
+from kafkamq.wire.ledger import Position
 from kafkamq.wire.partitions import key_partition
 
 if TYPE_CHECKING:
@@ -69,6 +74,14 @@ class CommitSettings:
     def key(self, slot: int) -> LedgerKey:
         """The ledger of a slot."""
         return _key(self.ack.config, self.engine, slot)
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A row of output, and whose it is."""
+
+    token: AckToken
+    record: Record
 
 
 def _key(config: ServiceConfig, engine: str, slot: int) -> LedgerKey:
@@ -142,7 +155,7 @@ def _commit(
     records = _records(rows, settings)
     for tried in range(_TRIES):
         try:
-            is_written = _transact(number, records, ends, settings, batch)
+            written = _transact(number, records, ends, settings, batch)
             break
         except (TransactionAbortedError, OutcomeUnknownError) as error:
             if not error.is_retriable or tried == _TRIES - 1:
@@ -152,8 +165,8 @@ def _commit(
     places = [f"{token.message_id.partition}/{token.message_id.offset}" for token in late]
     return {
         "ends": len(ends),
-        "written": 0 if is_written else len(records),
-        "skipped": len(records) if is_written else 0,
+        "written": written,
+        "skipped": len(records) - written,
         "late": len(late),
         "places": places[:_MAX_NAMED],
     }
@@ -161,42 +174,69 @@ def _commit(
 
 def _transact(
     number: int,
-    records: Sequence[Record],
+    records: Sequence[_Output],
     ends: Sequence[End],
     settings: CommitSettings,
     batch: int,
-) -> bool:
-    """One transaction; returns whether the ledger held the slot's output already."""
-    digest = _digest(ends)
+) -> int:
+    """One transaction; returns how many rows of output are in it."""
     config = settings.ack.config
     # A ledger of its own for each batch: workers take turns, and a producer that was kept could
     # have been fenced by the worker that had the slot in between.
     ledger = Ledger(config, settings.key(number), engine=settings.engine, epoch=settings.epoch)
     try:
-        last = ledger.open()
-        is_written = last is not None and last.batch >= batch
-        if last is not None and is_written and (last.batch, last.source_hash) != (batch, digest):
-            raise StateError(
-                f"checkpoint older than its ledger: slot {number} of {last.engine} has written "
-                f"batch {last.batch} ({last.source_hash}), the query is at batch {batch} "
-                f"({digest}); restore the newest checkpoint, or start with an empty one"
-            )
+        is_written = _is_written(ledger.open(), ends, settings, batch, number)
+        output = [each.record for each in records if not is_written(each.token)]
         ledger.begin()
-        if not is_written:
-            for record in records:
-                ledger.producer.produce(record, timeout_s=_TIMEOUT_S)
+        for record in output:
+            ledger.producer.produce(record, timeout_s=_TIMEOUT_S)
+        if output:
             ledger.producer.flush()
         for end in ends:
-            if is_written and end.token.start_offset == NACKED:
+            if is_written(end.token) and end.token.start_offset == NACKED:
                 continue  # an ack now would be one without its output, which is not written again
             partition, key, value = end.record
             ledger.producer.produce(
                 (config.marker_topic, partition, key, value, ()), timeout_s=_TIMEOUT_S
             )
-        ledger.commit(batch + 1, batch=batch, rows_done=len(records), source_hash=digest)
+        ledger.commit(
+            batch + 1,
+            batch=batch,
+            rows_done=len(records),
+            source_hash=" ".join((_digest(ends), *_plans(ends))),
+        )
     finally:
         ledger.close()
-    return is_written
+    return len(output)
+
+
+def _is_written(
+    last: Position | None, ends: Sequence[End], settings: CommitSettings, batch: int, number: int
+) -> Callable[[AckToken], bool]:
+    """Whether an earlier transaction has a message's output, as the slot's ledger and the log say.
+
+    Raises:
+        StateError: The ledger is of a later batch, or of another one with this number.
+    """
+    if last is None or last.batch < batch:
+        return lambda token: False
+    digest, *plans = last.source_hash.split(" ")
+    if last.batch == batch and digest == _digest(ends):
+        return lambda token: True
+    is_same = last.batch == batch and not set(plans).isdisjoint(_plans(ends))
+    if not is_same or last.epoch == settings.epoch:  # else its tokens are older than the ledger
+        raise StateError(
+            "checkpoint older than its ledger, or rows that changed while the query ran: slot "
+            f"{number} of {last.engine} has written batch {last.batch} ({last.source_hash}), the "
+            f"query is at batch {batch} ({_digest(ends)}); start the query again, and if that "
+            "repeats restore the newest checkpoint, or start with an empty one"
+        )
+    return lambda token: token.start_offset < 0  # ENDED or NACKED when it was read again
+
+
+def _plans(ends: Sequence[End]) -> list[str]:
+    """The plans of a batch: one, but with several queues in a query."""
+    return sorted({end.token.plan for end in ends} - {""})
 
 
 def _digest(ends: Sequence[End]) -> str:
@@ -205,7 +245,7 @@ def _digest(ends: Sequence[End]) -> str:
     return f"{len(ends)}:{total & (1 << 64) - 1:016x}"
 
 
-def _records(rows: Sequence[Mapping[str, Any]], settings: CommitSettings) -> list[Record]:
+def _records(rows: Sequence[Mapping[str, Any]], settings: CommitSettings) -> list[_Output]:
     """The output.
 
     Raises:
@@ -213,7 +253,7 @@ def _records(rows: Sequence[Mapping[str, Any]], settings: CommitSettings) -> lis
     """
     reader = log_reader(settings.ack.config)
     counts: dict[str, int] = {}
-    records: list[Record] = []
+    records: list[_Output] = []
     for row in rows:
         key, value = row["key"], row["value"]
         if value is None:
@@ -227,5 +267,6 @@ def _records(rows: Sequence[Mapping[str, Any]], settings: CommitSettings) -> lis
         if partition is None:
             partition = -1 if key is None else key_partition(key, counts[topic])
         headers = tuple((each["key"], each["value"]) for each in row["headers"] or ())
-        records.append((topic, partition, key, value, headers))
+        token = decode_token(row["ack_token"])
+        records.append(_Output(token, (topic, partition, key, value, headers)))
     return records

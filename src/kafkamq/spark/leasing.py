@@ -38,6 +38,7 @@ from kafkamq.errors import ConfigError, KafkaMQError, StateError
 from kafkamq.spark.backlog import Backlog
 from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
+from kafkamq.spark.queue_owner import QueueOwner
 from kafkamq.spark.reading import LogRange, LogReader, Record, log_reader
 from kafkamq.spark.starting import (
     BATCH,
@@ -45,7 +46,6 @@ from kafkamq.spark.starting import (
     StartPlan,
     identity_of,
     read_started,
-    routes_of,
 )
 from kafkamq.spark.streaming import StreamOffsets, StreamReader
 from kafkamq.types import MessageId
@@ -64,6 +64,8 @@ MAX_ROWS = 10_000
 
 RENEWALS_PER_TIMEOUT = 3  # R7
 _MARKERS = ":markers"  # {marker partition: its end when the batch was planned}
+_PLAN = ":plan"  # {queue: what tells this batch from another one of its number}
+_PLAN_BYTES = 4
 _FROM = ":from"  # {partition: where the batch begins, if that is behind the last one's end}
 _FACTS_S = 5.0
 _DEFAULT_MAX_BYTES = "1048588"
@@ -170,6 +172,7 @@ class QueueReader(StreamReader):
         self._facts_of: _Facts | None = None
         self._asked_s = 0.0  # monotonic; when the facts were asked for
         self._is_checked = False
+        self._owner = QueueOwner(options.config, options.queue_id)
         self._gained_s: float | None = None  # monotonic; when it planned its first batch
         self._own = join_key(options.queue_id)
         self._prefix = self._own + b"\0"
@@ -200,6 +203,7 @@ class QueueReader(StreamReader):
         if found[topic] == start.get(topic):
             return {name: dict(values) for name, values in start.items()}
         ends = marker_log(self.options.config).ends(range(self._facts().marker_partitions))
+        found[_PLAN] = {self.options.queue_id: secrets.token_hex(_PLAN_BYTES)}
         found[_MARKERS] = {str(number): at for number, at in ends.items()}
         if self._moved_on:
             found[_FROM] = {str(number): at for number, at in self._moved_on.items()}
@@ -255,25 +259,32 @@ class QueueReader(StreamReader):
         wanted = self._ranges(start, end)
         begins = {int(number): int(at) for number, at in end.get(_MARKERS, {}).items()}
         plan = StartPlan(
-            consumer_id=BATCH + secrets.token_hex(12),
+            consumer_id=self._consumer_id(end),
             topic_id=facts.topic_id,
-            marker_partitions=facts.marker_partitions,
+            # Where the STARTs of an earlier run are, whatever was added meanwhile (R26).
+            marker_partitions=len(begins) or facts.marker_partitions,
+            markers_now=facts.marker_partitions,
             max_marker_bytes=facts.max_marker_bytes,
             marker_ends=begins,
             is_repeated=not is_new,
         )
-        routes = {route for each in wanted for route in routes_of(each, facts.marker_partitions)}
+        routes = {route for each in wanted for route in plan.routes(each)}
         if routes:
             self._keep_alive = KeepAlive(
                 marker_log(self.options.config),
                 plan.consumer_id,
                 routes,
                 self._acknowledge.redelivery_timeout_ms,
-                self._named(wanted, facts),
+                self._named(wanted, plan),
             )
         return [QueuePartition(each, plan) for each in wanted]
 
-    def _named(self, wanted: Sequence[LogRange], facts: _Facts) -> _Named:
+    def _consumer_id(self, end: StreamOffsets) -> str:
+        """Of this run of a batch alone (R7); its plan is the same in all runs."""
+        plan = str(end.get(_PLAN, {}).get(self.options.queue_id, ""))
+        return f"{BATCH}{plan}{'-' if plan else ''}{secrets.token_hex(12)}"
+
+    def _named(self, wanted: Sequence[LogRange], plan: StartPlan) -> _Named:
         if self._gained_s is None:
             self._gained_s = time.monotonic()
 
@@ -284,11 +295,11 @@ class QueueReader(StreamReader):
                     for records in reader.read(each, skips_lost=True):
                         for record in records:
                             if self._is_own(record):
-                                yield identity_of(record, facts.topic_id)
+                                yield identity_of(record, plan.topic_id)
             finally:
                 reader.close()
 
-        return _Named(ids, facts.marker_partitions, self._gained_s + NEW_PARTITION_MS / 1000)
+        return _Named(ids, plan.marker_partitions, self._gained_s + NEW_PARTITION_MS / 1000)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a worker."""
@@ -309,12 +320,14 @@ class QueueReader(StreamReader):
     def stop(self) -> None:
         """The query ends."""
         self._renew_no_more()
+        self._owner.close()
 
     # ---- the cluster
 
     def _check(self) -> None:
-        """Once in this process's life: topics that will do (R23), and no worker beside us."""
+        """No query started later; at first: topics that will do (R23), no worker beside us."""
         if self._is_checked:
+            self._owner.check()
             return
         config = self.options.config
         require_topics(config, max_lease_ms=self._acknowledge.max_lease_ms)
@@ -325,6 +338,7 @@ class QueueReader(StreamReader):
                     f"queue {self.options.queue_id!r} has live workers (group {group}): Spark "
                     "reads all of a queue, and both would hand out the same messages; stop them"
                 )
+        self._owner.take()
         self._is_checked = True
 
     def _facts(self) -> _Facts:

@@ -45,8 +45,8 @@ __all__ = ["AckQuery", "Acknowledged", "ack", "read_queue"]
 _log = logging.getLogger(__name__)
 
 EachBatch = Callable[["DataFrame", int], "DataFrame | None"]
-"""Writes a batch's output, idempotently by its number; returns rows with verdicts, or None: all
-are acknowledged."""
+"""Writes a batch's output, idempotently by the messages' origins; returns rows with verdicts, or
+None: all are acknowledged."""
 
 
 def read_queue(
@@ -172,8 +172,9 @@ def ack(
             Kafka in the transaction of the ENDs: exactly once for ``read_committed`` readers. The
             topic of rows that name none.
         each_batch: Called with each batch and its number before the ENDs: writes the output to
-            another place, so that a second call with the same number replaces what the first one
-            wrote. What it returns has the verdicts; None: all rows are acknowledged.
+            another place. A message may come again in a later batch, as a copy with the same
+            ``origin_`` columns; docs/spark.md has a recipe that writes it once. What it returns
+            has the verdicts; None: all rows are acknowledged.
         backoff: Delay of a nack that names none.
         slots: Transactions of a batch, with ``topic``; fixed with the checkpoint. None: one for
             each core.

@@ -121,9 +121,14 @@ class LogReader:
             try:
                 return self._offsets_once(topic, partitions, which, timeout_s)
             except BrokerError as error:
-                if not error.is_retriable or time.monotonic() > deadline_s:
+                is_added = error.code == "_UNKNOWN_PARTITION" and self._knows_now(topic, partitions)
+                if not (is_added or error.is_retriable) or time.monotonic() > deadline_s:
                     raise
             time.sleep(_RETRY_S)
+
+    def _knows_now(self, topic: str, partitions: Sequence[int]) -> bool:
+        """Ask anew: partitions that were added are unknown to a client for minutes."""
+        return self.partition_count(topic) > max(partitions)
 
     def _offsets_once(
         self, topic: str, partitions: Sequence[int], which: int, timeout_s: float

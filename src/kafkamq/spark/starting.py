@@ -48,7 +48,6 @@ __all__ = [
     "StartPlan",
     "identity_of",
     "read_started",
-    "routes_of",
 ]
 
 BATCH = "spark-"  # begins the consumer_id of every batch: others are workers'
@@ -65,10 +64,15 @@ class StartPlan:
 
     consumer_id: str  # of this batch alone (R7)
     topic_id: bytes
-    marker_partitions: int
+    marker_partitions: int  # when the batch was planned: where its STARTs go (R26)
+    markers_now: int  # partitions may have been added since: where workers' STARTs go
     max_marker_bytes: int
     marker_ends: dict[int, int]  # by marker partition, when the batch was planned
     is_repeated: bool  # planned by another process than this driver's
+
+    def routes(self, wanted: LogRange) -> set[int]:
+        """The marker partitions where something may be said of a range's messages (R26)."""
+        return _routes(wanted, self.marker_partitions) | _routes(wanted, self.markers_now)
 
 
 class QueuePartition(RangePartition):
@@ -79,8 +83,7 @@ class QueuePartition(RangePartition):
         self.plan = plan
 
 
-def routes_of(wanted: LogRange, marker_partitions: int) -> set[int]:
-    """The marker partitions of a range's messages (R26)."""
+def _routes(wanted: LogRange, marker_partitions: int) -> set[int]:
     chunks = range(wanted.start // CHUNK_OFFSETS, (wanted.end - 1) // CHUNK_OFFSETS + 1)
     return {
         marker_partition(wanted.partition, chunk * CHUNK_OFFSETS, marker_partitions)
@@ -139,7 +142,7 @@ class _Row:
 class _History:
     """What the log says of the messages of a repeated range, by their offsets."""
 
-    started: set[int] = field(default_factory=set)
+    started: dict[int, int] = field(default_factory=dict)  # message offset -> marker partition
     verdicts: dict[int, bool] = field(default_factory=dict)  # message offset -> only nacks
     # Message offset -> offset of a tracker's END, or of a worker's ACK.
     settled: dict[int, int] = field(default_factory=dict)
@@ -210,7 +213,7 @@ class _Starter:
         """
         history = self._history
         offsets = {row.message_id.offset for row, _ in started}
-        if not self._plan.is_repeated and history.started.isdisjoint(offsets):
+        if not self._plan.is_repeated and history.started.keys().isdisjoint(offsets):
             return list(started)  # for the first time: nothing else can have been said of them
         # Up to the STARTs, beyond whatever transaction is still open there.
         behind: dict[int, int] = {}
@@ -247,10 +250,13 @@ class _Starter:
         timestamp_ms = record.timestamp()[1]
         origin = headers.origin
         one = identity_of(record, self._plan.topic_id)
+        route = self._history.started.get(one.offset)  # its markers stay together (R26)
+        if route is None:
+            route = marker_partition(one.partition, one.offset, self._plan.marker_partitions)
         return _Row(
             record,
             one,
-            marker_partition(one.partition, one.offset, self._plan.marker_partitions),
+            route,
             headers.delivery_count,
             expires_at_ms(headers.ttl_ms, timestamp_ms if origin is None else origin.timestamp_ms),
         )
@@ -318,7 +324,7 @@ class _Starter:
     ) -> dict[int, int]:
         """Read on in the markers of this range, by default to their ends; returns how far."""
         if ends is None:
-            ends = self._log.ends(sorted(routes_of(self._wanted, self._plan.marker_partitions)))
+            ends = self._log.ends(sorted(self._plan.routes(self._wanted)))
         for route, end in ends.items():
             begin = begins.get(route, 0)
             trackers = self._history.trackers
@@ -327,17 +333,17 @@ class _Starter:
                 is_log_time = kind == TIMESTAMP_LOG_APPEND_TIME
                 tracker.apply(offset, timestamp_ms if is_log_time else -1, marker)
                 if marker is not None:
-                    self._note(offset, marker)
+                    self._note(route, offset, marker)
         return ends
 
-    def _note(self, offset: int, marker: Marker) -> None:
+    def _note(self, route: int, offset: int, marker: Marker) -> None:
         wanted, history, one = self._wanted, self._history, marker.message_id
         if one is None or marker.of_schedule or one.partition != wanted.partition:
             return
         if one.topic_id != self._plan.topic_id or not wanted.start <= one.offset < wanted.end:
             return
         if marker.type is MarkerType.START:
-            history.started.add(one.offset)
+            history.started.setdefault(one.offset, route)
         elif marker.type is not MarkerType.END:
             return
         elif marker.outcome in _SETTLED:

@@ -13,6 +13,7 @@ ENDED = -1  # as start_offset: the message has its verdict and was not STARTed a
 NACKED = -2  # so, and the verdict was a nack
 
 _VERSION = "1"
+_PLANNED = 3  # parts of a consumer_id that names its batch's plan
 _SHOWN = 40
 
 
@@ -27,6 +28,12 @@ class AckToken:
     timeout_ms: int  # redelivery timeout
     start_offset: int  # or ENDED, NACKED
     start_ms: int  # of the broker
+
+    @property
+    def plan(self) -> str:
+        """Of its batch, the same in all runs of it; empty: an earlier release planned it."""
+        parts = self.consumer_id.split("-")
+        return parts[1] if len(parts) == _PLANNED else ""
 
     def encode(self) -> str:
         """As the text in column ``ack_token``."""

@@ -1,0 +1,187 @@
+"""Several runs of queries on one queue: one takes over from another, or repeats its batch.
+
+The parts are called as Spark calls them; a broker, but no Spark.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    NewPartitions,
+    NewTopic,
+)
+from pyspark.sql.streaming.datasource import ReadMaxRows
+from tests.integration.tracker_logs import Logs, read_topic, wait_until
+from tests.spark.test_queue_reader import (
+    OPTIONS,
+    SCHEMA,
+    end,
+    identity,
+    offsets,
+    plan,
+    rows,
+    tasks_of,
+)
+
+from kafkamq.errors import FencedError, StateError
+from kafkamq.spark.committing import CommitSettings, commit_slots
+from kafkamq.spark.leasing import QueueReader
+from kafkamq.spark.options import parse_source_options
+from kafkamq.spark.queue_owner import QueueOwner
+from kafkamq.spark.verdicts import AckSettings
+from kafkamq.types import Outcome
+from kafkamq.wire.partitions import marker_partition
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def logs(bootstrap: str, namespace: str) -> Logs:
+    return Logs(bootstrap, namespace)
+
+
+@pytest.fixture
+def reader(logs: Logs) -> Iterator[QueueReader]:
+    made = QueueReader(parse_source_options(OPTIONS, logs.config), SCHEMA)
+    yield made
+    made.stop()
+
+
+def test_a_later_start_takes_over_and_the_earlier_one_ends(logs: Logs, reader: QueueReader) -> None:
+    """Whatever their checkpoints; a queue of another name is none of their business."""
+    logs.send(2, key=b"emails")
+    planned, tasks = plan(reader)
+    found = rows(reader, tasks)
+    end(logs, found)
+    other = parse_source_options({**OPTIONS, "queue": "others"}, logs.config)
+    beside, later = QueueReader(other, SCHEMA), QueueReader(reader.options, SCHEMA)
+    try:
+        plan(beside)
+        assert reader.latestOffset(planned, ReadMaxRows(100)) == planned
+        logs.send(1, key=b"emails")
+        after, tasks = plan(later)
+        assert offsets(rows(later, tasks)) == [2], "the earlier one has committed the others"
+        text = r"^queue 'emails': another query started on it later \(epoch 2, .*; ours is 1\)"
+        for _ in range(2):
+            with pytest.raises(FencedError, match=text):
+                reader.latestOffset(planned, ReadMaxRows(100))
+        with pytest.raises(FencedError, match=text):
+            reader.partitions(planned, after)
+        assert later.latestOffset(after, ReadMaxRows(100)) == after
+    finally:
+        beside.stop()
+        later.stop()
+
+
+def is_latest(owner: QueueOwner) -> bool:
+    try:
+        owner.check()
+    except FencedError:
+        return False
+    return True
+
+
+def test_of_queries_that_start_at_one_moment_one_is_left(logs: Logs) -> None:
+    owners = [QueueOwner(logs.config, "emails") for _ in range(3)]
+    try:
+        with ThreadPoolExecutor(len(owners)) as pool:
+            list(pool.map(QueueOwner.take, owners))
+        left = [owner for owner in owners if is_latest(owner)]
+        assert len(left) == 1
+        admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+        group = left[0]._key.transactional_id
+        admin.delete_consumer_groups([group])[group].result(30)
+        left[0].check()  # Kafka forgets what was committed long ago: that is no later start
+        left[0].check()
+    finally:
+        for owner in owners:
+            owner.close()
+
+
+def test_markers_are_sought_where_they_were_written_when_partitions_are_added(
+    logs: Logs, reader: QueueReader
+) -> None:
+    """R26: a range that is read again behind their growth, with what workers said since."""
+    logs.send(4, key=b"emails")
+    begin = reader.initialOffset()
+    planned, tasks = plan(reader, begin)
+    rows(reader, tasks)
+    reader.stop()
+    messages = [identity(logs, offset) for offset in range(4)]
+    logs.end(messages[0], outcome=Outcome.REDELIVERED, consumer="engine")
+    before = logs.place(messages[0])
+    more = next(n for n in range(3, 40) if marker_partition(0, 0, n) != before)
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    topic = logs.config.marker_topic
+    admin.create_partitions([NewPartitions(topic, more)])[topic].result(30)
+    wait_until(lambda: len(logs._producer.list_topics(topic).topics[topic].partitions) == more)
+    logs.marker_partitions = more
+    logs.start(messages[1], key=b"emails", consumer="worker")  # a worker that knows of them
+    logs.end(messages[1], consumer="worker")
+    restarted = QueueReader(reader.options, SCHEMA)
+    try:
+        repeated = tasks_of(restarted, begin, planned)
+        assert repeated[0].plan.markers_now == more
+        found = rows(restarted, repeated)
+        assert offsets(found) == [2, 3]
+        end(logs, found)
+        assert offsets(rows(restarted, repeated)) == [2, 3]
+    finally:
+        restarted.stop()
+    places: dict[int, set[int | None]] = {}
+    for record, marker in logs.markers():
+        if marker.message_id is not None and marker.consumer_id.startswith("spark-"):
+            places.setdefault(marker.message_id.offset, set()).add(record.partition())
+    assert places[2] == places[3] == {before}, "one message's markers share a partition"
+
+
+def test_a_repeated_batch_may_have_other_rows(logs: Logs, reader: QueueReader) -> None:
+    """A join with a table that has gained a row, and lost one: the log tells per message."""
+    out = f"{logs.config.namespace}-out"
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    admin.create_topics([NewTopic(out, 1, 1)])[out].result(30)
+    logs.send(4, key=b"emails")
+    begin = reader.initialOffset()
+    planned, _ = plan(reader, begin)
+    columns = dict.fromkeys(("verdict", "delay", "reason", "headers", "partition", "topic", "key"))
+
+    def run(matched: set[int], epoch: int, batch: int = 0) -> tuple[int, int]:
+        """A start of the query that repeats the batch; rows that were written, and skipped."""
+        settings = CommitSettings(
+            ack=AckSettings(config=logs.config), topic=out, engine="joins", epoch=epoch, slots=1
+        )
+        restarted = QueueReader(reader.options, SCHEMA)
+        try:
+            found = rows(restarted, tasks_of(restarted, begin, planned))
+        finally:
+            restarted.stop()
+        output = [
+            {**columns, "ack_token": row["ack_token"], "value": b"%d" % row["offset"], "_slot": 0}
+            for row in found
+            if row["offset"] in matched
+        ]
+        (done,) = commit_slots(iter([pa.RecordBatch.from_pylist(output)]), settings, batch)
+        result = done.to_pylist()[0]
+        return result["written"], result["skipped"]
+
+    assert run({0, 1}, 1) == (2, 0)
+    assert run({1, 2}, 2) == (1, 1)
+    assert run({0, 1, 2, 3}, 3) == (1, 3)
+    assert run({0, 1, 2, 3}, 3) == (0, 4)
+    assert Counter(each.value() for each in read_topic(logs.bootstrap, out)) == Counter(
+        b"%d" % number for number in range(4)
+    )
+    with pytest.raises(StateError, match="rows that changed while the query ran"):
+        run({0}, 3)
+    # An older copy of the checkpoint plans another batch of that number.
+    logs.send(1, key=b"emails")
+    begin, (planned, _) = planned, plan(reader_again := QueueReader(reader.options, SCHEMA))
+    reader_again.stop()
+    with pytest.raises(StateError, match="checkpoint older than its ledger"):
+        run({4}, 4)
