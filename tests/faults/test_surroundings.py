@@ -7,8 +7,19 @@ import time
 from pathlib import Path
 
 import pytest
+from confluent_kafka import TopicPartition
 from tests.faults.stage import Stage
+from tests.integration.queue_logs import (
+    die,
+    ends,
+    make_service,
+    receive_all,
+    tracked,
+    wait_until,
+)
 
+from kafkamq.clients.admin import Admin
+from kafkamq.clients.groups import group_of
 from kafkamq.dev import Listener, LocalKafka, cache_dir_from, java_from
 from kafkamq.errors import KafkaMQError
 from kafkamq.testing.faults import (
@@ -18,6 +29,7 @@ from kafkamq.testing.faults import (
     why_no_clock,
     why_no_network,
 )
+from kafkamq.types import Outcome
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -113,3 +125,51 @@ def test_a_slow_link(namespace: str, tmp_path: Path) -> None:
     report.require_ok(f"seed {stage.seed}: ")
     assert report.sent == 3000
     assert link.connections > 5
+
+
+def test_groups_expire(namespace: str) -> None:
+    """Kafka drops what empty groups committed, queues' and trackers'; nothing acked comes again.
+
+    A worker has closed, another one was killed with messages in its hands, and no tracker ran.
+    """
+    properties = {
+        "offsets.retention.minutes": "1",
+        "offsets.retention.check.interval.ms": "1000",
+    }
+    with (
+        LocalKafka(properties=properties, **FROM_ENVIRONMENT) as kafka,
+        make_service(kafka.bootstrap_servers, namespace) as service,
+        Admin(service.config) as admin,
+    ):
+        producer = service.queue("a").producer()
+        for number in range(100):
+            producer.send(b"%d" % number)
+        producer.flush()
+        queue = service.queue("a", redelivery_timeout=2.0)
+        with tracked(service.config):
+            with queue.consumer() as consumer:
+                for message in receive_all(consumer, 50):
+                    message.ack()
+            wait_until(lambda: len(ends(service.config, Outcome.ACK)) == 50)
+        worker = queue.consumer()
+        held = receive_all(worker, 30)
+        for message in held[10:]:
+            message.ack(wait=True)
+        die(worker)
+        config = service.config
+        asked = [
+            (group_of(config, "a"), TopicPartition(config.message_topic, 0)),
+            (f"kafkamq.{config.marker_topic}.0", TopicPartition(config.marker_topic, 0)),
+        ]
+        wait_until(lambda: all(each.offset < 0 for each in admin.committed(asked)), timeout_s=180.0)
+        seen: list[bytes | None] = []
+        with tracked(config), queue.consumer() as consumer:
+            while len(seen) < 30:
+                (message,) = receive_all(consumer, 1)
+                message.ack()
+                seen.append(message.payload)
+            assert consumer.receive(5.0) is None
+        acked = {message.payload for message in held[10:]}
+        assert len(set(seen)) == 30
+        assert acked.isdisjoint(seen)
+        assert {message.payload for message in held[:10]} <= set(seen)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as Record
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from tests.integration.tracker_logs import read_topic, wait_until
@@ -21,6 +22,7 @@ from kafkamq.wire.markers import decode_marker
 __all__ = [
     "MarkerRecord",
     "dead_letters",
+    "delete_group",
     "die",
     "drain",
     "ends",
@@ -112,6 +114,22 @@ def die(consumer: Consumer) -> None:
     consumer._heart.stop()
     consumer._reader.close()
     process_gate.leave(consumer._worker.leases)  # R6: it was another process
+
+
+def delete_group(bootstrap: str, group: str) -> None:
+    """Forget what a group has committed, as Kafka does after offsets.retention.minutes."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def is_gone() -> bool:
+        try:
+            admin.delete_consumer_groups([group])[group].result(30)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.NON_EMPTY_GROUP:
+                raise
+            return False  # its members are still leaving
+        return True
+
+    wait_until(is_gone)
 
 
 def set_topic(bootstrap: str, topic: str, name: str, value: str) -> None:

@@ -17,11 +17,12 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.claim_roles import CLAIM_ACTIONS, CLAIM_ROLES
 from tests.integration.cli_tools import Commands
-from tests.integration.queue_logs import receive_all
+from tests.integration.queue_logs import delete_group, receive_all
 from tests.integration.secured import Right
 from tests.integration.tracker_logs import Logs, read_topic
 
 from kafkamq import Service
+from kafkamq.clients.groups import group_of
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.kafka.tracker import LocalTracker
 from kafkamq.types import MarkerType, Outcome
@@ -49,11 +50,17 @@ _TRACK = (
     ("group", "kafkamq.reader", "DESCRIBE"),
     ("transactional-id", "kafkamq.NS.markers.*", "WRITE"),
 )
-_WORK = (
+_RECEIVE = (
     *_LOOK,
     ("topic", "NS.messages", "READ"),
     ("topic", "NS.markers", "WRITE"),
     ("group", "kafkamq/NS/QUEUE", "READ"),
+)
+_WORK = (
+    *_RECEIVE,
+    ("topic", "NS.markers", "READ"),
+    ("topic", "NS.ledger", "READ"),
+    ("topic", "NS.ledger", "WRITE"),
 )
 ROLES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "producer": (
@@ -68,7 +75,7 @@ ROLES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "local tracker": _TRACK,
     "Spark tracker": (*_TRACK, ("topic", "NS.tracker", "READ")),
     "Spark worker": (
-        *_WORK,
+        *_RECEIVE,
         ("topic", "NS.markers", "READ"),
         ("group", "kafkamq.reader", "DESCRIBE"),
         ("topic", "NS.out", "WRITE"),
@@ -111,7 +118,7 @@ def produce(config: ServiceConfig, logs: Logs) -> None:
 
 
 def work(config: ServiceConfig, logs: Logs, *, exactly_once: bool = False) -> None:
-    """Receive, and give each verdict."""
+    """Receive, and give each verdict; then once more, when Kafka has dropped the group."""
     logs.send(3, key=b"a")
     with Service(config.bootstrap_servers, config.namespace, kafka=config.kafka) as service:
         queue = service.queue("a", exactly_once=exactly_once)
@@ -120,6 +127,16 @@ def work(config: ServiceConfig, logs: Logs, *, exactly_once: bool = False) -> No
             acked.ack(wait=True)
             nacked.nack(delay=60, wait=True)
             rejected.reject("no", wait=True)
+        delete_group(logs.bootstrap, group_of(config, "a"))
+        (sent,) = logs.send(1, key=b"a")
+        with queue.consumer() as consumer:
+            (got,) = receive_all(consumer, 1, timeout_s=WAIT_S)
+            # Without the right to read positions, what was acked comes first.
+            assert (got.message_id.partition, got.message_id.offset) == (
+                sent.partition,
+                sent.offset,
+            )
+            got.ack(wait=True)
 
 
 def load_tracker(logs: Logs) -> None:

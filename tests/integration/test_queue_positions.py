@@ -5,9 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.integration.queue_logs import make_service, receive_all, wait_until
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import TopicPartition
+from tests.integration.queue_logs import (
+    delete_group,
+    die,
+    make_service,
+    receive_all,
+    tracked,
+    wait_until,
+)
+from tests.integration.test_holes import make_anew
 
 from kafkamq.clients.admin import Admin
+from kafkamq.clients.groups import group_of
 from kafkamq.kafka import Consumer, Service
 
 
@@ -52,3 +63,96 @@ def test_a_topic_whose_id_becomes_known_is_the_same_topic(
                 send(service, "a", b"%d" % len(asked))
                 (got,) = ack_all(consumer, 1)
                 assert got not in (b"1", b"2", b"3")
+
+
+def payloads(first: int, end: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, end)]
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_what_was_acked_does_not_come_again_when_the_group_expired(
+    bootstrap: str, namespace: str, exactly_once: bool
+) -> None:
+    with make_service(bootstrap, namespace) as service:
+        queue = service.queue("a", exactly_once=exactly_once)
+        send(service, "a", *payloads(0, 100))
+        send(service, "b", *payloads(100, 150))
+        with queue.consumer() as consumer:
+            ack_all(consumer, 100)
+        delete_group(bootstrap, group_of(service.config, "a"))
+        send(service, "a", *payloads(150, 160))
+        with queue.consumer() as consumer:
+            assert sorted(ack_all(consumer, 10)) == payloads(150, 160)  # type: ignore[type-var]
+            assert consumer.receive(1.0) is None
+        with service.queue("b").consumer() as consumer:  # a new queue begins at the log's start
+            assert len(ack_all(consumer, 50)) == 50
+
+
+def test_what_a_killed_worker_had_begun_is_the_tracker_s_alone(
+    bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last positions are not in the ledger, but its STARTs are in the log."""
+    with make_service(bootstrap, namespace) as service:
+        queue = service.queue("a", redelivery_timeout=2.0)
+        send(service, "a", *payloads(0, 50))
+        worker = queue.consumer()
+        first = receive_all(worker, 20)
+        for message in first:
+            message.ack()
+        worker.flush()
+        wait_until(lambda: not worker._reader.positions._pending)
+        monkeypatch.setattr(worker._reader.positions, "write", lambda: None)
+        messages = receive_all(worker, 20)
+        for message in messages[:15]:
+            message.ack()
+        worker.flush()
+        begun = {message.payload for message in (*first, *messages)}
+        die(worker)
+        delete_group(bootstrap, group_of(service.config, "a"))
+        with tracked(service.config), queue.consumer() as consumer:
+            came: dict[bytes | None, int] = {}
+            while len(came) < 15:
+                (message,) = receive_all(consumer, 1)
+                message.ack()
+                assert message.payload not in came
+                came[message.payload] = message.delivery_count
+            consumer.flush()
+            held = {message.payload: 2 for message in messages[15:]}
+            assert came == held | {p: 1 for p in payloads(0, 50) if p not in begun}
+            assert consumer.receive(1.0) is None
+
+
+def test_a_group_of_the_version_before_is_kept_as_soon_as_it_is_known(
+    bootstrap: str, namespace: str
+) -> None:
+    """It has committed offsets, nothing is in the ledger, and its queue stays empty."""
+    with make_service(bootstrap, namespace) as service:
+        send(service, "a", *payloads(0, 10))
+        topic = service.config.message_topic
+        member = KafkaConsumer(
+            {"bootstrap.servers": bootstrap, "group.id": group_of(service.config, "a")}
+        )
+        with Admin(service.config) as admin:
+            ends = admin.log_bounds(topic, [0, 1])
+        offsets = [TopicPartition(topic, number, end) for number, (_, end) in ends.items()]
+        member.commit(offsets=offsets, asynchronous=False)
+        member.close()
+        with service.queue("a").consumer() as consumer:
+            wait_until(lambda: all(consumer._reader.positions.is_known(n) for n in (0, 1)))
+        delete_group(bootstrap, group_of(service.config, "a"))
+        send(service, "a", b"new")
+        with service.queue("a").consumer() as consumer:
+            assert ack_all(consumer, 1) == [b"new"]
+
+
+def test_a_kept_position_is_not_one_of_a_topic_made_anew(bootstrap: str, namespace: str) -> None:
+    with make_service(bootstrap, namespace, partitions=1) as service:
+        send(service, "a", *payloads(0, 10))
+        with service.queue("a").consumer() as consumer:
+            ack_all(consumer, 10)
+        make_anew(bootstrap, service.config.message_topic)
+        delete_group(bootstrap, group_of(service.config, "a"))
+    with Service(bootstrap, namespace) as service:
+        send(service, "a", *payloads(10, 30))
+        with service.queue("a").consumer() as consumer:
+            assert ack_all(consumer, 20) == payloads(10, 30)

@@ -249,6 +249,13 @@ class TestFirstStart:
         assert leases.may_hand_out(lease, T - 1)
         assert not leases.may_hand_out(lease, T)
 
+    def test_what_another_worker_started_needs_no_second_start(self) -> None:
+        leases = make()
+        leases.answered([MessageId(0, 7)])
+        assert leases.may_be_lapsed
+        assert leases.is_lapsed(MessageId(0, 7), 0)
+        assert not leases.is_lapsed(MessageId(0, 8), 10 * T)
+
     def test_a_lapsed_one_needs_no_second_start(self) -> None:
         leases, message_id = self.failed_batch()
         assert leases.is_lapsed(message_id, T)

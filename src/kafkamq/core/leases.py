@@ -194,6 +194,14 @@ class Leases:
         first = self._first_starts.get(message_id)
         return first is not None and monotonic_ms >= first.deadline_ms
 
+    def answered(self, message_ids: Iterable[MessageId]) -> None:
+        """Their STARTs are in the log, by whoever; polled again, they are lapsed (R5).
+
+        For a worker that begins at an older position than the last one that was committed.
+        """
+        for message_id in message_ids:
+            self._keep_first(message_id, _FirstStart(-1, -1, -1, -1))
+
     def start(self, message_id: MessageId, marker_partition: int) -> Lease:
         """Its START is about to be written, under ``consumer_id``."""
         log = message_id.topic_id, message_id.leader_epoch
@@ -270,9 +278,13 @@ class Leases:
         self._ended.append(lease)
 
     def _remember(self, lease: Lease) -> None:
-        self._first_starts[lease.message_id] = _FirstStart(
+        first = _FirstStart(
             lease.begin_ms, lease.deadline_ms, lease.log_begin_ms, lease.log_deadline_ms
         )
+        self._keep_first(lease.message_id, first)
+
+    def _keep_first(self, message_id: MessageId, first: _FirstStart) -> None:
+        self._first_starts[message_id] = first
         while len(self._first_starts) > MAX_REMEMBERED_STARTS:
             del self._first_starts[next(iter(self._first_starts))]
 

@@ -94,6 +94,12 @@ class Committer:
         self._pending = None
         return Commit.DONE
 
+    def ask(
+        self, consumer: KafkaConsumer, partitions: list[TopicPartition]
+    ) -> Future[list[TopicPartition]]:
+        """What is committed, behind the commits that were begun."""
+        return self._thread.submit(consumer.committed, partitions, timeout=COMMIT_TIMEOUT_S)
+
     def give_up(self) -> None:
         """Wait no more for the pending commit."""
         if self._pending is not None:

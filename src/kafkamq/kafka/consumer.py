@@ -36,6 +36,7 @@ from kafkamq.kafka.tally import WorkerTally
 from kafkamq.kafka.verdicts import Verdicts
 from kafkamq.kafka.worker import Worker
 from kafkamq.metrics.catalog import IN_FLIGHT
+from kafkamq.types import MessageId
 
 __all__ = ["Consumer"]
 
@@ -293,6 +294,8 @@ class Consumer:
             return
         self._batch = None
         ready = self._starter.finish(batch)
+        if ready:
+            self._reader.positions.started(ready[-1]._lease.log_begin_ms)
         self._tally.received(ready)
         self._ready.extend(ready)
         self._ready_count, self._ready_ms = len(self._ready), monotonic_ms()
@@ -314,6 +317,14 @@ class Consumer:
     def _is_topic_another(self) -> bool:
         """Ask whether the topic of the messages was made anew; ``_step`` sees to the rest."""
         return self._worker.namespace.ask_again() is not self._starter.facts
+
+    def _answered(self, message_ids: Sequence[MessageId]) -> None:
+        """STARTs of these are in the log: a tracker answers for them."""
+        with self._worker.lock:
+            self._worker.leases.answered(message_ids)
+
+    def _topic_id(self) -> bytes:
+        return self._starter.facts.message_topic_id
 
     def _gained(self, partitions: Sequence[int]) -> None:
         """Partitions were assigned (R7's 60 s begin)."""
@@ -339,6 +350,7 @@ class Consumer:
 
     def _tend(self) -> None:
         """From the heart: poll when the owner does not, so that the group does not wait for it."""
+        self._reader.positions.write()
         if monotonic_ms() - self._received_ms < IDLE_MS or self._closing.is_set():
             return
         if self._owner.acquire(blocking=False):
@@ -392,6 +404,7 @@ class Consumer:
                 self._worker.writer.close()
                 self._handover.close()
                 self._reader.close()
+                self._reader.positions.close()
         # Without the lock: on_lease_lost may be waiting for it, to close this consumer.
         self._verdicts.lost_leases.finish(deadline_s - time.monotonic())
         if failure is not None:

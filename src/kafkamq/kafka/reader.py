@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from time import monotonic
-from typing import Protocol
 
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -15,13 +15,16 @@ from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
 from kafkamq.clients.events import mends_itself
 from kafkamq.clients.groups import group_of
 from kafkamq.clients.records import all_headers
-from kafkamq.clients.settings import connect, consumer_settings
+from kafkamq.clients.settings import connect
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.core.intake import Intake
-from kafkamq.errors import DataLossError, KafkaMQError
+from kafkamq.errors import KafkaMQError
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.commits import Commit, Committer, is_passing
+from kafkamq.kafka.data_loss import report_loss
+from kafkamq.kafka.membership import Membership, is_eager, leave, reader_settings
 from kafkamq.kafka.message import Message
+from kafkamq.kafka.positions import Positions
 
 __all__ = ["Membership", "MessageReader", "group_of"]
 
@@ -35,23 +38,6 @@ _WAIT_S = 0.25  # one blocking wait; between two, errors are looked at
 _UNKNOWN = -1  # from what is committed
 _ANEW = -10  # from its start, whatever is committed
 _log = logging.getLogger(__name__)
-
-
-class Membership(Protocol):
-    """Who wants to know which partitions come and go; called inside ``MessageReader.poll``."""
-
-    def _gained(self, partitions: Sequence[int]) -> None:
-        """These were assigned."""
-
-    def _lost(self, partitions: Sequence[int]) -> None:
-        """These are another member's now, or nobody's."""
-
-    def _is_topic_another(self) -> bool:
-        """Ask whether the topic was made anew; if so, ``read_anew`` is called soon.
-
-        Raises:
-            BrokerError, DeadlineExceededError: It does not exist, or no broker answers.
-        """
 
 
 class MessageReader:
@@ -76,14 +62,16 @@ class MessageReader:
         self._topic = config.message_topic
         self._key = queue.queue_id.encode()
         self._prefix = self._key + b"\0"
-        self._settings = _settings(config, queue)
-        self._is_eager = _is_eager(self._settings)
+        self._settings = reader_settings(config, queue)
+        self._is_eager = is_eager(self._settings)
         self._unplaced: dict[int, int] = {}  # partition -> the position that is not in the log
         self._gained_s: dict[int, float] = {}  # partition -> when it was assigned, monotonic
         self._poll_size = MAX_POLL
         self._is_paused = False
         self._committed_ms = monotonic_ms()
         self._committer = Committer(self._topic, queue.queue_id)
+        self.positions = Positions(config, group_of(config, queue.queue_id), queue.queue_id)
+        self._asked: Future[list[TopicPartition]] | None = None  # what is committed
         self._committing: dict[int, int] = {}
         self._committing_count = 0
         self._is_skipping = False  # what is being committed is behind foreign messages alone
@@ -204,9 +192,11 @@ class MessageReader:
         self._unplaced.clear()
         self._committer.give_up()
         self._is_skipping = False
+        self._asked = None
+        self._gained_s.clear()
         old = self._consumer
         self._connect()
-        self._committer.finish(lambda: _leave(old), CLOSE_TIMEOUT_S)
+        self._committer.finish(lambda: leave(old), CLOSE_TIMEOUT_S)
         self._committer = Committer(self._topic, self._queue.queue_id)
 
     # Positions.
@@ -222,25 +212,11 @@ class MessageReader:
         if not asked:
             return
         try:
-            for found in self._consumer.committed(asked, timeout=REQUEST_TIMEOUT_S):
-                low, high = self._consumer.get_watermark_offsets(
-                    TopicPartition(self._topic, found.partition), timeout=REQUEST_TIMEOUT_S
-                )
-                position = self._unplaced[found.partition]
-                start = position if position >= 0 else found.offset
-                if found.offset < 0 <= position and self._member._is_topic_another():
-                    return  # it was deleted, and what the group had committed with it
-                if found.offset < 0 or position == _ANEW:  # its start, and commit that first
-                    start = low
-                    if not self._commit_now({found.partition: low}):
-                        return
-                    self._intake.placed(found.partition, low)
-                elif not low <= start <= high:  # else a former owner has committed meanwhile
-                    self._report_loss(found.partition, start, low, high)
-                    start = low
-                    self._intake.skipped_to(found.partition, low)
-                self._read_from(found.partition, start)
-                self._unplaced.pop(found.partition, None)
+            committed = self._consumer.committed(asked, timeout=REQUEST_TIMEOUT_S)
+            kept = self._kept([each.partition for each in committed if each.offset < 0])
+            for found in committed:
+                if not self._place_one(found.partition, found.offset, kept):
+                    return
         except KafkaException as error:
             inner = kafka_error(error)
             wrapped = broker_error(error, f"finding where to read {self._topic}")
@@ -253,6 +229,50 @@ class MessageReader:
                 "where to read is not known yet", extra={"topic": self._topic, "code": inner.name()}
             )
 
+    def _place_one(self, partition: int, committed: int, kept: Mapping[int, int]) -> bool:
+        """Read a partition from where it is to be read; False: ask again later."""
+        position = self._unplaced[partition]
+        low, high = self._consumer.get_watermark_offsets(
+            TopicPartition(self._topic, partition), timeout=REQUEST_TIMEOUT_S
+        )
+        if committed < 0 <= position and self._member._is_topic_another():
+            return False  # it was deleted, and what the group had committed with it
+        is_new = committed < 0 or position == _ANEW
+        if position == _ANEW:
+            start = low
+        elif is_new:
+            start = kept.get(partition, low)  # its start, unless Kafka dropped the group's offsets
+        else:
+            start = position if position >= 0 else committed
+        if not low <= start <= high:  # else a former owner has committed meanwhile
+            report_loss(self._config, self._queue, partition, start, low, high)
+            start = low
+            self._intake.skipped_to(partition, low)
+        elif is_new:
+            if not self._commit_now({partition: start}):
+                return False
+            self._intake.placed(partition, start)
+        self._read_from(partition, start)
+        self._unplaced.pop(partition, None)
+        return True
+
+    def _kept(self, partitions: Sequence[int]) -> dict[int, int]:
+        """Where the ledger has the group in partitions for which Kafka has nothing.
+
+        STARTs behind these places are told to the member.
+        """
+        wanted = [number for number in partitions if self._unplaced[number] != _ANEW]
+        if not wanted:
+            return {}
+        found = self.positions.find(wanted, self._member._topic_id())
+        if found:
+            _log.warning(
+                "the group's offsets are gone (offsets.retention.minutes); the ledger has them",
+                extra={"queue": self._queue.queue_id, "partitions": sorted(found)},
+            )
+            self._member._answered(self.positions.started_since(found))
+        return {number: position.offset for number, position in found.items()}
+
     def _commit_now(self, offsets: dict[int, int]) -> bool:
         """Commit and wait, bounded; False: ask again later."""
         if self._committer.is_pending:  # a batch's, which comes first
@@ -260,27 +280,29 @@ class MessageReader:
         self._committer.begin(self._consumer, offsets)
         done = self._committer.wait(REQUEST_TIMEOUT_S) is Commit.DONE
         self._committer.give_up()
+        if done:
+            self._note(offsets)
         return done
 
-    def _report_loss(self, partition: int, position: int, low: int, high: int) -> None:
-        where = f"{self._topic}[{partition}] of queue {self._queue.queue_id!r}"
-        if position < low:
-            text = (
-                f"{low - position} messages of {where} are gone: they were deleted (retention) "
-                f"before they were read; the position is {position}, the log starts at {low}"
-            )
-        else:
-            text = (
-                f"the position {position} of {where} is beyond the log's end {high}: the topic "
-                "was truncated or made anew"
-            )
-        if self._queue.on_data_loss == "raise":
-            raise DataLossError(
-                f"{text}; go on at the log's start with on_data_loss='skip', or set the offsets of "
-                f"group {group_of(self._config, self._queue.queue_id)}",
-                code="OFFSET_OUT_OF_RANGE",
-            )
-        _log.warning("messages were lost and are skipped", extra={"said": text})
+    def _note(self, offsets: Mapping[int, int]) -> None:
+        self.positions.note(offsets, self._member._topic_id())
+
+    def _note_committed(self) -> None:
+        """The ledger is to have every partition's position, also where nothing is committed anew.
+
+        A queue may be empty for as long as this worker runs, and longer.
+        """
+        asked, self._asked = self._asked, None
+        numbers = [number for number in self._gained_s if not self.positions.is_known(number)]
+        if asked is None:
+            if numbers and not self._committer.is_pending:
+                wanted = [TopicPartition(self._topic, number) for number in numbers]
+                self._asked = self._committer.ask(self._consumer, wanted)
+        elif not asked.done():
+            self._asked = asked
+        elif asked.exception() is None:
+            found = {each.partition: each.offset for each in asked.result() if each.offset >= 0}
+            self._note({number: found[number] for number in numbers if number in found})
 
     def _read_from(self, partition: int, offset: int) -> None:
         """Start fetching a partition that stands still; ``seek`` does not work on such a one."""
@@ -368,6 +390,7 @@ class MessageReader:
         """These offsets are committed, which are those of ``count`` polled records."""
         self._intake.committed(offsets, count)
         self._committed_ms = monotonic_ms()
+        self._note(offsets)
 
     @property
     def is_skipping(self) -> bool:
@@ -378,6 +401,7 @@ class MessageReader:
         """Foreign messages: by count, and by time when nothing else commits."""
         if self._is_skipping:
             self._end_skipping(0.0)
+        self._note_committed()
         skipped = self._intake.uncommitted_count
         if not skipped or self._committer.is_pending or self.is_in_transaction():
             return
@@ -443,8 +467,10 @@ class MessageReader:
         # librdkafka would remember the pause when they come back, and nobody would end it.
         consumer.resume(partitions)
         numbers = [each.partition for each in partitions]
+        self.positions.forget(numbers)
         for number in numbers:
             self._unplaced.pop(number, None)
+            self._gained_s.pop(number, None)
             self._committing.pop(number, None)  # it may come back with another's position
         self._intake.revoked(numbers)
         self._member._lost(numbers)
@@ -452,30 +478,7 @@ class MessageReader:
     def close(self) -> None:
         """Leave the group; what Kafka keeps waiting ends behind us."""
         consumer = self._consumer
-        if not self._committer.finish(lambda: _leave(consumer), CLOSE_TIMEOUT_S):
+        if not self._committer.finish(lambda: leave(consumer), CLOSE_TIMEOUT_S):
             _log.warning(
                 "leaving the group takes long and goes on", extra={"queue": self._queue.queue_id}
             )
-
-
-def _leave(consumer: KafkaConsumer) -> None:
-    # Without it, librdkafka (2.16) closes a member that has no partitions without a word to the
-    # group, which then waits for it until its session times out.
-    consumer.unsubscribe()
-    consumer.close()
-
-
-def _settings(config: ServiceConfig, queue: QueueConfig) -> dict[str, object]:
-    proposals: dict[str, object] = {"socket.timeout.ms": 10_000}
-    if config.kafka.get("group.protocol") != "consumer":  # there the broker assigns
-        proposals["partition.assignment.strategy"] = "cooperative-sticky"
-        # A worker that was killed is missed after 10 s, not 45; others are noticed within 1 s.
-        proposals["session.timeout.ms"] = 10_000
-        proposals["heartbeat.interval.ms"] = 1000
-    return consumer_settings(config, group_id=group_of(config, queue.queue_id), **proposals)
-
-
-def _is_eager(settings: dict[str, object]) -> bool:
-    if settings.get("group.protocol") == "consumer":
-        return False
-    return "cooperative" not in str(settings.get("partition.assignment.strategy", ""))

@@ -21,7 +21,11 @@ _WAIT_MS = 20  # nothing is waited for at the end of the log
 
 
 def scan(
-    config: ServiceConfig, topic: str, starts: Mapping[int, int] | None = None
+    config: ServiceConfig,
+    topic: str,
+    starts: Mapping[int, int] | None = None,
+    *,
+    group_id: str = "kafkamq.reader",
 ) -> Iterator[Message]:
     """The committed records of a topic up to the end of each partition, each in log order.
 
@@ -30,6 +34,7 @@ def scan(
         topic: What to read.
         starts: First offset by partition; partitions that are missing are not read. None: all,
             from their beginning.
+        group_id: Whose right to describe the group is used; nothing is committed.
 
     Raises:
         BrokerError: The topic does not exist, a start is outside the log, or the broker refuses.
@@ -47,7 +52,7 @@ def scan(
     watch = ErrorWatch(config.bootstrap_servers)
     settings = consumer_settings(
         config,
-        group_id="kafkamq.reader",
+        group_id=group_id,
         **{"enable.partition.eof": True, "fetch.wait.max.ms": _WAIT_MS},
     )
     consumer = connect(Consumer, settings, watch)
