@@ -14,10 +14,10 @@ import pytest
 from tests.unit.parallel_handlers import SpeechlessError
 from tests.unit.test_parallel_desk import Placed, Room
 
-from kafkamq import Ack, Nack, Reject
+from kafkamq import Ack, ConfigError, Nack, Reject
 from kafkamq.config import Backoff
 from kafkamq.kafka.clock import monotonic_ms
-from kafkamq.kafka.parallel.config import Hooks
+from kafkamq.kafka.parallel.config import Hooks, OnExhausted
 from kafkamq.kafka.parallel.handling import Handling
 from kafkamq.kafka.parallel.record import ParallelRecord
 from kafkamq.kafka.parallel.settling import Settler
@@ -143,6 +143,27 @@ def test_an_odd_verdict_of_a_hook_is_a_nack(told: Any) -> None:
     office = Office(hooks=Hooks(on_failure=lambda record, error: told))
     assert office.settler.settle(Placed(0, "a"), ValueError()) is not None
     assert office.failures == []
+
+
+def test_a_rejection_without_a_place_for_it_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A default is nobody's wish to lose it."""
+    office = Office()
+    due_ms = office.settler.settle(Placed(0, "a"), Reject("no use"))
+    assert due_ms is not None
+    assert "dead_letter_topic" in caplog.text
+    assert office.room.stats.skipped == 0
+    office = Office(on_exhausted=OnExhausted.SKIP)
+    assert office.settler.settle(Placed(0, "a"), Reject("no use")) is None
+    assert office.room.stats.skipped == 1
+
+
+def test_dead_letters_that_are_asked_for_need_a_topic() -> None:
+    with pytest.raises(ConfigError, match="on_exhausted='dead-letter' needs a dead_letter_topic"):
+        Office(on_exhausted=OnExhausted.DEAD_LETTER)
+    with pytest.raises(ConfigError, match="max_attempts needs a dead_letter_topic"):
+        Office(max_attempts=3)
 
 
 def work_off(office: Office, handler: Callable[..., object], keys: str) -> None:

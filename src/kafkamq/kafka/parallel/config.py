@@ -97,7 +97,7 @@ class ParallelConfig:
     batch_linger_ms: int = 0  # how long a list that is not full waits for more
     max_attempts: int | None = None  # None: for ever, as Parallel Consumer
     backoff: Backoff | RetryDelay = field(default_factory=Backoff)  # retryDelayProvider
-    on_exhausted: OnExhausted = OnExhausted.DEAD_LETTER
+    on_exhausted: OnExhausted | None = None  # None: to the dead letters, if there are any
     dead_letter_topic: str = ""
     commit_mode: CommitMode = CommitMode.ASYNCHRONOUS  # commitMode
     commit_interval_ms: int = 1000  # commitInterval; transactional: 100
@@ -147,15 +147,25 @@ class ParallelConfig:
     def _check_dead_letters(self) -> None:
         if not isinstance(self.dead_letter_topic, str):
             raise ConfigError(f"dead_letter_topic is {self.dead_letter_topic!r}: name a topic")
-        wants = self.max_attempts is not None and self.on_exhausted is OnExhausted.DEAD_LETTER
-        if (wants or self.park_stalled) and not self.dead_letter_topic:
-            what = "max_attempts" if wants else "on_stall='dead-letter'"
+        wanted = ""
+        if self.on_exhausted is OnExhausted.DEAD_LETTER:
+            wanted = "on_exhausted='dead-letter'"
+        elif self.on_exhausted is None and self.max_attempts is not None:
+            wanted = "max_attempts"
+        elif self.park_stalled:
+            wanted = "on_stall='dead-letter'"
+        if wanted and not self.dead_letter_topic:
             raise ConfigError(
-                f"{what} needs a dead_letter_topic (or on_exhausted='skip' or 'stop', if what"
+                f"{wanted} needs a dead_letter_topic (or on_exhausted='skip' or 'stop', if what"
                 " cannot be processed shall not be kept)"
             )
         if self.dead_letter_topic in self.topics:
             raise ConfigError(f"dead_letter_topic is {self.dead_letter_topic!r}: read here as well")
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether it is said what becomes of a record that is given up."""
+        return bool(self.dead_letter_topic) or self.on_exhausted is not None
 
     @property
     def is_transactional(self) -> bool:

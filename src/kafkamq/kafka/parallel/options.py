@@ -45,7 +45,10 @@ class ParallelOptions(TypedDict, total=False):
     backoff: Backoff | RetryDelay
     """Until the next attempt: 1 s, doubled up to 60 s; or a function of the record."""
     on_exhausted: str
-    """What is given up goes to the "dead-letter" topic (the default), or "skip" or "stop"."""
+    """What is given up goes to the "dead-letter" topic (the default), or "skip" or "stop".
+
+    Without a choice and without a ``dead_letter_topic`` nothing is given up: a record that its
+    handler rejects is tried again, and an error says why."""
     dead_letter_topic: str
     """Where dead letters go."""
     commit_mode: str
@@ -127,9 +130,7 @@ def make_config(
         batch_linger_ms=milliseconds(options.get("batch_linger", 0.0), name="batch_linger"),
         max_attempts=options.get("max_attempts"),
         backoff=options.get("backoff", Backoff(max=60.0)),
-        on_exhausted=OnExhausted(
-            _choice("on_exhausted", options.get("on_exhausted", "dead-letter"), OnExhausted)
-        ),
+        on_exhausted=_on_exhausted(options.get("on_exhausted")),
         dead_letter_topic=options.get("dead_letter_topic", ""),
         commit_mode=mode,
         commit_interval_ms=_ms("commit_interval", options.get("commit_interval", interval)),
@@ -145,6 +146,12 @@ def make_config(
         on_foreign_metadata=options.get("on_foreign_metadata", "ignore"),
         hooks=_hooks(options),
     )
+
+
+def _on_exhausted(chosen: str | None) -> OnExhausted | None:
+    if chosen is None:
+        return None
+    return OnExhausted(_choice("on_exhausted", chosen, OnExhausted))
 
 
 def _limits(max_open: int, options: ParallelOptions) -> FlowLimits:

@@ -101,6 +101,13 @@ class Settler:
             verdict = self._verdict_on(record, error)
         attempt = record.attempt
         decision = judge(verdict, attempt=attempt, max_attempts=self.config.max_attempts)
+        if isinstance(decision, GiveUp) and not self.config.gives_up:  # a default is no choice
+            _log.error(
+                "a record is rejected and there is no place for it: it is tried again; set"
+                " dead_letter_topic, or on_exhausted",
+                extra={"record": repr(record)},
+            )
+            decision = Retry()
         if not isinstance(decision, Done):
             reason = "" if isinstance(verdict, Ack) else verdict.reason
             record._failure = Failure(attempt, error, reason or _said(error))
@@ -157,7 +164,7 @@ class Settler:
                 StateError(f"{record!r} cannot be processed ({said}); the offset stays before it")
             )
             return None
-        if config.on_exhausted is OnExhausted.SKIP or not config.dead_letter_topic:
+        if config.on_exhausted is OnExhausted.SKIP:
             self._stats.skipped += 1
             _log.error("a record is given up and skipped", extra={"record": repr(record)})
             return None
