@@ -380,7 +380,7 @@ class Scheduler(Generic[R]):
         """Take records at a run's end back, as its worker is stuck or shall end.
 
         They come back as if they had not been taken; the worker must not touch them any more. In
-        order they wait for what is left of the run, which must be something.
+        order they wait for the end of the run, also if nothing is left of it.
         """
         if run.is_released or not records:
             return

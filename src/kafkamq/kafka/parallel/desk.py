@@ -8,7 +8,7 @@ milliseconds, takes from a worker that is stuck in one record what it has not be
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
@@ -135,7 +135,7 @@ class Desk:
         """
         now_s = monotonic()
         with self.lock:
-            if worker.taken:
+            if worker.taken or worker.finished:  # also a run that it was relieved of as a whole
                 self._settle(worker, now_s)
             runs = [] if self._is_paused or self.is_stopped else self._take(now_s)
             if runs:
@@ -163,7 +163,7 @@ class Desk:
     def settle(self, worker: Worker) -> None:
         """Settle what the worker finished, without giving it more."""
         with self.lock:
-            if worker.taken:
+            if worker.taken or worker.finished:
                 self._settle(worker, monotonic())
 
     def _take(self, now_s: float) -> list[Run[ParallelRecord]]:
@@ -231,19 +231,26 @@ class Desk:
             self.release(worker, trouble)
         worker.troubles = []
 
-    def hand_on(self, worker: Worker) -> dict[ParallelRecord, Lane[ParallelRecord]]:
-        """Let go of all that the worker has tried, without counting it as done.
+    def hand_on(
+        self, worker: Worker, kept: Collection[ParallelRecord]
+    ) -> dict[ParallelRecord, Lane[ParallelRecord]]:
+        """Let go of all that the worker has tried; what is ``kept`` is not done with that.
 
         ``complete`` counts it later, in the lanes that this returns by record.
         """
-        troubles, finished = worker.troubles, worker.finished
-        runs = [*finished, *(trouble.run for trouble in troubles)]
-        lanes = {record: run.lane for run in runs for record in run.records}
+        finished, troubles = worker.finished, worker.troubles
+        tried = [*(Trouble(run, None, []) for run in finished), *troubles]
+        lanes = {record: trouble.run.lane for trouble in tried for record in trouble.run.records}
+        waiting = {(lanes[record], record.offset) for record in kept}
         with self.lock:
+            for trouble in tried:  # others are done by a verdict, or by a dead letter
+                lane = trouble.run.lane
+                done = [offset for offset in trouble.done() if (lane, offset) not in waiting]
+                self.scheduler.complete(lane, done)
+                self._stats.processed += len(done)
             for run in finished:
                 self.scheduler.release(run)
             worker.finished, worker.troubles = [], []
-            worker.taken = 0
         for trouble in troubles:
             self.release(worker, trouble, is_done=False)
         worker.taken = 0

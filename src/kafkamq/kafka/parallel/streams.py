@@ -30,7 +30,7 @@ class ResultStream:
     def publish(self, worker: Worker) -> None:
         """Queue the results, and wait while there is no room."""
         outputs, worker.outputs = worker.outputs, []
-        lanes = self._desk.hand_on(worker)
+        lanes = self._desk.hand_on(worker, [record for record, _ in outputs])
         for record, result in outputs:
             while not self._desk.is_stopped:
                 try:
@@ -42,7 +42,7 @@ class ResultStream:
     async def publish_async(self, worker: Worker) -> None:
         """As ``publish``."""
         outputs, worker.outputs = worker.outputs, []
-        lanes = self._desk.hand_on(worker)
+        lanes = self._desk.hand_on(worker, [record for record, _ in outputs])
         for record, result in outputs:
             while not self._desk.is_stopped:
                 try:
