@@ -56,11 +56,18 @@ class Producer:
 
 
 class Commits:
-    """Of the consumer."""
+    """Of the consumer; the broker knows one generation."""
+
+    generation = b"1"
+
+    def group(self) -> bytes:
+        return self.generation
 
     def send_to_transaction(
-        self, producer: Producer, _: str, commits: list[OffsetCommit], __: float
+        self, producer: Producer, _: str, commits: list[OffsetCommit], group: bytes, __: float
     ) -> None:
+        if group != self.generation:
+            raise BrokerError("not a member any more", code="ILLEGAL_GENERATION")
         producer.offsets += commits
 
 
@@ -72,11 +79,12 @@ class Hall(Room):
         monkeypatch.setattr(transactions, "TransactionalProducer", Producer)
         self.desk.is_deferred = True
         self.rewinds = 0
+        self.commits = Commits()
         self.duty = self.duty_of_lane()
         self.committer = TransactionCommitter(
             self.desk.config,
             self.desk,
-            Commits(),  # type: ignore[arg-type]
+            self.commits,  # type: ignore[arg-type]
             lambda: [self.duty],
             self.stats,
             pytest.fail,
@@ -128,6 +136,27 @@ def test_results_of_a_partition_that_has_gone_are_aborted(monkeypatch: pytest.Mo
     hall.committer.refused(worker)
     hall.committer.send(worker)
     hall.desk.scheduler.close(hall.lane)  # behind the commit of its revocation
+    assert hall.committer._commit()
+    assert (hall.producer.committed, hall.producer.offsets) == ([], [])
+    assert (hall.producer.aborts, hall.rewinds) == (1, 1)
+
+
+def test_what_a_member_did_is_committed_by_that_member_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its offsets wait for a coordinator, while the partition goes and the group moves on."""
+    hall = Hall(monkeypatch)
+    worker = hall.handled("abc")
+    hall.committer.refused(worker)
+    hall.committer.send(worker)
+    call = hall.producer.call
+
+    def late(*args: Any, **more: Any) -> None:
+        hall.desk.scheduler.close(hall.lane)
+        hall.commits.generation = b"2"
+        call(*args, **more)
+
+    monkeypatch.setattr(hall.producer, "call", late)
     assert hall.committer._commit()
     assert (hall.producer.committed, hall.producer.offsets) == ([], [])
     assert (hall.producer.aborts, hall.rewinds) == (1, 1)

@@ -87,7 +87,18 @@ class _Library:
             ("rd_kafka_commit", ctypes.c_int, (pointer, _List, ctypes.c_int)),
             ("rd_kafka_committed", ctypes.c_int, (pointer, _List, ctypes.c_int)),
             ("rd_kafka_mem_malloc", pointer, (pointer, ctypes.c_size_t)),
+            ("rd_kafka_mem_free", None, (pointer, pointer)),
             ("rd_kafka_consumer_group_metadata", pointer, (pointer,)),
+            (
+                "rd_kafka_consumer_group_metadata_write",
+                pointer,
+                (pointer, ctypes.POINTER(pointer), ctypes.POINTER(ctypes.c_size_t)),
+            ),
+            (
+                "rd_kafka_consumer_group_metadata_read",
+                pointer,
+                (ctypes.POINTER(pointer), text, ctypes.c_size_t),
+            ),
             ("rd_kafka_consumer_group_metadata_destroy", None, (pointer,)),
             (
                 "rd_kafka_send_offsets_to_transaction",
@@ -211,10 +222,49 @@ class ExactCommits:
         while self._plain:
             self._consumer.commit(offsets=self._plain.popleft(), asynchronous=True)
 
+    def group(self) -> bytes:
+        """The member as of now: its group, name and generation.
+
+        What is committed with it is refused when the member is another one by then.
+
+        Raises:
+            KafkaException: There is no group.
+        """
+        library = self._library
+        if library is None:
+            plain: bytes = self._consumer.consumer_group_metadata()
+            return plain
+        # Not confluent-kafka's method: it lets no other thread in while one polls all the time.
+        member = library.consumer_group_metadata(self._handle)
+        buffer, size = ctypes.c_void_p(), ctypes.c_size_t()
+        try:
+            error = library.consumer_group_metadata_write(
+                member, ctypes.byref(buffer), ctypes.byref(size)
+            )
+            if error:
+                raise KafkaException(_taken(library, error))
+            found = ctypes.string_at(buffer, size.value)
+            library.mem_free(self._handle, buffer)
+            return found
+        finally:
+            library.consumer_group_metadata_destroy(member)
+
     def send_to_transaction(
-        self, producer: Producer, client_id: str, commits: Sequence[OffsetCommit], timeout_s: float
+        self,
+        producer: Producer,
+        client_id: str,
+        commits: Sequence[OffsetCommit],
+        group: bytes,
+        timeout_s: float,
     ) -> None:
-        """Commit in the producer's open transaction; ``client_id`` is the producer's.
+        """Commit in the producer's open transaction.
+
+        Args:
+            producer: Of the transaction.
+            client_id: The producer's.
+            commits: What is done.
+            group: The member that did it, by ``group``, read before it was seen what is done.
+            timeout_s: For the answer.
 
         Raises:
             KafkaException: As ``Producer.send_offsets_to_transaction`` does.
@@ -227,19 +277,21 @@ class ExactCommits:
             except (OSError, ValueError):
                 library = None
         if library is None:
-            group = self._consumer.consumer_group_metadata()
             producer.send_offsets_to_transaction(_plain(commits), group, timeout_s)
             return
+        member = ctypes.c_void_p()
+        error = library.consumer_group_metadata_read(ctypes.byref(member), group, len(group))
+        if error:
+            raise KafkaException(_taken(library, error))
         listed = _listed(library, handle, commits)
-        group = library.consumer_group_metadata(self._handle)
         try:
             error = library.send_offsets_to_transaction(
-                handle, listed, group, int(timeout_s * 1000)
+                handle, listed, member, int(timeout_s * 1000)
             )
             if error:
                 raise KafkaException(_taken(library, error))
         finally:
-            library.consumer_group_metadata_destroy(group)
+            library.consumer_group_metadata_destroy(member)
             library.topic_partition_list_destroy(listed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Protocol, TypeAlias
@@ -74,6 +74,9 @@ def _is_header(header: Sequence[object]) -> bool:
     name, value = header
     return isinstance(name, str) and isinstance(value, bytes | None)
 
+
+Outputs: TypeAlias = "list[tuple[ParallelRecord, object]]"
+"""Records, and what their handlers returned."""
 
 OnProduced: TypeAlias = Callable[[ParallelRecord, OutgoingRecord, int, int], object]
 """Gets the record that came in, the one that went out, its partition and offset."""
@@ -186,10 +189,13 @@ class ProducePublisher:
         if not worker.outputs:
             self._end(worker)
             return
-        sent = self._send(worker)
-        in_time = sent.wait(self._timeout_s)
-        for record, error in self._failures(worker, sent, in_time=in_time).items():
-            put_off(worker, record, self._settler.settle(record, error))
+        behind: set[ParallelRecord] = set()
+        for outputs in _waves(worker, behind):
+            sent = self._send(outputs)
+            in_time = sent.wait(self._timeout_s)
+            for record, error in self._failures(outputs, sent, in_time=in_time):
+                if record not in behind:
+                    behind.update(put_off(worker, record, self._settler.settle(record, error)))
         self._end(worker)
 
     async def publish_async(self, worker: Worker) -> None:
@@ -197,19 +203,23 @@ class ProducePublisher:
         if not worker.outputs:
             self._end(worker)
             return
-        sent = self._send(worker)
-        in_time = await sent.wait_async(self._timeout_s)
-        for record, error in self._failures(worker, sent, in_time=in_time).items():
-            put_off(worker, record, await self._settler.settle_async(record, error))
+        behind: set[ParallelRecord] = set()
+        for outputs in _waves(worker, behind):
+            sent = self._send(outputs)
+            in_time = await sent.wait_async(self._timeout_s)
+            for record, error in self._failures(outputs, sent, in_time=in_time):
+                if record not in behind:
+                    due_ms = await self._settler.settle_async(record, error)
+                    behind.update(put_off(worker, record, due_ms))
         self._end(worker)
 
     def _end(self, worker: Worker) -> None:
         worker.outputs = []
         self._desk.release_all(worker)
 
-    def _send(self, worker: Worker) -> _Outstanding:
+    def _send(self, outputs: Outputs) -> _Outstanding:
         sent = _Outstanding()
-        for record, result in worker.outputs:
+        for record, result in outputs:
             sent.add()
             try:
                 for out in outgoing(result):
@@ -241,26 +251,72 @@ class ProducePublisher:
             raise
 
     def _failures(
-        self, worker: Worker, sent: _Outstanding, *, in_time: bool
-    ) -> dict[ParallelRecord, BaseException]:
+        self, outputs: Outputs, sent: _Outstanding, *, in_time: bool
+    ) -> list[tuple[ParallelRecord, BaseException]]:
+        """In the order of the results."""
         if in_time:
-            return dict(sent.failed)
+            failed = sent.failed
+            return [(each, failed[each]) for each, _ in outputs if each in failed] if failed else []
         late = DeadlineExceededError(f"results were not confirmed within {self._timeout_s:g} s")
-        return {record: late for record, _ in worker.outputs}
+        return [(record, late) for record, _ in outputs]
 
 
-def put_off(worker: Worker, record: ParallelRecord, due_ms: int | None) -> None:
-    """Its result could not be published: if it is to be tried again, its run is not finished."""
+def put_off(
+    worker: Worker, record: ParallelRecord, due_ms: int | None
+) -> Collection[ParallelRecord]:
+    """Its result could not be published: if it is to be tried again, its run is not finished.
+
+    Nor is what was processed behind it in its order: that is processed again, behind it.
+
+    Returns:
+        What was processed behind it.
+    """
     if due_ms is None:
-        return
+        return ()
+    trouble = _trouble_of(worker, record)
+    run = trouble.run
+    if not run.shard.is_serial:
+        failed = [*trouble.failed, (record, due_ms)]
+        trouble.failed = sorted(failed, key=lambda each: each[0].offset)
+        return ()
+    trouble.processed = 1 + run.records.index(record)
+    trouble.failed = [(record, due_ms)]
+    behind = set(run.records[trouble.processed :])
+    worker.outputs = [each for each in worker.outputs if each[0] not in behind]
+    return behind
+
+
+def _trouble_of(worker: Worker, record: ParallelRecord) -> Trouble:
+    """What is known of a record's run; from here on it is no finished one."""
     for trouble in worker.troubles:
         if record in trouble.run.records:
-            trouble.failed = sorted(
-                [*trouble.failed, (record, due_ms)], key=lambda each: each[0].offset
-            )
-            return
-    for run in worker.finished:
-        if record in run.records:
-            worker.finished = [other for other in worker.finished if other is not run]
-            worker.troubles.append(Trouble(run, None, [(record, due_ms)]))
-            return
+            return trouble
+    run = next(each for each in worker.finished if record in each.records)
+    worker.finished = [other for other in worker.finished if other is not run]
+    worker.troubles.append(Trouble(run, None, []))
+    return worker.troubles[-1]
+
+
+def _waves(worker: Worker, behind: Collection[ParallelRecord]) -> Iterator[Outputs]:
+    """What may be sent at once: behind a record that failed before, nothing that is in its order.
+
+    So what has to be done again for its sake is done again once. ``behind`` grows meanwhile.
+    """
+    outputs = worker.outputs
+    if all(record._failure is None for record, _ in outputs):
+        yield outputs
+        return
+    runs = [*worker.finished, *(trouble.run for trouble in worker.troubles)]
+    run_of = {record: run for run in runs if run.shard.is_serial for record in run.records}
+    while outputs:
+        now: Outputs = []
+        later: Outputs = []
+        held: set[int] = set()
+        for output in outputs:
+            record = output[0]
+            place = id(run_of.get(record, record))
+            (later if place in held else now).append(output)
+            if record._failure is not None:
+                held.add(place)
+        yield now
+        outputs = [each for each in later if each[0] not in behind]

@@ -207,6 +207,8 @@ class TransactionCommitter(Committer):
 
     def _commit(self) -> bool:
         with self.gate.passing():
+            # Before the lanes: a member that has lost some of them since is refused by Kafka.
+            group = self._commits.group()
             plan = plan_commits(
                 self._duties(),
                 self._desk,
@@ -225,7 +227,7 @@ class TransactionCommitter(Committer):
                     self._producer.begin()
                 self._has_begun = True
                 if plan.commits:
-                    self._send_offsets(plan)
+                    self._send_offsets(plan, group)
                 self._producer.commit(timeout_s=self._config.commit_timeout_ms / 1000)
                 self._has_begun = False
                 self._lanes.clear()
@@ -244,11 +246,11 @@ class TransactionCommitter(Committer):
             self.confirm(plan)
         return any(verdict.ceiling is not None for _, _, verdict in plan.parts)
 
-    def _send_offsets(self, plan: Plan) -> None:
+    def _send_offsets(self, plan: Plan, group: bytes) -> None:
         timeout_s = self._config.commit_timeout_ms / 1000
         self._producer.call(
             lambda producer, client_id, slice_s: self._commits.send_to_transaction(
-                producer, client_id, plan.commits, slice_s
+                producer, client_id, plan.commits, group, slice_s
             ),
             timeout_s=timeout_s,
         )
@@ -294,20 +296,27 @@ class TransactionPublisher:
 
     def publish(self, worker: Worker) -> None:
         """Wait for the gate, and pass."""
+        behind: set[ParallelRecord] = set()
         for record, error in self._committer.refused(worker):
-            self._refuse(worker, record, self._settler.settle(record, error))
+            if record not in behind:
+                behind |= self._refuse(worker, record, self._settler.settle(record, error))
         with self._committer.gate.passing():
             self._committer.send(worker)
 
-    def _refuse(self, worker: Worker, record: ParallelRecord, due_ms: int | None) -> None:
+    def _refuse(
+        self, worker: Worker, record: ParallelRecord, due_ms: int | None
+    ) -> set[ParallelRecord]:
         if due_ms is None:
             self._committer.give_up(record)
-        put_off(worker, record, due_ms)
+        return set(put_off(worker, record, due_ms))
 
     async def publish_async(self, worker: Worker) -> None:
         """As ``publish``."""
+        behind: set[ParallelRecord] = set()
         for record, error in self._committer.refused(worker):
-            self._refuse(worker, record, await self._settler.settle_async(record, error))
+            if record not in behind:
+                due_ms = await self._settler.settle_async(record, error)
+                behind |= self._refuse(worker, record, due_ms)
         gate = self._committer.gate
         while not gate.try_enter():
             await asyncio.sleep(_ASYNC_SLICE_S)

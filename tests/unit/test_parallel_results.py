@@ -1,0 +1,197 @@
+"""Results of handlers: in what order they come, and when their records are done."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+from tests.unit.test_parallel_desk import Room
+
+from kafkamq import Ack, Reject
+from kafkamq.config import Backoff
+from kafkamq.kafka.parallel.coroutines import CoroutinePool
+from kafkamq.kafka.parallel.handling import Handling
+from kafkamq.kafka.parallel.record import ParallelRecord
+from kafkamq.kafka.parallel.results import OutgoingRecord, ProducePublisher, Publisher
+from kafkamq.kafka.parallel.settling import Settler
+from kafkamq.kafka.parallel.streams import ResultStream
+from kafkamq.kafka.parallel.threads import ThreadPool
+
+SOON = Backoff(first=0.01, max=0.01, jitter=0.0)
+
+
+class Message:
+    """A delivery report's."""
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return 0
+
+
+class Outbox:
+    """Takes results; refuses those of a value as often as it is told to."""
+
+    def __init__(self, refusals: dict[bytes, int]) -> None:
+        self.refusals = refusals
+        self.log: list[int] = []
+
+    def send(self, topic: str, value: bytes, key: bytes, headers: Any, told: Any, _: int) -> None:
+        if self.refusals.get(value, 0) > 0:
+            self.refusals[value] -= 1
+            told(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND), Message())
+            return
+        self.log.append(int(value))
+        told(None, Message())
+
+
+class Works:
+    """One worker, with a publisher of results."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.room = Room(backoff=SOON, **settings)
+        self.letters: list[int] = []
+        self.settler = Settler(self.room.desk.config, self.room.stats, self.park, pytest.fail)
+
+    def park(self, record: ParallelRecord, *_: object) -> Future[None]:
+        self.letters.append(record.offset)
+        parked: Future[None] = Future()
+        parked.set_result(None)
+        return parked
+
+    def work(
+        self,
+        handler: Callable[[ParallelRecord], object],
+        publisher: Publisher,
+        keys: str,
+        *,
+        is_async: bool = False,
+        is_done: Callable[[], bool],
+    ) -> None:
+        handling = Handling(
+            desk=self.room.desk,
+            settler=self.settler,
+            handler=handler,
+            publisher=publisher,
+            takes_all=isinstance(publisher, ResultStream),
+        )
+        pool: ThreadPool | CoroutinePool = ThreadPool(handling, 1)
+        if is_async:
+
+            async def handle(record: ParallelRecord) -> object:
+                await asyncio.sleep(0)
+                return handler(record)
+
+            handling = Handling(
+                desk=self.room.desk, settler=self.settler, handler=handle, publisher=publisher
+            )
+            pool = CoroutinePool(handling, 1)
+        self.room.add(keys)
+        self.room.speed_up()
+        pool.start()
+        deadline_s = time.monotonic() + 30
+        try:
+            while not is_done():
+                assert time.monotonic() < deadline_s
+                self.room.desk.tend()
+                time.sleep(0.002)
+        finally:
+            self.room.desk.stop()
+            pool.join(30)
+
+    def produce(self, refusals: dict[bytes, int], keys: str, *, is_async: bool) -> list[int]:
+        outbox = Outbox(refusals)
+        publisher = ProducePublisher(
+            self.room.desk, self.settler, outbox, timeout_s=5, on_produced=None
+        )
+
+        def handle(record: ParallelRecord) -> OutgoingRecord:
+            return OutgoingRecord(topic="out", key=record.key, value=b"%d" % record.offset)
+
+        end = len(keys)
+        self.work(
+            handle, publisher, keys, is_async=is_async, is_done=lambda: self.room.committable == end
+        )
+        self.room.desk.scheduler.check()
+        return outbox.log
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_was_sent_before_a_refused_result_of_its_key_is_sent_again_behind_it(
+    is_async: bool,
+) -> None:
+    works = Works()
+    log = works.produce({b"1": 3}, "aaaaaa", is_async=is_async)
+    assert log == [0, 2, 3, 4, 5, 1, 2, 3, 4, 5]  # once, however often it is refused
+    assert works.room.stats.failed == 3
+
+
+def test_of_other_keys_nothing_is_sent_again() -> None:
+    log = Works().produce({b"1": 2, b"2": 1}, "abcb", is_async=False)
+    assert sorted(log) == [0, 1, 2, 3, 3]
+    assert log.index(1) < len(log) - 1 - log[::-1].index(3)
+
+
+def test_behind_a_dead_letter_nothing_is_sent_again() -> None:
+    works = Works(max_attempts=2, dead_letter_topic="dead")
+    log = works.produce({b"1": 9}, "aaaa", is_async=False)
+    assert (log, works.letters) == ([0, 2, 3, 2, 3], [1])
+    works = Works(max_attempts=1, dead_letter_topic="dead")
+    log = works.produce({b"1": 9}, "aaaa", is_async=False)
+    assert (log, works.letters) == ([0, 2, 3], [1])
+
+
+def test_only_the_first_refusal_of_a_key_is_an_attempt() -> None:
+    works = Works(max_attempts=2, dead_letter_topic="dead")
+    log = works.produce({b"%d" % number: 1 for number in range(4)}, "aaaa", is_async=False)
+    assert works.letters == []
+    assert log[-4:] == [0, 1, 2, 3]
+
+
+def test_a_stream_waits_for_results_alone() -> None:
+    """Records with a verdict, and those that are given up, are done without being taken."""
+    works = Works(max_attempts=1, dead_letter_topic="dead")
+    stream = ResultStream(works.room.desk)
+
+    def handle(record: ParallelRecord) -> object:
+        if record.offset == 0:
+            raise ValueError("poison")
+        return {1: Reject("no"), 2: Ack(), 3: None}.get(record.offset, "result")
+
+    found: list[int] = []
+
+    def is_done() -> bool:
+        results = stream.results(lambda: stream._waiting.empty())
+        found.extend(record.offset for record, _ in results)
+        return works.room.committable == 12
+
+    works.work(handle, stream, "abcdefaabbcc", is_done=is_done)
+    assert sorted(found) == list(range(3, 12))
+    assert sorted(works.letters) == [0, 1]
+    assert works.room.stats.processed == 12
+    works.room.desk.scheduler.check()
+
+
+def test_a_stream_waits_behind_a_failure() -> None:
+    works = Works()
+    stream = ResultStream(works.room.desk)
+
+    def handle(record: ParallelRecord) -> int:
+        if record.offset == 2 and record.attempt < 3:
+            raise ValueError("not yet")
+        return record.offset
+
+    found: list[int] = []
+
+    def is_done() -> bool:
+        found.extend(record.offset for record, _ in stream.results(stream._waiting.empty))
+        return works.room.committable == 5
+
+    works.work(handle, stream, "aaaaa", is_done=is_done)
+    assert found == [0, 1, 2, 3, 4]
