@@ -102,6 +102,28 @@ def test_a_handler_may_close_its_consumer(bootstrap: str, namespace: str, is_asy
     assert committed(bootstrap, namespace, topic)[0] == 31  # it begins nothing more
 
 
+def test_a_close_ends_a_drain(bootstrap: str, namespace: str) -> None:
+    topic = make_topic(bootstrap, namespace)
+    fill(bootstrap, topic, ["a"] * 10)
+    begun, gate = threading.Event(), threading.Event()
+
+    def handle(record: ParallelRecord) -> None:
+        begun.set()
+        gate.wait(60)
+
+    consumer = make(bootstrap, topic, namespace)
+    consumer.poll(handle)
+    assert begun.wait(60)
+    drain = threading.Thread(target=consumer.drain, args=(1000.0,))
+    drain.start()
+    wait_until(lambda: consumer.health().state == "draining")
+    consumer.close(timeout=0.1)
+    assert consumer.health().state == "closed"
+    gate.set()
+    drain.join(60)
+    assert not drain.is_alive()
+
+
 def test_a_hook_may_close_its_consumer(bootstrap: str, namespace: str) -> None:
     topic = make_topic(bootstrap, namespace)
     fill(bootstrap, topic, ["a"] * 10)

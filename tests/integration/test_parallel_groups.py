@@ -164,6 +164,24 @@ def test_deleted_records_are_an_error_or_skipped(bootstrap: str, namespace: str)
     assert seen.places == [(0, offset) for offset in range(12, 20)]
 
 
+@pytest.mark.parametrize("mode", ["asynchronous", "transactional"])
+def test_a_topic_that_was_made_anew_is_read_from_its_start(
+    bootstrap: str, namespace: str, mode: str
+) -> None:
+    """The position is of the old log: no record of the new one counts as done for it."""
+    topic = make_topic(bootstrap, namespace)
+    fill(bootstrap, topic, [f"k{n % 7}" for n in range(60)])
+    commit(bootstrap, namespace, topic, 100, encode(100, 110, (100,)))
+    seen = Seen()
+    options = {"on_data_loss": "skip", "commit_mode": mode}
+    with make(bootstrap, topic, namespace, **options) as consumer:
+        consumer.poll_and_produce(seen)
+        wait_until(lambda: committed(bootstrap, namespace, topic) == (60, ""), what="the log")
+        fill(bootstrap, topic, [f"k{n % 7}" for n in range(60)])
+        wait_until(lambda: committed(bootstrap, namespace, topic) == (120, ""), what="the rest")
+    assert {offset for _, offset in seen.places} == set(range(120))
+
+
 def test_markers_of_transactions_and_aborted_records(bootstrap: str, namespace: str) -> None:
     topic = make_topic(bootstrap, namespace)
     for number, is_aborted in enumerate((False, True, False, True)):

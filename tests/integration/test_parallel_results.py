@@ -20,7 +20,7 @@ from tests.integration.parallel_tools import (
     wait_until,
 )
 
-from kafkamq import ConfigError, Nack, OutgoingRecord, ParallelRecord
+from kafkamq import BrokerError, ConfigError, Nack, OutgoingRecord, ParallelRecord
 from kafkamq.config import Backoff
 
 SOON = Backoff(first=0.05, max=0.05, jitter=0.0)
@@ -99,6 +99,34 @@ def test_a_stream_of_results(bootstrap: str, namespace: str) -> None:
             if len(again) == 501:  # what was not taken, and the one that the loop was left at
                 break
     assert again == set(range(3000)) - {offset for offset, _ in found[:-1]}
+
+
+def test_where_nothing_is_committed_an_aborted_transaction_begins_again_where_it_began(
+    bootstrap: str, namespace: str
+) -> None:
+    """The log's end, where the group was to start, is beyond what was aborted by then."""
+    topic = make_topic(bootstrap, namespace)
+    fill(bootstrap, topic, ["old"])
+    seen = Seen()
+    options = {"commit_mode": "transactional", "start": "latest"}
+    with make(bootstrap, topic, namespace, **options) as consumer:
+        producer = consumer._engine.committer._producer
+        commit, is_open = producer.commit, threading.Event()
+
+        def fail(**more: float) -> None:
+            if not is_open.is_set():
+                raise BrokerError("no coordinator", code="COORDINATOR_NOT_AVAILABLE")
+            commit(**more)
+
+        producer.commit = fail
+        consumer.poll_and_produce(seen)
+        wait_until(lambda: consumer._engine.duties())
+        fill(bootstrap, topic, [f"k{n}" for n in range(20)])
+        failures = consumer._engine.stats.commit_failures
+        wait_until(lambda: consumer._engine.stats.commit_failures > failures + 2)
+        is_open.set()
+        wait_until(lambda: committed(bootstrap, namespace, topic)[0] == 21, what="the commit")
+    assert {offset for _, offset in seen.places} == set(range(1, 21))
 
 
 def test_lists_with_a_verdict_for_each(bootstrap: str, namespace: str) -> None:

@@ -156,9 +156,11 @@ class Engine:
             return
         if drain_s <= 0:
             self.desk.stop()
-        if not self._is_ending.is_set():
-            self._drain_until_s = now_s + drain_s
-            self._close_until_s = now_s + drain_s + timeout_s
+        drain_until_s, close_until_s = now_s + drain_s, now_s + drain_s + timeout_s
+        if self._is_ending.is_set():  # the earlier end counts: a close ends a drain
+            drain_until_s = min(drain_until_s, self._drain_until_s)
+            close_until_s = min(close_until_s, self._close_until_s)
+        self._drain_until_s, self._close_until_s = drain_until_s, close_until_s
         self._is_ending.set()
 
     def _run(self) -> None:
@@ -232,9 +234,9 @@ class Engine:
     def _rewind(self) -> None:
         """A transaction was aborted: read again from what is committed."""
         self._must_rewind = False
-        places = list(self._duties)
-        self._forget(places)
-        self.assigned(self._source.rewind(places))
+        begun = {place: duty.committed_offset for place, duty in self._duties.items()}
+        self._forget(list(begun))
+        self.assigned(self._source.rewind(begun))
 
     def _take_in(self, groups: Sequence[tuple[Partition, list[Message]]]) -> None:
         crowded: Duty | None = None
@@ -370,6 +372,16 @@ class Engine:
         self._forget(partitions)
         _log.warning("partitions were lost", extra={"partitions": list(partitions)})
         tell("on_revoked", self.config.hooks.on_revoked, list(partitions), True)
+
+    def restarted(self, position: Position) -> None:
+        """The log is another one: what is done of the old one says nothing of its records.
+
+        What is in flight is of the old one, and counts nowhere any more.
+        """
+        places = [(position.topic, position.partition)]
+        self._forget(places)
+        tell("on_revoked", self.config.hooks.on_revoked, places, True)
+        self.assigned([position])
 
     def _forget(self, partitions: Sequence[Partition]) -> None:
         for place in partitions:

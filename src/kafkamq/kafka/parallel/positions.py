@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic, sleep
 
@@ -48,8 +48,18 @@ def find_positions(
     partitions: Sequence[Partition],
     config: ParallelConfig,
     stats: Stats,
+    begun: Mapping[Partition, int],
 ) -> list[Position]:
     """Ask the group's coordinator, and the log's ends where they matter.
+
+    Args:
+        consumer: Of the group.
+        commits: Its commits.
+        partitions: Of which to find the positions.
+        config: What to do where nothing is committed.
+        stats: Where maps that are ignored are counted.
+        begun: Where reading began before, if it has: there it begins again without a commit, as
+            the log's end has moved on meanwhile.
 
     Raises:
         BrokerError: No answer, or a refusal.
@@ -60,7 +70,7 @@ def find_positions(
     while True:
         try:
             found = commits.committed(partitions, _REQUEST_S)
-            return [_position(consumer, each, config, stats) for each in found]
+            return [_position(consumer, each, config, stats, begun) for each in found]
         except KafkaException as error:  # noqa: PERF203 - the loop is the repetition
             inner = kafka_error(error)
             ours = broker_error(error, f"finding where group {config.group_id} is")
@@ -71,11 +81,18 @@ def find_positions(
 
 
 def _position(
-    consumer: Consumer, found: OffsetCommit, config: ParallelConfig, stats: Stats
+    consumer: Consumer,
+    found: OffsetCommit,
+    config: ParallelConfig,
+    stats: Stats,
+    begun: Mapping[Partition, int],
 ) -> Position:
     topic, partition, offset = found.topic, found.partition, found.offset
     if offset < 0:
-        return _first(consumer, topic, partition, config)
+        start = begun.get((topic, partition))
+        if start is None:
+            return _first(consumer, topic, partition, config)
+        return Position(topic, partition, start, OffsetTracker(start), False)
     metadata = found.metadata.removesuffix("\0")
     if not metadata:
         return Position(topic, partition, offset, OffsetTracker(offset), True)

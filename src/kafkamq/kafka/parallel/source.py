@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
 from kafkamq.clients.events import mends_itself
 from kafkamq.clients.exact_commits import ExactCommits
 from kafkamq.clients.settings import connect, consumer_settings
+from kafkamq.core.offsets import OffsetTracker
 from kafkamq.errors import BrokerError, ConfigError, DataLossError
 from kafkamq.kafka.parallel.config import ParallelConfig, Partition
 from kafkamq.kafka.parallel.positions import Position, data_loss, find_positions, log_bounds
@@ -38,6 +39,9 @@ class Membership(Protocol):
 
     def lost(self, partitions: Sequence[Partition]) -> None:
         """These are another member's already."""
+
+    def restarted(self, position: Position) -> None:
+        """This one is read from elsewhere: what is known of it is of records that are gone."""
 
 
 class Source:
@@ -129,31 +133,33 @@ class Source:
             error = message.error()
             if error is None:
                 records.append(message)
-            else:
-                self._event(error, message)
+            elif self._event(error, message):
+                place = _place(message)  # what came before is of the log that is gone
+                records = [each for each in records if _place(each) != place]
+                self.ends = [each for each in self.ends if each[0] != place]
         return records
 
-    def _event(self, error: KafkaError, message: Message | None) -> None:
+    def _event(self, error: KafkaError, message: Message | None) -> bool:
+        """Whether its partition is read anew, as another log than before."""
         code = error.code()
         if code == KafkaError._PARTITION_EOF and message is not None:
-            place = (message.topic() or "", message.partition() or 0)
-            self.ends.append((place, message.offset() or 0))
-            return
+            self.ends.append((_place(message), message.offset() or 0))
+            return False
         self._watch.check(f"reading {', '.join(self._config.topics)}")
         if code == KafkaError._AUTO_OFFSET_RESET and message is not None:
-            self._outside_the_log(message)
-        elif code == KafkaError.UNKNOWN_TOPIC_OR_PART and message is not None:
+            return self._outside_the_log(message)
+        if code == KafkaError.UNKNOWN_TOPIC_OR_PART and message is not None:
             raise _unknown_topic(message.topic() or "?", error)
-        elif not mends_itself(error):
+        if not mends_itself(error):
             raise broker_error(error, f"reading {', '.join(self._config.topics)}")
-        else:
-            _log.info("reading is disturbed", extra={"code": error.name()})
+        _log.info("reading is disturbed", extra={"code": error.name()})
+        return False
 
-    def _outside_the_log(self, message: Message) -> None:
-        topic, partition = message.topic() or "", message.partition() or 0
+    def _outside_the_log(self, message: Message) -> bool:
+        topic, partition = _place(message)
         place = TopicPartition(topic, partition)
         if place not in self._consumer.assignment():
-            return
+            return False
         low, high = log_bounds(self._consumer, topic, partition)
         position = message.offset()
         position = -1 if position is None else position
@@ -170,7 +176,11 @@ class Source:
             _log.warning("records were lost and are skipped", extra={"said": said})
             start = low
         self._consumer.incremental_unassign([place]) if not self._is_eager else None
+        is_another = position > high  # the offsets from here on are other records'
+        if is_another:
+            self._member.restarted(Position(topic, partition, start, OffsetTracker(start), False))
         self.restart([TopicPartition(topic, partition, start)])
+        return is_another
 
     def restart(self, positions: Sequence[TopicPartition]) -> None:
         """Read these partitions, which stand still, from other positions."""
@@ -189,9 +199,10 @@ class Source:
         """Read on from there."""
         self._consumer.seek(TopicPartition(*partition, offset))
 
-    def rewind(self, partitions: Sequence[Partition]) -> list[Position]:
-        """Read these again from what is committed."""
-        positions = self._find(partitions)
+    def rewind(self, begun: Mapping[Partition, int]) -> list[Position]:
+        """Read these again from what is committed; where nothing is, from where they began."""
+        partitions = list(begun)
+        positions = self._find(partitions, begun)
         for position in positions:
             self.seek((position.topic, position.partition), position.offset)
         self.resume(partitions)
@@ -221,8 +232,12 @@ class Source:
             if each.offset >= 0
         }
 
-    def _find(self, partitions: Sequence[Partition]) -> list[Position]:
-        return find_positions(self._consumer, self.commits, partitions, self._config, self._stats)
+    def _find(
+        self, partitions: Sequence[Partition], begun: Mapping[Partition, int] | None = None
+    ) -> list[Position]:
+        return find_positions(
+            self._consumer, self.commits, partitions, self._config, self._stats, begun or {}
+        )
 
     # Membership.
 
@@ -271,6 +286,10 @@ class Source:
         self.commits.serve()
         self._consumer.unsubscribe()
         self._consumer.close()
+
+
+def _place(message: Message) -> Partition:
+    return message.topic() or "", message.partition() or 0
 
 
 def _by_partition(batch: list[Message]) -> list[tuple[Partition, list[Message]]]:
