@@ -9,11 +9,12 @@ import uuid
 from collections.abc import Callable, Hashable
 
 from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.core.claim_steps import End
 from kafkamq.core.waiting import Waiting
-from kafkamq.errors import KafkaMQError
+from kafkamq.errors import KafkaMQError, LeaseLostError
 from kafkamq.kafka.backends.consumer import TopicConsumer
 from kafkamq.kafka.backends.letters import Letters
-from kafkamq.kafka.backends.message import MessageState, TopicMessage
+from kafkamq.kafka.backends.message import TopicMessage
 from kafkamq.kafka.backends.topic import coordination_topic, heartbeat_s
 from kafkamq.kafka.claims.cluster import Cluster
 from kafkamq.kafka.claims.message import ClaimedMessage
@@ -24,6 +25,10 @@ __all__ = ["ClaimsConsumer"]
 
 _POLL_S = 0.2
 _JOIN_S = 10.0
+_GIVEN_BACK = frozenset(
+    end.value for end in (End.PAUSED, End.BEHIND, End.STUCK, End.RELEASED, End.KEPT)
+)
+"""Ends of a claim under which verdicts still count for a while; when that ends they are told so."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,6 +62,9 @@ class ClaimsConsumer(TopicConsumer):
         super().__init__(queue, letters, on_lease_lost)
         self._is_serial = ordering == "partition"
         self._waiting: Waiting[_Item] = Waiting()
+        self._tokens: dict[tuple[str, int], int] = {}  # of the claims that messages come from
+        self._acked: dict[tuple[str, int], int] = {}  # the highest offset, by topic and partition
+        self._forgotten: set[tuple[str, int]] = set()  # lost with verdicts that no log has
         self._failure: BaseException | None = None
         self._cluster = Cluster(
             config.bootstrap_servers,
@@ -100,8 +108,13 @@ class ClaimsConsumer(TopicConsumer):
             self._changed.notify_all()
 
     def _add(self, claimed: ClaimedMessage) -> None:
-        lane = (claimed.topic, claimed.partition) if self._is_serial else None
+        place = (claimed.topic, claimed.partition)
+        # Of one claim: what is under way when it ends must not move on the lane of the next one.
+        lane = (*place, claimed.token) if self._is_serial else None
         with self._changed:
+            if self._tokens.get(place) != claimed.token:
+                self._lose_held(place)  # left of a claim that was given back
+            self._tokens[place] = claimed.token
             self._waiting.add(lane, _Item(claimed, 1))
             self._changed.notify()
             while len(self._waiting) >= self._queue.max_in_flight and not self._closing.is_set():
@@ -136,8 +149,11 @@ class ClaimsConsumer(TopicConsumer):
 
     def _done(self, message: TopicMessage) -> None:
         lane, item = _place(message)
+        place = _place_of(item)
         try:
             item.claimed.commit()
+            with self._changed:
+                self._acked[place] = max(item.claimed.offset, self._acked.get(place, -1))
         finally:
             with self._changed:
                 self._waiting.done(lane)
@@ -145,7 +161,10 @@ class ClaimsConsumer(TopicConsumer):
 
     def _again(self, message: TopicMessage, delay_ms: int) -> None:
         lane, item = _place(message)
+        claimed = item.claimed
         with self._changed:
+            if self._tokens.get((claimed.topic, claimed.partition)) != claimed.token:
+                return  # its claim has ended: it is its next owner's
             again = _Item(item.claimed, message.delivery_count + 1)
             self._waiting.retry(lane, again, monotonic_ms() + delay_ms)
             self._changed.notify_all()
@@ -156,23 +175,41 @@ class ClaimsConsumer(TopicConsumer):
             "a claim has ended",
             extra={"queue": self.queue_id, "partition": partition, "reason": reason},
         )
+        place = (topic, partition)
+        is_lost = reason not in _GIVEN_BACK
         with self._changed:
-            self._waiting.drop((topic, partition))
-            self._waiting.keep(
-                lambda _, item: (item.claimed.topic, item.claimed.partition) != (topic, partition)
-            )
-            for message in [*self._held.values(), *self._ready]:
+            token = self._tokens.pop(place, None)
+            self._waiting.drop((*place, token))
+            self._waiting.keep(lambda _, item: _place_of(item) != place)
+            if is_lost:
+                self._lose_held(place)
+                acked = self._acked.pop(place, None)
+                if acked is not None and acked >= self._claims.confirmed_position(*place):
+                    self._forgotten.add(place)
+            for message in list(self._ready):
                 assert isinstance(message, TopicMessage)
-                claimed = _place(message)[1].claimed
-                is_gone = (claimed.topic, claimed.partition) == (topic, partition)
-                if is_gone and message.state is MessageState.HELD and not self._closing.is_set():
+                if _place_of(_place(message)[1]) == place and not self._closing.is_set():
                     self._lose(message)
+
+    def _lose_held(self, place: tuple[str, int]) -> None:
+        """With ``_changed`` held."""
+        for message in list(self._held.values()):
+            if _place_of(_place(message)[1]) == place and not self._closing.is_set():
+                self._lose(message)
 
     # The end.
 
     def _confirm(self, timeout_s: float) -> None:
-        if self._failure is None:
-            self._claims.flush(timeout_s)
+        self._check_failure()  # then nothing more is written
+        self._claims.flush(timeout_s)
+        with self._changed:
+            forgotten, self._forgotten = self._forgotten, set()
+        if forgotten:
+            places = ", ".join(f"{topic}[{number}]" for topic, number in sorted(forgotten))
+            raise LeaseLostError(
+                f"the claims of {places} ended before all verdicts under them were written: these"
+                " messages come again"
+            )
 
     def _end(self, timeout_s: float) -> None:
         with self._changed:
@@ -182,6 +219,10 @@ class ClaimsConsumer(TopicConsumer):
         self._thread.join(_JOIN_S)
         self._claims.close(timeout=timeout_s)
         self._cluster.close(timeout_s)
+
+
+def _place_of(item: _Item) -> tuple[str, int]:
+    return item.claimed.topic, item.claimed.partition
 
 
 def _place(message: TopicMessage) -> tuple[Hashable, _Item]:

@@ -161,6 +161,9 @@ class Consumer(HeldPartitions):
                 self._engine.changed.wait(min(_SLICE_S, left_s))
         self._intake.fill(max(0.0, min(_SLICE_S, left_s)))
         self._turn = self._intake.next_lane()
+        if self._turn is None and any(self._intake.lanes.values()) and left_s > 0:
+            with self._engine.changed:  # commits make room
+                self._engine.changed.wait(min(_SLICE_S, left_s))
         return self._turn is not None or left_s > 0
 
     def _may_hand_out(self, tenure: Tenure, offsets: tuple[int, ...] | list[int]) -> bool:

@@ -55,6 +55,12 @@ class HeldPartitions:
                 place: tenure.claimant.position for place, tenure in self._holding.held().items()
             }
 
+    def confirmed_position(self, topic: str, partition: int) -> int:
+        """Up to where the log says that all is done; -1: it is not held."""
+        with self._engine.lock:
+            tenure = self._holding.tenures.get((topic, partition))
+            return -1 if tenure is None else tenure.claimant.confirmed_position
+
     def wait_for_claims(self, count: int, timeout: float = 30.0) -> None:
         """Wait until at least ``count`` partitions are held.
 

@@ -20,7 +20,9 @@ from kafkamq.kafka.claims.message import ClaimedMessage, CommitToken
 from kafkamq.kafka.claims.passing import is_passing
 from kafkamq.kafka.claims.tenure import Tenure
 
-__all__ = ["Intake"]
+__all__ = ["MAX_BEHIND", "Intake"]
+
+MAX_BEHIND = 100_000  # offsets of a partition behind its first message without a verdict
 
 _READ = 1000
 _MIN_LANE = 10_000  # a lane that is this long is paused; what one fetch may bring, about
@@ -93,7 +95,7 @@ class Intake:
     def next_lane(self) -> Tenure | None:
         """Whose turn it is: a lane with messages, which goes to the back of the line."""
         for tenure, lane in self.lanes.items():
-            if lane:
+            if lane and not _is_full(tenure, lane[0].offset):
                 self.lanes[tenure] = self.lanes.pop(tenure)
                 return tenure
         return None
@@ -152,3 +154,12 @@ class Intake:
                 self._on_gone(tenure)
         elif not is_passing(error):
             raise broker_error(error, f"reading {topic}[{partition}]")
+
+
+def _is_full(tenure: Tenure, offset: int) -> bool:
+    """Whether too much is done behind a message without a verdict to hand out what comes next.
+
+    All of that is remembered until the verdict comes, and repeated after a crash.
+    """
+    claimant = tenure.claimant
+    return bool(claimant.outstanding) and offset - claimant.position >= MAX_BEHIND

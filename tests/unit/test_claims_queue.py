@@ -1,0 +1,210 @@
+"""Queues on claims whose claims end while verdicts are under way."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+from tests.contract.worlds import wait_until
+
+from kafkamq import LeaseLostError
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.core.claim_steps import End
+from kafkamq.errors import BrokerError
+from kafkamq.kafka.backends import claims
+from kafkamq.kafka.backends.claims import ClaimsConsumer
+from kafkamq.kafka.claims import intake
+from kafkamq.types import Backend
+
+
+class Record:
+    def __init__(self, offset: int) -> None:
+        self.place = offset
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self.place
+
+    def key(self) -> None: ...
+    def headers(self) -> None: ...
+    def value(self) -> bytes:
+        return b"v"
+
+    def timestamp(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+class Claimed:
+    """A message of the claim with that token."""
+
+    topic, partition = "t", 0
+
+    def __init__(self, owner: Claims, offset: int, token: int) -> None:
+        self.offset, self.token = offset, token
+        self._owner = owner
+        self._record = Record(offset)
+
+    def commit(self) -> None:
+        if self.token not in self._owner.live:
+            raise LeaseLostError("the claim has ended")
+
+
+class Claims:
+    """In the place of a consumer of claims; ``live`` are the tokens whose commits count."""
+
+    def __init__(self) -> None:
+        self.live: set[int] = set()
+        self.confirmed = -1
+
+    def confirmed_position(self, topic: str, partition: int) -> int:
+        return self.confirmed
+
+    def flush(self, timeout: float) -> None: ...
+
+
+class Letters:
+    """Writes a dead letter when it is told to."""
+
+    def __init__(self) -> None:
+        self.letter: Future[None] = Future()
+
+    def park(self, *_: object) -> Future[None]:
+        return self.letter
+
+    def close(self, timeout_s: float) -> None: ...
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.letters = Letters()
+        self.lost: list[int] = []
+        queue = QueueConfig(queue_id="q", backend=Backend.CLAIMS, topic="t", max_deliveries=1)
+        self.consumer = ClaimsConsumer(
+            ServiceConfig(bootstrap_servers="x:1"),
+            queue,
+            self.letters,
+            lambda message: self.lost.append(message.message_id.offset),
+            group_id="g",
+        )
+        self.claims: Claims = self.consumer._claims  # type: ignore[assignment]
+
+    def begin(self, token: int, count: int = 4) -> None:
+        self.claims.live = {token}
+        for offset in range(count):
+            self.consumer._add(Claimed(self.claims, offset, token))  # type: ignore[arg-type]
+
+    def end(self, reason: End) -> None:
+        self.consumer._claim_ended("t", 0, reason.value)
+
+    def take(self) -> list:
+        return self.consumer.receive_many(10, 0)
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    class Part:
+        """A cluster, and its member."""
+
+        def __init__(self, *_: object, **__: object) -> None: ...
+        def member(self, *_: object) -> Part:
+            return self
+
+        def consumer(self, *_: object, **__: object) -> Claims:
+            return Claims()
+
+    monkeypatch.setattr(claims, "Cluster", Part)
+    monkeypatch.setattr(ClaimsConsumer, "_feed", lambda _: None)
+    return Desk()
+
+
+def test_a_dead_letter_of_a_claim_that_has_ended_moves_nothing_on(desk: Desk) -> None:
+    """The claim was won back meanwhile: one message of a partition at a time all the same."""
+    desk.begin(token=1)
+    (message,) = desk.take()
+    message.reject("no good")  # its dead letter is on its way
+    desk.end(End.EXPIRED)
+    desk.begin(token=2)
+    (first,) = desk.take()
+    desk.letters.letter.set_result(None)
+    assert desk.take() == []
+    first.ack()
+    (second,) = desk.take()
+    assert [first.message_id.offset, second.message_id.offset] == [0, 1]
+
+
+@pytest.mark.parametrize("reason", [End.PAUSED, End.BEHIND, End.STUCK, End.RELEASED])
+def test_a_claim_that_is_given_back_takes_verdicts(desk: Desk, reason: End) -> None:
+    desk.begin(token=1)
+    (message,) = desk.take()
+    desk.end(reason)
+    assert desk.take() == []
+    message.ack()
+    assert desk.lost == []
+
+
+@pytest.mark.parametrize("reason", [End.TAKEN, End.EXPIRED, End.UNCERTAIN, End.FENCED])
+def test_a_claim_that_is_lost_takes_none(desk: Desk, reason: End) -> None:
+    desk.begin(token=1)
+    (message,) = desk.take()
+    desk.end(reason)
+    wait_until(lambda: desk.lost == [0], "its owner is told")
+    with pytest.raises(LeaseLostError):
+        message.ack()
+
+
+def test_what_is_left_of_a_claim_that_was_given_back_is_lost_when_it_is_won_back(
+    desk: Desk,
+) -> None:
+    desk.begin(token=1)
+    (message,) = desk.take()
+    desk.end(End.BEHIND)
+    desk.begin(token=2)
+    wait_until(lambda: desk.lost == [0], "its owner is told")
+    with pytest.raises(LeaseLostError):
+        message.nack()
+
+
+def test_flush_tells_of_verdicts_that_no_log_has(desk: Desk) -> None:
+    desk.begin(token=1)
+    (message,) = desk.take()
+    message.ack()
+    desk.claims.confirmed = 0  # no heartbeat has said so
+    desk.end(End.EXPIRED)
+    with pytest.raises(LeaseLostError, match=r"t\[0\] ended before"):
+        desk.consumer.flush()
+    desk.consumer.flush()
+
+
+def test_flush_says_nothing_of_verdicts_that_the_log_has(desk: Desk) -> None:
+    desk.begin(token=1)
+    (message,) = desk.take()
+    message.ack()
+    desk.claims.confirmed = 1
+    desk.end(End.EXPIRED)
+    desk.consumer.flush()
+
+
+def test_flush_of_a_consumer_that_has_failed_confirms_nothing(desk: Desk) -> None:
+    desk.begin(token=1)
+    (message,) = desk.take()
+    desk.consumer._fail(BrokerError("gone", code="_AUTHENTICATION"))
+    with pytest.raises(BrokerError, match="gone"):
+        message.ack(wait=True)
+
+
+@pytest.mark.parametrize(
+    ("outstanding", "offset", "is_full"),
+    [(1, 100_000, True), (1, 99_999, False), (0, 10_000_000, False)],
+)
+def test_a_message_without_a_verdict_holds_so_many_back(outstanding, offset, is_full) -> None:
+    class Tenure:
+        class claimant:  # noqa: N801 - an attribute
+            position = 0
+
+    Tenure.claimant.outstanding = outstanding  # type: ignore[attr-defined]
+    assert intake._is_full(Tenure, offset) is is_full  # type: ignore[arg-type]
