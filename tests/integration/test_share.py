@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka.admin import AdminClient, ConfigResource
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from tests.contract.worlds import World, receive, wait_until, world_of
 
-from kafkamq import ConfigError, LeaseLostError, Worker
+from kafkamq import ConfigError, LeaseLostError, Nack, Reject, Worker
 from kafkamq.dev import LocalKafka
 from kafkamq.dev.environment import cache_dir_from, java_from
+from kafkamq.kafka.dead_letters import Selection, redrive
 
 
 @pytest.fixture
@@ -116,3 +118,86 @@ def test_an_outage_longer_than_locks_and_sessions(is_paused: bool) -> None:
             wait_until(lambda: len(seen) == 200, "all of them")
             assert not first.wait(0.0)
             assert not second.wait(0.0)
+
+
+def topic_settings(bootstrap: str, topic: str, **settings: str) -> None:
+    """Set some of a topic's settings; ``_`` is a dot in their names."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    entries = [
+        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in settings.items()
+    ]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result()
+
+
+def test_a_dead_letter_that_is_too_large_comes_back_whole(world: World, bootstrap: str) -> None:
+    """It refers to its payload; a redrive has it all."""
+    queue = world.queue("large")
+    letters = world.service.config.dead_letter_topic
+    headers = {"h": b"1"}
+    queue.producer().send(b"x" * 100_000, key="k", headers=headers).result(30)
+    topic_settings(bootstrap, letters, max_message_bytes="20000")
+    with queue.consumer() as consumer:
+        (message,) = receive(consumer, 1)
+        message.reject("no good", wait=True)
+    (letter,) = world.letters(queue)
+    assert (letter.payload, letter.error, letter.delivery_count) == (None, "no good", 1)
+    assert redrive(world.service.config, Selection(queue_id="large")).redriven == 1
+    with queue.consumer() as consumer:
+        (message,) = receive(consumer, 1)
+        assert (message.payload, message.key, message.delivery_count) == (b"x" * 100_000, b"k", 1)
+        assert message.headers["h"] == b"1"
+        message.ack(wait=True)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+def test_dead_letters_that_are_refused_for_a_minute() -> None:
+    """Nothing is given up without one, though the broker's deliveries take a quarter of it.
+
+    Half of the messages are rejected, half have come to their last delivery; then they are good.
+    """
+    properties = {"group.share.min.record.lock.duration.ms": "1000"}
+    places = {"cache_dir": cache_dir_from(os.environ), "java": java_from(os.environ)}
+    seen: set[bytes] = set()
+    with (
+        LocalKafka(properties=properties, **places) as broker,
+        world_of("share", broker.bootstrap_servers, "refused") as world,
+    ):
+        queue = world.queue("work", redelivery_timeout=3.0, max_deliveries=2)
+        letters = world.service.config.dead_letter_topic
+
+        @queue.handler(concurrency=8)
+        def handle(body: bytes) -> object:
+            number = int(body)
+            if number < 100:
+                return Reject("no good") if number % 2 else Nack(reason="again")
+            seen.add(body)
+            return None
+
+        topic_settings(broker.bootstrap_servers, letters, max_message_bytes="100")
+        sender = Producer({"bootstrap.servers": broker.bootstrap_servers})  # ours refuses now
+        with Worker(world.service) as first, Worker(world.service):
+            for number in range(100):
+                sender.produce(queue.config.topic, b"%d" % number)
+            assert sender.flush(30) == 0
+            assert not first.wait(60.0)
+            assert world.letters(queue) == []
+            topic_settings(broker.bootstrap_servers, letters, max_message_bytes="2000000")
+            for number in range(100, 150):
+                sender.produce(queue.config.topic, b"%d" % number)
+            assert sender.flush(30) == 0
+            wait_until(lambda: len(seen) == 50, "the good ones", 120.0)
+            found: set[bytes | None] = set()
+            wanted = {b"%d" % number for number in range(100)}
+
+            def all_found() -> bool:
+                found.update(letter.payload for letter in world.letters(queue))
+                return found == wanted
+
+            wait_until(all_found, "a dead letter of each", 60.0)
+        reasons = {letter.payload: letter.reason for letter in world.letters(queue)}
+        assert {reasons[b"%d" % number] for number in range(1, 100, 2)} == {"rejected"}
+        assert {reasons[b"%d" % number] for number in range(0, 100, 2)} == {"max-deliveries"}

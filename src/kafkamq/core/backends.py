@@ -137,7 +137,7 @@ CAPABILITIES: dict[Backend, Capabilities] = {
             Feature.DEAD_LETTERS: "the broker's last delivery is kept for writing them",
             Feature.EXTEND: "the client cannot renew a lock",
         },
-        delivery_count="the broker; what was fetched and not handed out counts as well",
+        delivery_count="the broker, less what this process gave back without handing it out",
         max_workers="200 members of a group (group.share.max.size)",
         lease="share.record.lock.duration.ms (15-60 s), not renewed",
         min_kafka="4.2",

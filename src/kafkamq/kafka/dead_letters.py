@@ -28,7 +28,7 @@ from kafkamq.kafka.scan import scan
 from kafkamq.types import DeadLetterReason, Headers
 from kafkamq.wire import headers as names
 from kafkamq.wire.headers import Origin, read_message_headers, redrive_headers
-from kafkamq.wire.keys import split_key
+from kafkamq.wire.keys import join_key, split_key
 from kafkamq.wire.markers import decode_marker
 from kafkamq.wire.partitions import key_partition
 
@@ -49,6 +49,7 @@ MAX_TRANSACTION_RECORDS = 500
 MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
 MAX_ATTEMPTS = 5  # of one transaction whose outcome is unknown or that was aborted
 _KEY_PREFIX = "redrive"
+_NO_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION")
 _log = logging.getLogger(__name__)
 
 
@@ -186,27 +187,36 @@ class _Originals:
     """Reads what dead letters refer to: a message, or the SCHEDULE of a delayed one (R11)."""
 
     def __init__(self, config: ServiceConfig) -> None:
-        topics = (config.message_topic, config.marker_topic)
-        self._readers = {topic: RecordReader(config, topic) for topic in topics}
-        self._marker_topic = config.marker_topic
+        self._config = config
+        self._readers: dict[str, RecordReader] = {}
 
     def close(self) -> None:
         for reader in self._readers.values():
             reader.close()
 
-    def read(self, place: Origin) -> _Message | None:
+    def read(self, letter: DeadLetter, place: Origin) -> _Message | None:
         """None: it is gone, or another record stands there now (R13)."""
-        reader = self._readers.get(place.topic)
-        record = None if reader is None else reader.read(place.partition, place.offset)
+        topic = place.topic
+        if topic not in self._readers:
+            self._readers[topic] = RecordReader(self._config, topic)
+        try:
+            record = self._readers[topic].read(place.partition, place.offset)
+        except BrokerError as error:
+            if error.code not in _NO_TOPIC:
+                raise
+            record = None
         if record is None or place.timestamp_ms not in (0, record.timestamp()[1]):
             return None
-        if place.topic == self._marker_topic:
+        if topic == self._config.marker_topic:
             try:
                 marker = decode_marker(record.value())
             except WireError:
                 return None
             return _Message(marker.key, marker.value, marker.headers)
-        return _Message(record.key() or b"", record.value(), headers_of(record))
+        key = record.key()
+        if topic != self._config.message_topic:  # a queue's own: the key is its sender's
+            key = join_key(letter.queue_id, key)
+        return _Message(key or b"", record.value(), headers_of(record))
 
 
 class _Writer:
@@ -341,7 +351,7 @@ class _Writer:
             if letter.payload is None and letter.reason == DeadLetterReason.PAYLOAD_LOST.value:
                 return None
             return _Message(letter.raw_key, letter.payload, letter.raw_headers)
-        original = self._originals.read(letter.payload_at)
+        original = self._originals.read(letter, letter.payload_at)
         if original is None or letter.is_bare:
             return original
         return _Message(letter.raw_key, original.payload, letter.raw_headers)

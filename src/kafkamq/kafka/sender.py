@@ -87,7 +87,7 @@ class Sender:
         self,
         topic: str,
         value: bytes | None,
-        key: bytes,
+        key: bytes | None,
         partition: int,
         headers: Headers | None,
         on_delivery: Callable[[KafkaError | None, Record], None],

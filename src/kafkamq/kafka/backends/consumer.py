@@ -38,7 +38,6 @@ from kafkamq.types import DeadLetterReason, Nack, Outcome, Reject
 __all__ = ["TopicConsumer"]
 
 _SLICE_S = 0.25
-_PARK_AGAIN_MS = 1000  # after a dead letter that could not be written
 _log = logging.getLogger(__name__)
 
 _COUNTERS: dict[object, Counter] = {
@@ -267,7 +266,7 @@ class TopicConsumer(Consumer):
         return backoff_delay_ms(self._queue.backoff, message.delivery_count, random.random())
 
     def _park(self, message: TopicMessage, reason: DeadLetterReason, error: str) -> None:
-        """A dead letter first; the message is done when that is in Kafka."""
+        """A dead letter first, however long that takes; the message is done when Kafka has it."""
         with self._changed:
             self._parking += 1
 
@@ -280,12 +279,11 @@ class TopicConsumer(Consumer):
                         extra={"queue": self.queue_id, "reason": reason.value},
                     )
                     self._given_up(message)
-                else:
+                else:  # the consumer is closed: nothing says that it is done
                     _log.error(
                         "a dead letter could not be written; its message comes again",
                         extra={"queue": self.queue_id, "said": str(failure)},
                     )
-                    self._again(message, _PARK_AGAIN_MS)
             except LeaseLostError:  # written all the same, and perhaps once more by another
                 self._lost_late((message,))
             finally:
@@ -294,6 +292,10 @@ class TopicConsumer(Consumer):
                     self._changed.notify_all()
 
         self._letters.park(message, reason, error).add_done_callback(parked)
+
+    def _unwritten(self) -> int:
+        """Dead letters under way."""
+        return self._parking
 
     def leave(self, message: Message, error: BaseException | None) -> None:
         """The end of ``with message:``; a verdict given inside stands."""
@@ -346,11 +348,11 @@ class TopicConsumer(Consumer):
     def _flush(self, timeout: float) -> None:
         deadline_s = time.monotonic() + timeout
         with self._changed:
-            while self._parking:
+            while self._unwritten():
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     raise DeadlineExceededError(
-                        f"{self._parking} dead letters of queue {self.queue_id!r} are not"
+                        f"{self._unwritten()} dead letters of queue {self.queue_id!r} are not"
                         f" confirmed after {timeout:g} s"
                     )
                 self._changed.wait(min(left_s, _SLICE_S))

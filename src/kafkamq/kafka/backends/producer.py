@@ -71,7 +71,7 @@ class TopicProducer(Producer):
         self._sender.produce(
             topic,
             payload,
-            record_key,  # type: ignore[arg-type]  # messages of a namespace always have one
+            record_key,
             partition,
             every,
             delivery._report,

@@ -15,9 +15,10 @@ from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.core.share_members import first_members, max_members, members_to_add
 from kafkamq.errors import DeadlineExceededError
 from kafkamq.kafka.backends.consumer import TopicConsumer
-from kafkamq.kafka.backends.letters import Letters
+from kafkamq.kafka.backends.letters import ShareLetters, carried_verdict, earlier_deliveries
 from kafkamq.kafka.backends.message import MessageState, TopicMessage
 from kafkamq.kafka.backends.share_member import Member
+from kafkamq.kafka.backends.share_moves import Moves, ShareMessage
 from kafkamq.kafka.backends.share_settings import (
     ShareLimits,
     configure_group,
@@ -33,8 +34,10 @@ __all__ = ["ShareConsumer"]
 
 MAX_POLL = 500  # records of one poll, about: whole batches of producers come
 QUIET_S = 2.0
+MOVE_S = 5.0  # what closing waits for letters and copies; members wait longer for their leave
 MARGIN_MS = 1500  # what is left of a lock less than this is not begun
 _CONFIRM_SLICE_S = 0.01
+_MAX_UNSEEN = 100_000  # places; far more than a group holds
 _FULL = "GROUP_MAX_SIZE_REACHED"
 _log = logging.getLogger(__name__)
 
@@ -46,7 +49,7 @@ class ShareConsumer(TopicConsumer):
         self,
         config: ServiceConfig,
         queue: QueueConfig,
-        letters: Letters,
+        letters: ShareLetters,
         on_lease_lost: Callable[[Message], None] | None = None,
         *,
         group_id: str,
@@ -68,6 +71,15 @@ class ShareConsumer(TopicConsumer):
         self.limits, self._lock_ms = self._set_up(config, group_id)
         self._max_deliveries = self.limits.handed_out(queue.max_deliveries)
         self._margin_ms = max(MARGIN_MS, handler_timeout_ms)
+        self._unseen: dict[
+            tuple[int, int, int], int
+        ] = {}  # given back without a handler, how often
+        self._moves = Moves(
+            letters,
+            self._changed,
+            limit=self.limits.after_set_up(queue.max_deliveries),
+            lock_ms=self._lock_ms,
+        )
         self._failure: BaseException | None = None
         poll = min(MAX_POLL, queue.max_in_flight)
         if concurrency:
@@ -140,33 +152,47 @@ class ShareConsumer(TopicConsumer):
     def arrived(self, member: Member, records: Sequence[Record], fetched_ms: int) -> int:
         """Hand out, or give up what was delivered too often: it may have killed its workers."""
         deadline_ms = fetched_ms + self._lock_ms
-        fresh: list[TopicMessage] = []
-        poison: list[TopicMessage] = []
-        for record in records:
-            count = record.delivery_count() or 1
-            message = TopicMessage(
-                self, record, delivery_count=count, deadline_ms=deadline_ms, place=member
-            )
-            member.add(message)
-            (poison if count > self._max_deliveries else fresh).append(message)
         with self._changed:
-            self._ready.extend(fresh)
+            for record in records:
+                message = ShareMessage(self, record, deadline_ms=deadline_ms, place=member)
+                message.broker_count = record.delivery_count() or 1
+                message.is_seen = False
+                member.add(message)
+                self._sort(message)
             self._changed.notify_all()
-        for message in poison:
-            message.state = MessageState.SETTLED
-            # What it had is known, and this delivery is not handed out.
-            message._count -= 1
-            self._park(
-                message,
-                DeadLetterReason.MAX_DELIVERIES,
-                f"{message._count} deliveries ended without a verdict, or were given back",
-            )
         return len(records)
+
+    def _sort(self, message: ShareMessage) -> None:
+        """What becomes of a record that has come; with ``_changed`` held."""
+        before = earlier_deliveries(message)
+        unseen = self._unseen.get(message.key_of_place, 0)
+        message._count = max(1, before + message.broker_count - unseen)
+        verdict = carried_verdict(message)
+        is_dead = message._count > self._max_deliveries
+        if not (verdict or is_dead or self._moves.is_last(message)):
+            if not self._moves.take_over(message):
+                self._ready.append(message)
+                return
+        elif self._moves.take_over(message):
+            pass
+        elif verdict:
+            message._count = before
+            self._moves.bury(message, verdict)
+        elif is_dead:
+            message._count -= 1  # this delivery is not handed out
+            said = f"{message._count} deliveries ended without a verdict, or were given back"
+            self._moves.bury(message, (DeadLetterReason.MAX_DELIVERIES, said))
+        else:  # handlers have not seen it often enough, and another delivery may come to nothing
+            self._moves.send_back(message, message._count)
+        message.state = MessageState.SETTLED
 
     def look_after(self, member: Member) -> None:
         """What cannot start any more goes back; what is held beyond its lock is lost."""
         now_ms = monotonic_ms()
         messages = member.messages()
+        if self._moves.open_count:
+            with self._changed:
+                self._moves.look_after(member, now_ms)
         if not messages or now_ms < messages[0]._deadline_ms - self._margin_ms:
             return
         with self._changed:
@@ -208,10 +234,23 @@ class ShareConsumer(TopicConsumer):
             self._changed.notify_all()
 
     def _give_back(self, message: TopicMessage) -> None:
+        """No handler has seen it: the broker counts this delivery, the message's count does not."""
+        assert isinstance(message, ShareMessage)
         message.state = MessageState.SETTLED
-        member = message.place
-        assert isinstance(member, Member)
-        member.settle(message, AcknowledgeType.RELEASE)
+        key = message.key_of_place
+        self._unseen[key] = self._unseen.get(key, 0) + 1
+        if len(self._unseen) > _MAX_UNSEEN:
+            del self._unseen[next(iter(self._unseen))]
+        if self._moves.is_near_last(message):  # another process knows nothing of this
+            self._moves.send_back(message, message._count)
+        else:
+            message.member.settle(message, AcknowledgeType.RELEASE)
+
+    def _put_back(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            assert isinstance(message, ShareMessage)
+            message.is_seen = False
+        super()._put_back(messages)
 
     # What the consumer asks.
 
@@ -234,20 +273,34 @@ class ShareConsumer(TopicConsumer):
             raise self._failure
 
     def _may_hand_out(self, message: TopicMessage) -> bool:
+        assert isinstance(message, ShareMessage)
         if monotonic_ms() <= message._deadline_ms - self._margin_ms:
+            message.is_seen = True
             return True
         self._give_back(message)
         return False
 
     def _done(self, message: TopicMessage) -> None:
-        _member(message).settle(message, AcknowledgeType.ACCEPT)
+        assert isinstance(message, ShareMessage)
+        self._unseen.pop(message.key_of_place, None)
+        message.member.settle(message, AcknowledgeType.ACCEPT)
 
-    def _given_up(self, message: TopicMessage) -> None:
-        _member(message).settle(message, AcknowledgeType.REJECT)
+    def _park(self, message: TopicMessage, reason: DeadLetterReason, error: str) -> None:
+        assert isinstance(message, ShareMessage)
+        with self._changed:
+            self._moves.bury(message, (reason, error))
+
+    def _unwritten(self) -> int:
+        return self._moves.open_count
 
     def _again(self, message: TopicMessage, delay_ms: int) -> None:
         del delay_ms  # the broker has no delays
-        _member(message).settle(message, AcknowledgeType.RELEASE)
+        assert isinstance(message, ShareMessage)
+        if self._moves.is_near_last(message):
+            with self._changed:
+                self._moves.send_back(message, message._count + 1)
+        else:
+            message.member.settle(message, AcknowledgeType.RELEASE)
 
     def _confirm(self, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
@@ -266,6 +319,7 @@ class ShareConsumer(TopicConsumer):
             member.stop()
         for member in self._members:
             member.await_quiet(max(0.0, min(QUIET_S, deadline_s - time.monotonic())))
+        self._move_the_rest(min(deadline_s, time.monotonic() + MOVE_S))
         # A member fetches in the background, also when it is not polled: those that hold nothing
         # leave first, or they would be given, and give back, what the others give back.
         idle = [member for member in self._members if not member.messages()]
@@ -277,8 +331,15 @@ class ShareConsumer(TopicConsumer):
                 if not member.join(max(0.1, deadline_s - time.monotonic())):
                     raise DeadlineExceededError("leaving the share group takes long, and goes on")
 
-
-def _member(message: TopicMessage) -> Member:
-    member = message.place
-    assert isinstance(member, Member)
-    return member
+    def _move_the_rest(self, deadline_s: float) -> None:
+        """Before members leave, and so release: what would come to its last delivery unseen."""
+        with self._changed:
+            for member in self._members:
+                for message in member.messages():
+                    assert isinstance(message, ShareMessage)
+                    is_unseen = message.state is MessageState.HELD and not message.is_seen
+                    if is_unseen and self._moves.is_near_last(message):
+                        self._give_back(message)
+            self._moves.hurry()
+            while self._moves.open_count and time.monotonic() < deadline_s:
+                self._changed.wait(_CONFIRM_SLICE_S)

@@ -43,6 +43,11 @@ class ShareLimits:
     session_ms: int
     min_session_ms: int
     max_session_ms: int
+    is_of_group: bool = False  # the deliveries are the group's setting: ``configure_group`` sets it
+
+    def after_set_up(self, wanted: int) -> int:
+        """After how many deliveries the broker gives up when ``configure_group`` has run."""
+        return self.handed_out(wanted) + 1 if self.is_of_group else self.max_deliveries
 
     def handed_out(self, wanted: int) -> int:
         """How often a message is handed out: the broker's last delivery is for the dead letter."""
@@ -65,7 +70,10 @@ def read_limits(admin: Admin, group_id: str) -> ShareLimits:
             f"{others} work with what is there"
         )
     group = _group_settings(admin, group_id)
-    limit = group.get(_COUNT, broker.get("group.share.delivery.count.limit", "5"))
+    is_of_group = _COUNT in group
+    limit = broker.get("group.share.delivery.count.limit", "5")
+    if is_of_group:  # as much as may be asked for, not what a consumer asked for before
+        limit = broker.get("group.share.max.delivery.count.limit", group[_COUNT])
     return ShareLimits(
         min_lock_ms=int(broker.get("group.share.min.record.lock.duration.ms", "15000")),
         max_lock_ms=int(broker.get("group.share.max.record.lock.duration.ms", "60000")),
@@ -74,6 +82,7 @@ def read_limits(admin: Admin, group_id: str) -> ShareLimits:
         session_ms=int(group.get(_SESSION, broker.get("group.share.session.timeout.ms", "45000"))),
         min_session_ms=int(broker.get("group.share.min.session.timeout.ms", "45000")),
         max_session_ms=int(broker.get("group.share.max.session.timeout.ms", "60000")),
+        is_of_group=is_of_group,
     )
 
 

@@ -1,0 +1,92 @@
+"""Records that must be written: refused, too large, or without a broker to write them to."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+from confluent_kafka import KafkaError
+
+from kafkamq import BrokerError
+from kafkamq.errors import KafkaMQError
+from kafkamq.kafka.backends import sure_writer
+from kafkamq.kafka.backends.sure_writer import Form, SureWriter
+
+Answer = KafkaError | KafkaMQError | None
+
+
+class Sender:
+    """Answers each record as it is told."""
+
+    answers: ClassVar[list[Answer]] = []
+    written: ClassVar[list[bytes | None]] = []
+
+    def __init__(self, _: object) -> None:
+        self.check("connecting")
+
+    def check(self, _: str) -> None: ...
+
+    def produce(self, topic, value, key, partition, headers, reported) -> None:
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, KafkaMQError):
+            raise answer
+        if answer is None:
+            self.written.append(value)
+        reported(answer, SimpleNamespace())
+
+    def failed(self, error: KafkaError) -> KafkaError:
+        return error
+
+    def close(self, timeout_s: float) -> None: ...
+
+
+@pytest.fixture
+def sender(monkeypatch: pytest.MonkeyPatch) -> type[Sender]:
+    monkeypatch.setattr(sure_writer, "Sender", Sender)
+    monkeypatch.setattr(sure_writer, "_FIRST_PAUSE_S", 0.001)
+    Sender.answers, Sender.written = [], []
+    return Sender
+
+
+def form(refusals: int) -> Form:
+    return Form("t", -1, b"k", b"%d" % refusals, ())
+
+
+def test_refusals_are_met_by_waiting_and_size_by_less(sender: type[Sender]) -> None:
+    sender.answers = [
+        BrokerError("no broker", code="_TRANSPORT"),
+        KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED),
+        KafkaError(KafkaError.MSG_SIZE_TOO_LARGE),
+        KafkaError(KafkaError.NOT_ENOUGH_REPLICAS),
+        BrokerError("too large here", code="MSG_SIZE_TOO_LARGE"),
+    ]
+    writer = SureWriter(SimpleNamespace(), "a letter")  # type: ignore[arg-type]
+    writer.write(form).result(30)
+    assert sender.written == [b"2"]
+    writer.close(1.0)
+
+
+def test_what_is_not_written_by_the_end_has_failed(sender: type[Sender]) -> None:
+    sender.answers = [KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)] * 100_000
+    writer = SureWriter(SimpleNamespace(), "a letter")  # type: ignore[arg-type]
+    refused, given_up = writer.write(form), writer.write(form)
+    given_up.cancel()
+    writer.close(0.05)
+    with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
+        refused.result(0)
+    with pytest.raises(BrokerError):
+        writer.write(form).result(0)
+
+
+def test_a_write_waits_for_nothing(sender: type[Sender], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for a connection either: it is called on event loops."""
+    connecting: Future[None] = Future()
+    monkeypatch.setattr(Sender, "check", lambda *_: connecting.result(30))
+    writer = SureWriter(SimpleNamespace(), "a letter")  # type: ignore[arg-type]
+    written = writer.write(form)
+    assert not written.done()
+    connecting.set_result(None)
+    written.result(30)
+    writer.close(1.0)
