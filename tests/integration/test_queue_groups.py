@@ -16,6 +16,7 @@ from tests.integration.queue_logs import (
     make_service,
     markers,
     receive_all,
+    starts,
     tracked,
     wait_until,
 )
@@ -269,3 +270,37 @@ def test_what_was_polled_too_long_ago_is_fetched_again(
     assert Counter(message.payload for message in got) == Counter(b"%d" % n for n in range(50))
     started = [r.marker for r in markers(service.config) if r.marker.type is MarkerType.START]
     assert len(started) == 50
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_who_does_not_receive_for_too_long_leaves_the_rest_to_others(
+    bootstrap: str, namespace: str, protocol: str
+) -> None:
+    """It keeps what it has in hand, STARTs nothing twice, and comes back with the next receive."""
+    kafka = {"max_poll_interval_ms": "6000", **PROTOCOLS[protocol]}
+    if protocol != "kafka-4":
+        kafka["session_timeout_ms"] = "6000"
+    with (
+        make_service(bootstrap, namespace, partitions=1, **kafka) as service,
+        tracked(service.config),
+    ):
+        queue = service.queue("a", redelivery_timeout=3.0, receive_buffer=10)
+        send(service, "a", *(b"%d" % number for number in range(50)))
+        busy = queue.consumer()
+        hands: list[Message] = []
+        while not hands:
+            hands += filter(None, [busy.receive(1.0)])
+        assert busy.in_flight == 10
+        with queue.consumer() as other:
+            messages = receive_all(other, 49)
+            for message in messages:
+                message.ack()
+            other.flush()
+        (mine,) = hands
+        assert {m.payload for m in messages} == {b"%d" % n for n in range(50)} - {mine.payload}
+        assert {m.delivery_count for m in messages} == {1}
+        mine.ack(wait=True)  # its lease stands
+        assert len(starts(service.config)) == 59  # 9 were given back, and are copies now
+        send(service, "a", b"new")
+        assert receive_all(busy, 1)[0].payload == b"new"
+        busy.close()

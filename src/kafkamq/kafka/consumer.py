@@ -41,6 +41,7 @@ from kafkamq.types import MessageId
 __all__ = ["Consumer"]
 
 IDLE_MS = 1000  # without a receive for so long, the heart looks after the group membership
+MAX_LEAVE_S = 1.0  # how long renewals wait for a batch, when the owner does not
 MAX_EXIT_S = 5.0  # how long the interpreter's end waits for verdicts
 _SLICE_S = 0.25
 _GATE_S = 0.02  # how often R6 is asked again
@@ -351,14 +352,27 @@ class Consumer:
     def _tend(self) -> None:
         """From the heart: poll when the owner does not, so that the group does not wait for it."""
         self._reader.positions.write()
-        if monotonic_ms() - self._received_ms < IDLE_MS or self._closing.is_set():
+        idle_ms = monotonic_ms() - self._received_ms
+        if idle_ms < IDLE_MS or self._closing.is_set():
             return
         if self._owner.acquire(blocking=False):
             try:
                 if not self._worker.is_closed:
+                    if idle_ms >= self._reader.max_idle_ms and not self._reader.is_away:
+                        self._leave(idle_ms)
                     self._reader.tend()
             finally:
                 self._owner.release()
+
+    def _leave(self, idle_ms: int) -> None:
+        """Nobody receives: what is not handed out is for others. What is keeps its leases."""
+        _log.warning(
+            "nothing was received for max.poll.interval.ms: the consumer leaves its group, and "
+            "joins it again with the next receive",
+            extra={"queue": self.queue_id, "idle_s": idle_ms // 1000, "held": self.in_flight},
+        )
+        self._release_all(MAX_LEAVE_S)
+        self._reader.leave()
 
     # Ending.
 

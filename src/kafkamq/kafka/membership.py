@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from confluent_kafka import Consumer as KafkaConsumer
@@ -12,7 +12,9 @@ from kafkamq.clients.settings import consumer_settings
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.types import MessageId
 
-__all__ = ["Membership", "is_eager", "leave", "reader_settings"]
+__all__ = ["Membership", "is_eager", "leave", "max_idle_ms", "reader_settings"]
+
+MAX_POLL_INTERVAL_MS = 300_000  # Kafka's default
 
 
 class Membership(Protocol):
@@ -59,3 +61,8 @@ def is_eager(settings: dict[str, object]) -> bool:
     if settings.get("group.protocol") == "consumer":
         return False
     return "cooperative" not in str(settings.get("partition.assignment.strategy", ""))
+
+
+def max_idle_ms(settings: Mapping[str, object]) -> int:
+    """How long a member may go without receiving, as Kafka has it for every consumer."""
+    return int(str(settings.get("max.poll.interval.ms", MAX_POLL_INTERVAL_MS)))

@@ -22,7 +22,7 @@ from kafkamq.errors import KafkaMQError
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.commits import Commit, Committer, is_passing
 from kafkamq.kafka.data_loss import report_loss
-from kafkamq.kafka.membership import Membership, is_eager, leave, reader_settings
+from kafkamq.kafka.membership import Membership, is_eager, leave, max_idle_ms, reader_settings
 from kafkamq.kafka.message import Message
 from kafkamq.kafka.positions import Positions
 
@@ -64,6 +64,7 @@ class MessageReader:
         self._prefix = self._key + b"\0"
         self._settings = reader_settings(config, queue)
         self._is_eager = is_eager(self._settings)
+        self.max_idle_ms = max_idle_ms(self._settings)
         self._unplaced: dict[int, int] = {}  # partition -> the position that is not in the log
         self._gained_s: dict[int, float] = {}  # partition -> when it was assigned, monotonic
         self._poll_size = MAX_POLL
@@ -83,6 +84,10 @@ class MessageReader:
     def _connect(self) -> None:
         self.watch = ErrorWatch(self._config.bootstrap_servers)
         self._consumer = connect(KafkaConsumer, self._settings, self.watch)
+        self._join()
+
+    def _join(self) -> None:
+        self.is_away = False
         self._consumer.subscribe(
             [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
         )
@@ -104,6 +109,8 @@ class MessageReader:
         if failure is not None:
             raise failure
         self.watch.check(f"reading {self._topic}")
+        if self.is_away:
+            self._join()
         self._resume()
         size = max(1, min(self._poll_size, max(wanted, MAX_POLL // 10)))
         if self._poll_size > MAX_POLL:
@@ -437,6 +444,11 @@ class MessageReader:
         """What fences this member's transactions once the group has gone on without it."""
         metadata: bytes = self._consumer.consumer_group_metadata()
         return metadata
+
+    def leave(self) -> None:
+        """Leave the group: others get the partitions. The next ``poll`` joins it again."""
+        self.is_away = True
+        self._consumer.unsubscribe()  # ``tend`` serves what follows from it
 
     def tend(self) -> None:
         """Stay a member while nobody receives: poll, with all partitions paused."""
