@@ -89,6 +89,20 @@ def test_keys_and_payloads_are_anything(world: World) -> None:
     assert sorted(found, key=repr) == sorted(sent, key=repr)
 
 
+@pytest.mark.parametrize("world", ["memory", "offsets"], indirect=True)
+def test_messages_without_a_key_wait_for_nobody(world: World) -> None:
+    queue = world.queue("keyless")
+    with queue.producer() as producer:
+        for number in range(20):  # more than there are partitions
+            producer.send(b"%d" % number)
+    with queue.consumer() as consumer:
+        held = receive(consumer, 20)
+        assert {message.payload for message in held} == {b"%d" % number for number in range(20)}
+        for message in held:
+            message.ack()
+        consumer.flush()
+
+
 def test_what_was_not_handed_out_is_released(world: World) -> None:
     """Closing in the middle: nothing is lost, and what nobody saw is delivered for the first time.
 

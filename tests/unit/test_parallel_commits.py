@@ -11,6 +11,7 @@ from tests.unit.test_parallel_desk import Room
 from kafkamq.clients.exact_commits import OffsetCommit
 from kafkamq.core.flow import FlowLimits, PartitionFlow, StallGuard
 from kafkamq.core.offsets import OffsetTracker
+from kafkamq.errors import BrokerError, DeadlineExceededError, LeaseLostError
 from kafkamq.kafka.parallel.commits import Committer, Duty, _cut, plan_commits
 from kafkamq.wire.offsets import decode, encode
 
@@ -103,5 +104,58 @@ def test_the_last_commit_of_a_partition_is_made_again(
         assert committer.commit_at_last(20)
         assert commits.offsets == committed
         assert commits.codes == []
+    finally:
+        assert committer.end(20)
+
+
+@pytest.mark.parametrize(
+    ("codes", "error"),
+    [
+        ([], None),
+        ([KafkaError.COORDINATOR_NOT_AVAILABLE] * 3, None),  # made again
+        ([KafkaError.COORDINATOR_NOT_AVAILABLE] * 10_000, DeadlineExceededError),
+        ([KafkaError.FENCED_MEMBER_EPOCH], BrokerError),
+        ([KafkaError.GROUP_AUTHORIZATION_FAILED], BrokerError),
+    ],
+)
+def test_done_is_what_kafka_has_confirmed(codes: list[int], error: type[Exception] | None) -> None:
+    room, commits, failures = Room(), Commits(*codes), []
+    duty = Duty(room.lane, PartitionFlow(FlowLimits()), StallGuard(stall_after_ms=1000), 0, -1)
+    committer = Committer(
+        room.desk.config, room.desk, commits, lambda: [duty], room.stats, failures.append
+    )
+    room.add("a")
+    room.lane.tracker.complete([0])
+    committer.start()
+    try:
+        if error is None:
+            committer.see_committed(20)
+            assert commits.offsets == [1]
+            committer.see_committed(20)  # there is nothing more to commit
+            assert commits.offsets == [1]
+        else:
+            with pytest.raises(error):
+                committer.see_committed(0.5)
+            assert commits.offsets == []
+    finally:
+        assert committer.end(20)
+
+
+def test_what_went_before_its_commit_is_not_done() -> None:
+    room, commits = Room(), Commits(*[KafkaError.COORDINATOR_NOT_AVAILABLE] * 10_000)
+    duty = Duty(room.lane, PartitionFlow(FlowLimits()), StallGuard(stall_after_ms=1000), 0, -1)
+
+    def duties() -> list[Duty]:
+        if room.stats.commit_failures == 2:
+            room.desk.scheduler.close(room.lane)
+        return [duty]
+
+    committer = Committer(room.desk.config, room.desk, commits, duties, room.stats, pytest.fail)
+    room.add("a")
+    room.lane.tracker.complete([0])
+    committer.start()
+    try:
+        with pytest.raises(LeaseLostError):
+            committer.see_committed(20)
     finally:
         assert committer.end(20)

@@ -26,3 +26,21 @@ def test_a_slot_that_is_relieved_before_its_first_record_gives_its_key_back() ->
         ((_, record),) = pool.advance_woken(4)
     assert record.offset == 0
     room.desk.scheduler.check()
+
+
+def test_what_has_its_verdict_counts_before_its_run_has_ended() -> None:
+    """As ``flush`` looks: a slot may be at a run of several records."""
+    room = Room()
+    pool = SlotPool(room.desk, 1, lambda: None)
+    pool.start()
+    room.speed_up()
+    room.add("aaa")
+    ((slot, first),) = pool.advance_woken(1)
+    second = pool.advance(slot)  # as an ack does
+    assert (first.offset, second and second.offset) == (0, 1)
+    room.desk.recall(())
+    assert room.committable == 1
+    assert pool.advance(slot) is not None  # the third
+    room.desk.recall(())
+    assert room.committable == 2
+    room.desk.scheduler.check()

@@ -20,8 +20,6 @@ from kafkamq.kafka.parallel.record import Failure, ParallelRecord
 
 __all__ = ["OffsetsConsumer"]
 
-_ENDED = (State.CLOSED, State.FAILED)
-
 
 class _Puller(ParallelBase):
     """A parallel consumer without a handler."""
@@ -35,7 +33,10 @@ class _Puller(ParallelBase):
 
 
 class OffsetsConsumer(TopicConsumer):
-    """Order by key or partition, or none; what is done is in the commits of a consumer group."""
+    """Order by key or partition, or none; what is done is in the commits of a consumer group.
+
+    By key, messages without one are in no order.
+    """
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class OffsetsConsumer(TopicConsumer):
             bootstrap_servers=config.bootstrap_servers,
             kafka=config.kafka,
             ordering=ordering,
+            null_keys="parallel",  # no key: nothing to be in order with
             concurrency=queue.max_in_flight,
             on_data_loss=queue.on_data_loss,
             on_revoked=self._revoked,
@@ -113,12 +115,12 @@ class OffsetsConsumer(TopicConsumer):
             self._changed.notify_all()
 
     def _confirm(self, timeout_s: float) -> None:
-        if self._engine.state in _ENDED:
+        engine = self._engine
+        self._check_failure()
+        if engine.state is State.CLOSED:
             return
-        if not self._engine.committer.commit_now(timeout_s):
-            raise DeadlineExceededError(
-                f"the commit of queue {self.queue_id!r} has no answer after {timeout_s:g} s"
-            )
+        engine.desk.recall(())  # also what is done of runs that slots have not ended counts
+        engine.committer.see_committed(timeout_s)
 
     def _end(self, timeout_s: float) -> None:
         with self._changed:

@@ -19,6 +19,7 @@ from kafkamq.clients.exact_commits import ExactCommits, OffsetCommit
 from kafkamq.core.flow import FlowLimits, MapVerdict, PartitionFlow, StallGuard
 from kafkamq.core.lanes import Lane, LaneState
 from kafkamq.core.offsets import Progress
+from kafkamq.errors import DeadlineExceededError, KafkaMQError, LeaseLostError
 from kafkamq.kafka.commits import is_passing
 from kafkamq.kafka.parallel.config import ParallelConfig, Partition
 from kafkamq.kafka.parallel.desk import Desk
@@ -146,6 +147,7 @@ class Committer:
         self._fail = fail
         self._with_maps = True
         self._may_succeed = False  # the last commit failed, and the same may succeed soon
+        self._refusal: tuple[KafkaMQError, bool] | None = None  # of it, and whether that passes
         self._wanted = threading.Condition()
         self._asked = 0
         self._answered = 0
@@ -173,6 +175,37 @@ class Committer:
                 return False
             sleep(_SOON_S)
         return False
+
+    def see_committed(self, timeout_s: float) -> None:
+        """Return when Kafka has all that is done by now; commits are made again until then.
+
+        Raises:
+            BrokerError: Kafka refuses it, and will again.
+            LeaseLostError: A partition went before the commit: what was done of it comes again.
+            DeadlineExceededError: No answer in time, or failures up to then; it may still come.
+        """
+        deadline_s = monotonic() + timeout_s
+        with self._desk.lock:
+            wanted = [(duty, duty.lane.tracker.version) for duty in self._duties()]
+        while True:
+            is_answered = self._commit_by(deadline_s)
+            with self._desk.lock:
+                missing = [duty for duty, version in wanted if duty.committed_version < version]
+                gone = [duty.place for duty in missing if duty.lane.state is LaneState.CLOSED]
+            if not missing:
+                return
+            error, is_passing_by = self._refusal or (None, True)
+            if error is not None and not is_passing_by:
+                raise error
+            if gone:
+                raise LeaseLostError(f"{gone} went to another member before the commit")
+            if not is_answered or monotonic() >= deadline_s:
+                said = "no answer" if error is None else str(error)
+                raise DeadlineExceededError(
+                    f"offsets of group {self._config.group_id} are not committed after"
+                    f" {timeout_s:g} s: {said}"
+                )
+            sleep(_SOON_S)
 
     def _commit_by(self, deadline_s: float) -> bool:
         with self._wanted:
@@ -248,9 +281,11 @@ class Committer:
         if inner.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
             self._go_without_maps()
             self._may_succeed = True
-            return
+            return  # the next one is another
         ours = broker_error(error, f"committing offsets of group {self._config.group_id}")
-        if not is_passing(ours, inner.code()):
+        is_lasting = not is_passing(ours, inner.code())
+        self._refusal = (ours, not is_lasting and inner.code() not in _GONE)
+        if is_lasting:
             raise ours from error
         self._may_succeed = inner.code() not in _GONE
         _log.info("a commit failed and is made again", extra={"code": inner.name()})
@@ -269,6 +304,7 @@ class Committer:
             for duty, progress, _ in plan.parts:
                 duty.committed_version = progress.version
                 duty.committed_offset = progress.committable_offset
+        self._refusal = None
         self._stats.commits += 1
         self._stats.last_commit_s = monotonic()
         self._stats.map_chars = max(len(each.metadata) for each in plan.commits)
