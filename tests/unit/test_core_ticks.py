@@ -254,3 +254,29 @@ def test_r03_r04_on_a_silent_log_a_dead_worker_gets_no_grace(timeouts: tuple[int
     assert {number: timeouts[number] for number in ends} == dict(enumerate(timeouts))
     assert all(at_ms - timeouts[number] <= 20 for number, at_ms in ends.items())
     assert fold.offset <= 2 * len(timeouts) + 2 * 6 * len(timeouts)
+
+
+def test_r04_what_was_read_and_not_told_gets_a_tick_a_second() -> None:
+    """The status of a batch is lost: nobody knows what is open, and the log may be silent."""
+    ticks = policy()  # read and told up to 10
+    ticks.on_passed(5000, 10)
+    assert not ticks.wants_tick(90_000, 0, QUIET)
+    ticks.on_passed(90_000, 12)
+    assert not ticks.wants_tick(90_999, 0, QUIET), "it may be under way"
+    assert ticks.wants_tick(91_000, 0, QUIET)
+    ticks.on_sent(91_000)
+    ticks.on_delivered(12)
+    assert not ticks.wants_tick(99_000, 0, QUIET), "one until it is read"
+    ticks.on_passed(99_000, 13)
+    assert ticks.wants_tick(99_000, 0, QUIET)
+    ticks.on_read(99_500, 13)
+    assert not ticks.wants_tick(200_000, 0, QUIET)
+
+
+def test_r04_a_tick_that_is_reported_late_was_read() -> None:
+    ticks = policy()
+    ticks.on_passed(1000, 12)
+    ticks.on_sent(2000)
+    ticks.on_passed(2500, 13)
+    ticks.on_delivered(12)
+    assert ticks.wants_tick(3000, 0, QUIET)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
-from kafkamq.spark.ticking import Lag, batch_is_near
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.spark import ticking
+from kafkamq.spark.progress import batch_ends
+from kafkamq.spark.ticking import Lag, TickKeeper, batch_is_near
+from kafkamq.wire.status import TrackerStatus
 
 MIDNIGHT_MS = 1_795_305_600_000.0
 
@@ -50,3 +57,117 @@ def test_a_batch_was_not_read_before_the_one_before_it_was_heard_of() -> None:
     assert lag.hear(5, 15_400) == 400  # a quick one, and nobody knows how quick yet
     assert lag.hear(5, 15_500) == 500  # another partition of it
     assert lag.hear(4, 15_550) == 550  # told again
+
+
+class World:
+    """A silent marker partition, a query that reads what is there, and statuses that may be lost.
+
+    A START with a lease of 6 s is at offset 10; the query reads it in its first batch.
+    """
+
+    T = 6_000
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ms = 1_000_000
+        self.end = 10
+        self.ticks: list[int] = []
+        self.statuses: list[TrackerStatus] = []
+        monkeypatch.setattr(ticking, "_monotonic_ms", lambda: self.now_ms)
+        monkeypatch.setattr(ticking, "batch_is_near", lambda *_: True)
+        monkeypatch.setattr(ticking, "Ticker", lambda _: self)
+        monkeypatch.setattr(ticking, "StatusReader", lambda _: self)
+        config = ServiceConfig(bootstrap_servers="nowhere:1")
+        self.topic = config.marker_topic
+        self.keeper = TickKeeper(config, TrackerConfig(), engine="e", epoch=1, trigger_ms=1000)
+        self.keeper.begin([0])
+
+    # What the keeper has in place of a Ticker and a StatusReader.
+
+    def tick_all(self, numbers: list[int], **_: object) -> dict[int, int]:
+        return {number: self._append() for number in numbers}
+
+    def tick(self, number: int, *, on_done: Callable[[int, int], None], **_: object) -> None:
+        self.ticks.append(self.now_ms)
+        on_done(number, self._append())
+
+    def poll(self, _: float = 0.0) -> list[TrackerStatus]:
+        told, self.statuses = self.statuses, []
+        return told
+
+    def _append(self) -> int:
+        self.end += 1
+        return self.end - 1
+
+    # What happens.
+
+    def batch(self, *, deadline_ms: int | None = None, is_told: bool = True) -> None:
+        status = TrackerStatus(topic=self.topic, partition=0, engine="e", epoch=1)
+        held = {} if deadline_ms is None else {"entries": 1}
+        if is_told:
+            self.statuses.append(
+                replace(
+                    status,
+                    **held,
+                    clock_ms=self.now_ms,
+                    position=self.end,
+                    deadline_ms=deadline_ms,
+                    warn_ms=None if deadline_ms is None else deadline_ms - self.T // 4,
+                )
+            )
+        source = {"endOffset": {self.topic: {"0": self.end}, ":topic-id": {self.topic: "x"}}}
+        self.keeper.batch_done(batch_ends({"sources": [source]}, self.topic))
+
+    def pass_time(self, ms: int) -> None:
+        until_ms = self.now_ms + ms
+        while self.now_ms < until_ms:
+            self.now_ms += 100
+            self.keeper.step(0)
+
+
+def test_a_lost_status_does_not_silence_a_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.batch()  # reads the start's TICK: nothing is open
+    world.pass_time(3_000)
+    assert not world.ticks
+    world.end += 1  # a START; the status of the batch that reads it is lost
+    world.batch(is_told=False)
+    world.pass_time(60_000)
+    assert len(world.ticks) == 1  # one until it is read
+    began_ms = world.ticks[0]
+    for _ in range(5):  # the status topic has no leader: its time must pass all the same
+        world.batch(is_told=False)
+        world.pass_time(2_000)
+    assert [at - began_ms for at in world.ticks[1:]] == [
+        at - began_ms for at in range(world.ticks[1], world.now_ms, 2_000)
+    ]
+    assert len(world.ticks) == 6
+    world.batch()  # told again, and nothing is open
+    world.pass_time(60_000)
+    assert len(world.ticks) == 6
+
+
+def test_a_start_whose_first_status_is_lost_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.batch(is_told=False)
+    world.pass_time(2_000)
+    assert len(world.ticks) == 1
+
+
+def test_a_status_that_is_late_costs_no_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    for _ in range(20):
+        world.end += 1
+        world.batch(is_told=False)
+        world.pass_time(900)
+        world.batch()
+        world.pass_time(100)
+    assert not world.ticks
+
+
+def test_a_told_lease_is_ticked_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.end += 1
+    world.batch(deadline_ms=world.now_ms + World.T)
+    world.pass_time(World.T)
+    assert 1 <= len(world.ticks) <= 2  # an early one, and the one before the batch
+    assert world.ticks[0] >= world.now_ms - World.T // 4

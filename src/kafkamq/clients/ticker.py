@@ -1,14 +1,17 @@
 """TICKs (R4, R17), and the status of every marker partition on its compacted topic (R24).
 
 Both are written by one idempotent producer outside of transactions: a TICK must become readable
-while a transaction is under way elsewhere, and a status may be lost.
+while a transaction is under way elsewhere. A status that is refused is written again, unless there
+is a newer one of its partition; what the process had not written when it dies is lost.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -30,21 +33,32 @@ from kafkamq.wire.status import (
 __all__ = ["StatusReader", "Ticker"]
 
 _TICK_TIMEOUT_MS = 5_000
+_AGAIN_S = 1.0
 _log = logging.getLogger(__name__)
 _BATCH = 1000
 
 
 class Ticker:
-    """Appends TICKs and status records; thread-safe but for ``close``."""
+    """Appends TICKs and status records; thread-safe but for ``close``.
 
-    def __init__(self, config: ServiceConfig) -> None:
+    Args:
+        config: Names the topics.
+        timeout_ms: After which a record that could not be written is given up: 5 s for TICKs.
+            More where only statuses are written, and ``poll`` is called seldom.
+    """
+
+    def __init__(self, config: ServiceConfig, *, timeout_ms: int = _TICK_TIMEOUT_MS) -> None:
         self._config = config
+        self._unwritten: dict[bytes, TrackerStatus] = {}  # by key: the newest one
+        self._refused: set[bytes] = set()  # keys of those that are to be written again
+        self._lock = threading.Lock()
         self._watch = ErrorWatch(config.bootstrap_servers)
         # A TICK that waits longer than this says nothing any more, and the next one may follow.
         settings = producer_settings(config)
         for name in ("message.timeout.ms", "delivery.timeout.ms"):
             settings.pop(name, None)
-        settings["message.timeout.ms"] = _TICK_TIMEOUT_MS
+        settings["message.timeout.ms"] = timeout_ms
+        self._again_s = 0.0  # monotonic: not before
         self._has_warned = False
         self._producer: Producer | None = connect(Producer, settings, self._watch)
 
@@ -109,27 +123,57 @@ class Ticker:
         return offsets
 
     def publish(self, status: TrackerStatus) -> None:
-        """Write a status record, without waiting; one that cannot be queued is left out."""
+        """Write a status record, without waiting; ``poll`` writes it again when it was refused."""
+        key = status_key(status.topic, status.partition)
+        with self._lock:
+            self._unwritten[key] = status
+            self._refused.discard(key)
+        self._send(key, status)
+
+    def _send(self, key: bytes, status: TrackerStatus) -> None:
+        topic = self._config.tracker_topic
         try:
             self._open().produce(
-                self._config.tracker_topic,
-                encode_status(status),
-                status_key(status.topic, status.partition),
-                on_delivery=self._published,
+                topic, encode_status(status), key, on_delivery=partial(self._published, status)
             )
         except BufferError:
-            return  # the next one says more
+            self._refuse(key, status)
         except KafkaException as error:
-            raise broker_error(error, f"writing to {self._config.tracker_topic}") from error
+            raise broker_error(error, f"writing to {topic}") from error
 
-    def _published(self, error: KafkaError | None, message: Message) -> None:
-        """A status may be lost, but whoever looks for it should know why it is old."""
+    def _refuse(self, key: bytes, status: TrackerStatus) -> None:
+        """Write it again later, unless there is a newer one."""
+        with self._lock:
+            if self._unwritten.get(key) is status:
+                self._refused.add(key)
+
+    def _published(self, status: TrackerStatus, error: KafkaError | None, message: Message) -> None:
+        """What a status has become."""
+        key = status_key(status.topic, status.partition)
+        if error is not None:
+            self._refuse(key, status)
+        else:
+            with self._lock:
+                if self._unwritten.get(key) is status:
+                    del self._unwritten[key]
         if error is not None and is_lasting(error) and not self._has_warned:
             self._has_warned = True
             _log.warning("%s", broker_error(error, f"writing to {self._config.tracker_topic}"))
 
+    def _publish_again(self) -> None:
+        """Those that were refused, at most once in ``_AGAIN_S``: a refusal may come at once."""
+        now_s = time.monotonic()
+        if not self._refused or now_s < self._again_s:
+            return
+        self._again_s = now_s + _AGAIN_S
+        with self._lock:
+            refused = [(key, self._unwritten[key]) for key in self._refused]
+            self._refused.clear()  # each key of them has a status: both change under the lock
+        for key, status in refused:
+            self._send(key, status)
+
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Serve delivery reports.
+        """Serve delivery reports, and write again what they refuse.
 
         Raises:
             BrokerError: What broke the client for good: credentials, a fatal error.
@@ -141,6 +185,7 @@ class Ticker:
             cause = raised_error(error)
             raise broker_error(cause, doing) from cause
         self._watch.check(doing)
+        self._publish_again()
 
     def close(self, *, timeout_s: float = 5.0) -> None:
         """Flush (bounded) and end; idempotent."""

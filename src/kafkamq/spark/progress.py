@@ -17,7 +17,7 @@ from kafkamq.metrics import catalog
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["QueryMetrics", "watching"]
+__all__ = ["QueryMetrics", "batch_ends", "watching"]
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +64,16 @@ class QueryMetrics:
         catalog.SPARK_ROWS_PER_SECOND.set(0, label)
         if has_failed:
             catalog.SPARK_FAILURES.add(1, label)
+
+
+def batch_ends(progress: Mapping[str, Any], topic: str) -> dict[int, int]:
+    """Up to where a query's last batch has read the partitions of a topic."""
+    return {
+        int(number): at
+        for source in progress["sources"]
+        for (name, number), at in _offsets(source.get("endOffset")).items()
+        if name == topic and number.isdigit()
+    }
 
 
 def _state_bytes(operator: Mapping[str, Any]) -> int:

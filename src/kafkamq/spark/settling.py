@@ -46,6 +46,7 @@ __all__ = ["SettleSettings", "register_settling"]
 
 _log = logging.getLogger(__name__)
 _UNUSED_S = 600.0  # a tracker that has no batch for so long may have ended: its clients are dropped
+_STATUS_TIMEOUT_MS = 120_000  # nobody polls between batches: the client itself tries that long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,8 @@ class _Worker:
         self.start = (settings.engine, settings.epoch)
         self.used_s = 0.0  # monotonic; when it was asked for last
         self._slots = settings.slots
-        self._desks = defaultdict[int, _Desk](partial(_Desk, settings, Ticker(settings.config)))
+        ticker = Ticker(settings.config, timeout_ms=_STATUS_TIMEOUT_MS)
+        self._desks = defaultdict[int, _Desk](partial(_Desk, settings, ticker))
         self._owners = Owners(f"{settings.engine}/{settings.epoch}", self._perform)
 
     def settle(self, row: dict[str, object], batch: int) -> int:

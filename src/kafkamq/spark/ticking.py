@@ -4,6 +4,7 @@ Spark runs a batch only when there are records. What waits for a time to pass wo
 on a silent log, so the driver appends TICKs: one per partition at a start (R17), later by the
 policy of ``core/ticks.py`` from the status that each batch publishes (R24). What a TICK passes is
 settled in the batch that reads it, so it is written just before a batch begins, if it can wait.
+A status may be lost; Spark itself says how far a batch has read, and a TICK asks for another one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from kafkamq.clients.ticker import StatusReader, Ticker
 from kafkamq.config import ServiceConfig, TrackerConfig
@@ -25,6 +26,7 @@ __all__ = ["Lag", "TickKeeper", "batch_is_near"]
 _log = logging.getLogger(__name__)
 _BATCHES = 5  # whose durations are remembered
 _MAX_LAG_MS = 3_000
+_UNKNOWN = Wake(None, None, False)
 _LEAD_MS = 150  # before a batch begins; ``step`` is called more often than that
 
 
@@ -88,15 +90,26 @@ class TickKeeper:
         self._ticker.poll()
         now_ms = _monotonic_ms()
         is_read_soon = batch_is_near(self._trigger_ms, time.time() * 1000)
-        for number, status in self.latest.items():
-            policy = self._policies[number]
-            wake = Wake(status.deadline_ms, status.warn_ms, status.due > 0)
-            if policy.wants_tick(now_ms, status.clock_ms, wake, is_read_soon=is_read_soon):
+        for number, policy in self._policies.items():
+            status = self.latest.get(number)
+            clock_ms, wake = 0, _UNKNOWN
+            if status is not None:
+                clock_ms = status.clock_ms
+                wake = Wake(status.deadline_ms, status.warn_ms, status.due > 0)
+            if policy.wants_tick(now_ms, clock_ms, wake, is_read_soon=is_read_soon):
                 policy.on_sent(now_ms)
                 _log.debug("TICK wanted", extra={"partition": number})
                 self._ticker.tick(
                     number, engine=self._engine, epoch=self._epoch, on_done=self._on_done
                 )
+
+    def batch_done(self, ends: Mapping[int, int]) -> None:
+        """A batch has read partitions up to these ends; their statuses are there, or under way."""
+        now_ms = _monotonic_ms()
+        for number, end in ends.items():
+            policy = self._policies.get(number)
+            if policy is not None:
+                policy.on_passed(now_ms, end)
 
     def _take(self, status: TrackerStatus) -> None:
         policy = self._policies.get(status.partition)

@@ -34,7 +34,7 @@ from kafkamq.errors import (
 from kafkamq.metrics.health import Loop, health
 from kafkamq.spark.checkpoint import CheckpointNote, last_batch, read_note, write_note
 from kafkamq.spark.failures import advised
-from kafkamq.spark.progress import watching
+from kafkamq.spark.progress import batch_ends, watching
 from kafkamq.spark.query import QueryPlan, query_failure, start_query
 from kafkamq.spark.reading import LogReader, log_reader
 from kafkamq.spark.session import build_session, has_session
@@ -418,6 +418,7 @@ class _Run:
         self.is_turning = True
         self._batch = progress["batchId"]
         self.has_progressed = True
+        self.keeper.batch_done(batch_ends(progress, self.plan.config.marker_topic))
         took_ms = progress["durationMs"].get("triggerExecution", 0)
         if progress["numInputRows"]:
             self.keeper.lag.note(took_ms)
