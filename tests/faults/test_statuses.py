@@ -52,7 +52,7 @@ def keep_statuses_apart(cluster: KafkaCluster, logs: Logs) -> int:
 
     wait_until(is_gone)
     settings = {"cleanup.policy": "compact", "min.insync.replicas": "1"}
-    made = NewTopic(topic, replica_assignment=[[number]], config=settings)
+    made = NewTopic(topic, 1, replica_assignment=[[number]], config=settings)
     for future in admin.create_topics([made]).values():
         future.result(30)
 

@@ -71,6 +71,8 @@ class RecordReader:
         try:
             self._go(consumer, partition, offsets[0])
             while scan.remains:
+                if time.monotonic() > deadline_s:  # each seek takes its time, all together much
+                    raise self._watch.deadline(doing, timeout_s)
                 # `consume` alone would wait for a full batch.
                 first = consumer.poll(0.5)
                 batch = [] if first is None else [first, *consumer.consume(_BATCH, 0)]
@@ -88,8 +90,6 @@ class RecordReader:
                 if scan.waited_s() > end_grace_s:
                     self._ends[partition] = (scan.position, time.monotonic())
                     yield from scan.pass_to(1 << 62)
-                elif time.monotonic() > deadline_s:
-                    raise self._watch.deadline(doing, timeout_s)
         except KafkaException as error:
             self.close()
             raise broker_error(error, doing) from error

@@ -19,7 +19,9 @@ from kafkamq.wire.markers import decode_marker
 
 __all__ = ["Found", "Rereader"]
 
-_WINDOW = 5000  # rows whose reasons are held at once
+_MAX_WINDOW = 5000  # rows whose reasons are held at once
+_MIN_WINDOW = 16
+_WINDOW_S = 0.25  # what reading the reasons of a window may take: rows wait for it
 _FRESH_S = 1.0
 
 
@@ -45,6 +47,9 @@ class Rereader:
         self._admin: Admin | None = None
         self._topics: dict[str, TopicInfo] = {}
         self._topics_s = 0.0  # monotonic: when they were asked for
+        self._window_rows = 16 * _MIN_WINDOW  # follows what reading costs
+        # Reasons of the last window, by marker partition and offset of their END.
+        self._known: dict[tuple[int, int], str] = {}
 
     def close(self) -> None:
         """Close the clients; idempotent."""
@@ -97,10 +102,12 @@ class Rereader:
         Raises:
             BrokerError, DeadlineExceededError: The logs could not be read in time.
         """
-        has_reasons = any(isinstance(row, Settle) and row.verdict_offset >= 0 for row in rows)
-        size = _WINDOW if has_reasons else max(1, len(rows))
-        for begin in range(0, len(rows), size):
+        has_reasons = any(_reason_at(row) >= 0 for row in rows)
+        begin = 0
+        while begin < len(rows):
+            size = self._window_rows if has_reasons else len(rows)
             yield from self._window(partition, rows[begin : begin + size], deadline_s)
+            begin += size
 
     def _window(
         self, partition: int, rows: Sequence[Settle | Carry], deadline_s: float
@@ -117,8 +124,7 @@ class Rereader:
             if start is not None and message is not None:
                 found.timestamp_ms = message.timestamp()[1]
                 found.value = start.value
-                if isinstance(row, Settle):
-                    found.error = reasons.get(row.verdict_offset, "")
+                found.error = reasons.get(_reason_at(row), "")
                 if start.by_reference:
                     payload = self._payload(row.message_id, start, deadline_s)
                     found.is_lost = payload is None
@@ -128,15 +134,25 @@ class Rereader:
     def _reasons(
         self, partition: int, rows: Sequence[Settle | Carry], deadline_s: float
     ) -> dict[int, str]:
-        """Reason texts of the verdicts, by the offset of their END."""
-        offsets = sorted({row.verdict_offset for row in rows if isinstance(row, Settle)} - {-1})
-        reasons = {}
+        """Reason texts of the verdicts, by the offset of their END.
+
+        What the last window knew is not read again: a transaction may end inside of a window.
+        """
+        wanted = sorted({_reason_at(row) for row in rows} - {-1})
+        known = {offset: self._known.get((partition, offset)) for offset in wanted}
+        reasons = {offset: reason for offset, reason in known.items() if reason is not None}
+        offsets = [offset for offset in wanted if offset not in reasons]
+        began_s = time.monotonic()
         for offset, message in self._markers.stream(
             partition, offsets, timeout_s=_left_s(deadline_s)
         ):
             end = _decoded(message)
-            if end is not None and end.reason:
-                reasons[offset] = end.reason
+            reasons[offset] = "" if end is None else end.reason
+        if offsets:
+            each_s = max(1e-6, (time.monotonic() - began_s) / len(offsets))
+            fitting = min(round(_WINDOW_S / each_s), 4 * self._window_rows, _MAX_WINDOW)
+            self._window_rows = max(_MIN_WINDOW, fitting)
+        self._known = {(partition, offset): reason for offset, reason in reasons.items()}
         return reasons
 
     def _payload(self, message_id: MessageId, start: Marker, deadline_s: float) -> Message | None:
@@ -166,6 +182,11 @@ def _is_of(message_id: MessageId, topic: TopicInfo) -> bool:
     if message_id.partition >= topic.partitions:
         return False
     return not (message_id.topic_id and topic.topic_id) or message_id.topic_id == topic.topic_id
+
+
+def _reason_at(row: Settle | Carry) -> int:
+    """Offset of the END with the reason; -1: there is none."""
+    return row.verdict_offset if isinstance(row, Settle) else -1
 
 
 def _decoded(message: Message | None) -> Marker | None:

@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 _OVERHEAD_BYTES = 128  # of a record and its batch, beyond key, value and headers
 _HEADER_BYTES = 8
+_PART_S = 2.0
 _NOTHING = Marker(MarkerType.START)  # stands for a START that is gone
 _LOST = DeadLetterReason.PAYLOAD_LOST
 
@@ -94,6 +95,9 @@ class Rewriter:
     ) -> Part:
         """The records of as many rows as one transaction may hold (R16), at least one.
 
+        Where each row costs a seek a part ends after two seconds: what is read is written while
+        the rest still has to be read.
+
         Args:
             partition: Of the markers, that the rows are of.
             rows: The whole plan, ascending by START offset.
@@ -103,7 +107,8 @@ class Rewriter:
         Raises:
             BrokerError, DeadlineExceededError: The STARTs could not be read in time.
         """
-        deadline_s = time.monotonic() + timeout_s
+        began_s = time.monotonic()
+        deadline_s, full_s = began_s + timeout_s, began_s + _PART_S
         part = Part(begin, begin)
         chosen = rows[begin : begin + self._max_rows]
         self._messages = self._rereader.topic(self._config.message_topic)
@@ -111,7 +116,7 @@ class Rewriter:
         for found in self._rereader.rows(partition, chosen, deadline_s=deadline_s):
             self._rewrite(part, partition, found)
             part.end += 1
-            if part.size_bytes >= self._tracker.max_transaction_bytes:
+            if part.size_bytes >= self._tracker.max_transaction_bytes or time.monotonic() > full_s:
                 break
         # After a refusal parts are small; they grow again while nothing is refused.
         self._max_rows = min(self._tracker.max_offsets_per_commit, 2 * self._max_rows)

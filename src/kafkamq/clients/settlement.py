@@ -1,8 +1,9 @@
 """Performs what a tracker planned: copies, dead letters, ENDs and the position, in transactions.
 
 R14-R16, R18, R19. The STARTs are read again from the markers topic by their offsets, because
-payloads never enter a tracker's state; then each part of the plan (at most 50,000 actions or
-16 MiB) becomes one transaction with the position of the tracker and the count of rows done.
+payloads never enter a tracker's state; then each part of the plan (at most 50,000 actions, 16 MiB,
+or what two seconds of reading gave) becomes one transaction with the position of the tracker and
+the count of rows done.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _log = logging.getLogger(__name__)
 _MAX_ATTEMPTS = 8
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 2.0
+_WRITE_S = 8.0  # what a transaction may take; it begins when its rows are ready (R22)
 _HOPELESS = frozenset(
     {
         "UNKNOWN_MEMBER_ID",  # the partition went to another member of the group
@@ -42,7 +44,11 @@ _HOPELESS = frozenset(
 
 @dataclass(slots=True)
 class SettleReport:
-    """What one ``settle`` did; ``skipped`` rows were done by an earlier attempt."""
+    """What one ``settle`` did.
+
+    ``skipped`` rows were done by an earlier attempt. ``left`` are those for which the time was too
+    short: none of their transactions began.
+    """
 
     copies: int = 0
     dead_letters: int = 0
@@ -50,6 +56,7 @@ class SettleReport:
     payload_lost: int = 0
     skipped: int = 0
     transactions: int = 0
+    left: Sequence[Settle | Carry] = ()
 
 
 class SettlementError(BrokerError):
@@ -86,7 +93,7 @@ class Settler:
         reopen: bool = True,
         timeout_s: float = 60.0,
     ) -> SettleReport:
-        """Perform all actions, in the order of their START offsets; each exactly once.
+        """Perform the actions, in the order of their START offsets; each exactly once.
 
         Args:
             ledger: Of the marker partition that the actions are of.
@@ -99,7 +106,8 @@ class Settler:
             reopen: True: when fenced or of unknown outcome, open the ledger again (which checks
                 the epoch) and go on behind what is done. False: raise ``FencedError`` or
                 ``OutcomeUnknownError``, for owners that must read the log again first (R17).
-            timeout_s: Bound of the whole call.
+            timeout_s: When so much has passed no more is begun, and what remains of the actions is
+                ``left`` in the report. A transaction that has begun gets 8 s at least.
 
         Raises:
             FencedError: A later start owns the partition: stop.
@@ -177,6 +185,9 @@ class Settler:
             self._commit(run, 0)
             return
         while done < len(run.rows):
+            if run.report.transactions and not run.may_read():
+                run.report.left = run.rows[done:]
+                return
             part = self._rewriter.part(ledger.key.partition, run.rows, done, timeout_s=run.left_s())
             if self._write(run, part):
                 done = part.end
@@ -187,7 +198,7 @@ class Settler:
         producer = ledger.producer
         ledger.begin()
         try:
-            producer.produce_records(part.records, timeout_s=run.left_s())
+            producer.produce_records(part.records, timeout_s=run.writing_s())
             self._commit(run, part.end)
         except (FencedError, OutcomeUnknownError):
             raise
@@ -211,7 +222,7 @@ class Settler:
             rows_done=rows_done,
             source_hash=run.source_hash,
             members=run.members,
-            timeout_s=run.left_s(),
+            timeout_s=run.writing_s(),
         )
         run.report.transactions += 1
 
@@ -246,6 +257,14 @@ class _Run:
     def left_s(self) -> float:
         """What is left of the bound; a little at least, so that a last attempt can end."""
         return max(0.5, self.deadline_s - time.monotonic())
+
+    def may_read(self) -> bool:
+        """Whether more rows can be read and written in time."""
+        return time.monotonic() < self.deadline_s - _WRITE_S
+
+    def writing_s(self) -> float:
+        """What a transaction may take: never a rest of the bound that is too short for it."""
+        return max(_WRITE_S, self.deadline_s - time.monotonic())
 
 
 def _row_order(action: Settle | Carry) -> int:

@@ -430,15 +430,17 @@ class LocalTracker:
     ) -> None:
         part.is_busy = False
         took_ms = (time.monotonic() - began_s) * 1000
+        done = actions if not report.left else _without(actions, report.left)
         LATENESS.observe_all(
             (
                 (max(0.0, action.clock_ms - action.deadline_ms + took_ms) / 1000, 1)
-                for action in actions
+                for action in done
                 if isinstance(action, Settle)
             ),
             part.number,
         )
         if self._is_ours(part):
+            part.core.aborted(report.left)  # there was no time for them: ask again
             part.settled(position, report)
         elif part.ledger is not None:
             part.ledger.close()
@@ -468,6 +470,13 @@ class LocalTracker:
 
 def _raise(error: KafkaMQError) -> None:
     raise error
+
+
+def _without(
+    actions: Sequence[Settle | Carry], left: Sequence[Settle | Carry]
+) -> list[Settle | Carry]:
+    missing = {action.start_offset for action in left}
+    return [action for action in actions if action.start_offset not in missing]
 
 
 _FINAL = frozenset(

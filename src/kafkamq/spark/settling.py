@@ -132,11 +132,18 @@ class _Worker:
         self._owners = Owners(f"{settings.engine}/{settings.epoch}", self._perform)
 
     def settle(self, row: dict[str, object], batch: int) -> int:
-        """Have one row of the fold settled; returns the number of its actions."""
-        done = self._owners.run(_int(row["partition"]) % self._slots, (row, batch))
+        """Have one row of the fold settled; returns the number of its actions.
+
+        One that takes long is asked for again and again: no answer takes so long that its owner is
+        taken for dead, and each one has done something.
+        """
+        done = None
+        while done is None:
+            done = self._owners.run(_int(row["partition"]) % self._slots, (row, batch))
         return _int(done)
 
-    def _perform(self, slot: int, request: object) -> int:
+    def _perform(self, slot: int, request: object) -> int | None:
+        """Returns the number of actions, when all are done; None: ask again."""
         desk = self._desks[slot]
         if isinstance(request, int):
             desk.prepare(request)
@@ -144,6 +151,8 @@ class _Worker:
         assert isinstance(request, tuple), "what settle() asks for"
         row, batch = request
         done = desk.settle(row, batch)
+        if done is None:
+            return None
         partition = _int(row["partition"])
         if not desk.is_ready(partition):
             self._owners.soon(slot, partition)
@@ -164,16 +173,20 @@ class _Desk:
         self._written_s: dict[int, float] = {}  # monotonic; when a position was written
         self._prepared: set[int] = set()
 
-    def settle(self, row: Mapping[str, object], batch: int) -> int:
-        """Settle one row of the fold; returns the number of its actions."""
+    def settle(self, row: Mapping[str, object], batch: int) -> int | None:
+        """Settle one row of the fold; returns the number of its actions, None: not all yet."""
         partition, position = _int(row["partition"]), _int(row["position"])
         actions = decode_actions(_bytes(row["actions"]))
         source = str(row["range_end"])
         began_s = time.monotonic()
         if actions or self._is_position_due(partition):
             own = self._ledger(partition, batch, source)
-            self._settler.settle(own, actions, position=position, batch=batch, source_hash=source)
+            report = self._settler.settle(
+                own, actions, position=position, batch=batch, source_hash=source
+            )
             self._written_s[partition] = time.monotonic()
+            if report.left:
+                return None
         status = replace(
             decode_status(_bytes(row["status"])),
             batch=batch,

@@ -91,11 +91,11 @@ class TickKeeper:
         now_ms = _monotonic_ms()
         is_read_soon = batch_is_near(self._trigger_ms, time.time() * 1000)
         for number, policy in self._policies.items():
-            status = self.latest.get(number)
+            latest = self.latest.get(number)
             clock_ms, wake = 0, _UNKNOWN
-            if status is not None:
-                clock_ms = status.clock_ms
-                wake = Wake(status.deadline_ms, status.warn_ms, status.due > 0)
+            if latest is not None:
+                clock_ms = latest.clock_ms
+                wake = Wake(latest.deadline_ms, latest.warn_ms, latest.due > 0)
             if policy.wants_tick(now_ms, clock_ms, wake, is_read_soon=is_read_soon):
                 policy.on_sent(now_ms)
                 _log.debug("TICK wanted", extra={"partition": number})

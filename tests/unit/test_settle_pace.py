@@ -1,0 +1,190 @@
+"""Due messages that lie far apart in the log come out steadily, whatever a seek costs (R16, R18).
+
+The log, the ledger and the clock are fakes: what counts is when something is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kafkamq.clients import reader, rereading, rewriting, settlement
+from kafkamq.clients.admin import TopicInfo
+from kafkamq.clients.settlement import Settler, SettleReport
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.core.delivery import Carry, DueCause, Settle
+from kafkamq.types import MessageId, Outcome
+from kafkamq.wire.markers import encode_end, encode_start
+
+ID = MessageId(0, 1, b"t" * 16, 1)
+START = encode_start(ID, b"q", b"x" * 100, redeliver_after_ms=10_000, consumer_id="c")
+NACK = encode_end(ID, Outcome.NACK, reason="later", redeliver_after_ms=1000)
+FAR = 1000
+COMMIT_S = 0.03
+
+
+@dataclass
+class Record:
+    at: int
+
+    def error(self) -> None:
+        return None
+
+    def offset(self) -> int:
+        return self.at
+
+    def value(self) -> bytes:
+        return NACK if self.at % 2 else START
+
+    def timestamp(self) -> tuple[int, int]:
+        return 2, 1000
+
+
+@dataclass
+class World:
+    """A log in which each seek takes ``seek_s``, and what the settlements do with it."""
+
+    seek_s: float
+    now_s: float = 1000.0
+    seeks: int = 0
+    position: int = 0
+    commits: list[float] = field(default_factory=list)  # when
+    bounds: list[float] = field(default_factory=list)  # how long a commit might have taken
+    copies: int = 0
+    done: int = 0
+
+    # The clock.
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, s: float) -> None:
+        self.now_s += s
+
+    # The consumer.
+
+    def assign(self, partitions: list[Any]) -> None:
+        self.seeks += 1
+        self.now_s += self.seek_s
+        self.position = partitions[0].offset
+
+    def poll(self, _: float) -> Record:
+        return Record(self.position)
+
+    def consume(self, *_: float) -> list[Record]:
+        return []
+
+    def unassign(self) -> None:
+        pass
+
+    # The ledger and its producer.
+
+    key = SimpleNamespace(topic="m", partition=0)
+    is_open = True
+    too_large = 0
+
+    @property
+    def producer(self) -> World:
+        return self
+
+    def is_past(self, _: int) -> bool:
+        return False
+
+    def rows_done(self, _: int) -> int:
+        return self.done
+
+    def begin(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        raise AssertionError("nothing is aborted")
+
+    def produce_records(self, records: list[Any], *, timeout_s: float) -> None:
+        self.copies += len(records) // 2
+        self.bounds.append(timeout_s)
+
+    def commit(self, _position: int, *, rows_done: int, timeout_s: float, **_: object) -> None:
+        self.bounds.append(timeout_s)
+        self.now_s += COMMIT_S
+        self.commits.append(self.now_s)
+        self.done = rows_done
+
+
+@pytest.fixture
+def settler(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Settler:
+    world: World = request.getfixturevalue("world")
+    for module in (reader, rereading, rewriting, settlement):
+        monkeypatch.setattr(module, "time", world)
+    monkeypatch.setattr(reader, "connect", lambda *_: world)
+    topic = TopicInfo("t", b"t" * 16, 8, 1, {})
+    monkeypatch.setattr(rereading.Rereader, "topic", lambda *_, **__: topic)
+    return Settler(ServiceConfig(bootstrap_servers="nowhere:1"), TrackerConfig())
+
+
+@pytest.fixture
+def world() -> World:
+    return World(0.005)
+
+
+def sparse(count: int, *, has_reasons: bool = False) -> list[Settle | Carry]:
+    cause = DueCause.NACKED if has_reasons else DueCause.LEASE_ENDED
+    return [
+        Settle(at, ID, False, cause, 0, 20_000, 10_000, at + FAR // 2 + 1 if has_reasons else -1)
+        for at in range(0, count * FAR, FAR)
+    ]
+
+
+def settle_all(
+    world: World, settler: Settler, rows: list[Settle | Carry], timeout_s: float
+) -> list[SettleReport]:
+    """As a tracker does: what is left is asked for again, in another batch."""
+    reports = []
+    while rows:
+        world.done = 0
+        report = settler.settle(
+            world,  # type: ignore[arg-type]
+            rows, position=0, batch=len(reports), reopen=False, timeout_s=timeout_s,
+        )  # fmt: skip
+        rows = list(report.left)
+        reports.append(report)
+    return reports
+
+
+def assert_steady(world: World, began_s: float, seeks: int) -> None:
+    moments = [began_s, *world.commits]
+    gaps = [after - before for before, after in pairwise(moments)]
+    assert max(gaps) < 3.0
+    assert min(world.bounds) >= 8.0, "a commit has the time that it needs"
+    assert world.now_s - began_s <= 1.2 * seeks * world.seek_s
+
+
+def test_sparse_rows_come_out_at_a_steady_rate(world: World, settler: Settler) -> None:
+    began_s = world.now_s
+    reports = settle_all(world, settler, sparse(6000), timeout_s=20.0)
+    assert world.copies == sum(report.copies for report in reports) == 6000
+    assert len(reports) > 1, "the bound of a settlement is kept"
+    assert_steady(world, began_s, 6000)
+
+
+def test_reasons_that_lie_far_apart_do_not_hold_them_up(world: World, settler: Settler) -> None:
+    began_s = world.now_s
+    settle_all(world, settler, sparse(3000, has_reasons=True), timeout_s=20.0)
+    assert world.copies == 3000
+    assert_steady(world, began_s, 2 * 3000)
+
+
+def test_rows_that_cost_nothing_are_one_transaction(settler: Settler, world: World) -> None:
+    world.seek_s = 0.0
+    (report,) = settle_all(world, settler, sparse(4000), timeout_s=20.0)
+    assert (report.copies, report.transactions) == (4000, 1)
+
+
+def test_one_row_that_costs_all_the_time_is_done(settler: Settler, world: World) -> None:
+    world.seek_s = 6.0
+    reports = settle_all(world, settler, sparse(3), timeout_s=10.0)
+    assert sum(report.copies for report in reports) == 3
+    assert min(world.bounds) >= 8.0
