@@ -14,8 +14,9 @@ from kafkamq.clients.reader import RecordReader
 from kafkamq.config import ServiceConfig
 from kafkamq.core.delivery import Carry, Settle
 from kafkamq.errors import DeadlineExceededError, KafkaMQError, WireError
-from kafkamq.types import Marker, MessageId
+from kafkamq.types import Headers, Marker, MessageId
 from kafkamq.wire.markers import decode_marker
+from kafkamq.wire.mqgo import completed_start, is_foreign_start
 
 __all__ = ["Found", "Rereader"]
 
@@ -125,6 +126,8 @@ class Rereader:
                 found.timestamp_ms = message.timestamp()[1]
                 found.value = start.value
                 found.error = reasons.get(_reason_at(row), "")
+                if isinstance(row, Settle) and not row.of_schedule and is_foreign_start(start):
+                    found.start = self._completed(row.message_id, start, deadline_s)
                 if start.by_reference:
                     payload = self._payload(row.message_id, start, deadline_s)
                     found.is_lost = payload is None
@@ -155,6 +158,16 @@ class Rereader:
         self._known = {(partition, offset): reason for offset, reason in reasons.items()}
         return reasons
 
+    def _completed(self, message_id: MessageId, start: Marker, deadline_s: float) -> Marker:
+        """A START of kafka-mq-go's, with headers and count of the message that still stands there.
+
+        Without them each copy would be the second delivery, and no limit would ever be reached.
+        """
+        message = self._payload(message_id, start, deadline_s)
+        if message is None or message.key() != start.key or message.value() != start.value:
+            return start  # deleted, or another message in its place
+        return completed_start(start, _headers(message), message.timestamp()[1])
+
     def _payload(self, message_id: MessageId, start: Marker, deadline_s: float) -> Message | None:
         """The message of a START by reference, if it still is the same one (R13, R18)."""
         name = self._config.message_topic
@@ -182,6 +195,14 @@ def _is_of(message_id: MessageId, topic: TopicInfo) -> bool:
     if message_id.partition >= topic.partitions:
         return False
     return not (message_id.topic_id and topic.topic_id) or message_id.topic_id == topic.topic_id
+
+
+def _headers(message: Message) -> Headers:
+    found = message.headers() or ()
+    pairs = found.items() if isinstance(found, dict) else found
+    return tuple(
+        (name, value.encode() if isinstance(value, str) else value) for name, value in pairs
+    )
 
 
 def _reason_at(row: Settle | Carry) -> int:

@@ -9,10 +9,12 @@ Source: kafka-mq-go README, Design.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kafkamq.core.handout import expires_at_ms
 from kafkamq.errors import WireError
-from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
+from kafkamq.wire.headers import read_message_headers
 from kafkamq.wire.keys import join_key
 from kafkamq.wire.marker_writer import encode_bare_start
 from kafkamq.wire.markers import decode_marker, encode_end, encode_keepalive
@@ -21,9 +23,11 @@ __all__ = [
     "CONSUMER_GROUP_PREFIX",
     "TRACKER_GROUP",
     "ForeignRecord",
+    "completed_start",
     "decode_foreign_marker",
     "encode_foreign_marker",
     "encode_foreign_message",
+    "is_foreign_start",
 ]
 
 CONSUMER_GROUP_PREFIX = "kafka-mq-"
@@ -78,3 +82,29 @@ def decode_foreign_marker(key: bytes | None, value: bytes | None) -> tuple[bytes
     if not key:
         raise WireError("a marker of kafka-mq-go has its queue id as key")
     return key, decode_marker(value)
+
+
+def is_foreign_start(start: Marker) -> bool:
+    """Whether its workers wrote this START: it says neither who holds the message nor since when,
+    and nothing of what the message's headers say.
+    """
+    return not (start.consumer_id or start.headers or start.message_timestamp_ms)
+
+
+def completed_start(start: Marker, headers: Headers, timestamp_ms: int) -> Marker:
+    """Such a START with what a worker of ours would have put into it.
+
+    Args:
+        start: Of one of its workers.
+        headers: All headers of the message's own record.
+        timestamp_ms: The broker's, of that record.
+    """
+    known = read_message_headers(headers)
+    began_ms = timestamp_ms if known.origin is None else known.origin.timestamp_ms
+    return replace(
+        start,
+        headers=headers,
+        delivery_count=known.delivery_count,
+        message_timestamp_ms=timestamp_ms,
+        expires_at_ms=expires_at_ms(known.ttl_ms, began_ms),
+    )
