@@ -12,6 +12,7 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewTopic,
     ResourceType,
 )
 from tests.integration.tracker_logs import Logs, wait_until
@@ -71,6 +72,30 @@ def test_records_that_are_no_markers_are_set_aside_and_passed(tracked: Logs) -> 
     assert places == [(tracked.config.marker_topic, str(place), str(n)) for n in offsets]
     assert [message.value() for message in kept] == [*bad, b"garbage between them"]
     assert all(dict(message.headers() or ())["kafkamq-error"] for message in kept)
+
+
+def test_a_quarantine_that_cannot_be_written_holds_the_position_and_nothing_else(
+    tracked: Logs,
+) -> None:
+    (id_,) = tracked.send()
+    place = tracked.place(id_)
+    key = LedgerKey.of_markers(tracked.config, place)
+
+    def position() -> int:
+        return read_positions(tracked.config, [key])[key].position
+
+    topic = tracked.config.quarantine_topic
+    admin = AdminClient({"bootstrap.servers": tracked.bootstrap})
+    admin.delete_topics([topic])[topic].result(30)
+    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics)
+    bad = tracked.raw_marker(place, b"no marker")
+    for message in (id_, *tracked.send(2)):
+        tracked.start(message, timeout_ms=500)
+        wait_until(lambda: message in tracked.ends(Outcome.REDELIVERED))  # noqa: B023
+    assert position() <= bad
+    admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
+    wait_until(lambda: [each.value() for each in tracked.read(topic)] == [b"no marker"])
+    wait_until(lambda: position() > bad)
 
 
 def test_a_newer_version_stops_the_tracker(logs: Logs) -> None:

@@ -95,10 +95,10 @@ class MarkerReader:
             self._reading.discard(number)
             self._reader.incremental_unassign([TopicPartition(self._topic, number)])
 
-    def poll(self, timeout_s: float) -> list[Message]:
+    def poll(self, timeout_s: float, *, is_full: bool = False) -> list[Message]:
         """Serve the group, then return what there is to read: records and ends of partitions.
 
-        Waits up to ``timeout_s`` for the first record.
+        Waits up to ``timeout_s`` for the first record. ``is_full``: nothing is read now.
 
         Raises:
             BrokerError: Credentials, or another error that waiting does not mend.
@@ -114,6 +114,8 @@ class MarkerReader:
                     on_lost=self._revoked,
                 )
             self._report(self._member.poll(0))  # rebalances happen in here
+            if is_full:
+                return []
             messages = self._reader.consume(_BATCH, 0)
             if not messages:
                 first = self._reader.poll(timeout_s)

@@ -74,6 +74,8 @@ class TrackedPartition:
         self._written = -1  # the position that the ledger holds
         self._written_s = 0.0
         self._end = -1  # the log was read up to here, control records included
+        self._began = 0
+        self._kept_from = -1  # no position behind this offset; -1: nothing is kept
         self._retry_s = 0.0  # monotonic: nothing is tried before
         self._pause_s = _FIRST_PAUSE_S
         self.last_status: TrackerStatus | None = None
@@ -126,6 +128,8 @@ class TrackedPartition:
         self._written = started.position
         self._written_s = 0.0  # soon: the first transaction looks for coordinators, and is slow
         self._end = -1
+        self._began = started.position
+        self._kept_from = -1
         self.succeeded()
 
     # ---- reading
@@ -170,9 +174,18 @@ class TrackedPartition:
             return ()
         return self.core.plan(self._config.max_offsets_per_commit)
 
+    def keep_from(self, offset: int) -> None:
+        """No position behind this record: its copy in the quarantine is not confirmed (R21).
+
+        -1: all are. One that was read before this ownership is not waited for.
+        """
+        self._kept_from = offset if offset >= self._began else -1
+
     def position(self) -> int:
         """Where a restart begins (R20)."""
         committable = self.core.committable_offset()
+        if self._kept_from >= 0:
+            return min(committable, self._kept_from)
         # With nothing open, control records at the end need not be read again, and they may not
         # look like lost records when the log's start has passed them.
         if committable == self.core.next_offset:

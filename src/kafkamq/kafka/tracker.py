@@ -135,9 +135,10 @@ class LocalTracker:
             raise StateError("this tracker is closed")
         self._loop.beat()
         self._workers.deliver()
-        messages = self._reader.poll(timeout_s)
+        messages = self._reader.poll(timeout_s, is_full=self._quarantine.is_full)
         if messages:
             self._fold(messages)
+        self._guard_positions()
         for part in list(self._partitions.values()):
             self._act(part)
         self._ticker.poll()
@@ -274,7 +275,6 @@ class LocalTracker:
         current = -1
         part: TrackedPartition | None = None
         touched = set()
-        bad = False
         for message in messages:
             number = message.partition()
             if number != current and number is not None:
@@ -295,17 +295,23 @@ class LocalTracker:
                 raise _placed(error, topic, current, offset) from None
             except WireError as error:
                 marker = None
-                bad = True
                 self._set_aside(message, current, offset, error)
             if kind != TIMESTAMP_LOG_APPEND_TIME:
                 timestamp_ms = -1
             part.core.apply(offset, timestamp_ms, marker)
-        if bad:
-            self._quarantine.flush()  # before any position behind it is written
         for number in touched:
             part = parts.get(number)
             if part is not None and part.phase is Phase.READING:
                 part.was_read()
+
+    def _guard_positions(self) -> None:
+        """No position goes behind a record that is not in the quarantine yet (R21)."""
+        has_pending = self._quarantine.has_pending
+        self._quarantine.poll()
+        if has_pending:
+            first = self._quarantine.first_pending()
+            for part in self._partitions.values():
+                part.keep_from(first.get(part.number, -1))
 
     def _set_aside(self, message: Message, number: int, offset: int, error: WireError) -> None:
         """R21: counted by the core, copied with its place, passed."""
@@ -430,12 +436,12 @@ class LocalTracker:
     ) -> None:
         part.is_busy = False
         took_ms = (time.monotonic() - began_s) * 1000
-        done = actions if not report.left else _without(actions, report.left)
+        left = {action.start_offset for action in report.left}
         LATENESS.observe_all(
             (
                 (max(0.0, action.clock_ms - action.deadline_ms + took_ms) / 1000, 1)
-                for action in done
-                if isinstance(action, Settle)
+                for action in actions
+                if isinstance(action, Settle) and action.start_offset not in left
             ),
             part.number,
         )
@@ -470,13 +476,6 @@ class LocalTracker:
 
 def _raise(error: KafkaMQError) -> None:
     raise error
-
-
-def _without(
-    actions: Sequence[Settle | Carry], left: Sequence[Settle | Carry]
-) -> list[Settle | Carry]:
-    missing = {action.start_offset for action in left}
-    return [action for action in actions if action.start_offset not in missing]
 
 
 _FINAL = frozenset(
