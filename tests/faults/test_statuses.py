@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     NewTopic,
@@ -56,11 +55,6 @@ def keep_statuses_apart(cluster: KafkaCluster, logs: Logs) -> int:
     for future in admin.create_topics([made]).values():
         future.result(30)
 
-    def is_there() -> bool:
-        (found,) = admin.describe_topics(TopicCollection([topic])).values()
-        return found.result(10).partitions[0].leader is not None
-
-    wait_until(is_there)
     assert cluster.leader_of(topic) == number
     return number
 

@@ -122,9 +122,8 @@ OF_ENTRIES = [
         "R12",
         "a KEEPALIVE by id changes the timeout for good",
         REDELIVERY,
-        "            marker.consumer_id,\n            timeout_ms,\n            now_ms + (",
-        "            marker.consumer_id,\n            marker.redeliver_after_ms or timeout_ms,\n"
-        "            now_ms + (",
+        "entry, marker.consumer_id, timeout_ms, deadline_ms)",
+        "entry, marker.consumer_id, marker.redeliver_after_ms or timeout_ms, deadline_ms)",
         TABLE,
     ),
     Mutant(

@@ -264,8 +264,8 @@ OF_TIME = [
         "R4",
         "what is asked for counts as settled",
         REDELIVERY,
-        "unsettled = chunk.wanted + chunk.asked",
-        "unsettled = chunk.wanted",
+        "has_due = self.table.unsettled > 0",
+        "has_due = bool(self.table.wanting)",
         TICKS,
     ),
 ]

@@ -202,9 +202,8 @@ OF_WORKERS = [
         "R8",
         "a NACK's delay is ignored",
         REDELIVERY,
-        "                entry.deadline_ms = now_ms + marker.redeliver_after_ms\n"
-        "                chunk.dirty = True\n",
-        "                entry.deadline_ms = now_ms\n                chunk.dirty = True\n",
+        "entry.deadline_ms = now_ms + min(marker.redeliver_after_ms, self._longest_ms)",
+        "entry.deadline_ms = now_ms",
         TABLE,
     ),
     Mutant(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.core_fold import START_MS, Fold, T, message
 
-from kafkamq.core.delivery import Carry, Settle
+from kafkamq.core.chunks import Chunk
+from kafkamq.core.delivery import Carry, DueCause, Settle
 from kafkamq.core.entry import CHUNK_OFFSETS
 from kafkamq.core.redelivery import MAX_PLAN, RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, Outcome
@@ -247,3 +248,41 @@ def test_r20_records_below_the_position_were_folded_already() -> None:
     tracker.apply(9, START_MS, _start(1))
     assert tracker.in_progress() == set()
     assert tracker.next_offset == 10
+
+
+@pytest.mark.parametrize("chunks", [10, 1000])
+def test_what_a_loop_asks_for_does_not_go_through_all_chunks(
+    chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One delayed message in each chunk: the loop asks every 20 ms, whatever the log does."""
+    tracker = RedeliveryTracker()
+    for number in range(chunks):
+        schedule = Marker(MarkerType.SCHEDULE, None, 86_400_000)
+        tracker.apply(number * CHUNK_OFFSETS, START_MS, schedule)
+    looked = []
+    for name in ("open_count", "first_start_offset"):
+        plain = getattr(Chunk, name)
+        monkeypatch.setattr(
+            Chunk, name, lambda chunk, plain=plain: looked.append(chunk.key) or plain(chunk)
+        )
+    for _ in range(3):
+        assert tracker.next_wake().deadline_ms == START_MS + 86_400_000
+        assert tracker.plan() == []
+        assert tracker.committable_offset() == 0
+        assert (tracker.open_count(), tracker.due_count()) == (chunks, 0)
+    assert len(looked) <= 6
+
+
+def test_r23_nothing_is_held_for_longer_than_the_log_is_kept() -> None:
+    """A worker that asks for a year, in a log of two hours: its START would be deleted."""
+    fold = Fold(longest_ms=3_600_000)
+    year = 365 * 86_400_000
+    fold.start(START_MS, 1, timeout=year, max_lease=year)
+    fold.start(START_MS, 2)
+    fold.nack(START_MS, 2, delay=year)
+    fold.tick(START_MS + 3_600_000)
+    assert fold.state(1) == "held"
+    assert fold.state(2) == "waiting"
+    fold.tick(START_MS + 3_600_001)
+    assert fold.settle(1).cause is DueCause.MAX_LEASE
+    assert fold.settle(2).cause is DueCause.NACKED

@@ -58,6 +58,8 @@ class Chunk:
         "ended_ms",
         "entries",
         "key",
+        "listed_first",
+        "listed_wake_ms",
         "min_start_offset",
         "packed",
         "size",
@@ -78,6 +80,8 @@ class Chunk:
         self.asked = 0
         self.size = 0  # open entries; like min_start_offset only kept while not loaded
         self.min_start_offset = NEVER
+        self.listed_wake_ms: int | None = None  # where the table's heaps have it; None: nowhere
+        self.listed_first: int | None = None
 
     def open_count(self) -> int:
         """Open entries."""

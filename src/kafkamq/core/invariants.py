@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kafkamq.core.chunks import Chunk
-from kafkamq.core.entry import ASKED, CARRY, DUE, HELD, STATE
+from kafkamq.core.entry import ASKED, CARRY, DUE, HELD, NEVER, STATE
 
 if TYPE_CHECKING:
     from kafkamq.core.redelivery import RedeliveryTracker
@@ -25,6 +25,22 @@ def check_tracker(tracker: RedeliveryTracker) -> None:
     used = {holder.number: holder.references for holder in tracker.holders.used()}
     assert used == references, "holders count their entries"
     assert tracker.committable_offset() <= tracker.next_offset, "a position is in the past"
+    _check_table(tracker)
+
+
+def _check_table(tracker: RedeliveryTracker) -> None:
+    """What the table keeps of its chunks is what they say."""
+    table = tracker.table
+    chunks = table.chunks.values()
+    filled = [chunk for chunk in chunks if chunk.open_count()]
+    assert table.open == sum(chunk.open_count() for chunk in chunks), "entries are counted"
+    unsettled = sum(chunk.wanted + chunk.asked for chunk in chunks)
+    assert table.unsettled == unsettled, "what is not settled is counted"
+    assert all(chunk.key in table.wanting for chunk in chunks if chunk.wanted), "plan finds all"
+    first = min((chunk.first_start_offset() for chunk in filled), default=NEVER)
+    assert table.first_start_offset() == first, "the first entry is found"
+    wake_ms = min((chunk.wake_ms for chunk in filled), default=NEVER)
+    assert table.next_change_ms() == wake_ms, "the next change is found"
 
 
 def _check_chunk(tracker: RedeliveryTracker, chunk: Chunk) -> None:

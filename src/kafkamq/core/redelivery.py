@@ -27,7 +27,6 @@ Hard state follows from the log alone. Chunks can lie in a state store: see ``co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import attrgetter
 
@@ -50,6 +49,7 @@ from kafkamq.core.entry import (
 from kafkamq.core.holders import Holders
 from kafkamq.core.invariants import check_tracker
 from kafkamq.core.table import ChunkTable
+from kafkamq.core.ticks import Wake
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 __all__ = ["MAX_PLAN", "RedeliveryTracker", "Wake"]
@@ -59,19 +59,6 @@ MAX_GRACE_MS = 3_000  # R3
 _BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 
 
-@dataclass(frozen=True, slots=True)
-class Wake:
-    """What the TICK rules (R4) need to know of a partition; times are of its log clock.
-
-    ``deadline_ms`` is a lower bound of the next time at which something open falls due or has to
-    be carried, ``warn_ms`` lies a quarter of the shortest timeout before it; None: nothing waits.
-    """
-
-    deadline_ms: int | None
-    warn_ms: int | None
-    has_due: bool
-
-
 class RedeliveryTracker:
     """Folds one marker partition; not thread-safe, owned by one shell.
 
@@ -79,6 +66,8 @@ class RedeliveryTracker:
         next_offset: Where folding begins: a committed position, or the log's start.
         partition: The marker partition; a SCHEDULE's identity names it (R13).
         max_lease_ms: For STARTs that name none.
+        longest_ms: The most that a START's max_lease or a NACK's delay counts: half of the
+            retention (R23), so that what they hold is not deleted under them.
         carry_after_ms: Age at which a SCHEDULE is carried (R19): a quarter of the retention.
         engine: (engine id, epoch) of the owner; nothing is planned before its TICK was read (R17).
             None: a tracker without an owner (tests, replays), live from the beginning.
@@ -92,6 +81,7 @@ class RedeliveryTracker:
         *,
         partition: int = 0,
         max_lease_ms: int = 43_200_000,
+        longest_ms: int = NEVER,
         carry_after_ms: int = NEVER,
         engine: tuple[str, int] | None = None,
         load_chunk: Callable[[ChunkKey], bytes] | None = None,
@@ -107,6 +97,7 @@ class RedeliveryTracker:
         self.engine = engine
         self.is_live = engine is None
         self._max_lease_ms = max_lease_ms
+        self._longest_ms = longest_ms
         self._carry_after_ms = carry_after_ms
         self._max_loose = max_loose
         self._appliers: dict[MarkerType, Callable[[int, Marker], None]] = {
@@ -152,19 +143,27 @@ class RedeliveryTracker:
                 return
             if len(entries) >= self._max_loose:
                 entries = chunk.pack(self._max_loose)
-            max_lease_ms = marker.max_lease_ms or self._max_lease_ms
+            max_lease_ms = min(marker.max_lease_ms or self._max_lease_ms, self._longest_ms)
             holder = self.holders.join(
                 marker.consumer_id, marker.redeliver_after_ms, max_lease_ms, deadline_ms
             )
             entry = Entry(deadline_ms, offset, now_ms, HELD, holder)
-            entries[slot] = entry
-            chunk.dirty = True
-            self.table.note(chunk, slot, self.changes_at(entry))
+            self._enter(chunk, entries, slot, entry)
         elif entry.flags & STATE == HELD and entry.holder is not None:
             # The newer START holds it; count, limits and beginning stay those of the first.
             self._hold(
                 chunk, slot, entry, marker.consumer_id, marker.redeliver_after_ms, deadline_ms
             )
+
+    def _enter(self, chunk: Chunk, entries: dict[int, Entry], slot: int, entry: Entry) -> None:
+        """A new entry."""
+        table = self.table
+        entries[slot] = entry
+        chunk.dirty = True
+        table.open += 1
+        table.note(chunk, slot, self.changes_at(entry, chunk.key[0]))
+        if chunk.listed_first is None or chunk.listed_wake_ms is None:
+            table.enlist(chunk, entry.start_offset)
 
     def _hold(
         self,
@@ -198,14 +197,8 @@ class RedeliveryTracker:
         if entry is None or entry.flags & STATE != HELD or entry.holder is None:
             return  # it never brings anything to life
         timeout_ms = entry.holder.timeout_ms
-        self._hold(
-            chunk,
-            slot,
-            entry,
-            marker.consumer_id,
-            timeout_ms,
-            now_ms + (marker.redeliver_after_ms or timeout_ms),
-        )
+        deadline_ms = now_ms + (marker.redeliver_after_ms or timeout_ms)
+        self._hold(chunk, slot, entry, marker.consumer_id, timeout_ms, deadline_ms)
 
     def _apply_end(self, offset: int, marker: Marker) -> None:
         message_id = marker.message_id
@@ -231,7 +224,7 @@ class RedeliveryTracker:
                 self.holders.leave(entry.holder)
                 entry.holder = None
                 entry.flags = WAITING
-                entry.deadline_ms = now_ms + marker.redeliver_after_ms
+                entry.deadline_ms = now_ms + min(marker.redeliver_after_ms, self._longest_ms)
                 chunk.dirty = True
                 self.table.note(chunk, slot, entry.deadline_ms)
             elif entry.holder.consumer_id == marker.consumer_id:  # RELEASE, by its holder only
@@ -248,13 +241,12 @@ class RedeliveryTracker:
                 return
         elif old.flags & STATE == WAITING:  # carried (R19): it takes the first one's place
             self._uncount(chunk, old)
+            self.table.open -= 1
             del entries[slot]  # so that entries stay in the order of their start offsets
         else:
             return
         entry = Entry(now_ms + marker.redeliver_after_ms, offset, now_ms, WAITING, None)
-        entries[slot] = entry
-        chunk.dirty = True
-        self.table.note(chunk, slot, self.changes_at(entry, of_schedule=True))
+        self._enter(chunk, entries, slot, entry)
 
     def _apply_tick(self, offset: int, marker: Marker) -> None:
         if self.is_live or (marker.consumer_id, marker.engine_epoch) != self.engine:
@@ -308,8 +300,7 @@ class RedeliveryTracker:
                 self._fall_due(chunk, entry, cause, entry.deadline_ms)
             elif not entry.flags & CARRY:
                 entry.flags |= CARRY  # R19
-                chunk.wanted += 1
-                chunk.dirty = True
+                self._want(chunk)
             return
         deadline_ms = self.changes_at(entry)
         if now_ms > entry.begin_ms + holder.max_lease_ms:
@@ -347,14 +338,21 @@ class RedeliveryTracker:
             entry.holder = None
         entry.deadline_ms = deadline_ms
         entry.flags = DUE | cause << CAUSE_SHIFT
+        self._want(chunk)
+
+    def _want(self, chunk: Chunk) -> None:
+        """One entry more for ``plan``."""
         chunk.wanted += 1
         chunk.dirty = True
+        self.table.unsettled += 1
+        self.table.wanting[chunk.key] = None
 
     def _end(self, chunk: Chunk, entries: dict[int, Entry], slot: int) -> None:
         now_ms = self.clock.now_ms
         entry = entries.pop(slot, None)
         if entry is not None:
             self._uncount(chunk, entry)
+            self.table.open -= 1
             if entry.holder is not None:
                 self.holders.leave(entry.holder)
         elif chunk.has_ended(slot, now_ms):
@@ -368,6 +366,7 @@ class RedeliveryTracker:
     def _uncount(self, chunk: Chunk, entry: Entry) -> None:
         """The entry's action is not wanted any more (it ended, or another one takes its place)."""
         if entry.flags & (DUE | CARRY):
+            self.table.unsettled -= 1
             if entry.flags & ASKED:
                 chunk.asked -= 1
             else:
@@ -384,20 +383,28 @@ class RedeliveryTracker:
         actions: list[Settle | Carry] = []
         if not self.is_live:
             return actions
-        for chunk in self.table.chunks.values():
-            if not chunk.wanted or len(actions) == limit:
-                continue  # and what is packed stays so
-            for slot, entry in self.table.entries(chunk).items():
+        wanting = self.table.wanting
+        for key in list(wanting):
+            chunk = self.table.chunks.get(key)
+            if chunk is not None and chunk.wanted:  # else what is packed stays so
                 if len(actions) >= limit:
                     break
-                if entry.flags & (DUE | CARRY) and not entry.flags & ASKED:
-                    actions.append(self._action(chunk, slot, entry))
-                    entry.flags |= ASKED
-                    chunk.wanted -= 1
-                    chunk.asked += 1
-                    chunk.dirty = True
+                self._ask(chunk, actions, limit)
+            if chunk is None or not chunk.wanted:
+                del wanting[key]
         actions.sort(key=attrgetter("start_offset"))
         return actions
+
+    def _ask(self, chunk: Chunk, actions: list[Settle | Carry], limit: int) -> None:
+        for slot, entry in self.table.entries(chunk).items():
+            if len(actions) >= limit:
+                break
+            if entry.flags & (DUE | CARRY) and not entry.flags & ASKED:
+                actions.append(self._action(chunk, slot, entry))
+                entry.flags |= ASKED
+                chunk.wanted -= 1
+                chunk.asked += 1
+                chunk.dirty = True
 
     def aborted(self, actions: Iterable[Settle | Carry]) -> None:
         """The transaction of these actions is known to have aborted: they may be asked again.
@@ -423,6 +430,7 @@ class RedeliveryTracker:
                 chunk.asked -= 1
                 chunk.wanted += 1
                 chunk.dirty = True
+                self.table.wanting[chunk.key] = None
 
     def _action(self, chunk: Chunk, slot: int, entry: Entry) -> Settle | Carry:
         now_ms = self.clock.now_ms
@@ -449,18 +457,15 @@ class RedeliveryTracker:
 
     def committable_offset(self) -> int:
         """Smallest offset still needed after a crash (R20)."""
-        first = min(
-            (chunk.first_start_offset() for chunk in self.table.chunks.values()), default=NEVER
-        )
-        return min(first, self.next_offset)
+        return min(self.table.first_start_offset(), self.next_offset)
 
     def open_count(self) -> int:
         """Entries: held, waiting and due."""
-        return sum(chunk.open_count() for chunk in self.table.chunks.values())
+        return self.table.open
 
     def due_count(self) -> int:
         """Actions wanted or asked for and not settled."""
-        return sum(chunk.wanted + chunk.asked for chunk in self.table.chunks.values())
+        return self.table.unsettled
 
     def in_progress(self) -> set[MessageId]:
         """Messages with an entry, whatever its state; SCHEDULEs are not among them."""
@@ -480,13 +485,8 @@ class RedeliveryTracker:
 
     def next_wake(self) -> Wake:
         """What the TICK rules need to know (R4)."""
-        deadline_ms = NEVER
-        has_due = False
-        for chunk in self.table.chunks.values():
-            unsettled = chunk.wanted + chunk.asked
-            has_due = has_due or unsettled > 0
-            if chunk.wake_ms < deadline_ms and chunk.open_count():
-                deadline_ms = chunk.wake_ms
+        deadline_ms = self.table.next_change_ms()
+        has_due = self.table.unsettled > 0
         if deadline_ms == NEVER:
             return Wake(None, None, has_due)
         warn_ms = deadline_ms - self.holders.shortest_timeout_ms() // 4

@@ -100,6 +100,7 @@ def restore_tracker(
     *,
     partition: int,
     max_lease_ms: int = 43_200_000,
+    longest_ms: int = NEVER,
     carry_after_ms: int = NEVER,
     engine: tuple[str, int] | None = None,
 ) -> RedeliveryTracker:
@@ -114,6 +115,7 @@ def restore_tracker(
     tracker = RedeliveryTracker(
         partition=partition,
         max_lease_ms=max_lease_ms,
+        longest_ms=longest_ms,
         carry_after_ms=carry_after_ms,
         engine=engine,
         load_chunk=lambda key: load_chunk(chunk_id(key)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 from kafkamq.core.chunks import Chunk, ChunkKey
 from kafkamq.core.entry import ENDED_MEMORY_MS, NEVER, Entry
@@ -11,21 +11,49 @@ from kafkamq.core.holders import Holder
 
 __all__ = ["ChunkTable"]
 
+_MIN_STALE = 64  # pairs that count no more are dropped when there are so many, and half are
+
 
 class ChunkTable:
-    """Chunks by key, with a heap of the times at which they wake.
+    """Chunks by key, with heaps of when they wake and of where they begin.
+
+    A loop asks every few milliseconds what comes next, and there may be as many chunks as open
+    messages: nothing here that a loop asks for goes through all of them.
 
     Args:
         load_chunk: Fetches a chunk from the state store; only asked for chunks that `adopt` named.
+
+    Attributes:
+        open: Entries, in all chunks.
+        unsettled: Those that are wanted or asked for.
+        wanting: Keys of all chunks in which something is wanted, and maybe of others.
     """
 
-    __slots__ = ("_exported", "_load_chunk", "_stored_holders", "_wakes", "chunks", "next_wake_ms")
+    __slots__ = (
+        "_awaited",
+        "_exported",
+        "_firsts",
+        "_load_chunk",
+        "_stored_holders",
+        "_wakes",
+        "chunks",
+        "next_wake_ms",
+        "open",
+        "unsettled",
+        "wanting",
+    )
 
     def __init__(self, load_chunk: Callable[[ChunkKey], bytes] | None = None) -> None:
         self.chunks: dict[ChunkKey, Chunk] = {}
         self._exported: set[ChunkKey] = set()
         self.next_wake_ms = NEVER  # a lower bound over all chunks
         self._wakes: list[tuple[int, ChunkKey]] = []  # heap; stale where the chunk disagrees
+        # Heaps of chunks with entries; a pair counts while the chunk's ``listed_...`` is its first.
+        self._awaited: list[tuple[int, ChunkKey]] = []  # by a lower bound of ``wake_ms``
+        self._firsts: list[tuple[int, ChunkKey]] = []  # by a lower bound of the start offset
+        self.open = 0
+        self.unsettled = 0
+        self.wanting: dict[ChunkKey, None] = {}
         self._load_chunk = load_chunk
         self._stored_holders: Mapping[int, Holder] = {}
 
@@ -37,6 +65,13 @@ class ChunkTable:
         self._wakes = [(chunk.wake_ms, chunk.key) for chunk in chunks if chunk.wake_ms < NEVER]
         heapify(self._wakes)
         self.next_wake_ms = self._wakes[0][0] if self._wakes else NEVER
+        filled = [chunk for chunk in chunks if chunk.size]
+        self.open = sum(chunk.size for chunk in filled)
+        self.unsettled = sum(chunk.wanted + chunk.asked for chunk in filled)
+        self.wanting = {chunk.key: None for chunk in filled if chunk.wanted}
+        for chunk in filled:
+            chunk.listed_wake_ms, chunk.listed_first = chunk.wake_ms, chunk.min_start_offset
+        self._relist()
 
     def export(self) -> set[ChunkKey]:
         """What is here goes to the state store; returns what went there before and is gone."""
@@ -85,6 +120,70 @@ class ChunkTable:
             heappush(agenda, at_ms << 12 | slot)
         if at_ms < chunk.wake_ms:
             self.wake_at(chunk, at_ms)
+            self._await(chunk)
+
+    def enlist(self, chunk: Chunk, start_offset: int) -> None:
+        """The chunk has an entry, begun at ``start_offset``, and is missing in a heap."""
+        if chunk.listed_wake_ms is None:
+            self._await(chunk)
+        if chunk.listed_first is None:
+            chunk.listed_first = start_offset
+            heappush(self._firsts, (start_offset, chunk.key))
+        if max(len(self._awaited), len(self._firsts)) > 2 * len(self.chunks) + _MIN_STALE:
+            self._relist()
+
+    def _await(self, chunk: Chunk) -> None:
+        chunk.listed_wake_ms = chunk.wake_ms
+        heappush(self._awaited, (chunk.wake_ms, chunk.key))
+
+    def _relist(self) -> None:
+        """Build the heaps anew, without pairs that count no more."""
+        self._awaited, self._firsts = [], []
+        for key, chunk in self.chunks.items():
+            if chunk.listed_wake_ms is not None:
+                self._awaited.append((chunk.listed_wake_ms, key))
+            if chunk.listed_first is not None:
+                self._firsts.append((chunk.listed_first, key))
+        heapify(self._awaited)
+        heapify(self._firsts)
+
+    def next_change_ms(self) -> int:
+        """A lower bound of the time at which an open entry changes by itself; NEVER: none does."""
+        heap = self._awaited
+        while heap:
+            at_ms, key = heap[0]
+            chunk = self.chunks.get(key)
+            if chunk is None or chunk.listed_wake_ms != at_ms:
+                heappop(heap)
+            elif not chunk.open_count():
+                heappop(heap)
+                chunk.listed_wake_ms = None
+            elif chunk.wake_ms != at_ms:  # later than it was
+                chunk.listed_wake_ms = chunk.wake_ms
+                heapreplace(heap, (chunk.wake_ms, key))
+            else:
+                return at_ms
+        return NEVER
+
+    def first_start_offset(self) -> int:
+        """Smallest start offset of an open entry; NEVER when there is none."""
+        heap = self._firsts
+        while heap:
+            offset, key = heap[0]
+            chunk = self.chunks.get(key)
+            if chunk is None or chunk.listed_first != offset:
+                heappop(heap)
+                continue
+            first = chunk.first_start_offset()  # it never goes back
+            if first == offset:
+                return offset
+            if first == NEVER:
+                heappop(heap)
+                chunk.listed_first = None
+            else:
+                chunk.listed_first = first
+                heapreplace(heap, (first, key))
+        return NEVER
 
     def wake_at(self, chunk: Chunk, at_ms: int) -> None:
         """The chunk wakes after ``at_ms``."""

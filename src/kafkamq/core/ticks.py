@@ -13,13 +13,27 @@ lost. Nobody knows then what is open, so a TICK is wanted once in ``max_silence_
 
 from __future__ import annotations
 
-from kafkamq.core.entry import NEVER
-from kafkamq.core.redelivery import Wake
+from dataclasses import dataclass
 
-__all__ = ["TickPolicy"]
+from kafkamq.core.entry import NEVER
+
+__all__ = ["TickPolicy", "Wake"]
 
 _OFFSET_MEMORY_MS = 60_000  # clocks drift apart
 _MAX_UNREAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """What the TICK rules (R4) need to know of a partition; times are of its log clock.
+
+    ``deadline_ms`` is a lower bound of the next time at which something open falls due or has to
+    be carried, ``warn_ms`` lies a quarter of the shortest timeout before it; None: nothing waits.
+    """
+
+    deadline_ms: int | None
+    warn_ms: int | None
+    has_due: bool
 
 
 class TickPolicy:

@@ -119,6 +119,7 @@ class TrackedPartition:
             started.position,
             partition=self.number,
             max_lease_ms=self._config.max_lease_ms,
+            longest_ms=2 * self._carry_after_ms,
             carry_after_ms=self._carry_after_ms,
             engine=(started.token, ledger.epoch),
             max_loose=_MAX_LOOSE,

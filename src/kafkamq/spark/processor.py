@@ -43,6 +43,7 @@ class FoldSettings:
     epoch: int  # of this start (R22)
     max_lease_ms: int  # for STARTs that name none
     carry_after_ms: int  # R19: a quarter of the markers' retention
+    longest_ms: int  # R23: half of it
     max_actions: int  # R16
     starting: dict[int, int] = field(default_factory=dict)  # first offsets; absent: added later, 0
 
@@ -138,6 +139,7 @@ class FoldProcessor(StatefulProcessor):
                 settings.starting.get(partition, 0),
                 partition=partition,
                 max_lease_ms=settings.max_lease_ms,
+                longest_ms=settings.longest_ms,
                 carry_after_ms=settings.carry_after_ms,
                 engine=engine,
             )
@@ -146,6 +148,7 @@ class FoldProcessor(StatefulProcessor):
             self._load,
             partition=partition,
             max_lease_ms=settings.max_lease_ms,
+            longest_ms=settings.longest_ms,
             carry_after_ms=settings.carry_after_ms,
             engine=engine,
         )

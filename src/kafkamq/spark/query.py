@@ -92,6 +92,7 @@ def _start(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
             epoch=plan.epoch,
             max_lease_ms=plan.tracker.max_lease_ms,
             carry_after_ms=plan.carry_after_ms,
+            longest_ms=2 * plan.carry_after_ms,
             max_actions=plan.tracker.max_offsets_per_commit,
             starting=note.starting,
         )
