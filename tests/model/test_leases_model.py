@@ -1,7 +1,8 @@
 """A worker's leases against trackers that fold what it writes, driven by Hypothesis.
 
 The worker's marks go through a log that may stand still (an outage) and whose delivery reports may
-come late. Whatever happens: a lease that is certain by log time stands at the tracker too (R9),
+come late. Whatever happens: a lease that is certain by log time stands at the tracker too (R9), so
+does one that the worker's own clock lets it work on (R5),
 what the worker forgot is never kept alive by it (R5, R7), and a verdict that it takes for timely
 was accepted.
 """
@@ -25,6 +26,7 @@ MARKER_PARTITIONS = 2
 MESSAGE_PARTITIONS = 3
 MONOTONIC = 7_000_000  # the two clocks differ by this
 OUTAGES = st.sampled_from([False, False, False, True])
+STANDSTILLS = st.sampled_from([300, 900, 1000, 2000])
 STEPS = st.sampled_from([0, 1, 100, 330, 334, 1000, 2500, 20_000, 61_000])
 
 
@@ -69,6 +71,7 @@ class LeasesMachine(RuleBasedStateMachine):
         self.known: dict[int, Known] = {}
         self.settled: dict[MessageId | None, Known] = {}
         self.batch: list[Lease] = []
+        self.met_zombies: set[int] = set()
         self.failed: list[MessageId] = []  # polled again after the seek
         self.next_offset = 0
         self.renewed_ms = self.log_ms
@@ -162,6 +165,7 @@ class LeasesMachine(RuleBasedStateMachine):
             lease = self.leases.start(message_id, message_id.offset % MARKER_PARTITIONS)
             self.known[id(lease)] = Known(lease)
             self.batch.append(lease)
+            written_ms = self.now_ms
             self.write(
                 lease.marker_partition,
                 Marker(
@@ -171,7 +175,7 @@ class LeasesMachine(RuleBasedStateMachine):
                     consumer_id=self.leases.consumer_id,
                     max_lease_ms=self.max_lease_ms,
                 ),
-                lambda log_ms, lease=lease: self.leases.started(lease, self.now_ms, log_ms),
+                lambda log_ms, lease=lease, at=written_ms: self.leases.started(lease, at, log_ms),
             )
 
     @precondition(lambda self: self.batch)
@@ -239,6 +243,7 @@ class LeasesMachine(RuleBasedStateMachine):
         if not held:
             return
         lease = held[pick % len(held)]
+        self.met_zombies.add(id(lease))
         self.leases.gained_partition(lease.message_id.partition, self.now_ms)
         self.write(
             lease.marker_partition,
@@ -288,6 +293,13 @@ class LeasesMachine(RuleBasedStateMachine):
             if serve:
                 self.serve()
 
+    @rule(step_ms=STANDSTILLS)
+    def stand_still(self, step_ms: int) -> None:
+        """The process is paused: nothing is written or served; the heart beats when it goes on."""
+        self.log_ms += step_ms
+        self.tick()
+        self.renewed_ms = max(self.renewed_ms, self.log_ms - self.timeout_ms // 3)
+
     # What must hold.
 
     @invariant()
@@ -303,6 +315,16 @@ class LeasesMachine(RuleBasedStateMachine):
             if lease.state is not LeaseState.HELD or self.log_ms > lease.log_deadline_ms:
                 continue
             assert self.deadline(lease) is not None, lease
+
+    @invariant()
+    def what_the_worker_holds_stands(self) -> None:
+        """By its own clock, however late reports are served; but for an older owner's START."""
+        for known in getattr(self, "known", {}).values():
+            lease = known.lease
+            if lease.state is not LeaseState.HELD or self.now_ms >= lease.deadline_ms:
+                continue
+            if id(lease) not in self.met_zombies:
+                assert self.deadline(lease) is not None, lease
 
     @invariant()
     def timely_verdicts_were_accepted(self) -> None:

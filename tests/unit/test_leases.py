@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from kafkamq.core.leases import (
@@ -11,7 +13,8 @@ from kafkamq.core.leases import (
     LeaseState,
     Settlement,
 )
-from kafkamq.types import MessageId
+from kafkamq.core.redelivery import RedeliveryTracker
+from kafkamq.types import Marker, MarkerType, MessageId
 
 T = 3000
 MAX_LEASE = 60_000
@@ -37,13 +40,53 @@ def renew_all(leases: Leases, at_ms: int) -> list[MessageId | None]:
     return [renewal.message_id for renewal in renewals]
 
 
-def test_a_lease_ends_t_after_its_start_was_delivered() -> None:
+def test_a_lease_ends_t_after_its_start_was_written() -> None:
     leases = make()
     lease = held(leases, at_ms=100)
     assert lease.deadline_ms == 100 + T
     assert leases.may_hand_out(lease, 100 + T - 1)
     assert not leases.may_hand_out(lease, 100 + T)
     assert lease.state is LeaseState.LOST
+
+
+def test_a_tracker_ends_no_lease_before_its_worker_does() -> None:
+    """However late a report is served: the record was appended after it was written."""
+    leases, tracker, id_ = make(), RedeliveryTracker(), MessageId(0, 0)
+    tracker.apply(0, LOG, Marker(MarkerType.START, id_, T, consumer_id="me"))
+    lease = leases.start(id_, 0)
+    leases.started(lease, 0, LOG)
+    leases.committed([lease], T - 10)  # the process stood still meanwhile
+    (renewal,) = leases.plan_renewals(T - 10)
+    tracker.apply(1, LOG + T - 5, Marker(MarkerType.KEEPALIVE, None, T, consumer_id="me"))
+    leases.renewed(renewal, T - 1, LOG + T - 5)  # and again
+    tracker.apply(2, LOG + 2 * T - 6, Marker(MarkerType.TICK))
+    assert not tracker.plan()
+    assert leases.may_hand_out(lease, 2 * T - 11)
+    assert not leases.may_hand_out(lease, 2 * T - 10)
+
+
+def test_looking_for_ended_leases_costs_nothing_before_one_can_have_ended() -> None:
+    leases = make()
+    late, early = held(leases, 0, at_ms=500), held(leases, 1)
+    held_leases, leases._open = leases._open, cast("set[Lease]", None)
+    assert leases.expire(T - 1) == []  # it looks at none
+    leases._open = held_leases
+    assert leases.expire(T) == [early]
+    assert leases.expire(T + 499) == []
+    assert leases.expire(T + 500) == [late]
+    held(leases, 2, at_ms=T + 500)
+    assert len(leases.expire(2 * T + 500)) == 1
+
+
+def test_many_leases_are_looked_through_now_and_then() -> None:
+    """Each ends at its own time: not one look through all of them for each of these."""
+    leases = make()
+    for offset in range(5000):
+        held(leases, offset, at_ms=offset)
+    looks = [at_ms for at_ms in range(T, T + 5000) if leases.expire(at_ms)]
+    assert 200 < len(looks) < 2500
+    leases.expire(2 * T + 5000)
+    assert leases.open_count == 0
 
 
 def test_what_ended_before_the_commit_is_not_handed_out_and_the_id_is_spent() -> None:
@@ -67,7 +110,7 @@ def test_one_keepalive_per_marker_partition_renews_all_leases() -> None:
     ]
     assert renewals[0].redeliver_after_ms == T
     leases.renewed(renewals[0], 1200, LOG + 1100)
-    assert first.deadline_ms == second.deadline_ms == 1200 + T
+    assert first.deadline_ms == second.deadline_ms == 1000 + T  # by when it was written
     assert first.log_deadline_ms == LOG + 1100 + T
 
 
@@ -163,7 +206,7 @@ def test_a_shorter_extension_does_not_cut_a_longer_one() -> None:
     third = leases.extend(lease, 1000, 1020)
     assert third is not None
     assert third.redeliver_after_ms == 29_000
-    assert lease.deadline_ms == 30_020
+    assert lease.deadline_ms == 30_000  # and the tracker's ends no earlier than this
 
 
 def test_an_extension_is_never_shorter_than_t_nor_longer_than_max_lease() -> None:

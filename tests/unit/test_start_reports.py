@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as Record
 
@@ -41,6 +42,18 @@ def test_all_are_there() -> None:
     assert numbers(starts) == [(0, 100), (1, 101), (2, 102)]
 
 
+def test_leases_count_from_when_starts_were_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late their reports are served: a broker may have had them all the while."""
+    now_ms = 5000
+    monkeypatch.setattr("kafkamq.kafka.start_reports.monotonic_ms", lambda: now_ms)
+    starts = route(2)
+    starts.starts()
+    now_ms = 12_000  # the process stood still
+    for number in range(2):
+        starts.report(None, record(number, 100))
+    assert starts.written_ms == 5000
+
+
 def test_one_has_failed() -> None:
     starts = route(3)
     starts.report(None, record(0, 100))
@@ -61,7 +74,7 @@ def test_another_order_is_no_other_message() -> None:
 def test_what_comes_after_the_end_of_the_batch_is_told() -> None:
     starts, late = route(3), []
     starts.report(None, record(0, 100))
-    starts.give_up(lambda message, _, log_ms: late.append((cast("Any", message).number, log_ms)))
+    starts.give_up(lambda message, log_ms: late.append((cast("Any", message).number, log_ms)))
     assert numbers(starts) == [(0, 100)]
     starts.report(None, record(2, 102))
     starts.report(KafkaError(KafkaError._MSG_TIMED_OUT), record(1, -1))

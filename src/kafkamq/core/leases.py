@@ -1,9 +1,11 @@
 """What a worker holds and until when: leases, their renewals and their ends (R5, R7-R10); pure.
 
 Two clocks, never mixed and never compared. Names with ``log`` are broker timestamps and serve R9
-alone; all others are the process's monotonic clock and say what the worker may do. By that clock a
-lease ends T after its START, or after its last KEEPALIVE, was *delivered*; what has ended once does
-not come back.
+alone; all others are a monotonic clock of the process, which goes on while the machine is
+suspended, and say what the worker may do. By that clock a lease ends T after its START, or after
+the last KEEPALIVE that was delivered, was *written*: the broker appended it later than that, so no
+tracker ends the lease before the worker does, however late a delivery report is served. What has
+ended once does not come back.
 
 A lease is STARTING while its START is under way, STARTED until the offsets are committed, and then
 HELD until its message is SETTLED by a verdict or LOST. The caller of ``Leases`` serialises.
@@ -11,6 +13,7 @@ HELD until its message is SETTLED by a verdict or LOST. The caller of ``Leases``
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -29,6 +32,11 @@ __all__ = [
 
 NEW_PARTITION_MS = 60_000
 """How long after getting a partition its messages are renewed one by one (R7)."""
+
+_LEASES_PER_MS = 500
+"""``expire`` looks through so many per ms at most; through one in about 0.1 us."""
+
+_NEVER_MS = 1 << 62
 
 MAX_REMEMBERED_STARTS = 100_000
 """First STARTs of failed batches that are remembered; the oldest are dropped."""
@@ -89,9 +97,9 @@ class Lease:
         self.marker_partition = marker_partition  # of its START, KEEPALIVE and END (R7)
         self.holder_id = holder_id  # whom trackers take for its holder; a RELEASE names it (R8)
         self.state = _STARTING
-        self.begin_ms = -1  # its first START was delivered
+        self.begin_ms = -1  # its first START, which was delivered, was written
         self.deadline_ms = -1
-        self.asked_ms = -1  # until when ``extend`` asked to hold it, delivered or not
+        self.asked_ms = -1  # until when ``extend`` asked to hold it, or a tracker may hold it
         self.log_begin_ms = -1
         self.log_deadline_ms = -1
         self.is_end_known = False  # its END is in the log, or nobody waits for that
@@ -130,6 +138,7 @@ class Renewal:
     message_id: MessageId | None  # None: every lease of the consumer in that partition
     redeliver_after_ms: int
     leases: tuple[Lease, ...]
+    written_ms: int  # monotonic, not after it is written
 
 
 class Leases:
@@ -143,6 +152,7 @@ class Leases:
         self._first_starts: dict[MessageId, _FirstStart] = {}
         self._new_partitions: dict[int, int] = {}  # message partition -> renew by id until
         self._ended: list[Lease] = []  # found to be over, and not told yet
+        self._look_ms = _NEVER_MS  # no HELD lease ends before that
         self._id_is_spent = False
 
     # Views.
@@ -215,16 +225,22 @@ class Leases:
         self._open.add(lease)
         return lease
 
-    def started(self, lease: Lease, monotonic_ms: int, log_ms: int) -> None:
-        """Its START was delivered. A second START of the message moves nothing but log time."""
+    def started(self, lease: Lease, written_ms: int, log_ms: int) -> None:
+        """Its START was delivered. A second START of the message moves nothing but log time.
+
+        Args:
+            lease: Of the message.
+            written_ms: Monotonic, not after the START was written.
+            log_ms: Its broker timestamp.
+        """
         is_late = lease.state is _LOST  # its batch failed before this was known
         first = self._first_starts.get(lease.message_id) if self._first_starts else None
         if is_late and first is not None:
             return
         lease.state = _STARTED
         if first is None:
-            lease.begin_ms = monotonic_ms
-            lease.deadline_ms = monotonic_ms + self._timeout_ms
+            lease.begin_ms = written_ms
+            lease.deadline_ms = written_ms + self._timeout_ms
             lease.log_begin_ms = log_ms
             lease.log_deadline_ms = log_ms + self._timeout_ms
             if is_late:
@@ -245,6 +261,8 @@ class Leases:
             lease.state = _HELD
             if monotonic_ms >= lease.deadline_ms:
                 self._end(lease)
+            elif lease.deadline_ms < self._look_ms:
+                self._look_ms = lease.deadline_ms
 
     def failed(self, batch: Iterable[Lease]) -> None:
         """These STARTs failed, or their commit did, or their partition is gone (R5)."""
@@ -298,18 +316,20 @@ class Leases:
     def plan_renewals(self, monotonic_ms: int) -> list[Renewal]:
         """The KEEPALIVEs to write now; the shell asks every T/3."""
         self._drop_old_partitions(monotonic_ms)
-        together: dict[int, list[Lease]] = {}
+        together: defaultdict[int, list[Lease]] = defaultdict(list)
         single: list[Renewal] = []
+        consumer_id, new_partitions = self._consumer_id, self._new_partitions
         for lease in self._open:
             if lease.state is _STARTING:
                 continue
-            if self._needs_id(lease):
+            # R7: after a failure, and where an older owner's START may come late.
+            if lease.holder_id != consumer_id or lease.partition in new_partitions:
                 if lease.state is _HELD:
                     single.append(self._renewal(lease, monotonic_ms))
             else:
-                together.setdefault(lease.marker_partition, []).append(lease)
+                together[lease.marker_partition].append(lease)
         shared = [
-            Renewal(partition, self._consumer_id, None, self._timeout_ms, tuple(leases))
+            Renewal(partition, consumer_id, None, self._timeout_ms, tuple(leases), monotonic_ms)
             for partition, leases in together.items()
         ]
         return shared + single
@@ -327,33 +347,50 @@ class Leases:
 
     def renewed(self, renewal: Renewal, monotonic_ms: int, log_ms: int) -> None:
         """A KEEPALIVE was delivered; it does not revive what has ended."""
-        after_ms = renewal.redeliver_after_ms
-        for lease in renewal.leases:
-            if lease.state is _LOST:
+        after_ms, max_lease_ms = renewal.redeliver_after_ms, self._max_lease_ms
+        until_ms = renewal.written_ms + after_ms
+        log_until_ms = log_ms + after_ms
+        for lease in renewal.leases:  # all that the worker holds, every T/3: no call in here
+            state = lease.state
+            if state is _LOST:
                 continue
-            self._renew_in_log(lease, log_ms, after_ms)  # also of a settled one: R9
-            if lease.state is _SETTLED or monotonic_ms >= lease.deadline_ms:
+            if lease.log_deadline_ms >= log_ms:  # also of a settled one: R9
+                last_ms = lease.log_begin_ms + max_lease_ms
+                new_ms = last_ms if last_ms < log_until_ms else log_until_ms  # noqa: FURB136
+                if new_ms > lease.log_deadline_ms:
+                    lease.log_deadline_ms = new_ms
+            if state is _SETTLED or monotonic_ms >= lease.deadline_ms:
                 continue
-            last_ms = lease.begin_ms + self._max_lease_ms
-            lease.deadline_ms = max(lease.deadline_ms, min(monotonic_ms + after_ms, last_ms))
+            last_ms = lease.begin_ms + max_lease_ms
+            new_ms = last_ms if last_ms < until_ms else until_ms  # noqa: FURB136
+            if new_ms > lease.deadline_ms:
+                lease.deadline_ms = new_ms
             if renewal.message_id is not None:
                 lease.holder_id = renewal.consumer_id
+                # What a tracker holds it for, at most: the next one must not cut that (R9).
+                lease.asked_ms = max(lease.asked_ms, monotonic_ms + after_ms)
 
     def expire(self, monotonic_ms: int) -> list[Lease]:
-        """Held leases that have ended by now, whoever noticed; each is told once."""
-        for lease in [
-            lease
-            for lease in self._open
-            if lease.state is _HELD and monotonic_ms >= lease.deadline_ms
-        ]:
-            self._end(lease)
+        """Held leases that have ended by now, whoever noticed; each is told once.
+
+        Costs nothing while none can have ended. Where very many are held, one that ended behind
+        another one is told a moment later; it is not handed out and takes no verdict all the same.
+        """
+        if monotonic_ms >= self._look_ms:
+            self._look(monotonic_ms)
         ended, self._ended = self._ended, []
         return ended
 
-    def _needs_id(self, lease: Lease) -> bool:
-        if lease.holder_id != self._consumer_id:  # after a failure
-            return True
-        return lease.partition in self._new_partitions
+    def _look(self, monotonic_ms: int) -> None:
+        held = [lease for lease in self._open if lease.state is _HELD]
+        self._look_ms = _NEVER_MS
+        for lease in held:
+            deadline_ms = lease.deadline_ms
+            if monotonic_ms >= deadline_ms:
+                self._end(lease)
+            elif deadline_ms < self._look_ms:
+                self._look_ms = deadline_ms
+        self._look_ms = max(self._look_ms, monotonic_ms + len(held) // _LEASES_PER_MS)
 
     def _drop_old_partitions(self, monotonic_ms: int) -> None:
         for partition in [p for p, end in self._new_partitions.items() if monotonic_ms >= end]:
@@ -361,10 +398,14 @@ class Leases:
 
     def _renewal(self, lease: Lease, monotonic_ms: int) -> Renewal:
         # The tracker sets clock + this, so no renewal may cut what was asked for before it.
-        until_ms = max(lease.deadline_ms, lease.asked_ms)
-        after_ms = max(self._timeout_ms, until_ms - monotonic_ms)
+        after_ms = max(self._timeout_ms, lease.asked_ms - monotonic_ms)
         return Renewal(
-            lease.marker_partition, self._consumer_id, lease.message_id, after_ms, (lease,)
+            lease.marker_partition,
+            self._consumer_id,
+            lease.message_id,
+            after_ms,
+            (lease,),
+            monotonic_ms,
         )
 
     def _renew_in_log(self, lease: Lease, log_ms: int, after_ms: int) -> None:

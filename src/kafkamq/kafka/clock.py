@@ -1,14 +1,37 @@
-"""The process's monotonic clock, the one that leases are judged by."""
+"""The clock that leases are judged by; it goes on while the machine is suspended."""
 
 from __future__ import annotations
 
-from time import monotonic_ns
+import time
+from collections.abc import Callable
+from functools import partial
 
-__all__ = ["NS_PER_MS", "monotonic_ms"]
+__all__ = ["NS_PER_MS", "monotonic_ms", "public_s"]
 
 NS_PER_MS = 1_000_000
 
 
+def _clock() -> Callable[[], int]:
+    """The brokers' time goes on while a machine is suspended, and so must this one.
+
+    On Linux that is CLOCK_BOOTTIME; on macOS it is CLOCK_MONOTONIC, which Python's own monotonic
+    clock is not there.
+    """
+    for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):
+        number = getattr(time, name, None)
+        if number is not None:
+            return partial(time.clock_gettime_ns, number)
+    return time.monotonic_ns
+
+
+_now_ns = _clock()
+
+
 def monotonic_ms() -> int:
-    """Milliseconds of the monotonic clock; never compared with log time."""
-    return monotonic_ns() // NS_PER_MS
+    """Milliseconds of a clock that never goes back or stops; never compared with log time."""
+    return _now_ns() // NS_PER_MS
+
+
+def public_s(clock_ms: float) -> float:
+    """That moment in seconds of ``time.monotonic()``, as long as the machine is not suspended."""
+    return clock_ms / 1000 - (_now_ns() - time.monotonic_ns()) / 1e9

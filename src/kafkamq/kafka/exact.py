@@ -9,7 +9,7 @@ transactional id is, so every consumer has a random one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
@@ -58,14 +58,15 @@ class ExactCommitter:
 
     def begin(
         self,
-        starts: Mapping[int, list[dict[str, Any]]],
+        starts: Callable[[], Mapping[int, list[dict[str, Any]]]],
         offsets: Mapping[int, int],
         membership: bytes,
     ) -> None:
         """Write STARTs and commit offsets, all or nothing.
 
         Args:
-            starts: By marker partition; value, key and callback of each.
+            starts: Gives, when they are written, by marker partition: value, key and callback of
+                each. Called in another thread.
             offsets: Of the messages topic, by partition.
             membership: The consumer's group metadata when it polled the messages.
         """
@@ -109,7 +110,7 @@ class ExactCommitter:
 
     def _run(
         self,
-        starts: Mapping[int, list[dict[str, Any]]],
+        starts: Callable[[], Mapping[int, list[dict[str, Any]]]],
         positions: Sequence[TopicPartition],
         membership: bytes,
     ) -> None:
@@ -118,7 +119,7 @@ class ExactCommitter:
             producer.init(timeout_s=_STEP_TIMEOUT_S)
         producer.begin()
         try:
-            for partition, each in starts.items():
+            for partition, each in starts().items():
                 producer.produce_many(
                     self._marker_topic, partition, each, timeout_s=_STEP_TIMEOUT_S
                 )

@@ -100,7 +100,7 @@ class ExactHandover:
         self._intake.started()  # the same transaction has the offsets behind these STARTs
         self._offsets = self._intake.committable()
         self._count = self._intake.uncommitted_count
-        self._committer.begin(batch.starts(), self._offsets, self._reader.membership())
+        self._committer.begin(batch.starts, self._offsets, self._reader.membership())
 
     def advance(self, batch: Batch, timeout_s: float) -> Commit:
         """Wait for its outcome, and stay in the group meanwhile."""

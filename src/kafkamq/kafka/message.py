@@ -14,6 +14,7 @@ from confluent_kafka import Message as Record
 from kafkamq.config import milliseconds
 from kafkamq.core.handout import expires_at_ms
 from kafkamq.core.leases import Lease
+from kafkamq.kafka.clock import public_s
 from kafkamq.types import Headers, MessageId, Outcome
 from kafkamq.wire.headers import ID, MessageHeaders, read_message_headers
 from kafkamq.wire.keys import split_key
@@ -150,8 +151,12 @@ class Message:
 
     @property
     def deadline(self) -> float:
-        """When the lease ends unless it is renewed, in seconds of ``time.monotonic()``."""
-        return self._lease.deadline_ms / 1000
+        """When the lease ends unless it is renewed, in seconds of ``time.monotonic()``.
+
+        Leases go on while the machine is suspended, where that clock may stand still: then the
+        deadline comes nearer.
+        """
+        return public_s(self._lease.deadline_ms)
 
     def _own_headers(self) -> MessageHeaders:
         if self._read is None:

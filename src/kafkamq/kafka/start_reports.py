@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from time import monotonic_ns
 from typing import Any
 
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as Record
 
-from kafkamq.kafka.clock import NS_PER_MS
+from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.message import Message
 
 __all__ = ["RouteStarts"]
@@ -22,13 +21,13 @@ class RouteStarts:
     """
 
     __slots__ = (
-        "_begin_ns",
         "_delivered",
         "_on_late",
         "error",
         "failed",
         "messages",
         "values",
+        "written_ms",
     )
 
     def __init__(self) -> None:
@@ -37,8 +36,8 @@ class RouteStarts:
         self.error: KafkaError | None = None  # the first one
         self.failed = 0
         self._delivered: list[Record] = []  # the STARTs in the log
-        self._begin_ns = 0
-        self._on_late: Callable[[Message, int, int], None] | None = None
+        self.written_ms = 0  # monotonic; not after they were written
+        self._on_late: Callable[[Message, int], None] | None = None
 
     def report(self, error: KafkaError | None, record: Record) -> None:
         """Kafka's delivery report of one of them."""
@@ -47,14 +46,13 @@ class RouteStarts:
             self.error = self.error or error
             return
         self._delivered.append(record)
-        if not self._begin_ns:
-            self._begin_ns = monotonic_ns()
         if self._on_late is not None:
             message = self.messages[self.values.index(record.value() or b"")]
-            self._on_late(message, monotonic_ns() // NS_PER_MS, record.timestamp()[1])
+            self._on_late(message, record.timestamp()[1])
 
     def starts(self) -> list[dict[str, Any]]:
-        """As produce_batch takes them."""
+        """As produce_batch takes them, at once: no lease may begin later for the worker."""
+        self.written_ms = monotonic_ms()
         report = self.report
         return [
             {"value": value, "key": message._marker_key, "callback": report}
@@ -66,11 +64,6 @@ class RouteStarts:
         """Whether each is known to be in the log or failed."""
         return len(self._delivered) + self.failed == len(self.values)
 
-    @property
-    def begin_ms(self) -> int:
-        """Monotonic: the first of them was delivered; no lease may begin later for the worker."""
-        return self._begin_ns // NS_PER_MS
-
     def delivered(self) -> Iterable[tuple[Message, int]]:
         """Those in the log, with their log times."""
         found = list(map(Record.value, self._delivered))
@@ -80,11 +73,10 @@ class RouteStarts:
         known = dict(zip(self.values, self.messages, strict=False))
         return [(known[value or b""], log_ms) for value, log_ms in zip(found, times, strict=True)]
 
-    def give_up(self, on_late: Callable[[Message, int, int], None]) -> None:
+    def give_up(self, on_late: Callable[[Message, int], None]) -> None:
         """The batch has failed: tell of STARTs that prove to be in the log after all.
 
         Args:
-            on_late: Gets the message, the monotonic ms and the log time; called while reports are
-                served.
+            on_late: Gets the message and the log time; called while reports are served.
         """
         self._on_late = on_late

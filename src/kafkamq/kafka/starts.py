@@ -8,6 +8,7 @@ Whatever fails in between, ``Consumer`` gives the batch up, under a new consumer
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError
@@ -243,9 +244,9 @@ class Starter:
         started = self._worker.leases.started
         with self._worker.lock:
             for route in batch.routes.values():
-                begin_ms = route.begin_ms
+                written_ms = route.written_ms
                 for message, log_ms in route.delivered():
-                    started(message._lease, begin_ms, log_ms)
+                    started(message._lease, written_ms, log_ms)
         batch.is_started = True
 
     def finish(self, batch: Batch) -> list[Message]:
@@ -271,13 +272,13 @@ class Starter:
             # A START may be in the log although its batch failed; so may one whose report is not
             # there yet: it finds the lease lost.
             for route in batch.routes.values():
-                route.give_up(self._started_late)
+                route.give_up(partial(self._started_late, route.written_ms))
                 for message, log_ms in route.delivered():
-                    leases.started(message._lease, route.begin_ms, log_ms)
+                    leases.started(message._lease, route.written_ms, log_ms)
 
-    def _started_late(self, message: Message, begin_ms: int, log_ms: int) -> None:
+    def _started_late(self, written_ms: int, message: Message, log_ms: int) -> None:
         with self._worker.lock:
-            self._worker.leases.started(message._lease, begin_ms, log_ms)
+            self._worker.leases.started(message._lease, written_ms, log_ms)
 
     def drop(self, batch: Batch, partitions: Iterable[int]) -> None:
         """Forget those of the batch whose partitions went to another member."""

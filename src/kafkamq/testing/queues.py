@@ -352,6 +352,9 @@ class _MemoryConsumer(TopicConsumer):
     def _now_ms(self) -> int:
         return self._store.clock.now_ms()
 
+    def _moment_s(self, clock_ms: float) -> float:
+        return clock_ms / 1000  # of the service's clock
+
     def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
         """As ever; ``on_lease_lost`` has run when it returns, so that tests need not wait."""
         messages = super().receive_many(n, timeout)

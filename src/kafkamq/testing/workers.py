@@ -286,13 +286,14 @@ class Worker:
     def _start(self, batch: list[_Held]) -> _Steps:
         try:
             tickets = []
+            written_ms = self._now_ms
             for held in batch:
                 value = self._start_marker(held)
                 tickets.append(self._write(held.lease, value))
                 yield 0
             for held, ticket in zip(batch, tickets, strict=True):
                 record = yield from wait(ticket)
-                self._leases.started(held.lease, self._now_ms, record.timestamp_ms)
+                self._leases.started(held.lease, written_ms, record.timestamp_ms)
             self._intake.started()
             yield 0
             yield from self._commit()

@@ -25,7 +25,7 @@ from kafkamq.errors import (
 )
 from kafkamq.kafka.backends.letters import Letters
 from kafkamq.kafka.backends.message import MessageState, TopicMessage
-from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.clock import monotonic_ms, public_s
 from kafkamq.kafka.consumer import Consumer
 from kafkamq.kafka.fork import ForkGuard
 from kafkamq.kafka.lost import LostLeases
@@ -128,6 +128,10 @@ class TopicConsumer(Consumer):
     def _now_ms(self) -> int:
         """The clock that deadlines are of."""
         return monotonic_ms()
+
+    def _moment_s(self, clock_ms: float) -> float:
+        """A moment of that clock in seconds of ``time.monotonic()``."""
+        return public_s(clock_ms)
 
     # Receiving.
 

@@ -87,7 +87,7 @@ class TopicMessage(Message):
     @property
     def deadline(self) -> float:
         """When the lease ends, in seconds of ``time.monotonic()``; infinite where there is none."""
-        return self._deadline_ms / 1000
+        return cast("TopicConsumer", self._verdicts)._moment_s(self._deadline_ms)
 
     def __repr__(self) -> str:
         place = self.message_id

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import time
 
+from kafkamq.kafka.clock import monotonic_ms as lease_clock_ms
+
 __all__ = ["BrokerClock", "lease_clock_ms"]
-
-# A suspended machine's monotonic clock may stand still while its leases end: this one does not.
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def lease_clock_ms() -> int:
-    """Milliseconds of the clock that leases are judged by; never compared with log time."""
-    return time.clock_gettime_ns(_CLOCK) // 1_000_000
 
 
 class BrokerClock:
