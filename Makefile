@@ -64,6 +64,7 @@ bench: $(VENV)/.installed ## measure queues and Spark on this machine
 	@tools/check_machine java
 	$(BIN)/python benchmarks/queue.py $(ARGS)
 	$(BIN)/python benchmarks/spark.py $(ARGS)
+	$(BIN)/python benchmarks/spark_queue.py $(ARGS)
 	$(BIN)/python benchmarks/claims.py $(ARGS)
 	$(BIN)/python benchmarks/parallel.py $(ARGS)
 	$(BIN)/python benchmarks/compare.py $(ARGS)

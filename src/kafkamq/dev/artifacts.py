@@ -33,7 +33,7 @@ from kafkamq.dev.modules import (
     verify,
 )
 
-__all__ = ["DEFAULT_VERSION", "KafkaJars", "Progress", "fetch_kafka"]
+__all__ = ["DEFAULT_VERSION", "KafkaJars", "Progress", "fetch_kafka", "fetch_modules"]
 
 DEFAULT_VERSION = "4.2.1"
 _VERSION = re.compile(r"\d+\.\d+\.\d+(-[A-Za-z0-9]+)?")
@@ -102,6 +102,37 @@ def fetch_kafka(
     return KafkaJars(version, folder, modules, is_verified=listed is not None)
 
 
+def fetch_modules(
+    name: str,
+    modules: Sequence[Module],
+    *,
+    cache_dir: Path | None = None,
+    java: str = "java",
+    ivy_settings: Path | None = None,
+) -> Path:
+    """The folder that holds the jars of a list, each of them checked.
+
+    Args:
+        name: Of the folder in the cache, with a version in it.
+        modules: All that is wanted: what they depend on is not fetched.
+        cache_dir: As for ``fetch_kafka``, like the others.
+        java: The Java that runs Ivy.
+        ivy_settings: Your own Ivy settings file, for a mirror.
+
+    Raises:
+        ArtifactError, JavaError: As ``fetch_kafka``.
+    """
+    cache = (cache_dir or Path.home() / ".cache" / "kafkamq").absolute()
+    folder = cache / name
+    if verify(folder, modules):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _turn(cache / f"{name}.lock"), _work_folder(cache, name) as work:
+            if missing := verify(folder, modules):
+                ivy = Ivy(java=java_command(java), jar=find_ivy_jar(), settings=ivy_settings)
+                _fetch(missing, ivy, folder, work, _silent)
+    return folder
+
+
 def _silent(done: int, total: int) -> None:
     """The progress that nobody asked for."""
 
@@ -114,7 +145,7 @@ def _own_list(folder: Path) -> tuple[Module, ...] | None:
 
 
 def _fetch(modules: Sequence[Module], ivy: Ivy, folder: Path, work: Path, tell: Progress) -> None:
-    _log.info("fetching Kafka", extra={"modules": len(modules), "folder": str(folder)})
+    _log.info("fetching jars", extra={"modules": len(modules), "folder": str(folder)})
     tell(0, len(modules))
     wanted = [(module.organisation, module.name, module.version) for module in modules]
     ivy.fetch(wanted, work, on_fetched=lambda count: tell(count, len(modules)))
