@@ -8,6 +8,7 @@ import time
 from collections import Counter
 
 import pytest
+from confluent_kafka import Producer
 from tests.integration.parallel_tools import (
     Seen,
     committed,
@@ -18,7 +19,15 @@ from tests.integration.parallel_tools import (
     wait_until,
 )
 
-from kafkamq import BrokerError, OutgoingRecord, ParallelConsumer, ParallelRecord, StateError, aio
+from kafkamq import (
+    BrokerError,
+    OutgoingRecord,
+    ParallelConsumer,
+    ParallelRecord,
+    Reject,
+    StateError,
+    aio,
+)
 from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.config import Backoff
 from kafkamq.kafka.parallel.threads import ThreadPool
@@ -270,6 +279,36 @@ def test_a_result_that_kafka_refuses_is_a_dead_letter_in_the_end(
     assert found == [number for number in range(200) if number != 50]
     (letter,) = read_all(bootstrap, letters, 1)
     assert letter.value() == b"50"
+
+
+def test_a_dead_letter_that_is_too_large_refers_to_its_record(
+    bootstrap: str, namespace: str
+) -> None:
+    topic = make_topic(bootstrap, namespace)
+    letters = make_topic(bootstrap, f"{namespace}-dead", max_message_bytes="2000")
+    producer = Producer({"bootstrap.servers": bootstrap})
+    producer.produce(topic, b"x" * 100_000, b"large value", headers=[("a", b"1")])
+    producer.produce(topic, b"large headers", b"key", headers=[("a", b"x" * 100_000)])
+    assert producer.flush(30) == 0
+    attempts: Counter[int] = Counter()
+
+    def handle(record: ParallelRecord) -> Reject:
+        attempts[record.offset] += 1
+        return Reject("no use")
+
+    options = {"backoff": SOON, "dead_letter_topic": letters}
+    with make(bootstrap, topic, namespace, **options) as consumer:
+        consumer.poll(handle)
+        wait_until(lambda: committed(bootstrap, namespace, topic) == (2, ""), 60, "the commit")
+    assert attempts == Counter([0, 1])
+    found = {dict(each.headers())["kafkamq-id"]: each for each in read_all(bootstrap, letters, 2)}
+    value, headers = (found[f"{topic}/0/{offset}".encode()] for offset in (0, 1))
+    assert (value.value(), value.key(), dict(value.headers())["a"]) == (None, b"large value", b"1")
+    assert (headers.value(), headers.key()) == (None, None)
+    for offset, letter in enumerate((value, headers)):
+        told = dict(letter.headers())
+        assert told["kafkamq-payload-at"].startswith(f"{topic}/0/{offset}/".encode())
+        assert told["kafkamq-queue-id"] == namespace.encode()
 
 
 def test_a_stall_is_parked_when_the_dead_letters_are_back(bootstrap: str, namespace: str) -> None:

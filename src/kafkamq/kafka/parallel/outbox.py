@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from time import monotonic, sleep
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from kafkamq.clients.errors import ErrorWatch, broker_error
+from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
 from kafkamq.clients.producers import end_producer
 from kafkamq.clients.settings import connect, producer_settings
 from kafkamq.errors import KafkaMQError, StateError
@@ -26,6 +26,7 @@ _POLL_S = 0.1
 _log = logging.getLogger(__name__)
 
 Delivered = Callable[["KafkaError | None", Message], None]
+_Form = tuple["bytes | None", "bytes | None", Headers]  # value, key, headers
 
 
 class Outbox:
@@ -114,36 +115,44 @@ class Outbox:
                 on_delivery=on_delivery,
                 headers=list(headers) if headers else None,
             )
-        except (KafkaMQError, KafkaException, BufferError):
-            on_delivery(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), refused)
+        except KafkaException as error:
+            on_delivery(kafka_error(error), refused)
+        except (KafkaMQError, BufferError):  # it may fit another time
+            on_delivery(KafkaError(KafkaError._QUEUE_FULL), refused)
 
     def park(
         self, topic: str, group_id: str, record: ParallelRecord, reason: DeadLetterReason, said: str
     ) -> Future[None]:
-        """Write a dead letter; the future is done when Kafka has it."""
+        """Write a dead letter; the future is done when Kafka has it.
+
+        One that is too large is written without its payload, then without key and headers: it says
+        where its record stands, and lives as long as that.
+        """
         parked: Future[None] = Future()
         parked.set_running_or_notify_cancel()  # who gives up waiting for it does not cancel it
+        forms = _forms(record, reason, said, group_id)
 
-        def delivered(error: KafkaError | None, _message: Message) -> None:
+        def delivered(error: KafkaError | None, message: Message) -> None:
             if error is None:
                 parked.set_result(None)
-            else:
+                return
+            is_too_large = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+            form = next(forms, None) if is_too_large else None
+            if form is None:
                 parked.set_exception(broker_error(error, f"writing a dead letter to {topic}"))
+            else:
+                self._send_alone(message, topic, *form, delivered, -1)
 
-        origin = Origin(record.topic, record.partition, record.offset, record.timestamp_ms)
-        failure = record._failure
-        headers: Headers = dead_letter_headers(
-            record.headers,
-            reason=reason,
-            error=said,
-            delivery_count=1 if failure is None else failure.attempts,
-            origin=origin,
-            queue_id=group_id,
-        )
-        try:
-            self.send(topic, record.value, record.key, headers, delivered)
-        except KafkaMQError as error:
-            parked.set_exception(error)
+        failure: KafkaMQError | None = None
+        for form in forms:
+            try:
+                self.send(topic, *form, delivered)
+                return parked
+            except KafkaMQError as error:  # noqa: PERF203 - two at most
+                failure = error
+                if getattr(error, "code", "") != "MSG_SIZE_TOO_LARGE":
+                    break
+        parked.set_exception(failure)
         return parked
 
     def close(self, timeout_s: float) -> None:
@@ -208,3 +217,29 @@ class Outbox:
     def _end_spent(self) -> None:
         while self._spent:
             end_producer(self._spent.pop())
+
+
+def _forms(
+    record: ParallelRecord, reason: DeadLetterReason, said: str, group_id: str
+) -> Iterator[_Form]:
+    """A dead letter, from whole to bare."""
+    origin = Origin(record.topic, record.partition, record.offset, record.timestamp_ms)
+    failure = record._failure
+
+    def headers(kept: Sequence[tuple[str, bytes | None]], payload_at: Origin | None) -> Headers:
+        return dead_letter_headers(
+            kept,
+            reason=reason,
+            error=said,
+            delivery_count=1 if failure is None else failure.attempts,
+            origin=origin,
+            queue_id=group_id,
+            payload_at=payload_at,
+        )
+
+    yield record.value, record.key, headers(record.headers, None)
+    _log.warning(
+        "a dead letter is too large: it refers to its record", extra={"record": repr(record)}
+    )
+    yield None, record.key, headers(record.headers, origin)
+    yield None, None, headers((), origin)
