@@ -7,18 +7,21 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from tests.integration import range_worker
 from tests.integration.claim_logs import ClaimTopics, wait_for
 from tests.integration.range_worker import read_trace
 from tests.integration.test_claims_crash import kill
 
 from kafkamq.claims import RangeClaims
-from kafkamq.errors import ConfigError, LeaseLostError
+from kafkamq.errors import ConfigError, DataLossError, LeaseLostError
 
 
-def members(topics: ClaimTopics, *names: str, **options: int) -> list[RangeClaims]:
+def members(topics: ClaimTopics, *names: str, **options: Any) -> list[RangeClaims]:
     return [
         RangeClaims(
             topics.bootstrap,
@@ -126,3 +129,29 @@ def test_what_cannot_work_is_said(bootstrap: str) -> None:
         members(topics, "a", size=0)
     with pytest.raises(ConfigError, match="client_id"):
         members(topics, "a/b")
+
+
+def test_messages_that_were_deleted_before_they_were_done(bootstrap: str) -> None:
+    """Nothing is passed over in silence, and who says so goes on."""
+    topics = ClaimTopics(bootstrap, partitions=1, interval_s=2.0)
+    topics.fill(300)
+    (first,) = members(topics, "a", size=50)
+    with first:
+        claimed = first.next_range(60.0)
+        assert claimed is not None
+        assert len(list(claimed)) == 50
+        claimed.done()
+    delete = AdminClient({"bootstrap.servers": bootstrap}).delete_records
+    for done in delete([TopicPartition(topics.work, 0, 120)]).values():
+        done.result()
+    with pytest.raises(DataLossError, match="is 50, and the log has 120 to 300"):
+        members(topics, "b", size=50)
+    (late,) = members(topics, "c", size=50, on_data_loss="skip")
+    seen = []
+    with late:
+        for claimed in late:
+            seen += [int(message.payload or b"") for message in claimed]
+            claimed.done()
+            if len(seen) == 180:
+                break
+    assert sorted(seen) == list(range(120, 300))

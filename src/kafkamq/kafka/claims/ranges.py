@@ -29,6 +29,7 @@ from kafkamq.core.range_member import RangeMember, RangeWrite
 from kafkamq.errors import (
     BrokerError,
     ConfigError,
+    DataLossError,
     DeadlineExceededError,
     KafkaMQError,
     LeaseLostError,
@@ -51,6 +52,7 @@ _log = logging.getLogger(__name__)
 _BUSY_S, _IDLE_S = 0.002, 0.05
 _ENDS_S = 0.5  # how often the log's ends are asked for
 _SLICE_S = 0.1
+_NOT_THERE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 _WINDOW_INTERVALS = 6  # what is abandoned is told every interval, by members that may be slow
 
 
@@ -119,6 +121,7 @@ class RangeClaims:
         ahead: int = 1,
         range_topic: str = RANGE_TOPIC,
         heartbeat_interval: float | timedelta = 3.0,
+        on_data_loss: str = "raise",
         kafka: Mapping[str, str] | None = None,
     ) -> None:
         """Begin to claim.
@@ -132,18 +135,24 @@ class RangeClaims:
             ahead: Ranges claimed beyond the one that is worked on.
             range_topic: Made by ``init_topic``; never Marshal's.
             heartbeat_interval: Seconds; all members must agree.
+            on_data_loss: ``raise``, or ``skip`` with a warning, when messages that nobody has done
+                were deleted, or the group's position lies behind the log's end.
             kafka: Kafka's own properties.
 
         Raises:
             ConfigError: A setting, or the range topic as it is, cannot work.
+            DataLossError: The group's position lies outside the log.
             BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
         """
         for name, value in (("client_id", client_id), ("group_id", group_id), ("topic", topic)):
             check_id(name, value)
         if size < 1 or ahead < 0:
             raise ConfigError(f"size is {size} and ahead {ahead}: they must be >= 1 and >= 0")
+        if on_data_loss not in ("raise", "skip"):
+            raise ConfigError(f"on_data_loss is {on_data_loss!r}: it must be 'raise' or 'skip'")
         self.topic = topic
         self.group_id = group_id
+        self._skips = on_data_loss == "skip"
         self._interval_ms = milliseconds(heartbeat_interval, name="heartbeat_interval", minimum=500)
         self._config = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=dict(kafka or {}))
         self._changed = threading.Condition(threading.RLock())
@@ -257,8 +266,10 @@ class RangeClaims:
 
     def read(self, claimed: ClaimedRange) -> Iterator[ClaimedMessage]:
         """See ``ClaimedRange.__iter__``."""
-        place = TopicPartition(self.topic, claimed.partition, claimed.position)
-        self._data.assign([place])
+        if self._skips:
+            self._skip_deleted(claimed)
+        else:
+            self._data.assign([TopicPartition(self.topic, claimed.partition, claimed.position)])
         while claimed.position < claimed.next and not self._is_stopped:
             self._require(claimed)
             record = self._data.poll(_SLICE_S)
@@ -269,6 +280,8 @@ class RangeClaims:
                 if error.code() == KafkaError._PARTITION_EOF:
                     end = min(record.offset() or 0, claimed.next)  # behind what was aborted
                     claimed.position = max(claimed.position, end)
+                elif self._skips and error.code() in _NOT_THERE:
+                    self._skip_deleted(claimed)
                 elif not is_passing(error):
                     raise broker_error(error, f"reading {self.topic}[{claimed.partition}]")
                 continue
@@ -280,6 +293,20 @@ class RangeClaims:
             self._require(claimed)
             claimed.position = message.offset + 1
             yield message
+
+    def _skip_deleted(self, claimed: ClaimedRange) -> None:
+        try:
+            place = TopicPartition(self.topic, claimed.partition)
+            first, end = self._data.get_watermark_offsets(place, timeout=10.0)
+        except KafkaException as error:
+            raise broker_error(error, f"looking for the start of {self.topic}") from error
+        if claimed.position > end:
+            raise DataLossError(f"{claimed!r} lies behind the log's end")
+        if claimed.position < first:  # else it is said once more, of what was read before
+            _log.warning("%r: deleted before it was done; going on at %d", claimed, first)
+            claimed.position = min(first, claimed.next)
+        if claimed.position < claimed.next:
+            self._data.assign([TopicPartition(self.topic, claimed.partition, claimed.position)])
 
     def done(self, claimed: ClaimedRange, next_offset: int) -> None:
         """See ``ClaimedRange.done``."""
@@ -396,6 +423,7 @@ class RangeClaims:
         """Check the topics, find out where to begin, and connect."""
         ranges = require_topic(admin, range_topic, rules="safe", interval_ms=self._interval_ms)
         self._count = require_work(admin, self.topic)
+        self._bases = self._first_offsets(admin)
         self._number = coordination_partition(self.topic, ranges.partitions)
         self._range_topic = range_topic
         self._reader = self._connect_reader("kafkamq.reader", isolation_level="read_uncommitted")
@@ -406,7 +434,6 @@ class RangeClaims:
         self._next_offset = start
         self._clock = BrokerClock(begin.latest_ms)
         self._state = RangeLog(self._interval_ms / 1000, since_s=since_s)
-        self._bases = self._first_offsets(admin)
         self._look(admin)
         self._reader.assign([TopicPartition(range_topic, self._number, start)])
         # A fetch that waits at the log's end must not hold the next range back for long.
@@ -424,10 +451,20 @@ class RangeClaims:
         """Where to begin without any claim."""
         bounds = admin.log_bounds(self.topic, range(self._count))
         wanted = [(self.group_id, TopicPartition(self.topic, n)) for n in range(self._count)]
-        return {
-            place.partition: max(place.offset, bounds[place.partition][0])
-            for place in admin.committed(wanted, stable=False)
-        }
+        found = {}
+        for place in admin.committed(wanted, stable=False):
+            first, end = bounds[place.partition]
+            known = place.offset if place.offset >= 0 else first
+            found[place.partition] = min(max(known, first), end)
+            if found[place.partition] != known:
+                text = (
+                    f"the position of {self.topic}[{place.partition}] of group {self.group_id!r}"
+                    f" is {known}, and the log has {first} to {end}"
+                )
+                if not self._skips:
+                    raise DataLossError(f"{text}; set on_data_loss='skip' to go on")
+                _log.warning("%s; going on at %d", text, found[place.partition])
+        return found
 
     def _look(self, admin: Admin) -> None:
         """Where the logs end."""
