@@ -98,3 +98,15 @@ def test_a_key_stays_in_order(service: MemoryService, clock: Clock) -> None:
         again.ack()
         (second,) = consumer.receive_many(10, 0)
         assert second.payload == b"a2"
+
+
+def test_claims_hand_out_a_partition_in_order() -> None:
+    """As on Kafka: one message at a time, whatever their keys."""
+    queue = MemoryService().queue("q", backend="claims")
+    for key in ("a", None, "b"):
+        queue.producer().send(b"x", key=key)
+    with queue.consumer() as consumer:
+        (first,) = consumer.receive_many(3, 0)
+        first.ack()
+        (second,) = consumer.receive_many(3, 0)
+        assert (first.key, second.key) == (b"a", None)

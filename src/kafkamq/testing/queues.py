@@ -44,6 +44,8 @@ from kafkamq.wire.outgoing import checked_headers, checked_id, payload_bytes
 
 __all__ = ["Clock", "MemoryDeadLetter", "MemoryService"]
 
+_PARTITION = ("partition", 0)
+
 _TOLD_S = 1.0  # how long a receive waits for on_lease_lost
 
 
@@ -290,7 +292,9 @@ class _MemoryProducer(Producer):
             due_ms = now_ms + delay_ms if delay_ms else None
             if delay_ms:
                 store.scheduled.add(place)
-            lane = None if backend in (Backend.MARKERS, Backend.SHARE) else sender_key
+            lane: Hashable = None if backend in (Backend.MARKERS, Backend.SHARE) else sender_key
+            if backend is Backend.CLAIMS:  # by partition, and there is one
+                lane = _PARTITION
             store.waiting.add(lane, _Item(record), due_ms=due_ms)
             store.changed.notify_all()
         token = ScheduleToken(self._queue_id, 0, place) if delay_ms else None
