@@ -26,7 +26,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from benchmarks import tracker_rows
+from benchmarks import lease_rows, tracker_rows
 from benchmarks.rows import Row, finish, show
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaException, TopicPartition
@@ -324,6 +324,10 @@ class Bench:
         finally:
             tracker.close()
 
+    def held(self) -> Row:
+        """What 100,000 held messages cost their worker's heart."""
+        return lease_rows.held(self.rounds)
+
     def keepalives(self) -> Row:
         """KEEPALIVEs per partition and T/3 of a worker that holds 100,000 messages."""
         held, timeout_s = 100_000, 9.0
@@ -452,6 +456,7 @@ def main() -> int:
             bench.redelivery,
             bench.exactly_once,
             bench.fold,
+            bench.held,
             bench.keepalives,
             bench.million,
         ):

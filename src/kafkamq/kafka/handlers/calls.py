@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from kafkamq.core.backends import Feature, has
 from kafkamq.core.delivery import backoff_delay_ms
 from kafkamq.errors import ConfigError, KafkaMQError, LeaseLostError, StateError
 from kafkamq.kafka.handlers.bodies import BodyError
@@ -129,16 +130,11 @@ class Calls:
         if isinstance(outcome, Nack):
             self._nack(message, outcome.delay, outcome.reason)
         elif isinstance(outcome, Reject):
-            message.reject(clean(outcome.reason) or "rejected by its handler")
+            self._reject(message, clean(outcome.reason) or "rejected by its handler")
         elif isinstance(outcome, BodyError):
-            message.reject(clean(f"the body cannot be read: {outcome}"))
+            self._reject(message, clean(f"the body cannot be read: {outcome}"))
         elif isinstance(outcome, BaseException):
-            _log.warning(
-                "a handler failed; its message is given back",
-                exc_info=outcome,
-                extra={"queue": message.queue_id, "delivery": message.delivery_count},
-            )
-            self._nack(message, None, reason_of(outcome))
+            self._nack(message, None, reason_of(outcome), outcome)
         elif inspect.isawaitable(outcome) or any(outcome is kind for kind in _KINDS):
             said = "the handler returned something that it should have awaited or called"
             _log.error(said, extra={"queue": message.queue_id, "type": type(outcome).__name__})
@@ -152,15 +148,51 @@ class Calls:
             )
             message.ack()
 
-    def _nack(self, message: Message, delay_s: float | None, reason: str) -> None:
-        retry, reason = self.spec.retry, clean(reason)
-        if delay_s is None and retry is not None:
+    def _reject(self, message: Message, reason: str) -> None:
+        message.reject(reason)
+        _log.warning("%s was rejected: it becomes a dead letter", self._what(message))
+
+    def _nack(
+        self,
+        message: Message,
+        delay_s: float | None,
+        reason: str,
+        error: BaseException | None = None,
+    ) -> None:
+        queue, reason = self.spec.queue, clean(reason)
+        if delay_s is None and has(queue.backend, Feature.RETRY_DELAY):
+            retry = self.spec.retry or queue.backoff
             delay_s = backoff_delay_ms(retry, message.delivery_count, random.random()) / 1000
+        self._say_again(message, delay_s, error)
         try:
             message.nack(delay=delay_s, reason=reason)
         except ConfigError as error:  # a delay that its backend does not have
             _log.error("a nack goes without its delay", extra={"said": str(error)})
             message.nack(reason=reason)
+
+    def _what(self, message: Message) -> str:
+        """Names a message for a line of log; never its payload."""
+        place = message.message_id
+        return (
+            f"message {message.id or '(no id)'} at {place.partition}/{place.offset} of queue "
+            f"{message.queue_id}, delivery {message.delivery_count} of "
+            f"{self.spec.queue.max_deliveries},"
+        )
+
+    def _say_again(
+        self, message: Message, delay_s: float | None, error: BaseException | None
+    ) -> None:
+        what = "a handler failed" if error is not None else "a handler gave it back"
+        if message.delivery_count >= self.spec.queue.max_deliveries:
+            _log.error(
+                "%s: %s was the last one: it becomes a dead letter",
+                what,
+                self._what(message),
+                exc_info=error,
+            )
+        elif error is not None:
+            when = "soon" if delay_s is None else f"in {delay_s:.1f} s"
+            _log.warning("%s: %s comes again %s", what, self._what(message), when, exc_info=error)
 
 
 def _wrapped(middleware: Middleware, call: Callable[[Message], Any]) -> Callable[[Message], Any]:
