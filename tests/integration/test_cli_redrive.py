@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Message, Producer
 from tests.integration.cli_tools import Commands, wait_until
+from tests.integration.parallel_tools import fill, make, make_topic
 from tests.integration.queue_logs import receive_all
 from tests.integration.raw_producer import write_raw
 
-from kafkamq import Service
+from kafkamq import Reject, Service
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.config import ServiceConfig
@@ -241,7 +242,7 @@ def test_a_dead_letter_of_the_last_resort_finds_its_queue(letters: Letters) -> N
 # Redrives until its second transaction is written, and waits there to be killed.
 _STUCK = """
 import sys, time
-from kafkamq import Service
+from kafkamq import Reject, Service
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.config import ServiceConfig
@@ -347,3 +348,23 @@ def test_a_letter_of_a_queue_with_its_own_topic_goes_back_there(letters: Letters
             (again,) = receive_all(consumer, 1)
             assert (again.id, again.key, again.payload) == ("one", b"k", b"x")
             again.ack(wait=True)
+
+
+def test_a_letter_of_a_parallel_consumer_goes_back_with_its_key(letters: Letters) -> None:
+    """The key is its record's alone: it names no queue."""
+    topic = make_topic(letters.commands.bootstrap, f"{letters.config.namespace}-orders")
+    fill(letters.commands.bootstrap, topic, ["customer 5", None])
+    with make(
+        letters.commands.bootstrap,
+        topic,
+        "charging",
+        dead_letter_topic=letters.config.dead_letter_topic,
+    ) as consumer:
+        consumer.poll(lambda record: Reject("no use"))
+        wait_until(lambda: consumer._engine.stats.dead_lettered == 2)
+    found = list(read_dead_letters(letters.config))
+    assert {letter.queue_id for letter in found} == {"charging"}
+    assert {letter.user_key for letter in found} == {b"customer 5", None}
+    assert redrive(letters.config, Selection(queue_id="charging")).redriven == 2
+    records = Counter((record.key(), record.value()) for record in letters.records(topic))
+    assert records == Counter({(b"customer 5", b"0"): 2, (None, b"1"): 2})

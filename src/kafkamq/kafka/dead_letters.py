@@ -389,9 +389,13 @@ def _dead_letter(record: Message, done: set[bytes], topic_id: bytes) -> DeadLett
     raw_key = record.key() or b""
     queue_id, user_key = split_key(raw_key)
     is_bare = not queue_id
+    named, named_key = split_key(dict(raw_headers).get(names.QUEUE_ID))
     if is_bare:  # R11's last resort has no key: a header names the queue
-        queue_id, user_key = split_key(dict(raw_headers).get(names.QUEUE_ID))
+        queue_id, user_key = named, named_key
         raw_key = queue_id
+    elif named not in (b"", queue_id):  # of a parallel consumer: the key is its record's
+        queue_id, user_key = named, record.key()
+        raw_key = join_key(queue_id, user_key)
     partition, offset = record.partition() or 0, record.offset() or 0
     return DeadLetter(
         partition=partition,
