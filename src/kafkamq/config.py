@@ -172,7 +172,7 @@ class QueueConfig:
     exactly_once: bool = False
     backend: Backend = Backend.MARKERS
     topic: str = ""  # of the other backends: NS.q.QUEUE_ID, or one that exists
-    group_id: str = ""  # group.id, of the other backends; empty: by namespace and queue
+    group_id: str = ""  # group.id; empty: one by namespace and queue
 
     def __post_init__(self) -> None:
         encoded = utf8(self.queue_id, name="queue_id")
@@ -217,11 +217,10 @@ class QueueConfig:
         self._require_place()
 
     def _require_place(self) -> None:
-        """Only queues of the markers backend share the namespace's topics and group."""
+        """Only queues of the markers backend share the namespace's topics."""
         if self.backend is Backend.MARKERS:
             limit = "empty: queues of the markers backend share the namespace's"
             _require(not self.topic, "topic", self.topic, limit)
-            _require(not self.group_id, "group", self.group_id, limit)
         elif self.topic:
             _require(_is_topic_name(self.topic), "topic", self.topic, _TOPIC_NAME_LIMIT)
         if self.group_id:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.cli_tools import Commands, run_program, wait_until
-from tests.integration.queue_logs import ends, starts
+from tests.integration.queue_logs import ends, set_topic, starts
 from typer.testing import CliRunner
 
 from kafkamq.cli.app import app
@@ -196,6 +196,18 @@ def test_doctor_passes_good_topics_and_refuses_bad_ones(commands: Commands, boot
     refused = [check for check in json.loads(out)["checks"] if check["level"] == "refuse"]
     assert len(refused) == 6
     assert all("kafkamq create" in check["text"] for check in refused)
+
+
+def test_doctor_says_when_groups_are_forgotten_before_messages(
+    commands: Commands, bootstrap: str
+) -> None:
+    topic = f"{commands.namespace}.messages"
+    (found,) = (one for one in commands.json("doctor") if "checks" in one)
+    assert not [one for one in found["checks"] if one["what"] == "groups"]
+    set_topic(bootstrap, topic, "retention.ms", str(8 * 86_400_000))
+    (found,) = (one for one in commands.json("doctor") if "checks" in one)
+    (said,) = [one["text"] for one in found["checks"] if one["what"] == "groups"]
+    assert "offsets.retention.minutes is 10080" in said
 
 
 def test_doctor_refuses_a_lease_that_the_markers_do_not_outlive(commands: Commands) -> None:

@@ -23,6 +23,7 @@ from tests.integration.queue_logs import (
 
 from kafkamq.errors import DataLossError
 from kafkamq.kafka import Consumer, Message, Service
+from kafkamq.kafka.overview import doubled_queues, overview
 from kafkamq.kafka.reader import group_of
 from kafkamq.types import MarkerType, Outcome
 
@@ -304,3 +305,48 @@ def test_who_does_not_receive_for_too_long_leaves_the_rest_to_others(
         send(service, "a", b"new")
         assert receive_all(busy, 1)[0].payload == b"new"
         busy.close()
+
+
+def test_a_queue_is_shared_with_another_client_s_workers(service: Service) -> None:
+    """kafka-mq-go's workers of a queue are the group kafka-mq-QUEUE: each message goes to one."""
+    name = f"kafka-mq-{service.config.namespace}"
+    queue_id = name.removeprefix("kafka-mq-")
+    foreign = KafkaConsumer(
+        {
+            "bootstrap.servers": service.config.bootstrap_servers,
+            "group.id": name,
+            "partition.assignment.strategy": "range",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    foreign.subscribe([service.config.message_topic])
+    theirs: list[bytes | None] = []
+
+    def poll() -> None:
+        record = foreign.poll(0.1)
+        if record is not None and record.error() is None:
+            theirs.append(record.value())
+
+    ours: list[bytes | None] = []
+    with service.queue(queue_id, group=name).consumer() as consumer:
+
+        def both() -> None:
+            poll()
+            for message in consumer.receive_many(10, 0.1):
+                ours.append(message.payload)
+                message.ack()
+
+        wait_until(lambda: both() or (len(foreign.assignment()) == 1 and _owned(consumer) == 1))
+        send(service, queue_id, *(b"%d" % number for number in range(40)))
+        wait_until(lambda: both() or len(ours) + len(theirs) >= 40)
+        consumer.flush()
+    assert sorted(ours + theirs) == sorted(b"%d" % number for number in range(40))
+    foreign.commit(asynchronous=False)
+    foreign.close()
+    (shown,) = (one for one in overview(service.config).queues if one.queue_id == queue_id)
+    assert (shown.waiting, shown.behind) == (0, 0)
+    assert queue_id not in doubled_queues(service.config)
+    with service.queue(queue_id).consumer() as consumer:
+        assert len(receive_all(consumer, 40)) == 40
+    assert queue_id in doubled_queues(service.config)

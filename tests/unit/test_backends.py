@@ -45,7 +45,7 @@ def test_who_lacks_it_names_those_that_have_it() -> None:
         ("offsets", {"exactly_once": True}, "markers has it"),
         ("claims", {"topic": "no topic"}, "topic is 'no topic'"),
         ("markers", {"topic": "t"}, "topic is 't': it must be empty"),
-        ("markers", {"group": "g"}, "group is 'g': it must be empty"),
+        ("markers", {"group": "\ud800"}, "without lone surrogates"),
         ("sqs", {}, "'markers', 'offsets', 'share', 'claims'"),
     ],
 )

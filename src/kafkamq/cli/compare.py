@@ -14,7 +14,9 @@ import typer
 
 from kafkamq.cli import output
 from kafkamq.cli.compare_page import render, table_rows
+from kafkamq.cli.doctor import kafka_version
 from kafkamq.cli.options import Json, connected_if_named
+from kafkamq.clients.admin import Admin
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.broker import LocalKafka
 from kafkamq.dev.compare import Contender, Measured, Work, parse_range, parse_slow
@@ -132,9 +134,11 @@ def _ends_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _cluster(config: ServiceConfig | None) -> Iterator[tuple[ServiceConfig, str]]:
-    """The user's, or one that ends with the block; and its version, where that is known."""
+    """The user's, or one that ends with the block; and its version."""
     if config is not None:
-        yield config, ""
+        with Admin(config) as admin:
+            cluster = admin.cluster()
+        yield config, kafka_version(config, cluster)
         return
     output.note("No brokers are named (-b): starting a local one")
     with LocalKafka(cache_dir=cache_dir_from(os.environ), java=java_from(os.environ)) as broker:

@@ -21,8 +21,9 @@ from kafkamq.config import ServiceConfig
 from kafkamq.dev.environment import java_from
 from kafkamq.dev.java import java_command
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError
+from kafkamq.kafka.overview import doubled_queues
 
-__all__ = ["register"]
+__all__ = ["register", "kafka_version"]
 
 PACKAGES = ("confluent-kafka", "protobuf", "pyspark", "pandas", "pyarrow")
 TIMEOUT_S = 15.0
@@ -103,8 +104,9 @@ def _cluster(config: ServiceConfig, *, max_lease_ms: int) -> Iterator[Check]:
             cluster = admin.cluster()
         brokers = ", ".join(cluster.brokers.values())
         yield Check("ok", "brokers", f"{len(cluster.brokers)} ({brokers})")
-        yield Check("ok", "kafka", _kafka_version(config, cluster))
+        yield Check("ok", "kafka", kafka_version(config, cluster))
         findings = check_topics(config, max_lease_ms=max_lease_ms, timeout_s=TIMEOUT_S)
+        yield from _groups(config, cluster)
     except (BrokerError, ConfigError, DeadlineExceededError) as error:
         yield Check("refuse", "cluster", str(error))
         return
@@ -114,8 +116,34 @@ def _cluster(config: ServiceConfig, *, max_lease_ms: int) -> Iterator[Check]:
         yield Check("ok", "topics", f"those of namespace {config.namespace} are as they should be")
 
 
-def _kafka_version(config: ServiceConfig, cluster: ClusterInfo) -> str:
-    """Of one broker; where it does not tell, what its settings give away."""
+def _groups(config: ServiceConfig, cluster: ClusterInfo) -> Iterator[Check]:
+    """What Kafka forgets of groups, and queues that two groups work on."""
+    with Admin(config, timeout_s=TIMEOUT_S) as admin:
+        messages = admin.topics([config.message_topic]).get(config.message_topic)
+    if messages is None:  # it is said elsewhere
+        return
+    retention_ms = int(messages.settings.get("retention.ms", "604800000"))
+    kept_min = int(cluster.settings.get("offsets.retention.minutes", "10080"))
+    if not 0 <= retention_ms <= kept_min * 60_000:
+        yield Check(
+            "warn",
+            "groups",
+            f"offsets.retention.minutes is {kept_min}, messages are kept for longer: queues of the "
+            "markers backend have their positions in the ledger, other groups that are empty for "
+            "so long begin anew; raise it",
+        )
+    for queue_id in doubled_queues(config):
+        yield Check(
+            "warn",
+            "groups",
+            f"kafka-mq-go's workers and kafkamq's both work on queue {queue_id!r}, each in a group "
+            f"of its own: each gets every message; open it with group='kafka-mq-{queue_id}', or "
+            "delete the group that is left over",
+        )
+
+
+def kafka_version(config: ServiceConfig, cluster: ClusterInfo) -> str:
+    """The release of one broker; where it does not tell, what its settings give away."""
     for address in cluster.brokers.values():
         release = broker_release(config, address)
         if release is not None:

@@ -252,6 +252,7 @@ def receive(
         float, typer.Option(help="Seconds until it comes back when this process dies.")
     ] = 10.0,
     max_deliveries: Annotated[int, typer.Option(min=1, help="Then it is a dead letter.")] = 5,
+    group: Annotated[str, typer.Option(help="The consumer group; default: the queue's own.")] = "",
     metrics_port: MetricsPort = None,
     as_json: Json = False,
 ) -> None:
@@ -278,7 +279,10 @@ def receive(
         service(config) as connection,
     ):
         queue = connection.queue(
-            queue_id, redelivery_timeout=redelivery_timeout, max_deliveries=max_deliveries
+            queue_id,
+            redelivery_timeout=redelivery_timeout,
+            max_deliveries=max_deliveries,
+            group=group or None,
         )
         with queue.consumer() as consumer:
             silent_since = time.monotonic()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kafkamq.config import ServiceConfig
+from kafkamq.config import QueueConfig, ServiceConfig
 
-__all__ = ["group_of"]
+__all__ = ["group_of", "group_of_workers"]
 
 
 def group_of(config: ServiceConfig, queue_id: str) -> str:
@@ -14,3 +14,8 @@ def group_of(config: ServiceConfig, queue_id: str) -> str:
     it is called, and no tracker shares the group.
     """
     return f"kafkamq/{config.namespace}/{queue_id}"
+
+
+def group_of_workers(config: ServiceConfig, queue: QueueConfig) -> str:
+    """The group that a queue's settings name, or else its own."""
+    return queue.group_id or group_of(config, queue.queue_id)

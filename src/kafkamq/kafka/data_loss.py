@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from kafkamq.clients.groups import group_of
+from kafkamq.clients.groups import group_of_workers
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import DataLossError
 
@@ -35,7 +35,7 @@ def report_loss(
     if queue.on_data_loss == "raise":
         raise DataLossError(
             f"{text}; go on at the log's start with on_data_loss='skip', or set the offsets of "
-            f"group {group_of(config, queue.queue_id)}",
+            f"group {group_of_workers(config, queue)}",
             code="OFFSET_OUT_OF_RANGE",
         )
     _log.warning("messages were lost and are skipped", extra={"said": text})

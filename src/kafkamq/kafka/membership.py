@@ -7,7 +7,7 @@ from typing import Protocol
 
 from confluent_kafka import Consumer as KafkaConsumer
 
-from kafkamq.clients.groups import group_of
+from kafkamq.clients.groups import group_of_workers
 from kafkamq.clients.settings import consumer_settings
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.types import MessageId
@@ -50,11 +50,13 @@ def leave(consumer: KafkaConsumer) -> None:
 def reader_settings(config: ServiceConfig, queue: QueueConfig) -> dict[str, object]:
     proposals: dict[str, object] = {"socket.timeout.ms": 10_000}
     if config.kafka.get("group.protocol") != "consumer":  # there the broker assigns
-        proposals["partition.assignment.strategy"] = "cooperative-sticky"
+        # A group that others named may have members of other clients, which all know "range".
+        strategy = "range" if queue.group_id else "cooperative-sticky"
+        proposals["partition.assignment.strategy"] = strategy
         # A worker that was killed is missed after 10 s, not 45; others are noticed within 1 s.
         proposals["session.timeout.ms"] = 10_000
         proposals["heartbeat.interval.ms"] = 1000
-    return consumer_settings(config, group_id=group_of(config, queue.queue_id), **proposals)
+    return consumer_settings(config, group_id=group_of_workers(config, queue), **proposals)
 
 
 def is_eager(settings: dict[str, object]) -> bool:

@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from confluent_kafka import Message, TopicPartition
 
 from kafkamq.clients.admin import Admin
+from kafkamq.clients.groups import group_of
 from kafkamq.clients.ticker import StatusReader
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError
-from kafkamq.kafka.reader import group_of
 from kafkamq.kafka.scan import scan
 from kafkamq.wire.keys import split_key
+from kafkamq.wire.mqgo import CONSUMER_GROUP_PREFIX, TRACKER_GROUP
 from kafkamq.wire.status import TrackerStatus
 
-__all__ = ["MarkerPartition", "Overview", "QueueBacklog", "overview"]
+__all__ = ["MarkerPartition", "Overview", "QueueBacklog", "doubled_queues", "overview"]
 
 MAX_SCANNED = 100_000
 TIMEOUT_S = 10.0
@@ -75,9 +76,14 @@ def overview(config: ServiceConfig, *, max_scanned: int = MAX_SCANNED) -> Overvi
         bounds = _bounds(admin, config.message_topic)
         marker_bounds = _bounds(admin, config.marker_topic)
         dead = _bounds(admin, config.dead_letter_topic)
-        positions = _positions(admin, config, bounds)
+        groups = _groups(admin, config)
+        positions = _positions(admin, config, bounds, groups)
         members = {
-            queue_id: len(admin.group_assignments(group_of(config, queue_id)))
+            queue_id: sum(
+                len(admin.group_assignments(group))
+                for group, served in groups.items()
+                if served == queue_id
+            )
             for queue_id in positions
         }
     backlog = _read_backlog(config, bounds, positions, max_scanned)
@@ -128,11 +134,43 @@ def _bounds(admin: Admin, topic: str) -> dict[int, tuple[int, int]]:
     return admin.log_bounds(topic, range(admin.require_topic(topic).partitions))
 
 
-def _positions(admin: Admin, config: ServiceConfig, bounds: _Bounds) -> _Positions:
-    """Committed positions by queue, of every group that has one in this messages topic."""
-    prefix = group_of(config, "")
+def _groups(admin: Admin, config: ServiceConfig) -> dict[str, str]:
+    """Groups of workers, by whom, and their queues: kafka-mq-go's first, then ours."""
     listed = admin.wait(admin.client.list_consumer_groups(), "listing groups").valid or []
-    groups = [group.group_id for group in listed if group.group_id.startswith(prefix)]
+    names = [group.group_id for group in listed if group.group_id != TRACKER_GROUP]
+    return {
+        name: name.removeprefix(prefix)
+        for prefix in (CONSUMER_GROUP_PREFIX, group_of(config, ""))
+        for name in names
+        if name.startswith(prefix)
+    }
+
+
+def doubled_queues(config: ServiceConfig) -> tuple[str, ...]:
+    """Queues on which kafka-mq-go's workers and ours have worked in groups of their own.
+
+    Raises:
+        BrokerError, DeadlineExceededError: As ``overview``.
+    """
+    with Admin(config, timeout_s=TIMEOUT_S) as admin:
+        bounds = _bounds(admin, config.message_topic)
+        groups = _groups(admin, config)
+        served = [set(_positions(admin, config, bounds, part)) for part in _by_client(groups)]
+    return tuple(sorted(served[0] & served[1]))
+
+
+def _by_client(groups: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    foreign = {name: of for name, of in groups.items() if name.startswith(CONSUMER_GROUP_PREFIX)}
+    return foreign, {name: of for name, of in groups.items() if name not in foreign}
+
+
+def _positions(
+    admin: Admin, config: ServiceConfig, bounds: _Bounds, groups: Mapping[str, str]
+) -> _Positions:
+    """Committed positions by queue, of every group that has one in this messages topic.
+
+    Where kafka-mq-go's workers and ours have one each, both get everything: ours is shown.
+    """
     asked = [
         (group, TopicPartition(config.message_topic, partition))
         for group in groups
@@ -141,7 +179,7 @@ def _positions(admin: Admin, config: ServiceConfig, bounds: _Bounds) -> _Positio
     found: defaultdict[str, dict[int, int]] = defaultdict(dict)
     for (group, _), place in zip(asked, admin.committed(asked), strict=True):
         if place.offset >= 0:
-            found[group.removeprefix(prefix)][place.partition] = place.offset
+            found[groups[group]][place.partition] = place.offset
     return {
         queue_id: {
             partition: places.get(partition, start) for partition, (start, _) in bounds.items()

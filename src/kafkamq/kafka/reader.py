@@ -13,7 +13,7 @@ from confluent_kafka import Message as Record
 
 from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
 from kafkamq.clients.events import mends_itself
-from kafkamq.clients.groups import group_of
+from kafkamq.clients.groups import group_of, group_of_workers
 from kafkamq.clients.records import all_headers
 from kafkamq.clients.settings import connect
 from kafkamq.config import QueueConfig, ServiceConfig
@@ -71,7 +71,7 @@ class MessageReader:
         self._is_paused = False
         self._committed_ms = monotonic_ms()
         self._committer = Committer(self._topic, queue.queue_id)
-        self.positions = Positions(config, group_of(config, queue.queue_id), queue.queue_id)
+        self.positions = Positions(config, group_of_workers(config, queue), queue.queue_id)
         self._asked: Future[list[TopicPartition]] | None = None  # what is committed
         self._committing: dict[int, int] = {}
         self._committing_count = 0

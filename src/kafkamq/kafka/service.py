@@ -150,8 +150,8 @@ class Service:
             backend: Who remembers what is done: "markers", "offsets", "share" or "claims"
                 (``kafkamq backends`` compares them). Fixed once the queue is in use.
             topic: Of the other backends: any topic; None: ``NAMESPACE.q.QUEUE_ID``.
-            group: Of the other backends: the consumer group, share group or group of claims;
-                None: one named by namespace and queue.
+            group: The consumer group, share group or group of claims; None: one named by namespace
+                and queue. "kafka-mq-QUEUE_ID" shares a queue with kafka-mq-go's workers.
 
         Raises:
             ConfigError: A value cannot work; names it and its limit.

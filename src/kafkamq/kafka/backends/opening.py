@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kafkamq.clients.groups import group_of, group_of_workers
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.core.backends import default_order, order_feature, require
 from kafkamq.kafka.backends.letters import DeadLetterBox
@@ -12,7 +13,6 @@ from kafkamq.kafka.backends.topic import require_dead_letters
 from kafkamq.kafka.consumer import Consumer
 from kafkamq.kafka.message import Message
 from kafkamq.kafka.namespace import Namespace
-from kafkamq.kafka.reader import group_of
 from kafkamq.types import Backend
 
 __all__ = ["ConsumerPlan", "check_order", "open_consumer"]
@@ -59,7 +59,7 @@ def open_consumer(namespace: Namespace, queue: QueueConfig, plan: ConsumerPlan) 
     config = namespace.config
     require_dead_letters(config, queue)
     letters = DeadLetterBox(config, queue)
-    group_id = queue.group_id or group_of(config, queue.queue_id)
+    group_id = group_of_workers(config, queue)
     if queue.backend is Backend.OFFSETS:
         from kafkamq.kafka.backends.offsets import OffsetsConsumer
 
