@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import metadata
 
 import pytest
@@ -139,8 +140,21 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(asked)
 
     monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)  # nor is there a module without it
     with pytest.raises(ConfigError, match=r"protobuf.*is missing"):
         session.check_environment()
+
+
+def test_packages_without_an_installers_files_tell_their_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = session.check_packages()
+
+    def version(asked: str) -> str:
+        raise metadata.PackageNotFoundError(asked)
+
+    monkeypatch.setattr(metadata, "version", version)  # an archive, or an image of Spark's
+    assert session.check_packages() == known
 
 
 def test_missing_java_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,21 +1,82 @@
-"""The session of a process: taken as it is, but on no cluster but the right one."""
+"""The session of a process: what is somebody else's stays as it is; no other cluster is used."""
 
 from __future__ import annotations
 
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
+from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
-from kafkamq.spark.session import build_session
+from kafkamq.spark import register, session
+from kafkamq.spark.jobs.asking import view_session
+from kafkamq.spark.session import build_session, session_settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.spark]
+
+CONFIG = ServiceConfig(bootstrap_servers="x:1")
+# What kafkamq would have otherwise.
+OTHER = {
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "false",
+    "spark.sql.session.timeZone": "America/New_York",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "true",
+    "spark.sql.streaming.stateStore.providerClass": "some.Other",
+}
 
 
 def test_a_session_elsewhere_is_not_taken_for_the_cluster(spark: SparkSession) -> None:
     with pytest.raises(ConfigError, match=r"this process has a Spark session on local\[2\]: stop"):
         build_session(master="spark://127.0.0.1:7077")
     assert build_session(master="local[4]").sparkContext is spark.sparkContext
+
+
+@pytest.fixture
+def theirs(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkSession]:
+    """The session, as if kafkamq had not made it."""
+    monkeypatch.setattr(session, "_built", None)
+    before = {name: spark.conf.get(name, None) for name in OTHER}
+    for name, value in OTHER.items():
+        spark.conf.set(name, value)
+    yield spark
+    for name, old in before.items():
+        spark.conf.unset(name) if old is None else spark.conf.set(name, old)
+
+
+def test_a_session_of_somebody_else_keeps_its_settings_and_tables(theirs: SparkSession) -> None:
+    theirs.range(3).createOrReplaceTempView("messages")
+    try:
+        ours = build_session(settings={"spark.sql.shuffle.partitions": "7"})
+        with view_session(CONFIG, master="local[2]") as asked:
+            assert "queue_id" in asked.table("messages").columns
+        assert theirs.table("messages").columns == ["id"]
+    finally:
+        theirs.catalog.dropTempView("messages")
+    assert {name: theirs.conf.get(name) for name in OTHER} == OTHER
+    assert theirs.conf.get("spark.sql.shuffle.partitions") == "2"
+    assert ours.sparkContext is theirs.sparkContext
+    assert ours.conf.get("spark.sql.shuffle.partitions") == "7"
+    wanted = session_settings(master="local[2]", driver_memory="1g")
+    assert {name: ours.conf.get(name) for name in OTHER if name in wanted} == {
+        name: wanted[name] for name in OTHER if name in wanted
+    }
+    found = SparkSession.getActiveSession()
+    assert found is not None
+    assert found.conf.get("spark.sql.session.timeZone") == OTHER["spark.sql.session.timeZone"]
+
+
+def test_registering_needs_neither_an_installers_files_nor_java_here(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(asked: str) -> str:
+        raise metadata.PackageNotFoundError(asked)
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    assert register(spark, CONFIG) is spark
+    assert build_session().sparkContext is spark.sparkContext

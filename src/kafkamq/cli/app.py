@@ -70,6 +70,8 @@ def start(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    if not _debug():  # each of its failed commands is raised as well, and becomes one line
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 
 def _debug() -> bool:

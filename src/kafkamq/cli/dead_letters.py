@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Annotated
@@ -10,7 +11,16 @@ from typing import Annotated
 import typer
 
 from kafkamq.cli import output
+from kafkamq.cli.jobs import view_tables
 from kafkamq.cli.options import Json, connected
+from kafkamq.cli.spark_options import (
+    DEFAULT_MASTER,
+    Conf,
+    Master,
+    PropertiesFile,
+    spark_settings,
+)
+from kafkamq.cli.sql_check import check_condition
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.kafka.dead_letters import DeadLetter, Selection, read_dead_letters, redrive
@@ -45,12 +55,20 @@ class _Chosen(Selection):
 
     @classmethod
     def by_sql(
-        cls, config: ServiceConfig, selection: Selection, where: str, master: str
+        cls,
+        config: ServiceConfig,
+        selection: Selection,
+        where: str,
+        master: str,
+        settings: Mapping[str, str],
     ) -> _Chosen:
         """Ask Spark, which is imported only for this."""
-        from kafkamq.spark.jobs.asking import chosen_letters, view_session
+        from kafkamq.spark.jobs.asking import chosen_letters
 
-        with view_session(config, master=master, app_name="kafkamq redrive") as spark:
+        with (
+            view_tables(config, "redrive", master, settings) as spark,
+            output.working("Choosing dead letters"),
+        ):
             places = chosen_letters(spark, where)
         return cls(
             queue_id=selection.queue_id, reason=selection.reason, ids=selection.ids, places=places
@@ -200,7 +218,9 @@ def redrive_command(
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
-    master: Annotated[str, typer.Option(help="Of Spark, for --where.")] = "local[2]",
+    master: Master = DEFAULT_MASTER,
+    conf: Conf = None,
+    properties_file: PropertiesFile = None,
     as_json: Json = False,
 ) -> None:
     """Send dead letters back into their queues, each once however often this is run.
@@ -212,7 +232,9 @@ def redrive_command(
         raise ConfigError("choose with --queue, --reason, --id or --where, or say --everything")
     selection = _selection(queue_id, reason, identity)
     if where:
-        selection = _Chosen.by_sql(config, selection, where, master)
+        check_condition(where, option="--where")
+        settings = spark_settings(conf, properties_file)
+        selection = _Chosen.by_sql(config, selection, where, master, settings)
     done = 0
     with output.progress("Redriving", limit) as advance:
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -11,21 +14,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from kafkamq.cli import output
 from kafkamq.cli.options import Json, connected
+from kafkamq.cli.spark_options import (
+    DEFAULT_MASTER,
+    Conf,
+    Master,
+    PropertiesFile,
+    spark_settings,
+)
+from kafkamq.cli.sql_check import check_condition, check_statement, split_statements
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import ConfigError
+from kafkamq.errors import ConfigError, KafkaMQError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from kafkamq.spark.jobs.audit import Audit
+    from kafkamq.spark.jobs.replay import ReplayReport
 
-__all__ = ["Master", "parse_moment", "register"]
+__all__ = ["parse_moment", "register", "view_tables"]
 
-Master = Annotated[
-    str, typer.Option("--master", help="Of Spark: local[2], spark://host:port, yarn, k8s://...")
-]
-DEFAULT_MASTER = "local[2]"
+EXIT_FAILED = 1
 _TIME_HELP = "2026-01-31T12:00:00Z, or milliseconds since 1970; broker time."
 From = Annotated[str, typer.Option("--from", metavar="TIME", help=f"Not before: {_TIME_HELP}")]
 Until = Annotated[str, typer.Option("--to", metavar="TIME", help=f"Before: {_TIME_HELP}")]
@@ -60,23 +72,97 @@ def _bounds(since: str, until: str) -> tuple[int | None, int | None]:
     return begin, end
 
 
+@contextmanager
+def view_tables(
+    config: ServiceConfig, name: str, master: str, settings: Mapping[str, str]
+) -> Iterator[SparkSession]:
+    """``view_session`` for a command, which says that Spark starts."""
+    from kafkamq.spark.jobs.asking import view_session
+
+    with ExitStack() as stack:
+        with output.working("Starting Spark"):
+            app_name = f"kafkamq {name}"
+            opened = view_session(config, master=master, app_name=app_name, settings=settings)
+            spark = stack.enter_context(opened)
+        yield spark
+
+
 @connected
 def sql(
     config: ServiceConfig,
     statement: Annotated[
         str,
         typer.Argument(
-            help="SQL over the tables messages, deliveries, in_flight, dead_letters and markers."
+            help="SQL over the tables messages, deliveries, in_flight, dead_letters and markers. "
+            "None: statements are read from stdin, each up to its semicolon, in one session.",
         ),
-    ],
+    ] = "",
     limit: Annotated[int, typer.Option(min=1, help="Print at most so many rows.")] = 1000,
     master: Master = DEFAULT_MASTER,
+    conf: Conf = None,
+    properties_file: PropertiesFile = None,
     as_json: Json = False,
 ) -> None:
     """Ask what happened: SQL over the life of every message, read from the topics."""
-    from kafkamq.spark.jobs.asking import ask, sql_errors, view_session
+    settings = spark_settings(conf, properties_file)
+    if statement:
+        check_statement(statement, option="SQL")
+        with view_tables(config, "sql", master, settings) as spark:
+            _answer(spark, statement, limit, as_json=as_json)
+        return
+    with view_tables(config, "sql", master, settings) as spark:
+        failed = _converse(spark, limit, as_json=as_json)
+    if failed:
+        raise typer.Exit(EXIT_FAILED)
 
-    with view_session(config, master=master, app_name="kafkamq sql") as spark:
+
+def _converse(spark: SparkSession, limit: int, *, as_json: bool) -> bool:
+    """Statements from stdin until its end; whether one of them failed and nobody was there.
+
+    A terminal gets a prompt, and goes on behind an error.
+    """
+    is_terminal = sys.stdin.isatty()
+    text, failed = "", False
+    while True:
+        line = _line("... " if text.strip() else "sql> ") if is_terminal else sys.stdin.readline()
+        at_end = not line
+        if is_terminal and line.strip().rstrip(";").lower() in ("exit", "quit"):
+            return False
+        statements, text = split_statements(text + line)
+        if at_end and text.strip():
+            statements.append(text.strip())
+        for statement in statements:
+            is_done = _try(spark, statement, limit, as_json=as_json)
+            failed = failed or not (is_done or is_terminal)
+        if at_end:
+            return failed
+
+
+def _try(spark: SparkSession, statement: str, limit: int, *, as_json: bool) -> bool:
+    """Answer, or say why not."""
+    try:
+        _answer(spark, statement, limit, as_json=as_json)
+    except KafkaMQError as error:
+        output.errors().print(f"[red]kafkamq:[/red] {escape(str(error))}", soft_wrap=True)
+        return False
+    return True
+
+
+def _line(prompt: str) -> str:
+    """A line of the terminal, with its end; empty: Ctrl-D."""
+    with suppress(ImportError):
+        import readline  # noqa: F401 - input() edits lines and remembers them with it
+    try:
+        return input(prompt) + "\n"
+    except EOFError:
+        sys.stdout.write("\n")
+        return ""
+
+
+def _answer(spark: SparkSession, statement: str, limit: int, *, as_json: bool) -> None:
+    from kafkamq.spark.jobs.asking import ask, sql_errors
+
+    with output.working("Reading the topics"):
         frame = ask(spark, statement, option="SQL")
         with sql_errors("SQL"):
             rows = frame.limit(limit + 1).collect()
@@ -155,19 +241,23 @@ def replay(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
     master: Master = DEFAULT_MASTER,
+    conf: Conf = None,
+    properties_file: PropertiesFile = None,
     as_json: Json = False,
 ) -> None:
     """Send messages again, each once, under their own ids.
 
     They start anew: first delivery, whole TTL. The header kafkamq-replayed-from names the copy.
     """
-    from kafkamq.spark.jobs.asking import view_session
     from kafkamq.spark.jobs.replay import Replay
     from kafkamq.spark.jobs.replay import replay as run_replay
 
     if not (where or since or until or everything or dry_run):
         raise ConfigError("choose with --where, --from or --to, or say --everything")
     begin, end = _bounds(since, until)
+    settings = spark_settings(conf, properties_file)
+    if where:
+        check_condition(where, option="--where")
     wanted = Replay(
         name=name or f"replay-{uuid.uuid4().hex[:8]}",
         where=where or "true",
@@ -180,7 +270,7 @@ def replay(
         output.note(f"This replay is called {wanted.name}: --name continues it after a failure.")
     done = 0
     with (
-        view_session(config, master=master, app_name="kafkamq replay") as spark,
+        view_tables(config, "replay", master, settings) as spark,
         output.progress("Replaying", None) as advance,
     ):
 
@@ -190,6 +280,10 @@ def replay(
             done = count
 
         report = run_replay(spark, config, wanted, dry_run=dry_run, on_progress=on_progress)
+    _print_replay(report, dry_run=dry_run, as_json=as_json)
+
+
+def _print_replay(report: ReplayReport, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         output.print_json({**asdict(report), "dry_run": dry_run})
     elif dry_run:
@@ -211,18 +305,26 @@ def audit(
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=1000, help="Size of the poison ranking.")] = 10,
     master: Master = DEFAULT_MASTER,
+    conf: Conf = None,
+    properties_file: PropertiesFile = None,
     as_json: Json = False,
 ) -> None:
     """Report on queues: lateness, attempts, the messages that fail most, who does the work."""
-    from kafkamq.spark.jobs.asking import view_session
+    from kafkamq.spark.jobs.audit import STEPS
     from kafkamq.spark.jobs.audit import audit as run_audit
 
     bounds = zip(("from_ms", "to_ms"), _bounds(since, until), strict=True)
     given = {name: value for name, value in bounds if value is not None}
     if html is not None and not html.parent.is_dir():
         raise ConfigError(f"--html {html}: there is no folder {html.parent}")
-    with view_session(config, master=master, app_name="kafkamq audit") as spark:
-        found = run_audit(spark, namespace=config.namespace, queue_id=queue_id, top=top, **given)
+    settings = spark_settings(conf, properties_file)
+    with (
+        view_tables(config, "audit", master, settings) as spark,
+        output.progress("Auditing", len(STEPS)) as advance,
+    ):
+        found = run_audit(
+            spark, namespace=config.namespace, queue_id=queue_id, top=top, on_step=advance, **given
+        )
     if html is not None:
         from kafkamq.cli.audit_page import render
 
@@ -252,13 +354,20 @@ def _print_audit(found: Audit) -> None:
             for queue in found.queues
         ],
     )  # fmt: skip
+    for queue in found.queues:
+        if queue.sent_again:
+            output.note(
+                f"{queue.queue_id}: {queue.sent_again:,} of the {queue.messages:,} messages were "
+                "sent again under their ids (redriven, replayed, or by their sender); each of them "
+                "counts as a message of its own."
+            )
     poison = [(queue.queue_id, each) for queue in found.queues for each in queue.poison]
     if poison:
         output.print_table(
             "Messages with the most attempts",
-            ("queue", "id", "attempts", "last outcome", "reason"),
+            ("queue", "id", "sent", "attempts", "last outcome", "reason"),
             [
-                (name, each["id"], each["attempts"], each["outcome"], each["reason"])
+                (name, each["id"], each["sent"], each["attempts"], each["outcome"], each["reason"])
                 for name, each in poison
             ],
         )

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.options import Json
+from kafkamq.cli.options import TRACKER_HERE, Json
 from kafkamq.cli.payloads import Line, read_lines
 from kafkamq.cli.settings import parse_properties
 from kafkamq.clients.signals import stop_on_signals
@@ -112,11 +112,12 @@ def _say_where(broker: LocalKafka, *, as_json: bool) -> None:
     if as_json:
         output.print_json(where)
         return
-    output.print_table("Kafka is up", ("what", "value"), list(where.items()))
+    rows = [(name, str(value)) for name, value in where.items()]  # a pid has no thousands
+    output.print_table("Kafka is up", ("what", "value"), rows)
     output.note(
         "In another terminal:\n"
         f"  export KAFKAMQ_BOOTSTRAP_SERVERS={broker.bootstrap_servers}\n"
-        "  kafkamq create && kafkamq tracker --engine local\n"
+        f"  kafkamq create && {TRACKER_HERE}\n"
         "Ctrl-C ends it."
     )
 

@@ -17,6 +17,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.metrics import serve_metrics
 
 __all__ = [
+    "TRACKER_HERE",
     "Json",
     "MetricsPort",
     "connected",
@@ -24,6 +25,9 @@ __all__ = [
     "connected_without_n",
     "serving_metrics",
 ]
+
+TRACKER_HERE = "kafkamq tracker --engine local"
+"""The tracker that needs nothing else: what every hint names."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 MetricsPort = Annotated[
@@ -48,6 +52,9 @@ Bootstrap = Annotated[
 _NAMESPACE_HELP = "Prefix of the topics (KAFKAMQ_NAMESPACE; default: kafkamq)."
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help=_NAMESPACE_HELP)]
 LongNamespace = Annotated[str | None, typer.Option("--namespace", help=_NAMESPACE_HELP)]
+LetterN = Annotated[
+    str | None, typer.Option("-n", help="The namespace; a number is taken for --count.")
+]
 Property = Annotated[
     list[str] | None,
     typer.Option(
@@ -90,8 +97,12 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def connected_without_n(command: Callable[..., None]) -> Callable[..., None]:
-    """As ``connected``, for a command whose ``-n`` is a number: its namespace has no short form."""
-    return _with_options(command, service_config, {**_CONNECTION, "namespace": LongNamespace})
+    """As ``connected``, for a command with ``count``: a number behind ``-n`` is meant for that.
+
+    It was the letter's only meaning in earlier releases; anything else is the namespace.
+    """
+    options = {**_CONNECTION, "namespace": LongNamespace, "letter": LetterN}
+    return _with_options(command, service_config, options)
 
 
 def connected_if_named(command: Callable[..., None]) -> Callable[..., None]:
@@ -111,6 +122,11 @@ def _with_options(
     @wraps(command)
     def wrapper(**arguments: Any) -> None:
         given = {name: arguments.pop(name) for name in options}
+        letter = given.pop("letter", None)
+        if letter is not None and letter.isascii() and letter.isdigit():
+            arguments["count"] = arguments["count"] or int(letter)
+        elif letter is not None:
+            given["namespace"] = given["namespace"] or letter
         command(make(_settings(**given)), **arguments)
 
     parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]

@@ -39,6 +39,7 @@ __all__ = [
     "progress",
     "text_of",
     "time_of",
+    "working",
 ]
 
 MAX_CELL_CHARACTERS = 60
@@ -171,3 +172,14 @@ def progress(title: str, total: int | None, *, quiet: bool = False) -> Iterator[
             bar.advance(task, amount)
 
         yield advance
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Says on stderr what takes long: with the time that it takes on a terminal, else one line."""
+    if errors().is_terminal:
+        with progress(text, None):
+            yield
+    else:
+        note(f"{text} ...")
+        yield

@@ -17,6 +17,7 @@ import typer
 
 from kafkamq.cli import output
 from kafkamq.cli.options import (
+    TRACKER_HERE,
     Json,
     MetricsPort,
     connected,
@@ -81,7 +82,7 @@ def create(
         output.print_json({"namespace": config.namespace, "topics": topics})
     else:
         output.print_table("Topics", ("what", "topic"), list(topics.items()))
-        output.note("Next: kafkamq send QUEUE 'hello', and kafkamq tracker in another terminal.")
+        output.note(f"Next: kafkamq send QUEUE 'hello', and {TRACKER_HERE} in another terminal.")
 
 
 @connected
@@ -238,7 +239,9 @@ class Verdict(Enum):
 def receive(
     config: ServiceConfig,
     queue_id: QueueId,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many.")] = 1,
+    count: Annotated[
+        int | None, typer.Option("--count", "-c", min=1, help="At most so many; default: 1.")
+    ] = None,
     ack: Annotated[bool, typer.Option("--ack", help="Done (the default).")] = False,
     nack: Annotated[bool, typer.Option("--nack", help="Give back, after --delay.")] = False,
     reject: Annotated[bool, typer.Option("--reject", help="To the dead letters.")] = False,
@@ -267,6 +270,7 @@ def receive(
         raise ConfigError("--delay belongs to --nack: the others bring nothing back")
     if reason and verdict is Verdict.ACK:
         raise ConfigError("--reason belongs to --nack and --reject")
+    wanted = _wanted(count)
 
     def handle(message: Message) -> None:
         _show(message, verdict, as_json=as_json)
@@ -287,9 +291,9 @@ def receive(
         with queue.consumer() as consumer:
             silent_since = time.monotonic()
             try:
-                while not stopping.is_set() and (follow or received < count):
-                    wanted = RECEIVE_BATCH if follow else min(count - received, RECEIVE_BATCH)
-                    messages = consumer.receive_many(wanted, 0.5)
+                while not stopping.is_set() and (follow or received < wanted):
+                    size = RECEIVE_BATCH if follow else min(wanted - received, RECEIVE_BATCH)
+                    messages = consumer.receive_many(size, 0.5)
                     _handle_each(consumer, messages, handle)
                     received += len(messages)
                     now = time.monotonic()
@@ -302,6 +306,12 @@ def receive(
             consumer.flush()
     if not received and not follow and not as_json:
         output.note(f"No message in {queue_id} within {timeout:g} s.")
+
+
+def _wanted(count: int | None) -> int:
+    if count == 0:
+        raise ConfigError("-n is 0: a count must be at least 1, a namespace has a letter")
+    return count or 1
 
 
 def _handle_each(

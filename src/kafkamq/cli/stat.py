@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.options import Json, connected
+from kafkamq.cli.options import TRACKER_HERE, Json, connected
 from kafkamq.config import ServiceConfig
 from kafkamq.kafka.overview import MAX_SCANNED, MarkerPartition, overview
 
@@ -70,7 +70,7 @@ def stat(
         [_row(partition) for partition in found.markers],
     )
     if all(partition.status is None for partition in found.markers):
-        output.note("No tracker has run here yet: kafkamq tracker --engine local")
+        output.note(f"No tracker has run here yet: {TRACKER_HERE}")
 
 
 def _number(value: int, is_counted: bool) -> str:

@@ -9,7 +9,14 @@ from typing import Annotated
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.options import MetricsPort, connected, serving_metrics
+from kafkamq.cli.options import TRACKER_HERE, MetricsPort, connected, serving_metrics
+from kafkamq.cli.spark_options import (
+    DEFAULT_MASTER,
+    Conf,
+    Master,
+    PropertiesFile,
+    spark_settings,
+)
 from kafkamq.clients.collector import calm_collector
 from kafkamq.clients.signals import stop_on_signals
 from kafkamq.config import ServiceConfig, TrackerConfig
@@ -31,15 +38,19 @@ def tracker(
     engine: Annotated[
         Engine, typer.Option(help="spark: for clusters; local: this process, for small ones.")
     ] = Engine.SPARK,
-    master: Annotated[
-        str, typer.Option(help="Of Spark: local[2], spark://host:port, yarn, k8s://...")
-    ] = "local[2]",
+    master: Master = DEFAULT_MASTER,
+    conf: Conf = None,
+    properties_file: PropertiesFile = None,
     checkpoint: Annotated[
         str, typer.Option(help="Folder for Spark's state, for example file:///var/lib/kafkamq.")
     ] = "",
     trigger: Annotated[
         float, typer.Option(min=0.0, max=60.0, help="Seconds between Spark's batches.")
     ] = 1.0,
+    tasks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of Spark's batches; default: by the cores that there are."),
+    ] = None,
     no_takeover: Annotated[
         bool, typer.Option("--no-takeover", help="Refuse while another tracker is the latest.")
     ] = False,
@@ -54,6 +65,12 @@ def tracker(
     processes with --engine local share the work.
     """
     settings = TrackerConfig(takeover=not no_takeover, max_deliveries=max_deliveries)
+    spark = spark_settings(conf, properties_file)
+    if engine is Engine.SPARK and not checkpoint:
+        raise ConfigError(
+            "--checkpoint is missing: name a folder for Spark's state that all its workers reach, "
+            f"or run without Spark: {TRACKER_HERE}"
+        )
     stopping = threading.Event()
     stop_on_signals(stopping.set)
     output.note(f"Tracking {config.marker_topic} ({engine.value}); Ctrl-C ends it.")
@@ -61,15 +78,17 @@ def tracker(
         if engine is Engine.LOCAL:
             _track_here(config, settings, stopping)
             return
-        if not checkpoint:
-            raise ConfigError(
-                "--checkpoint is missing: name a folder for Spark's state that all its workers "
-                "reach"
-            )
         from kafkamq.spark.tracker import run_spark_tracker
 
         run_spark_tracker(
-            config, settings, checkpoint=checkpoint, master=master, trigger_s=trigger, stop=stopping
+            config,
+            settings,
+            checkpoint=checkpoint,
+            master=master,
+            trigger_s=trigger,
+            tasks=tasks,
+            settings=spark,
+            stop=stopping,
         )
 
 

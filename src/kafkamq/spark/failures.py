@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import kafkamq.clients.errors as client_errors
 import kafkamq.errors as errors
 from kafkamq.errors import KafkaMQError
 
-__all__ = ["QueryFailedError", "advised", "error_named", "query_failure"]
+__all__ = [
+    "QueryFailedError",
+    "advised",
+    "error_named",
+    "is_spark_gone",
+    "query_failure",
+]
 
 _CALLING = re.compile(r"An error occurred while calling \S+\n: ")  # how py4j begins
 _OURS = re.compile(r"kafkamq\.(?:clients\.)?\w+\.(\w+): ([^\n]*)")
 
+_ENDING_S = 1.0
 _NO_ROOM = (
     "; a disk is full, that of the checkpoint or of Spark's working files (SPARK_LOCAL_DIRS, else "
     "/tmp): make room there, and the query goes on where it was"
@@ -44,6 +52,20 @@ def query_failure(error: BaseException) -> KafkaMQError:
     first_line = "".join(one if one.isprintable() else "?" for one in first_line)  # of a file's
     advice = _NO_ROOM if "No space left on device" in str(error) else ""
     return QueryFailedError(f"the Spark query ended: {first_line}{advice}")
+
+
+def is_spark_gone() -> bool:
+    """Whether this process had a JVM of Spark's and has it no more."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None:
+        return False  # none was started here
+    try:
+        process.wait(_ENDING_S)  # its sockets are closed before it can be waited for
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def advised(error: KafkaMQError, checkpoint: str) -> KafkaMQError:

@@ -16,7 +16,7 @@ from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.failures import QueryFailedError, query_failure
 from kafkamq.spark.processor import FOLDED_COLUMNS, FoldProcessor, FoldSettings
-from kafkamq.spark.session import activate, stream_settings
+from kafkamq.spark.session import active, stream_settings
 from kafkamq.spark.settling import SettleSettings, register_settling
 from kafkamq.spark.source import register_source
 
@@ -54,8 +54,8 @@ def start_query(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
     try:
         for name, value in settings.items():
             spark.conf.set(name, value)
-        activate(spark)
-        return _start(spark, plan)
+        with active(spark):
+            return _start(spark, plan)
     finally:
         for name, old in before.items():
             spark.conf.unset(name) if old is None else spark.conf.set(name, old)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig
-from kafkamq.spark.session import check_environment
+from kafkamq.spark.session import check_packages
 from kafkamq.spark.sink import register_sink
 from kafkamq.spark.source import FORMAT, register_source
 
@@ -29,9 +29,9 @@ def register(
             is this with ``-sink`` behind it.
 
     Raises:
-        ConfigError: Java or a Python package is missing or has an unsupported version.
+        ConfigError: A Python package is missing or has an unsupported version.
     """
-    check_environment()
+    check_packages()
     register_source(spark, config, name=name)
     register_sink(spark, config, name=f"{name}-sink")
     return spark

@@ -6,6 +6,7 @@ no adaptive plans and no speculation (the sink relies on both being off), a quie
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import re
@@ -14,7 +15,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -22,16 +24,21 @@ from typing import IO, TYPE_CHECKING
 from kafkamq.errors import ConfigError
 from kafkamq.spark.cluster import package_archive
 from kafkamq.spark.daemon import THREADLESS
+from kafkamq.spark.failures import is_spark_gone
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 __all__ = [
     "REDACTED",
     "activate",
+    "active",
     "build_session",
     "has_session",
     "check_environment",
+    "check_packages",
+    "end_session",
     "session_settings",
     "stream_settings",
 ]
@@ -46,6 +53,7 @@ _NEEDED: Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
     "pyarrow": ((18,), None),
     "protobuf": ((6, 30), (8,)),
 }
+_MODULES = {"protobuf": "google.protobuf"}  # where a module's name is not its distribution's
 # A small heap, and no second compiler: most of the work is done in Python, starting up counts.
 _JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 _STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -57,6 +65,7 @@ _MASTER = re.compile(
 )
 _MASTER_S = 10.0  # to connect to a standalone master; Spark itself gives up after a minute
 _LOGGING = Path(__file__).with_name("log4j2.properties")
+_log = logging.getLogger(__name__)
 _jvm_log = logging.getLogger("kafkamq.spark.jvm")
 # Printed by the JVM and by PySpark itself, past every log setting.
 _NOISE = re.compile(
@@ -79,9 +88,11 @@ def build_session(
     driver_memory: str = "1g",
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Starts Spark, or returns the session that this process has, with kafkamq's settings.
+    """Starts Spark, or returns a session on the Spark that this process has, with our settings.
 
-    With the master of a cluster this package is shipped to the workers.
+    A session that somebody else made keeps its settings: the one that is returned stands beside
+    it, on the same Spark (``SparkSession.newSession``), with settings, formats and temporary views
+    of its own. With the master of a cluster this package is shipped to the workers.
 
     Args:
         app_name: Name of the application in Spark's own pages and logs.
@@ -94,7 +105,7 @@ def build_session(
             is none, or does not answer; this process has a session elsewhere than on the cluster
             that was asked for.
     """
-    check_environment()
+    check_packages()
     wanted = (settings or {}).get("spark.master", master)
     if not _MASTER.fullmatch(wanted):
         raise ConfigError(
@@ -104,7 +115,13 @@ def build_session(
         _require_same(wanted)
     elif wanted.startswith("spark://"):
         _require_master(wanted)
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+    if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        _java_version()  # else somebody, as spark-submit, has started it
+    if has_session() and SparkContext._active_spark_context is not _built:
+        return _beside(session_settings(master=master, driver_memory=driver_memory), settings)
 
     # Else `python3` of PATH runs the workers; of a cluster's, somebody may know better.
     if master.startswith("local") or "PYSPARK_PYTHON" not in os.environ:
@@ -123,7 +140,36 @@ def build_session(
     spark = builder.getOrCreate()
     if not every["spark.master"].startswith("local"):
         spark.sparkContext.addPyFile(str(package_archive()))
+    globals()["_built"] = spark.sparkContext
     return spark
+
+
+_built: SparkContext | None = None  # of the session that build_session made
+
+
+def _beside(ours: Mapping[str, str], settings: Mapping[str, str] | None) -> SparkSession:
+    """A session of our own on the context that somebody else made."""
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.getOrCreate().newSession()
+    for name, value in {**ours, **(settings or {})}.items():
+        if spark.conf.isModifiable(name):  # what is of the JVM stays as it was started
+            spark.conf.set(name, value)
+    if not str(spark.conf.get("spark.master")).startswith("local"):
+        spark.sparkContext.addPyFile(str(package_archive()))
+    return spark
+
+
+def end_session(spark: SparkSession) -> None:
+    """``spark.stop()``, where the JVM may have ended before."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
+
+    try:
+        spark.stop()
+    except (Py4JError, OSError) as error:
+        if not is_spark_gone():
+            raise
+        _log.info("the session ended with its JVM", extra={"said": str(error)})
 
 
 def _require_same(master: str) -> None:
@@ -186,6 +232,19 @@ def activate(spark: SparkSession) -> None:
     sessions.setActiveSession(spark._jsparkSession)
 
 
+@contextmanager
+def active(spark: SparkSession) -> Iterator[None]:
+    """``activate`` while the block runs."""
+    sessions = getattr(spark._jvm, "org.apache.spark.sql.classic.SparkSession")
+    before = sessions.getActiveSession()
+    activate(spark)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+
+
 def session_settings(*, master: str, driver_memory: str) -> dict[str, str]:
     """The Spark properties that kafkamq sets, by name."""
     settings = {
@@ -200,7 +259,7 @@ def session_settings(*, master: str, driver_memory: str) -> dict[str, str]:
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
         "spark.sql.execution.pyspark.binaryAsBytes": "true",
         "spark.sql.session.timeZone": "UTC",
-        **stream_settings(),
+        "spark.sql.adaptive.enabled": "false",  # young JVMs pay for it, and the sink wants it off
     }
     if master.startswith("local"):
         settings |= {
@@ -214,23 +273,21 @@ def session_settings(*, master: str, driver_memory: str) -> dict[str, str]:
     return settings
 
 
-def stream_settings(tasks: int | None = None) -> dict[str, str]:
-    """Properties of streaming queries; they can be set on a running session too.
+def stream_settings(tasks: int) -> dict[str, str]:
+    """Properties of the tracker's query, for the session that it is started in.
 
     Args:
         tasks: Shuffle partitions; fixed for the life of a stateful query's checkpoint.
     """
-    settings = {
+    return {
         "spark.sql.adaptive.enabled": "false",  # as Spark does for stateful queries anyway
         "spark.sql.streaming.stateStore.providerClass": _STATE_STORE,
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",  # no timers, no watermark
-    }
-    if tasks is not None:
-        settings["spark.sql.shuffle.partitions"] = str(tasks)
+        "spark.sql.shuffle.partitions": str(tasks),
         # Sources and folds have the same environment without it, and so share their workers.
-        settings["spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"] = "false"
-    return settings
+        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
+    }
 
 
 def _worker_path() -> str:
@@ -247,21 +304,40 @@ def check_environment() -> dict[str, str]:
     Raises:
         ConfigError: something is missing, too old or too new; says what and what to install.
     """
-    found = {name: _package_version(name, *limits) for name, limits in _NEEDED.items()}
-    found["java"] = _java_version()
-    return found
+    return {**check_packages(), "java": _java_version()}
+
+
+def check_packages() -> dict[str, str]:
+    """``check_environment`` without Java, which only who starts Spark here needs here.
+
+    Raises:
+        ConfigError: something is missing, too old or too new; says what and what to install.
+    """
+    return {name: _package_version(name, *limits) for name, limits in _NEEDED.items()}
 
 
 def _package_version(name: str, lowest: tuple[int, ...], below: tuple[int, ...] | None) -> str:
     wanted = f">={_dotted(lowest)}" + (f",<{_dotted(below)}" if below else "")
-    try:
-        version = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        raise ConfigError(f"{name}{wanted} is missing: {_INSTALL}") from None
+    version = _version_of(name)
+    if version is None:
+        raise ConfigError(f"{name}{wanted} is missing: {_INSTALL}")
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
     if numbers < lowest or (below is not None and numbers >= below):
         raise ConfigError(f"{name} is {version}: it must be {wanted}; {_INSTALL}")
     return version
+
+
+def _version_of(name: str) -> str | None:
+    """The installer's word; else the module's, as Spark's own images and archives have it."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+    try:
+        module = importlib.import_module(_MODULES.get(name, name))
+    except ImportError:
+        return None
+    return str(module.__version__)
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.spark.query import QueryFailedError, query_failure
-from kafkamq.spark.session import build_session, has_session
+from kafkamq.spark.session import build_session, end_session, has_session
 from kafkamq.spark.views import VIEWS, register_views
 
 if TYPE_CHECKING:
@@ -27,20 +27,24 @@ MAX_LETTERS = 1_000_000
 
 @contextmanager
 def view_session(
-    config: ServiceConfig, *, master: str, app_name: str = "kafkamq"
+    config: ServiceConfig,
+    *,
+    master: str,
+    app_name: str = "kafkamq",
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
     """A session in which the views of a namespace are tables; it ends with the block.
 
     This process's own session, if it has one already, goes on.
     """
     is_own = not has_session()
-    spark = build_session(app_name=app_name, master=master)
+    spark = build_session(app_name=app_name, master=master, settings=settings)
     try:
         register_views(spark, config)
         yield spark
     finally:
         if is_own:
-            spark.stop()
+            end_session(spark)
 
 
 @contextmanager

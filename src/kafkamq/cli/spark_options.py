@@ -1,0 +1,82 @@
+"""Options of every command that starts Spark: ``--master``, ``--conf``, ``--properties-file``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kafkamq.clients.settings import is_secret
+from kafkamq.errors import ConfigError
+
+__all__ = ["DEFAULT_MASTER", "Conf", "Master", "PropertiesFile", "spark_settings"]
+
+DEFAULT_MASTER = "local[2]"
+Master = Annotated[
+    str, typer.Option("--master", help="Of Spark: local[2], spark://host:port, yarn, k8s://...")
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf",
+        metavar="NAME=VALUE",
+        help="One of Spark's own properties; may be repeated. No secrets here.",
+    ),
+]
+PropertiesFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--properties-file",
+        metavar="FILE",
+        help="Spark properties, secrets too, as in spark-defaults.conf; --conf stands above it.",
+    ),
+]
+_LINE = re.compile(r"(\S+?)(?:\s*[=:]\s*|\s+)(.*)")
+
+
+def spark_settings(conf: Sequence[str] | None, file: Path | None) -> dict[str, str]:
+    """Spark's properties from both options.
+
+    Raises:
+        ConfigError: One is no ``spark.NAME=VALUE``, is a secret, or the file cannot be read.
+    """
+    found = {} if file is None else _read(file)
+    for text in conf or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--conf {name!r}: write it as spark.NAME=VALUE")
+        _require_name(name.strip(), f"--conf {name!r}")
+        if is_secret(name.strip()):
+            raise ConfigError(
+                f"--conf {name.strip()}: a secret does not belong on the command line, where every "
+                "user of the machine can read it; put it into a --properties-file"
+            )
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _read(file: Path) -> dict[str, str]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--properties-file {file}: cannot read it ({error})") from None
+    found = {}
+    for number, text in enumerate(lines, 1):
+        line = text.strip()
+        if not line or line.startswith(("#", "!")):
+            continue
+        match = _LINE.fullmatch(line)
+        where = f"--properties-file {file}, line {number}"
+        if match is None:
+            raise ConfigError(f"{where}: write it as spark.NAME VALUE")
+        _require_name(match[1], where)
+        found[match[1]] = match[2].strip()
+    return found
+
+
+def _require_name(name: str, where: str) -> None:
+    if not name.startswith("spark."):
+        raise ConfigError(f"{where}: the names of Spark's properties begin with 'spark.'")

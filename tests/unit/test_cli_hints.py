@@ -1,0 +1,80 @@
+"""What the commands say to somebody who tries them one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kafkamq.cli import local, queues
+from kafkamq.cli.app import app
+from kafkamq.cli.options import TRACKER_HERE
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError
+
+
+class StoppedError(Exception):
+    """In place of a connection: what a command was about to do is known."""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[ServiceConfig]:
+    """The settings with which a command went to its queue."""
+    found: list[ServiceConfig] = []
+
+    def service(config: ServiceConfig) -> Any:
+        found.append(config)
+        raise StoppedError
+
+    monkeypatch.setattr(queues, "service", service)
+    return found
+
+
+def run(*arguments: str) -> BaseException | None:
+    return CliRunner().invoke(app, [*arguments, "-b", "127.0.0.1:1"], env={}).exception
+
+
+def test_the_tracker_that_is_suggested_is_one_that_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failed = run("tracker")
+    assert isinstance(failed, ConfigError)
+    assert str(failed).startswith("--checkpoint is missing")
+    assert TRACKER_HERE in str(failed)
+    assert "Tracking" not in capsys.readouterr().err
+    assert run("tracker", "--conf", "spark.a") is not None
+
+
+def test_n_is_the_namespace_of_every_command(asked: list[ServiceConfig]) -> None:
+    for arguments in (("send", "q", "hello"), ("receive", "q")):
+        assert isinstance(run(*arguments, "-n", "shop"), StoppedError)
+    assert [config.namespace for config in asked] == ["shop", "shop"]
+
+
+@pytest.mark.parametrize(
+    "given", [("-n", "3"), ("--count", "3"), ("-c", "3"), ("-n", "7", "-c", "3")]
+)
+def test_a_number_behind_n_still_is_a_count(
+    asked: list[ServiceConfig], given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[object] = []
+    monkeypatch.setattr(queues, "_wanted", lambda count: counts.append(count) or 1)
+    assert isinstance(run("receive", "q", *given), StoppedError)
+    assert counts == [3]
+    assert asked[0].namespace == "kafkamq"
+
+
+def test_a_pid_has_no_thousands(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = SimpleNamespace(
+        bootstrap_servers="127.0.0.1:1", version="4.2.1", pid=25491,
+        data_dir=Path("/data"), log_path=Path("/log"),
+    )  # fmt: skip
+    local._say_where(broker, as_json=False)  # type: ignore[arg-type]  # what it shows of one
+    said = capsys.readouterr()
+    assert "25491" in said.out
+    assert TRACKER_HERE in said.err
+    local._say_where(broker, as_json=True)  # type: ignore[arg-type]
+    assert '"pid":25491' in capsys.readouterr().out
