@@ -9,10 +9,9 @@ from contextlib import contextmanager, suppress
 
 import pytest
 from confluent_kafka import Message as Record
-from tests.unit.worker_parts import FixedNamespace, Parts, deliver, fail_for_good, record
+from tests.unit.worker_parts import Parts, deliver, fail_for_good, record
 
 from kafkamq.errors import BrokerError, DeadlineExceededError
-from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.writer import MarkerWriter
 
 
@@ -129,45 +128,6 @@ def test_a_verdict_whose_report_never_comes_is_written_again() -> None:
     assert len(set(written)) == 1
     message._end_reported(None, Record(timestamp=(2, 6000)))
     parts.verdicts.flush(1.0)
-
-
-def test_a_client_that_is_swapped_is_nobodys_error_but_kafkas() -> None:
-    writer = MarkerWriter(FixedNamespace())  # type: ignore[arg-type]
-    ended, others = threading.Event(), []
-
-    def use(call: Callable[[], object]) -> None:
-        while not ended.is_set():
-            try:
-                call()
-            except BrokerError:  # noqa: PERF203 - what is wanted
-                pass
-            except BaseException as error:  # noqa: BLE001 - told by the test's thread
-                others.append(error)
-                return
-
-    calls: list[Callable[[], object]] = [
-        lambda: writer.write(b"value", b"key", 0, lambda *_: None),
-        lambda: writer.write_many(1, [{"value": b"v", "key": b"k", "callback": lambda *_: None}]),
-        lambda: writer.flush(0.001),
-        lambda: writer.wait_for(lambda: False, 0.002),
-        writer.poll,
-    ]
-    threads = [threading.Thread(target=use, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(15):
-            spent = writer._client
-            fail_for_good(writer)
-            began_ms = monotonic_ms()
-            while writer._client is spent and monotonic_ms() - began_ms < 10_000 and not others:
-                ended.wait(0.002)
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join(10)
-    writer.close()
-    assert others == []
 
 
 def test_a_batch_waits_for_its_own_reports_alone() -> None:

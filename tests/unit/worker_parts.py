@@ -90,7 +90,8 @@ def poll_into(intake: Intake[Message], verdicts: Verdicts, records: Sequence[Rec
 
 
 def deliver(route: Any, log_ms: int = 5000) -> None:
-    """Kafka's reports: all STARTs of a route are in the log."""
+    """All STARTs of a route are written, and in the log by Kafka's reports."""
+    route.starts()
     for value in route.values:
         route.report(None, Record(value=value, timestamp=(LOG_APPEND_TIME, log_ms)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 
 from confluent_kafka import KafkaException, Producer
 
@@ -17,6 +18,9 @@ def end_producer(client: Producer, *, flush_s: float = 0.0) -> None:
         if len(client) and flush_s:
             client.flush(flush_s)
         if len(client):
-            client.purge()
+            partial(client.purge)()
             client.flush(_REPORTS_S)  # serves the reports
-    client.close()
+    # It may return with a fatal error raised, which would come up in any later line: calls through
+    # ``partial`` are checked for that.
+    with suppress(KafkaException, SystemError):
+        partial(client.close)()

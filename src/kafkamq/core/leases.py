@@ -237,7 +237,6 @@ class Leases:
         first = self._first_starts.get(lease.message_id) if self._first_starts else None
         if is_late and first is not None:
             return
-        lease.state = _STARTED
         if first is None:
             lease.begin_ms = written_ms
             lease.deadline_ms = written_ms + self._timeout_ms
@@ -245,13 +244,15 @@ class Leases:
             lease.log_deadline_ms = log_ms + self._timeout_ms
             if is_late:
                 self._remember(lease)
-                lease.state = _LOST
+            else:
+                lease.state = _STARTED  # last: an interrupt leaves no lease half started
             return
         lease.begin_ms = first.begin_ms
         lease.deadline_ms = first.deadline_ms
         lease.log_begin_ms = first.log_begin_ms
         lease.log_deadline_ms = first.log_deadline_ms
         self._renew_in_log(lease, log_ms, self._timeout_ms)
+        lease.state = _STARTED
 
     def committed(self, batch: Iterable[Lease], monotonic_ms: int) -> None:
         """The offsets behind these STARTs are committed: they are HELD, or LOST if too late."""
@@ -418,8 +419,8 @@ class Leases:
     def settle(self, lease: Lease, monotonic_ms: int) -> Settlement:
         """A verdict on a message that was handed out."""
         if lease.state is _HELD and monotonic_ms < lease.deadline_ms:
-            lease.state = _SETTLED
             self._open.discard(lease)
+            lease.state = _SETTLED  # last: what is broken off before can be settled again
             return _WRITE
         if lease.state is _SETTLED:
             return Settlement.SETTLED_BEFORE

@@ -75,6 +75,7 @@ class Consumer:
         self._closing = threading.Event()
         self._hurry = threading.Event()  # the present receive has nobody to return to
         self._batch: Batch | None = None
+        self._broken_off: list[Message] | None = None  # what an interrupted receive had taken
         self._ready: deque[Message] = deque()  # STARTed and committed, not handed out
         self._ready_count = 0
         self._ready_ms = 0
@@ -143,8 +144,13 @@ class Consumer:
                 ``is_retriable``.
             DataLossError: Messages were deleted before they were read.
         """
-        messages = self._receive(1, self._ahead.size, timeout)
-        return messages[0] if messages else None
+        handing: list[Message] = []
+        try:
+            self._receive(handing, 1, self._ahead.size, timeout)
+            return handing[0] if handing else None
+        except BaseException as error:
+            self._note(error, handing)
+            raise
 
     def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
         """Up to ``n`` messages as soon as there are any; none when none came in time.
@@ -155,14 +161,23 @@ class Consumer:
         if n < 1:
             raise ConfigError(f"n is {n}: it must be >= 1")
         ahead = n if not self._queue.exactly_once else max(n, self._ahead.size)
-        return self._receive(n, ahead, timeout)
+        handing: list[Message] = []
+        try:
+            self._receive(handing, n, ahead, timeout)
+            return handing
+        except BaseException as error:
+            self._note(error, handing)
+            raise
 
     def __iter__(self) -> Iterator[Message]:
         """Messages until the consumer is closed; passing failures are waited out."""
         timeout_s = self._queue.next_message_timeout_ms / 1000
         while not self._closing.is_set():
+            message = None
             try:
                 message = self.receive(timeout_s)
+                if message is not None:
+                    yield message
             except (BrokerError, DeadlineExceededError) as error:
                 if not may_pass(error) or self._has_failed:
                     raise
@@ -173,51 +188,78 @@ class Consumer:
                 if self._closing.is_set():  # closed by another thread meanwhile
                     return
                 raise
-            if message is not None:
-                yield message
+            except BaseException as error:  # between the lines above; GeneratorExit: it has it
+                if message is not None and not isinstance(error, GeneratorExit):
+                    self._note(error, [message])
+                raise
 
-    def _receive(self, n: int, start: int, timeout: float) -> list[Message]:
+    def _receive(self, handing: list[Message], n: int, start: int, timeout: float) -> None:
+        """Fill ``handing``, which its caller has not seen before it has returned."""
         self._worker.check()
         with self._owner:
             self._worker.check()
+            if self._broken_off is not None:
+                self._mend(self._broken_off)
             try:
-                return self._wait_for(n, start, timeout)
+                self._wait_for(handing, n, start, timeout)
+            except BaseException as error:
+                self._note(error, handing)  # at once: the heart may be next
+                raise
             finally:
                 self._received_ms = monotonic_ms()
 
-    def _wait_for(self, n: int, start: int, timeout: float) -> list[Message]:
+    def _note(self, error: BaseException, handing: list[Message]) -> None:
+        if not isinstance(error, KafkaMQError):
+            self._broken_off = handing
+
+    def _mend(self, handing: Sequence[Message]) -> None:
+        """What a broken-off receive had taken or committed is ready, the rest is read again."""
+        self._verdicts.taken_back(handing)
+        taken = set(map(id, handing))
+        with self._worker.lock:
+            rest = [message for message in self._ready if id(message) not in taken]
+            self._ready, self._broken_off = deque([*handing, *rest]), []
+        batch = self._batch
+        if batch is not None and batch.is_committed:
+            self._make_ready(batch)
+        elif batch is not None:
+            self._give_up(batch)
+        self._starter.sweep()
+        self._reader.read_again()
+        self._broken_off = None
+
+    def _wait_for(self, handing: list[Message], n: int, start: int, timeout: float) -> None:
         if self._ready:
-            messages = self._hand_out(n)
-            if messages:
-                return messages
+            self._hand_out(handing, n)
+            if handing:
+                return
         self._verdicts.serve()
         deadline_s = time.monotonic() + timeout
         self._hurry.clear()
         while True:
             left_s = deadline_s - time.monotonic()
             self._step(start, max(0.0, left_s))
-            messages = self._hand_out(n)
-            if messages or left_s <= 0 or self._closing.is_set() or self._hurry.is_set():
-                return messages
+            self._hand_out(handing, n)
+            if handing or left_s <= 0 or self._closing.is_set() or self._hurry.is_set():
+                return
 
-    def _hand_out(self, n: int) -> list[Message]:
+    def _hand_out(self, handing: list[Message], n: int) -> None:
         """R5's last step: not what has ended meanwhile."""
-        ready = self._ready
-        if not ready:
-            return []
+        if not self._ready:
+            return
         worker, now_ms = self._worker, monotonic_ms()
-        messages: list[Message] = []
         with worker.lock:
+            ready = self._ready
             may_hand_out = worker.leases.may_hand_out
-            while ready and len(messages) < n:
-                message = ready.popleft()
+            while ready and len(handing) < n:
+                message = ready[0]
                 if may_hand_out(message._lease, now_ms):
-                    messages.append(message)
+                    handing.append(message)
+                ready.popleft()  # last: an interrupt in between leaves it in both, not in none
             worker.renew_id()
         if not ready:
             self._ahead.drained(self._ready_count, now_ms - self._ready_ms)
-        self._verdicts.handed_out(messages)
-        return messages
+        self._verdicts.handed_out(handing)
 
     def _cancel_receive(self) -> None:
         """Whoever waits for the present ``receive`` has gone: it ends soon. From any thread."""
@@ -282,6 +324,9 @@ class Consumer:
             raise
 
     def _finish(self, batch: Batch, timeout_s: float) -> None:
+        if batch.is_committed:  # broken off behind that
+            self._make_ready(batch)
+            return
         try:
             outcome = self._handover.advance(batch, timeout_s)
         except BaseException:
@@ -293,12 +338,16 @@ class Consumer:
             _log.info("a commit failed and is made again", extra={"queue": self.queue_id})
             self._give_up(batch)
             return
-        self._batch = None
+        batch.is_committed = True
+        self._make_ready(batch)
+
+    def _make_ready(self, batch: Batch) -> None:
         ready = self._starter.finish(batch)
         if ready:
             self._reader.positions.started(ready[-1]._lease.log_begin_ms)
+        with self._worker.lock:  # in one statement: an interrupt leaves them in one of both
+            self._ready, self._batch = deque([*self._ready, *ready]), None
         self._tally.received(ready)
-        self._ready.extend(ready)
         self._ready_count, self._ready_ms = len(self._ready), monotonic_ms()
 
     def _give_up(self, batch: Batch) -> None:
@@ -357,6 +406,8 @@ class Consumer:
             return
         if self._owner.acquire(blocking=False):
             try:
+                if self._broken_off is not None and not self._worker.is_closed:
+                    self._mend(self._broken_off)
                 if not self._worker.is_closed:
                     if idle_ms >= self._reader.max_idle_ms and not self._reader.is_away:
                         self._leave(idle_ms)
@@ -434,6 +485,8 @@ class Consumer:
         """R8: RELEASE of what is STARTed and committed; the rest runs out."""
         deadline_s = time.monotonic() + timeout_s
         try:
+            if self._broken_off is not None:
+                self._mend(self._broken_off)
             while self._batch is not None and time.monotonic() < deadline_s:
                 self._finish(self._batch, deadline_s - time.monotonic())
             if self._batch is not None:

@@ -237,10 +237,8 @@ class Message:
     # Delivery reports.
 
     def _end_reported(self, error: KafkaError | None, record: Record) -> None:
-        # First, as it fails where librdkafka serves reports after a fatal error, with that error
-        # raised already: a lock that is taken then would never be given back.
-        log_ms = record.timestamp()[1]
         if error is None:
+            log_ms = record.timestamp()[1]
             if log_ms > self._lease.log_deadline_ms:  # R9: perhaps; asked with all facts
                 self._verdicts.check_late(self, log_ms)
             self._end_log_ms = log_ms

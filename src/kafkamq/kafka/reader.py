@@ -51,9 +51,7 @@ class MessageReader:
         member: Membership,
         make: Callable[[Record, int, int, int, Sequence[tuple[str, bytes | None]]], Message],
     ) -> None:
-        """``make`` builds what goes into the intake: from a record of the queue, its partition and
-        offset, the monotonic ms of the poll, and its headers.
-        """
+        """``make`` gets a record, its partition, its offset, the poll's ms, and its headers."""
         self._config = config
         self._queue = queue
         self._intake = intake
@@ -174,8 +172,7 @@ class MessageReader:
             next_offsets=following,
             count=len(records) - len(events),
         )
-        # Nothing but foreign messages: skip faster; otherwise back to what can be used.
-        self._poll_size = MAX_POLL if own or not following else MAX_SKIP
+        self._poll_size = MAX_POLL if own or not following else MAX_SKIP  # foreign: skip faster
         for record in events:
             error = record.error()
             assert error is not None, "events are errors"
@@ -357,6 +354,14 @@ class MessageReader:
             was_ours = self._gained_s.get(partition, 0.0) < gained_before_s
             self._unplaced[partition] = _ANEW if was_ours else _UNKNOWN
 
+    def read_again(self) -> None:
+        """``ask_again`` of all: a call was broken off, perhaps with records in its hands."""
+        assigned = {each.partition for each in self._consumer.assignment()}
+        self._intake.revoked(assigned | set(self._intake.partitions()))
+        self._committer.give_up()
+        self._is_skipping = False
+        self._unplaced.update(dict.fromkeys(assigned, _UNKNOWN))
+
     def ask_again(self, partitions: Iterable[int]) -> None:
         """Read again from what the group has committed, which only it knows."""
         known = set(self._intake.partitions())
@@ -413,7 +418,6 @@ class MessageReader:
         if not skipped or self._committer.is_pending or self.is_in_transaction():
             return
         is_due = monotonic_ms() - self._committed_ms >= COMMIT_INTERVAL_MS
-        # Else a batch is about to take them along.
         are_many = skipped >= self._queue.max_messages_per_commit and not len(self._intake)
         if not are_many and not is_due:
             return

@@ -42,6 +42,7 @@ class Batch:
         self.messages: list[Message] = []
         self.routes: dict[int, RouteStarts] = {}  # by marker partition
         self.is_started = False  # every START is in the log
+        self.is_committed = False  # ... and the offsets behind them are committed
 
     def partitions(self) -> set[int]:
         """Of the messages topic."""
@@ -253,7 +254,9 @@ class Starter:
         """The offsets are committed: what may be handed out, unless its lease has ended (R5)."""
         worker = self._worker
         with worker.lock:
-            worker.leases.committed(batch.leases(), monotonic_ms())
+            # The others are so already, or over: this was broken off and is repeated.
+            started = [each for each in batch.leases() if each.state is LeaseState.STARTED]
+            worker.leases.committed(started, monotonic_ms())
             worker.renew_id()
         held = [m for m in batch.messages if m._lease.state is LeaseState.HELD]
         expired = [
@@ -275,6 +278,19 @@ class Starter:
                 route.give_up(partial(self._started_late, route.written_ms))
                 for message, log_ms in route.delivered():
                     leases.started(message._lease, route.written_ms, log_ms)
+
+    def sweep(self) -> None:
+        """Forget what a call that was broken off left, under a new consumer_id; no batch is open.
+
+        A lease that is not held then is nobody's. Nor may anything be renewed for all: a message
+        may have been settled whose END was never written.
+        """
+        leases = self._worker.leases
+        process_gate.entered(leases)
+        with self._worker.lock:
+            states = (LeaseState.STARTING, LeaseState.STARTED)
+            leases.failed([lease for lease in leases.open() if lease.state in states])
+            self._worker.renew_id()
 
     def _started_late(self, written_ms: int, message: Message, log_ms: int) -> None:
         with self._worker.lock:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from kafkamq.clients.errors import broker_error, may_pass
@@ -33,6 +34,7 @@ MAX_QUEUED = 1000
 _SLICE_S = 0.25
 _ACK = Outcome.ACK
 _WRITE = Settlement.WRITE
+_SETTLED = LeaseState.SETTLED
 _log = logging.getLogger(__name__)
 
 
@@ -51,6 +53,7 @@ class Verdicts:
         self._queued: deque[Message] = deque()  # ENDs to write
         self._written_ms = 0
         self._failed: deque[Message] = deque()  # ENDs to write again
+        self._running_out: deque[Lease] = deque()  # settled unseen, and no END is in the log
         self._under_way: set[Message] = set()  # ENDs written and not delivered, the failed too
 
     # Verdicts.
@@ -71,17 +74,20 @@ class Verdicts:
         # Acks, which cannot fail, are encoded when many of them are written.
         end = b"" if outcome is _ACK else self._encode(message, outcome, reason, delay_ms)
         now_ms = monotonic_ms()
-        with worker.lock:  # from here on nothing may fail: this is the message's one verdict
+        with worker.lock:
+            if lease.state is LeaseState.HELD:
+                message._outcome = outcome
+                message._end_log_ms = UNREPORTED
+                message._end_error = None
+                message._end = end
+                self._queued.append(message)
+            # Last: a verdict that is broken off before is none, and the writer passes it over; one
+            # that is broken off behind is written.
             settlement = worker.leases.settle(lease, now_ms)
         if settlement is not _WRITE:
             self._refuse(message, settlement)
-        message._outcome = outcome
-        message._end_log_ms = UNREPORTED
-        message._end_error = None
-        message._end = end
         if self._on_lease_lost is not None:
             self._handed_out.pop(lease, None)
-        self._queued.append(message)
         if now_ms - self._written_ms >= LINGER_MS or len(self._queued) >= MAX_QUEUED:
             self.write_queued()
         elif len(self._queued) == 1:
@@ -122,10 +128,13 @@ class Verdicts:
         last_route, last_holder = -1, None
         queued = self._queued
         try:
-            while queued:  # other threads may add
-                message = queued[0]
-                taken.append(message)
-                queued.popleft()  # only now: after an interrupt it is written twice, not never
+            with self._worker.lock:  # whoever adds settles before it is given back
+                while queued:
+                    message = queued[0]
+                    if message._lease.state is _SETTLED:
+                        taken.append(message)
+                    queued.popleft()  # last: after an interrupt it is written twice, not never
+            for message in taken:
                 lease = message._lease
                 if lease.marker_partition != last_route:  # seldom: they come in runs
                     last_route = lease.marker_partition
@@ -243,7 +252,24 @@ class Verdicts:
             lease = message._lease
             end = encode_end(lease.message_id, outcome, consumer_id=lease.holder_id, reason=reason)
             lease.is_end_known = True  # without it the lease just runs out
-            self._worker.writer.write(end, message._marker_key, lease.marker_partition, _ignore)
+            report = partial(self._unseen_reported, lease)
+            try:
+                self._worker.writer.write(end, message._marker_key, lease.marker_partition, report)
+            except BrokerError as error:
+                _log.warning("an END could not be queued", extra={"said": str(error)})
+                self._running_out.append(lease)
+
+    def _unseen_reported(self, lease: Lease, error: object, _: object) -> None:
+        if error is not None:  # without a lock, as in ``end_failed``
+            self._running_out.append(lease)
+
+    def _let_run_out(self) -> None:
+        """Their ENDs are not in the log: no KEEPALIVE may name their consumer any more (R7)."""
+        with self._worker.lock:
+            while self._running_out:
+                self._worker.leases.end_failed(self._running_out[0], monotonic_ms())
+                self._running_out.popleft()
+            self._worker.renew_id()
 
     # What is known of leases.
 
@@ -280,14 +306,15 @@ class Verdicts:
             self._is_late(message)
 
     def end_failed(self, message: Message) -> None:
-        """An END was not delivered: write it again while the lease stands."""
-        with self._worker.lock:
-            again = self._worker.leases.end_failed(message._lease, monotonic_ms())
-        if again and not self._worker.is_closed:
-            self._failed.append(message)
-            self.has_news.set()
-        else:
+        """An END was not delivered: ``serve`` writes it again while the lease stands.
+
+        No lock is taken here: after a fatal error librdkafka serves reports while that error is
+        raised already, so the lock's next line would fail and the lock stay taken for ever.
+        """
+        if self._worker.is_closed:
             self._is_late(message)
+        else:
+            self._failed.append(message)
 
     def _is_late(self, message: Message) -> None:
         self._under_way.discard(message)
@@ -299,6 +326,8 @@ class Verdicts:
 
     def serve(self) -> None:
         """Write what was given, and what failed."""
+        if self._running_out:
+            self._let_run_out()
         if self._queued or self._failed or self._under_way:
             with self._writing:
                 self._write_queued()
@@ -404,7 +433,3 @@ def _check_reason(reason: str, *, is_needed: bool) -> None:
         raise ConfigError(f"reason is a {type(reason).__name__}: it must be a text")
     if is_needed and not reason:
         raise ConfigError("reason is empty: it must say why, for it stands in the dead letter")
-
-
-def _ignore(error: object, record: object) -> None:
-    """The report of an END that nobody waits for: without it the lease just runs out."""

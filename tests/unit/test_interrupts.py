@@ -1,0 +1,271 @@
+"""An exception from outside (Ctrl-C, a signal's handler) at every line of ``receive`` and ``ack``.
+
+Nothing may be held that nobody has, no message may be passed over, and a verdict is either written
+or can be given again. Raised at the line events of kafkamq's own code, but not between the end of a
+``with`` and its ``__exit__``: Python runs no signal handler there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dis
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from confluent_kafka import Message as Record
+from tests.unit.worker_parts import LOG_APPEND_TIME, FixedNamespace, poll_into
+
+from kafkamq.clients.errors import ErrorWatch
+from kafkamq.config import QueueConfig
+from kafkamq.core.intake import Intake
+from kafkamq.core.leases import LeaseState
+from kafkamq.errors import StateError
+from kafkamq.kafka.clock import monotonic_ms
+from kafkamq.kafka.commits import Commit
+from kafkamq.kafka.consumer import Consumer
+from kafkamq.kafka.gate import process_gate
+from kafkamq.kafka.message import Message
+from kafkamq.wire.markers import decode_marker
+
+COUNT = 7
+EXPIRED = 4
+_with_exits: dict[CodeType, set[int]] = {}
+
+
+class _Writer:
+    """A markers topic: what is written is in the log, and reported, once somebody waits."""
+
+    topic = "markers"
+    watch = ErrorWatch("nowhere")
+    is_idle = True
+
+    def __init__(self) -> None:
+        self.log: list[bytes] = []
+        self._under_way: list[tuple[bytes, Callable[..., None]]] = []
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def write(self, value: bytes, _: bytes, __: int, report: Callable[..., None]) -> None:
+        self._under_way.append((value, report))
+
+    def write_many(self, _: int, markers: list[dict[str, Any]]) -> None:
+        self._under_way.extend((each["value"], each["callback"]) for each in markers)
+
+    def wait_for(self, is_known: Callable[[], bool], _: float = 0.0) -> bool:
+        self.flush()
+        return is_known()
+
+    def flush(self, _: float = 0.0) -> None:
+        while self._under_way:
+            value, report = self._under_way.pop(0)
+            self.log.append(value)
+            report(None, Record(value=value, timestamp=(LOG_APPEND_TIME, 1000 + len(self.log))))
+
+    poll = flush
+
+
+class _Reader:
+    """One partition: what is polled, and where the group is."""
+
+    is_skipping = False
+
+    def __init__(
+        self, _: object, __: object, intake: Intake[Message], consumer: Consumer, ___: object
+    ) -> None:
+        self._intake = intake
+        self.positions = MagicMock()
+        self._verdicts = consumer._verdicts
+        self.position = self.committed = 0
+
+    def poll(self, wanted: int, _: float) -> None:
+        first = self.position
+        self.position = min(COUNT, first + max(2, wanted))
+        read = [self._record(offset) for offset in range(first, self.position)]
+        if read:
+            poll_into(self._intake, self._verdicts, read)
+
+    def _record(self, offset: int) -> Record:
+        headers = [("kafkamq-ttl-ms", b"1")] if offset == EXPIRED else []
+        return Record(
+            topic="messages",
+            partition=0,
+            offset=offset,
+            key=b"q",
+            value=b"payload",
+            headers=headers,
+            timestamp=(LOG_APPEND_TIME, 900),
+            leader_epoch=0,
+        )
+
+    def poll_ahead(self, wanted: int) -> None:
+        self.poll(wanted, 0.0)
+
+    def commit(self, _: float) -> Commit:
+        offsets = self._intake.committable()
+        self.committed = offsets.get(0, self.committed)
+        self._intake.committed(offsets)
+        return Commit.DONE
+
+    def seek_back(self, partitions: object = None) -> None:
+        for offset in self._intake.rewind(None).values():
+            self.position = offset
+
+    def read_again(self) -> None:
+        self._intake.revoked([0])
+        self.position = self.committed
+
+    def tend(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _without_kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A consumer without threads and clients."""
+    monkeypatch.setattr("kafkamq.kafka.worker.MarkerWriter", lambda _: _Writer())
+    monkeypatch.setattr("kafkamq.kafka.consumer.MessageReader", _Reader)
+    monkeypatch.setattr("kafkamq.kafka.consumer.Heart", MagicMock())
+    made: list[Consumer] = []
+    monkeypatch.setattr(f"{__name__}._made", made)
+    yield
+    for consumer in made:
+        consumer._forget_gauge()
+        process_gate.leave(consumer._worker.leases)
+        atexit.unregister(consumer._flush_at_exit)
+
+
+_made: list[Consumer] = []
+
+
+def _worker() -> Consumer:
+    consumer = Consumer(FixedNamespace(), QueueConfig(queue_id="q"), None)  # type: ignore[arg-type]
+    _made.append(consumer)
+    return consumer
+
+
+def _is_with_exit(frame: FrameType) -> bool:
+    code = frame.f_code
+    if code not in _with_exits:
+        starts: dict[int, set[int]] = {}
+        for each in dis.get_instructions(code):
+            if each.opname == "BEFORE_WITH" and each.positions is not None:
+                starts[each.positions.lineno or 0] = set()
+        exits = set()
+        for each in dis.get_instructions(code):
+            line = each.positions.lineno if each.positions is not None else None
+            if line in starts and each.opname in ("LOAD_CONST", "SWAP", "NOP"):
+                exits.add(each.offset)
+        _with_exits[code] = exits
+    return frame.f_lasti in _with_exits[code]
+
+
+def _interrupted(call: Callable[[], object], at: int) -> bool:
+    """Call with an interrupt at the line event of that number; False: there are fewer."""
+    left = at
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if "/kafkamq/" not in frame.f_code.co_filename:
+            return None
+        if event == "line" and not _is_with_exit(frame):
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def _run(receive: Callable[[Consumer], list[Message]], at: int) -> bool:
+    consumer = _worker()
+    writer, reader = consumer._worker.writer, consumer._reader
+    handed: list[Message] = []
+
+    def call() -> None:
+        handed.extend(receive(consumer))
+
+    was_hit = _interrupted(call, at)
+    left = 3  # receives in a row without a message
+    while left:
+        found = consumer.receive_many(3, 0.0)
+        handed.extend(found)
+        left = 3 if found else left - 1
+    offsets = [message.offset for message in handed]
+    assert len(offsets) == len(set(offsets)), at
+    leases = consumer._worker.leases
+    assert {lease.offset for lease in leases.open()} == set(offsets), at
+    assert {message._lease for message in handed} == set(leases.open()), at
+    started: dict[int, set[str]] = {}
+    for value in writer.log:  # type: ignore[attr-defined]
+        marker = decode_marker(value)
+        if marker.type.name == "START" and marker.message_id is not None:
+            started.setdefault(marker.message_id.offset, set()).add(marker.consumer_id)
+    assert set(started) == set(range(COUNT)), at
+    assert reader.committed == COUNT, at  # type: ignore[attr-defined]
+    ended = {EXPIRED}
+    for offset in set(range(COUNT)) - set(offsets) - ended:  # given up: it is renewed by nobody
+        assert leases.consumer_id not in started[offset], at
+    for message in handed:
+        message.ack()
+    consumer._verdicts.flush(1.0)
+    return was_hit
+
+
+_iterators: dict[Consumer, Iterator[Message]] = {}  # kept: closing one is another thing
+RECEIVES: dict[str, Callable[[Consumer], list[Message]]] = {
+    "receive": lambda consumer: [m for m in [consumer.receive(0.0)] if m is not None],
+    "receive_many": lambda consumer: consumer.receive_many(3, 0.0),
+    "iteration": lambda consumer: [next(_iterators.setdefault(consumer, iter(consumer)))],
+}
+
+
+@pytest.mark.parametrize("name", RECEIVES)
+def test_an_interrupt_of_a_receive_leaves_nothing_behind(name: str) -> None:
+    at = 0
+    while _run(RECEIVES[name], at):
+        at += 1
+    assert at > 100  # that many lines
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_an_interrupt_of_a_verdict_takes_it_or_leaves_it(wait: bool) -> None:
+    consumer = _worker()
+    at = 0
+    while True:
+        reader: Any = consumer._reader
+        reader.position = reader.committed = 0
+        consumer._intake.revoked([0])
+        found: list[Message] = []
+        while not found:
+            found = consumer.receive_many(1, 0.0)
+        (message,) = found
+        consumer._verdicts._written_ms = monotonic_ms() - 1000 if at % 2 else monotonic_ms()
+        writer: Any = consumer._worker.writer
+        writer.log.clear()
+        was_hit = _interrupted(lambda m=message: m.ack(wait=wait), at // 2)
+        if message._lease.state is LeaseState.HELD:
+            message.ack()
+        else:
+            with pytest.raises(StateError):
+                message.ack()
+        consumer._verdicts.flush(1.0)
+        ends = [m for m in map(decode_marker, writer.log) if m.type.name == "END"]
+        assert ends, at
+        assert not consumer._worker.leases.open_count, at
+        if not was_hit:
+            break
+        at += 1
+    assert at > 20
