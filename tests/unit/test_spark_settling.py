@@ -17,7 +17,7 @@ class Clients:
 
     made = 0
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         Clients.made += 1
 
 
