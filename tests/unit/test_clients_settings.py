@@ -13,6 +13,7 @@ from kafkamq.clients.settings import (
     connect,
     consumer_settings,
     is_secret,
+    marker_settings,
     producer_settings,
     transactional_settings,
 )
@@ -111,6 +112,14 @@ def test_defaults_yield_to_the_user_and_to_the_caller() -> None:
     ]
     settings = producer_settings(of("queue.buffering.max.ms", "50"))
     assert "linger.ms" not in settings  # the same property by its other name
+
+
+@pytest.mark.parametrize("name", ["message.timeout.ms", "delivery.timeout.ms"])
+@pytest.mark.parametrize(("value", "used"), [("120000", 30_000), ("0", 30_000), ("500", 500)])
+def test_a_start_is_not_tried_for_longer_than_ended_ids_are_known(
+    name: str, value: str, used: int
+) -> None:
+    assert int(str(marker_settings(of(name, value))[name])) == used
 
 
 @pytest.mark.parametrize("name", ["message.timeout.ms", "delivery.timeout.ms"])

@@ -27,6 +27,7 @@ __all__ = [
     "connect",
     "consumer_settings",
     "is_secret",
+    "marker_settings",
     "producer_settings",
     "share_settings",
     "transactional_settings",
@@ -45,6 +46,7 @@ class Role(Enum):
     SHARE = "share consumer"
 
 
+MAX_START_MS = 30_000  # R5
 _MAX_MESSAGE_BYTES = 20 * 1024 * 1024
 
 _EVERYWHERE: dict[str, object] = {
@@ -58,7 +60,7 @@ _DEFAULTS: dict[Role, dict[str, object]] = {
         "queued.min.messages": 20_000,  # as fast as 1,000,000 with a third of the memory
     },
     Role.PRODUCER: {
-        "message.timeout.ms": 30_000,  # R5
+        "message.timeout.ms": MAX_START_MS,
         "linger.ms": 1,
         "message.max.bytes": _MAX_MESSAGE_BYTES,  # the topic's own limit decides
     },
@@ -174,12 +176,22 @@ def transactional_settings(
         config, Role.TRANSACTIONAL, {"transactional.id": transactional_id, **_dotted(ours)}
     )
     # librdkafka refuses a longer one; a user who set it for the other producers means no harm.
-    limit = settings["transaction.timeout.ms"]
+    _cap_timeout(settings, settings["transaction.timeout.ms"])
+    return settings
+
+
+def marker_settings(config: ServiceConfig, **ours: object) -> dict[str, object]:
+    """``producer_settings`` whose records fail after 30 s at the latest: R5 and R12 rest on that."""
+    settings = producer_settings(config, **ours)
+    _cap_timeout(settings, MAX_START_MS)
+    return settings
+
+
+def _cap_timeout(settings: dict[str, object], limit: object) -> None:
     for name in ("message.timeout.ms", "delivery.timeout.ms"):
         value = settings.get(name)
-        if value is not None and _int(value) > _int(limit):
+        if value is not None and not 0 < _int(value) <= _int(limit):  # 0: without end
             settings[name] = limit
-    return settings
 
 
 def admin_settings(config: ServiceConfig, **ours: object) -> dict[str, object]:

@@ -14,7 +14,7 @@ from confluent_kafka import Message as Record
 
 from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error, raised_error
 from kafkamq.clients.producers import end_producer
-from kafkamq.clients.settings import connect, producer_settings
+from kafkamq.clients.settings import connect, marker_settings
 from kafkamq.errors import StateError
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.namespace import Namespace
@@ -50,7 +50,7 @@ class MarkerWriter:
         self.topic = config.marker_topic
         self.watch = ErrorWatch(self._servers)
         largest = namespace.facts().max_marker_bytes
-        self._settings = producer_settings(
+        self._settings = marker_settings(
             config,
             **{
                 "message.max.bytes": max(1_000_000, largest + 65_536),
