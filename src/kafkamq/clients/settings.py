@@ -181,7 +181,7 @@ def transactional_settings(
 
 
 def marker_settings(config: ServiceConfig, **ours: object) -> dict[str, object]:
-    """``producer_settings`` whose records fail after 30 s at the latest: R5 and R12 rest on that."""
+    """``producer_settings`` whose records fail within 30 s: R5 and R12 rest on that."""
     settings = producer_settings(config, **ours)
     _cap_timeout(settings, MAX_START_MS)
     return settings
