@@ -286,3 +286,18 @@ def test_r23_nothing_is_held_for_longer_than_the_log_is_kept() -> None:
     fold.tick(START_MS + 3_600_001)
     assert fold.settle(1).cause is DueCause.MAX_LEASE
     assert fold.settle(2).cause is DueCause.NACKED
+
+
+def test_r04_a_chunk_that_is_filled_again_says_when_it_changes() -> None:
+    """Its last message was settled, and the next one waits longer than ended ones are known."""
+    fold = Fold()
+    fold.start(START_MS, 1)
+    fold.crawl(START_MS, START_MS + T + 1)
+    fold.tracker.plan()
+    assert fold.tracker.next_wake().deadline_ms is None
+    fold.redelivered(START_MS + T + 2, 1)
+    fold.start(START_MS + T + 3, 4, timeout=120_000)
+    deadline_ms = fold.tracker.next_wake().deadline_ms
+    assert deadline_ms is not None
+    assert deadline_ms <= START_MS + T + 3 + 120_000
+    fold.tracker.check()

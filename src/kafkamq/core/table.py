@@ -120,7 +120,6 @@ class ChunkTable:
             heappush(agenda, at_ms << 12 | slot)
         if at_ms < chunk.wake_ms:
             self.wake_at(chunk, at_ms)
-            self._await(chunk)
 
     def enlist(self, chunk: Chunk, start_offset: int) -> None:
         """The chunk has an entry, begun at ``start_offset``, and is missing in a heap."""
@@ -191,6 +190,9 @@ class ChunkTable:
         heappush(self._wakes, (at_ms, chunk.key))
         if at_ms < self.next_wake_ms:
             self.next_wake_ms = at_ms
+        listed_ms = chunk.listed_wake_ms
+        if listed_ms is not None and at_ms < listed_ms:
+            self._await(chunk)
 
     def passed(self, now_ms: int) -> Iterator[Chunk]:
         """Chunks whose wake time the clock has passed; the caller sets their next ``wake_ms``.
@@ -206,6 +208,7 @@ class ChunkTable:
             yield chunk
             if not chunk.open_count():
                 chunk.wake_ms = chunk.ended_ms + ENDED_MEMORY_MS
+                chunk.listed_wake_ms = None  # it may be later; the next entry lists it again
                 if now_ms > chunk.wake_ms:
                     del self.chunks[key]
                     continue
