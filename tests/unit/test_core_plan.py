@@ -289,14 +289,19 @@ def test_r23_nothing_is_held_for_longer_than_the_log_is_kept() -> None:
 
 
 def test_r04_a_chunk_that_is_filled_again_says_when_it_changes() -> None:
-    """Its last message was settled, and the next one waits longer than ended ones are known."""
+    """Its last message was settled, and the next one waits longer than ended ones are known.
+
+    In another chunk something is due, which changes by no clock.
+    """
     fold = Fold()
-    fold.start(START_MS, 1)
+    first = CHUNK_OFFSETS
+    for offset in (0, first):
+        fold.start(START_MS, offset)
     fold.crawl(START_MS, START_MS + T + 1)
     fold.tracker.plan()
     assert fold.tracker.next_wake().deadline_ms is None
-    fold.redelivered(START_MS + T + 2, 1)
-    fold.start(START_MS + T + 3, 4, timeout=120_000)
+    fold.redelivered(START_MS + T + 2, first)
+    fold.start(START_MS + T + 3, first + 1, timeout=120_000)
     deadline_ms = fold.tracker.next_wake().deadline_ms
     assert deadline_ms is not None
     assert deadline_ms <= START_MS + T + 3 + 120_000
