@@ -43,6 +43,7 @@ def theirs(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spa
     before = {name: spark.conf.get(name, None) for name in OTHER}
     for name, value in OTHER.items():
         spark.conf.set(name, value)
+    session.activate(spark)
     yield spark
     for name, old in before.items():
         spark.conf.unset(name) if old is None else spark.conf.set(name, old)

@@ -23,7 +23,10 @@ from kafkamq.spark.views import VIEWS
     [
         ("", "is empty"),
         ("-- nothing", "is empty"),
-        ("SELCT 1", "cannot begin with 'SELCT': did you mean SELECT"),
+        (
+            "SELCT 1",
+            r"cannot begin with 'SELCT' \(line 1, column 1\): did you mean SELECT\? Tables are m",
+        ),
         ("SELECT 'a FROM messages", r"the quote ' does not close \(line 1, column 8\)"),
         ("SELECT (1", r"\) is missing for the one \(line 1, column 8\)"),
         ("SELECT 1)", r"\) closes nothing"),

@@ -53,7 +53,9 @@ def check_statement(statement: str, *, option: str) -> None:
     first = next(token for token in tokens if token != "(") if set(tokens) - {"("} else ""
     if first.upper() not in _STATEMENTS:
         raise ConfigError(
-            f"{option}: a statement cannot begin with {first!r}{_meant(first, _STATEMENTS)}"
+            f"{option}: a statement cannot begin with {first!r}"
+            f"{_place(statement, statement.index(first))}{_meant(first, _STATEMENTS) or '.'} "
+            f"Tables are {', '.join(TABLES)}"
         )
     if first.upper() in _QUERIES:
         _check_tables(tokens, option)
