@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kafkamq.clients.errors import ErrorWatch, is_lasting, raised_error
+from kafkamq.clients.errors import ErrorWatch, is_lasting, kafka_error, raised_error
 from kafkamq.errors import BrokerError
 
 
@@ -19,6 +19,11 @@ def test_the_error_is_found_also_behind_a_callback() -> None:
     error = KafkaException(KafkaError(KafkaError._FATAL, "gone"))
     assert raised_error(error) is error
     assert raised_error(wrapped(error)) is error
+
+
+def test_an_error_that_a_report_lost_is_one_all_the_same() -> None:
+    lost = SystemError("<method 'flush' ...> returned NULL without setting an exception")
+    assert kafka_error(raised_error(lost)).code() == KafkaError._FATAL
 
 
 @pytest.mark.parametrize("cause", [None, ValueError("of a callback")])

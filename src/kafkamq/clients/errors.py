@@ -159,6 +159,9 @@ def raised_error(error: KafkaException | SystemError) -> KafkaException:
         SystemError: it is another one.
     """
     cause = error if isinstance(error, KafkaException) else error.__cause__
+    if cause is None and "returned NULL without setting an exception" in str(error):
+        # A report that was served by the same call has lost it.
+        return KafkaException(KafkaError(KafkaError._FATAL, "lost in a delivery report"))
     if not isinstance(cause, KafkaException):
         raise error
     return cause
