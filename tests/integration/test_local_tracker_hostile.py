@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -15,6 +15,7 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
+from tests.integration.queue_logs import delete_group
 from tests.integration.tracker_logs import Logs, wait_until
 
 from kafkamq.clients.admin import Admin
@@ -143,6 +144,63 @@ def test_a_position_below_the_logs_start_is_never_passed_over(logs: Logs) -> Non
     again = LocalTracker(logs.config, FAST)
     with pytest.raises(DataLossError, match="up to 4 records"), again.in_thread():
         wait_until(lambda: again.is_over)
+
+
+def expire(logs: Logs) -> None:
+    """What Kafka does to ledgers that nobody wrote to for offsets.retention.minutes."""
+    for number in range(logs.marker_partitions):
+        delete_group(logs.bootstrap, LedgerKey.of_markers(logs.config, number).transactional_id)
+
+
+def delete_before(logs: Logs, number: int, offset: int) -> None:
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    place = TopicPartition(logs.config.marker_topic, number, offset)
+    for future in admin.delete_records([place]).values():
+        future.result(30)
+
+
+def test_starts_that_were_deleted_unread_are_noticed_though_the_position_expired(
+    logs: Logs,
+) -> None:
+    """The tracker stood still for longer than Kafka keeps offsets and than retention keeps markers.
+
+    The status of the last one still says how far it was; an operator's offset ends the alarm.
+    """
+    ids = logs.send(10)
+    place = logs.place(ids[0])
+    key = LedgerKey.of_markers(logs.config, place)
+    with LocalTracker(logs.config, FAST).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live)
+        logs.start(*ids[:5], timeout_ms=300)
+        wait_until(lambda: len(logs.ends(Outcome.REDELIVERED)) == 5)
+        with Admin(logs.config) as asked:  # the last records are those of a transaction
+            wait_until(
+                lambda: (
+                    asked.log_bounds(logs.config.marker_topic, [place])[place][1]
+                    in {each.position for each in tracker.statuses() if each.partition == place}
+                )
+            )
+    expire(logs)
+    delete_before(logs, place, -1)  # everything
+    with LocalTracker(logs.config, FAST).in_thread() as tracker:  # all that is gone was read
+        wait_until(lambda: tracker.is_live)
+    (first, *_) = logs.start(*ids[5:], timeout_ms=3_600_000)
+    expire(logs)
+    delete_before(logs, place, first + 2)
+    for _ in range(2):
+        again = LocalTracker(logs.config, FAST)
+        said = r"records were deleted .* --to-earliest"
+        with pytest.raises(DataLossError, match=said) as caught, again.in_thread():
+            wait_until(lambda: again.is_over or again.is_live)  # noqa: B023 - at once
+    assert key.transactional_id in str(caught.value)
+    set_by_hand = ConsumerGroupTopicPartitions(
+        key.transactional_id, [TopicPartition(key.topic, key.partition, first + 2)]
+    )
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    admin.alter_consumer_group_offsets([set_by_hand])[key.transactional_id].result(30)
+    with LocalTracker(logs.config, TrackerConfig(takeover=False)).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live)
+        wait_until(lambda: sum(each.entries for each in tracker.statuses()) == 3)
 
 
 def test_a_log_whose_control_records_were_deleted_lost_nothing(logs: Logs) -> None:

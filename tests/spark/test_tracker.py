@@ -11,11 +11,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     NewPartitions,
 )
+from tests.integration.queue_logs import delete_group
 from tests.spark.processes import python_processes
 from tests.spark.tracker_runs import (
     PATIENCE_S,
@@ -288,8 +289,6 @@ def test_a_marker_of_a_newer_version_stops_it_with_what_to_do(
 def test_a_position_below_the_logs_start_stops_it(
     spark: SparkSession, logs: Logs, checkpoint: str
 ) -> None:
-    from confluent_kafka import TopicPartition
-
     with tracking(logs, spark, checkpoint):
         pass
     ids = logs.send(100)
@@ -301,6 +300,26 @@ def test_a_position_below_the_logs_start_stops_it(
     tracker = SparkTracker(logs.config, checkpoint=checkpoint, spark=spark)
     with pytest.raises(DataLossError, match="records are gone"), tracker:
         tracker.wait(PATIENCE_S)
+
+
+def test_starts_that_were_deleted_unread_are_noticed_without_checkpoint_and_position(
+    spark: SparkSession, logs: Logs, checkpoint: str
+) -> None:
+    """Kafka has dropped the ledgers: the status of the last tracker says how far it was."""
+    with LocalTracker(logs.config).in_thread() as local:
+        wait_until(lambda: local.is_live)
+    delete_group(logs.bootstrap, LedgerKey.of_markers(logs.config, 0).transactional_id)
+    delete_group(logs.bootstrap, LedgerKey.of_markers(logs.config, 1).transactional_id)
+    ids = logs.send(100)
+    offsets = logs.start(*ids, timeout_ms=600_000)
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    place = TopicPartition(logs.config.marker_topic, logs.place(ids[0]), offsets[50])
+    for deleted in admin.delete_records([place]).values():
+        deleted.result(30)
+    for _ in range(2):
+        tracker = SparkTracker(logs.config, checkpoint=checkpoint, spark=spark)
+        with pytest.raises(DataLossError, match="records were deleted before they were read"):
+            tracker.start()
 
 
 @pytest.mark.faults  # only for its half minute

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from kafkamq.clients.settlement import SettleReport
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.spark import settling
+from kafkamq.spark.blocks import encode_actions
 from kafkamq.spark.settling import SettleSettings
+from kafkamq.wire.status import TrackerStatus, encode_status
 
 
 class Clients:
@@ -71,3 +74,62 @@ def test_a_tracker_that_has_ended_is_dropped_in_time(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(settling.time, "monotonic", lambda: now_s)
     left = batch(settings("b"))
     assert list(settling._workers.values()) == [left]
+
+
+class Committed:
+    """In place of a Settler, a Ticker and a Ledger: what was committed."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.last = self.key = None
+        self.is_open = True
+        self.positions: list[tuple[int, int]] = []
+
+    def settle(
+        self, _: object, actions: object, *, position: int, batch: int, source_hash: str
+    ) -> SettleReport:
+        assert not actions
+        assert source_hash
+        self.positions.append((batch, position))
+        return SettleReport()
+
+    def prepare(self) -> None:
+        pass
+
+    def publish(self, _: object) -> None:
+        pass
+
+    poll = prepare
+
+
+def test_a_new_process_writes_the_position_of_its_first_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where batches are rare, each one has new processes: Spark ends those that rest."""
+    log = Committed()
+    monkeypatch.setattr(settling, "Settler", lambda *_: log)
+    monkeypatch.setattr(settling, "ledger", lambda *_, **__: log)
+
+    def settle(desk: settling._Desk, batch: int) -> None:
+        position = 10 * batch
+        status = TrackerStatus(topic="t", partition=3, engine="e", epoch=1)
+        row = {
+            "partition": 3,
+            "position": position,
+            "range_end": position,
+            "status": encode_status(status),
+            "actions": encode_actions([]),
+        }
+        assert desk.settle(row, batch) == 0
+
+    desk = settling._Desk(settings("a"), log)  # type: ignore[arg-type]  # a Ticker
+    settle(desk, 7)
+    assert not log.positions, "nobody waits for it"
+    settle(desk, 8)
+    desk.prepare(3)
+    desk.prepare(3)
+    assert log.positions == [(7, 70)]
+    now_s = time.monotonic() + 100
+    monkeypatch.setattr(settling.time, "monotonic", lambda: now_s)
+    settle(desk, 9)
+    settle(desk, 10)
+    assert log.positions == [(7, 70), (9, 90)]

@@ -171,3 +171,17 @@ def test_a_told_lease_is_ticked_as_before(monkeypatch: pytest.MonkeyPatch) -> No
     world.pass_time(World.T)
     assert 1 <= len(world.ticks) <= 2  # an early one, and the one before the batch
     assert world.ticks[0] >= world.now_ms - World.T // 4
+
+
+def test_a_partition_that_rests_gets_a_tick_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batch commits the position again: Kafka forgets one of a group that is silent."""
+    monkeypatch.setattr(ticking, "_MAX_REST_MS", 60_000)
+    world = World(monkeypatch)
+    world.pass_time(3_000)
+    world.batch()
+    for count in (1, 2, 3):
+        world.pass_time(59_000)
+        assert len(world.ticks) == count - 1
+        world.pass_time(1_500)
+        assert len(world.ticks) == count
+        world.batch()

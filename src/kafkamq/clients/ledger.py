@@ -267,6 +267,8 @@ def read_ledgers(
 ) -> dict[LedgerKey, Position]:
     """``read_positions`` with a client that is there already.
 
+    An offset without our text beside it was set by an operator: it is the position, of no engine.
+
     ``stable=False`` reads past transactions that are under way, for a look at epochs before a
     ``fence`` has settled them.
     """
@@ -275,8 +277,7 @@ def read_ledgers(
     for key, committed in zip(keys, admin.committed(requests, stable=stable), strict=True):
         if committed.offset >= 0:
             position = decode_position(committed.metadata)
-            if position is not None:
-                found[key] = position
+            found[key] = position or Position(position=committed.offset, epoch=0)
     return found
 
 
@@ -366,7 +367,7 @@ def require_own(newest: Position | None, engine: str) -> None:
     Raises:
         ConfigError: Another engine's epoch is the latest.
     """
-    if newest is not None and newest.engine != engine:
+    if newest is not None and newest.engine not in ("", engine):
         raise ConfigError(
             f"takeover is False: engine {newest.engine!r} (epoch {newest.epoch}) started last; "
             "stop it, and start with takeover, to move the namespace to this engine"

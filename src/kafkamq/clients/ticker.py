@@ -271,7 +271,7 @@ class StatusReader:
     def _advance(self, message: Message, doing: str) -> None:
         error, partition, offset = message.error(), message.partition(), message.offset()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
-            if error.code() == KafkaError._AUTO_OFFSET_RESET or error.fatal():
+            if error.code() == KafkaError._AUTO_OFFSET_RESET or is_lasting(error):
                 raise broker_error(error, doing)
             return
         if partition is not None and offset is not None:

@@ -10,8 +10,9 @@ import time
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import TransactionAbortedError
 from kafkamq.clients.ledger import Ledger, LedgerKey, latest, read_ledgers, require_own
+from kafkamq.clients.marker_position import require_inside, told_positions
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.errors import DataLossError, FencedError
+from kafkamq.errors import FencedError
 from kafkamq.kafka.tracked_partition import ENGINE, Started
 from kafkamq.wire.ledger import Position
 
@@ -36,6 +37,8 @@ class PartitionStarter:
         self._admin = Admin(config)
         self._partitions = partitions
         self._lock = threading.Lock()
+        self._telling = threading.Lock()
+        self._told_positions: dict[int, int] | None = None  # as told before this process; read once
         self._epoch = 0  # of this process; 0: it has not started any partition yet
 
     def close(self) -> None:
@@ -126,29 +129,19 @@ class PartitionStarter:
         topic = self._config.marker_topic
         deadline_s = time.monotonic() + _END_GRACE_S
         first, end = self._admin.log_bounds(topic, [number])[number]
-        if last is None:
-            return first
-        while last.position > end and time.monotonic() < deadline_s:
+        position = self._told(number, first) if last is None else last.position
+        while position > end and time.monotonic() < deadline_s:
             time.sleep(0.2)
             first, end = self._admin.log_bounds(topic, [number])[number]
-        reset = (
-            f"to go on without them, delete the group {self._key(number).transactional_id} "
-            "while no tracker runs"
-        )
-        if last.position < first:
-            raise DataLossError(
-                f"{topic}[{number}]: the tracker's position is {last.position}, but the log starts "
-                f"at {first}: up to {first - last.position} records were deleted before they were "
-                f"read, and messages may be lost; {reset}",
-                code="OFFSET_OUT_OF_RANGE",
-            )
-        if last.position > end:
-            raise DataLossError(
-                f"{topic}[{number}]: the tracker's position is {last.position}, but the log ends "
-                f"at {end}: the topic was truncated or made anew; {reset}",
-                code="OFFSET_OUT_OF_RANGE",
-            )
-        return last.position
+        require_inside(self._key(number), position, first, end)
+        return first if last is None else position
+
+    def _told(self, number: int, default: int) -> int:
+        """Where the last tracker was, for a partition without a position in its ledger."""
+        with self._telling:
+            if self._told_positions is None:
+                self._told_positions = told_positions(self._config)
+            return self._told_positions.get(number, default)
 
 
 def _is_foreign(last: Position | None, epoch: int) -> bool:

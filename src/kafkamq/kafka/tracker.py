@@ -145,11 +145,15 @@ class LocalTracker:
         now_s = time.monotonic()
         if now_s >= self._next_status_s:
             self._next_status_s = now_s + _STATUS_S
-            for part in self._partitions.values():
-                status = part.status()
-                if status is not None:
-                    self._ticker.publish(status)
+            self._publish()
         return len(messages)
+
+    def _publish(self) -> None:
+        """What has changed since the last status of each partition (R24)."""
+        for part in self._partitions.values():
+            status = part.status()
+            if status is not None:
+                self._ticker.publish(status)
 
     @contextmanager
     def in_thread(self) -> Iterator[LocalTracker]:
@@ -224,6 +228,7 @@ class LocalTracker:
                     self._settle(part, ())
             while self._workers.running and time.monotonic() < deadline_s:
                 self._workers.deliver(0.1)
+            self._publish()  # what it had read stays known when the ledgers have expired
         finally:
             self._end(timeout_s=2.0)
 

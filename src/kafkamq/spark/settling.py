@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +30,7 @@ from kafkamq.clients.ledger import Ledger, LedgerKey, ledger
 from kafkamq.clients.settlement import Settler
 from kafkamq.clients.ticker import Ticker
 from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.core.delivery import Carry, Settle
 from kafkamq.errors import KafkaMQError, StateError
 from kafkamq.spark.batches import current_batch
 from kafkamq.spark.blocks import decode_actions
@@ -171,6 +172,7 @@ class _Desk:
         self._settler = Settler(settings.config, settings.tracker)
         self._ticker = ticker
         self._written_s: dict[int, float] = {}  # monotonic; when a position was written
+        self._first: dict[int, tuple[int, int, str]] = {}  # not written: position, batch, source
         self._prepared: set[int] = set()
 
     def settle(self, row: Mapping[str, object], batch: int) -> int | None:
@@ -180,13 +182,11 @@ class _Desk:
         source = str(row["range_end"])
         began_s = time.monotonic()
         if actions or self._is_position_due(partition):
-            own = self._ledger(partition, batch, source)
-            report = self._settler.settle(
-                own, actions, position=position, batch=batch, source_hash=source
-            )
-            self._written_s[partition] = time.monotonic()
-            if report.left:
+            if not self._write(partition, actions, position, batch, source):
                 return None
+        elif partition not in self._written_s:
+            self._written_s[partition] = time.monotonic()
+            self._first[partition] = position, batch, source
         status = replace(
             decode_status(_bytes(row["status"])),
             batch=batch,
@@ -196,21 +196,45 @@ class _Desk:
         self._ticker.poll()
         return len(actions)
 
+    def _write(
+        self,
+        partition: int,
+        actions: Sequence[Settle | Carry],
+        position: int,
+        batch: int,
+        source: str,
+    ) -> bool:
+        """Actions, if any, and the position; whether nothing is left to be done."""
+        self._first.pop(partition, None)
+        own = self._ledger(partition, batch, source)
+        report = self._settler.settle(
+            own, actions, position=position, batch=batch, source_hash=source
+        )
+        self._written_s[partition] = time.monotonic()
+        return not report.left
+
     def is_ready(self, partition: int) -> bool:
         """Whether nothing is left to be prepared."""
         return partition in self._prepared
 
     def prepare(self, partition: int) -> None:
-        """Connect before something is due: the first one would be late by that."""
+        """Connect before something is due: the first one would be late by that.
+
+        The position is written, too. Spark ends processes that rest, so in a namespace with little
+        to do each batch may meet a new one, which knows of no position that is due.
+        """
         self._prepared.add(partition)
         with suppress(KafkaMQError):  # whoever settles first meets it again
             self._open(partition)
             self._settler.prepare()
+            first = self._first.pop(partition, None)
+            if first is not None:
+                self._write(partition, (), *first)
 
     def _is_position_due(self, partition: int) -> bool:
         interval_s = self.settings.tracker.position_interval_ms / 1000
         now_s = time.monotonic()
-        return now_s - self._written_s.setdefault(partition, now_s) >= interval_s
+        return now_s - self._written_s.get(partition, now_s) >= interval_s
 
     def _ledger(self, partition: int, batch: int, source: str) -> Ledger:
         """The partition's ledger, open and checked against this batch."""

@@ -5,6 +5,8 @@ on a silent log, so the driver appends TICKs: one per partition at a start (R17)
 policy of ``core/ticks.py`` from the status that each batch publishes (R24). What a TICK passes is
 settled in the batch that reads it, so it is written just before a batch begins, if it can wait.
 A status may be lost; Spark itself says how far a batch has read, and a TICK asks for another one.
+A partition that rests gets a TICK an hour, too: without a batch nobody commits its position, and
+Kafka forgets one of a group that is silent for days.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ __all__ = ["Lag", "TickKeeper", "batch_is_near"]
 _log = logging.getLogger(__name__)
 _BATCHES = 5  # whose durations are remembered
 _MAX_LAG_MS = 3_000
+_MAX_REST_MS = 3_600_000
 _UNKNOWN = Wake(None, None, False)
 _LEAD_MS = 150  # before a batch begins; ``step`` is called more often than that
 
@@ -52,6 +55,7 @@ class TickKeeper:
         self._ticker = Ticker(config)
         self._reader = StatusReader(config)
         self._policies: dict[int, TickPolicy] = {}
+        self._rests_since_ms: dict[int, int] = {}  # the last TICK or status
         self.latest: dict[int, TrackerStatus] = {}
         self.lag = Lag()
 
@@ -71,6 +75,7 @@ class TickKeeper:
             self._policies[number] = policy
             policy.on_sent(now_ms)
             policy.on_delivered(offsets[number])
+            self._rests_since_ms[number] = now_ms
 
     def begin_added(self, partition: int) -> None:
         """``begin`` for a partition that the topic got later: clients remember the old count."""
@@ -96,8 +101,10 @@ class TickKeeper:
             if latest is not None:
                 clock_ms = latest.clock_ms
                 wake = Wake(latest.deadline_ms, latest.warn_ms, latest.due > 0)
-            if policy.wants_tick(now_ms, clock_ms, wake, is_read_soon=is_read_soon):
+            rests = now_ms - self._rests_since_ms[number] >= _MAX_REST_MS
+            if rests or policy.wants_tick(now_ms, clock_ms, wake, is_read_soon=is_read_soon):
                 policy.on_sent(now_ms)
+                self._rests_since_ms[number] = now_ms
                 _log.debug("TICK wanted", extra={"partition": number})
                 self._ticker.tick(
                     number, engine=self._engine, epoch=self._epoch, on_done=self._on_done
@@ -120,7 +127,7 @@ class TickKeeper:
             observe_lateness(status.lateness, status.partition)
         self.latest[status.partition] = status
         _log.debug("status", extra={"status": status})
-        now_ms = _monotonic_ms()
+        now_ms = self._rests_since_ms[status.partition] = _monotonic_ms()
         read_ms = now_ms - self.lag.hear(status.batch, now_ms)
         policy.on_read(read_ms, status.position, status.clock_ms)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import TransactionAbortedError
 from kafkamq.clients.ledger import Claim, Ledger, LedgerKey, claim
+from kafkamq.clients.marker_position import require_unbroken
 from kafkamq.clients.topics import require_topics
 from kafkamq.clients.tracker_metrics import TrackerMetrics
 from kafkamq.config import ServiceConfig, TrackerConfig
@@ -196,6 +197,7 @@ class SparkTracker:
             cores = spark.sparkContext.defaultParallelism
             tasks = min(info.partitions, _MAX_TASKS_PER_CORE * cores)
             note = CheckpointNote.new("spark", topic=topic, tasks=tasks)
+            require_unbroken(config, info.partitions)  # before the claim writes positions
         claimed = claim(config, engine=note.engine, partitions=info.partitions, takeover=takeover)
         if is_new:
             note = replace(note, starting=self._first_offsets(claimed))
