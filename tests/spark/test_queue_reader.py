@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -130,6 +131,26 @@ def test_a_range_that_is_read_again(logs: Logs, reader: QueueReader) -> None:
     end(logs, again)
     assert offsets(rows(reader, tasks)) == [0, 1, 3]
     assert starts(logs) == {0: 1, 1: 1, 2: 1, 3: 2}
+
+
+@pytest.mark.parametrize("tells_first", [False, True])
+def test_a_batch_that_is_repeated_where_brokers_begin_to_tell_topic_ids(
+    logs: Logs, reader: QueueReader, tells_first: bool
+) -> None:
+    """What was named without an id is the same message: its entry would have a twin otherwise."""
+    logs.send(3, key=b"emails")
+    _, tasks = plan(reader)
+    silent = [QueuePartition(each.wanted, replace(each.plan, topic_id=b"")) for each in tasks]
+    before, after = (tasks, silent) if tells_first else (silent, tasks)
+    first = rows(reader, before)
+    end(logs, first[:1])
+    logs.end(identity(logs, 1), outcome=Outcome.REDELIVERED, consumer="engine")
+    again = rows(reader, after)
+    assert offsets(again) == [0, 2]
+    end(logs, again)
+    assert starts(logs) == {0: 1, 1: 1, 2: 2}
+    named = {m.message_id.topic_id for _, m in logs.markers() if m.message_id is not None}
+    assert len(named) == 1
 
 
 def test_what_workers_settled_of_an_unfinished_batch_is_theirs(

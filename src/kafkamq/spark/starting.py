@@ -16,7 +16,7 @@ were written since it was planned:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
@@ -142,7 +142,8 @@ class _Row:
 class _History:
     """What the log says of the messages of a repeated range, by their offsets."""
 
-    started: dict[int, int] = field(default_factory=dict)  # message offset -> marker partition
+    # Message offset -> marker partition and topic id of its first START.
+    started: dict[int, tuple[int, bytes]] = field(default_factory=dict)
     verdicts: dict[int, bool] = field(default_factory=dict)  # message offset -> only nacks
     # Message offset -> offset of a tracker's END, or of a worker's ACK.
     settled: dict[int, int] = field(default_factory=dict)
@@ -250,9 +251,12 @@ class _Starter:
         timestamp_ms = record.timestamp()[1]
         origin = headers.origin
         one = identity_of(record, self._plan.topic_id)
-        route = self._history.started.get(one.offset)  # its markers stay together (R26)
-        if route is None:
+        started = self._history.started.get(one.offset)
+        if started is None:
             route = marker_partition(one.partition, one.offset, self._plan.marker_partitions)
+        else:  # its markers stay together (R26), under the name that its first START gave it
+            route, topic_id = started
+            one = replace(one, topic_id=topic_id)
         return _Row(
             record,
             one,
@@ -340,10 +344,12 @@ class _Starter:
         wanted, history, one = self._wanted, self._history, marker.message_id
         if one is None or marker.of_schedule or one.partition != wanted.partition:
             return
-        if one.topic_id != self._plan.topic_id or not wanted.start <= one.offset < wanted.end:
+        if not wanted.start <= one.offset < wanted.end:
             return
+        if one.topic_id and self._plan.topic_id and one.topic_id != self._plan.topic_id:
+            return  # R13: of another topic; brokers that are upgraded begin to tell ids
         if marker.type is MarkerType.START:
-            history.started.setdefault(one.offset, route)
+            history.started.setdefault(one.offset, (route, one.topic_id))
         elif marker.type is not MarkerType.END:
             return
         elif marker.outcome in _SETTLED:
