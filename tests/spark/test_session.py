@@ -50,6 +50,7 @@ def theirs(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spa
 
 
 def test_a_session_of_somebody_else_keeps_its_settings_and_tables(theirs: SparkSession) -> None:
+    register(theirs, CONFIG)
     theirs.range(3).createOrReplaceTempView("messages")
     try:
         ours = build_session(settings={"spark.sql.shuffle.partitions": "7"})

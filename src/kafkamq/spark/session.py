@@ -234,8 +234,12 @@ def activate(spark: SparkSession) -> None:
 
 @contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
-    """``activate`` while the block runs."""
-    sessions = getattr(spark._jvm, "org.apache.spark.sql.classic.SparkSession")
+    """``activate`` while the block runs; nothing for Spark Connect, whose server does it."""
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:
+        yield
+        return
+    sessions = getattr(jvm, "org.apache.spark.sql.classic.SparkSession")
     before = sessions.getActiveSession()
     activate(spark)
     try:
@@ -243,6 +247,8 @@ def active(spark: SparkSession) -> Iterator[None]:
     finally:
         if before.isDefined():
             sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def session_settings(*, master: str, driver_memory: str) -> dict[str, str]:

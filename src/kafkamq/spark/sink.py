@@ -23,7 +23,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.spark.checkpoint import CheckpointNote, read_note, write_note
 from kafkamq.spark.grouping import group_key
-from kafkamq.spark.session import activate
+from kafkamq.spark.session import activate, active
 from kafkamq.spark.sink_ledger import clear
 from kafkamq.spark.sink_options import SinkOptions, parse_sink_options
 from kafkamq.spark.sink_rows import IDENTITY, MAX_SLOTS, SINK_COLUMNS, check_columns, slot_column
@@ -63,7 +63,8 @@ def register_sink(
         def name(cls) -> str:
             return format_name
 
-    spark.dataSource.register(RegisteredSink)
+    with active(spark):  # where Spark looks whether somebody else's has that name
+        spark.dataSource.register(RegisteredSink)
     return name
 
 

@@ -34,6 +34,7 @@ from kafkamq.spark.leasing import QueueReader
 from kafkamq.spark.options import SourceOptions, parse_source_options
 from kafkamq.spark.planning import batch_ranges
 from kafkamq.spark.rows import RangePartition, read_rows
+from kafkamq.spark.session import active
 from kafkamq.spark.streaming import StreamReader
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def register_source(
             return format_name
 
     spark.conf.set(_PUSHDOWN, "true")
-    spark.dataSource.register(RegisteredSource)
+    with active(spark):  # where Spark looks whether somebody else's has that name
+        spark.dataSource.register(RegisteredSource)
     if config is not None and name == FORMAT:
         _registered[spark] = config
     return name
