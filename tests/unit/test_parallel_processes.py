@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from tests.unit.test_parallel_desk import PLACE, Room
 
 from kafkamq import Ack, ConfigError, OutgoingRecord
 from kafkamq.config import Backoff
+from kafkamq.kafka.parallel import processes
 from kafkamq.kafka.parallel.handling import UNTRIED, Handling
 from kafkamq.kafka.parallel.processes import (
     WorkerDiedError,
@@ -216,8 +218,15 @@ def test_who_is_killed_before_it_began_is_replaced(
 
 
 def test_the_interpreter_ends_with_idle_processes(seen: object) -> None:
-    """Nothing closed them, and signals to end do not reach them."""
+    """Nothing closed them, and signals to end do not reach them; none takes their place."""
     program = (
+        "import atexit\n"
+        "def begin_another():\n"
+        "    try:\n"
+        "        remote._make()\n"
+        "    except OSError as error:\n"
+        "        print(error)\n"
+        "atexit.register(begin_another)\n"
         "from tests.unit import parallel_handlers as handlers\n"
         "from kafkamq.kafka.parallel.processes import _Remote\n"
         "if __name__ == '__main__':\n"
@@ -237,4 +246,24 @@ def test_the_interpreter_ends_with_idle_processes(seen: object) -> None:
         capture_output=True,
         text=True,
     ).stdout
-    assert not Path(f"/proc/{int(said)}").exists()
+    pid, refusal = said.splitlines()
+    assert not Path(f"/proc/{int(pid)}").exists()
+    assert "the interpreter exits" in refusal
+
+
+def test_no_room_for_a_process_costs_no_attempt(
+    remote: Callable[..., _Remote],
+    seen: Callable[[], Counter[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call = remote(handlers.note)
+    monkeypatch.setattr(processes, "_PAUSE_S", 0.0)
+
+    def refuse(*_: object, **__: object) -> object:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as full:
+        full.setattr(processes, "start_child", refuse)
+        assert call(records("a", "b")) == [UNTRIED] * 2
+    assert call(records("a", "b")) == [None] * 2
+    assert seen() == Counter(range(2))

@@ -4,20 +4,16 @@ with it. Each thread of the pool owns one process, which is replaced when it die
 
 from __future__ import annotations
 
-import atexit
 import logging
-import multiprocessing
 import pickle
-import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
 
 from kafkamq.errors import ConfigError
+from kafkamq.kafka.children import leave_signals_to_parent, start_child
 from kafkamq.kafka.handlers.bodies import Binder, BodyError
 from kafkamq.kafka.handlers.pools import STOPPED, timed_out
 from kafkamq.kafka.handlers.spec import HandlerSpec
@@ -31,8 +27,6 @@ _JOIN_S = 5.0
 _AGAIN_S = 1.0  # after a process that could not start
 _log = logging.getLogger(__name__)
 _SENT = (BaseException, Ack, Nack, Reject)
-_ENDING = (signal.SIGINT, signal.SIGTERM)
-"""Terminals and supervisors send them to a whole group of processes: the parent drains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +72,6 @@ class ProcessCalls:
         self._children: set[_Child] = set()
         self._spare: list[_Child] = []
         self._closed = threading.Event()
-        atexit.register(self.close)  # multiprocessing would ask children to end, and wait for ever
 
     def start(self) -> None:
         """Start the first process, which says whether one can.
@@ -154,7 +147,6 @@ class ProcessCalls:
 
     def close(self) -> None:
         """End all processes."""
-        atexit.unregister(self.close)
         with self._lock:
             self._closed.set()
             children, self._children = list(self._children), set()
@@ -178,18 +170,7 @@ class _Child:
         Raises:
             _LoadError: It cannot.
         """
-        context = multiprocessing.get_context("spawn")  # librdkafka does not survive a fork
-        self._pipe, theirs = context.Pipe()
-        self._process: BaseProcess = context.Process(
-            target=_serve, args=(theirs, function), name="kafkamq-handler", daemon=True
-        )
-        resource_tracker.ensure_running()  # its start would let signals through again
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-        try:
-            self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
+        self._process, self._pipe = start_child(_serve, function, name="kafkamq-handler")
         try:
             refusal = self._pipe.recv()  # from here on time counts
         except (EOFError, OSError):
@@ -230,9 +211,7 @@ def _plain(message: Message) -> PlainMessage:
 
 def _serve(pipe: Connection, pickled: bytes) -> None:
     """The process: answers until the pipe ends."""
-    for number in _ENDING:  # not SIG_IGN, which programs that the handler starts would inherit
-        signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    leave_signals_to_parent()
     try:
         function: Callable[..., Any] = pickle.loads(pickled)
         binder = Binder(function)

@@ -8,7 +8,6 @@ answered for is not done, unless its mark says so; a mark counts for the batch t
 
 from __future__ import annotations
 
-import atexit
 import logging
 import multiprocessing
 import pickle
@@ -118,12 +117,19 @@ class _Remote:
         self._has_worked = False
         self._barren = 0
         self._ended = threading.Event()
-        atexit.register(self.end)  # multiprocessing would ask them to end, and wait for ever
 
     def __call__(self, records: Sequence[ParallelRecord]) -> list[object]:
         process: _Process | None = getattr(_local, "process", None)
         if process is None:
-            process = _local.process = self._make()
+            try:
+                process = _local.process = self._make()
+            except OSError as error:  # no room for another one, which is no record's fault
+                _log.error(
+                    "the process of a handler cannot start; it is tried again",
+                    extra={"said": str(error)},
+                )
+                self._ended.wait(_PAUSE_S)
+                return [UNTRIED] * len(records)
         if process.is_ready():
             self._has_worked = True
             pieces = [(self._shard(record), record.plain()) for record in records]
@@ -172,7 +178,6 @@ class _Remote:
 
     def end(self) -> None:
         """End all processes; idempotent."""
-        atexit.unregister(self.end)
         self._ended.set()
         with self._lock:
             processes, self._processes = self._processes, []
