@@ -180,6 +180,18 @@ def test_flush_tells_of_verdicts_that_no_log_has(desk: Desk) -> None:
     desk.consumer.flush()
 
 
+def test_flush_tells_of_a_verdict_whose_claim_ended_at_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit was taken, and had not returned yet."""
+    desk.begin(token=1)
+    (message,) = desk.take()
+    monkeypatch.setattr(Claimed, "commit", lambda _: desk.end(End.EXPIRED))
+    message.ack()
+    with pytest.raises(LeaseLostError, match=r"t\[0\] ended before"):
+        desk.consumer.flush()
+
+
 def test_flush_says_nothing_of_verdicts_that_the_log_has(desk: Desk) -> None:
     desk.begin(token=1)
     (message,) = desk.take()

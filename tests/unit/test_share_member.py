@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafkamq import BrokerError
 from kafkamq.kafka.backends import share_member
@@ -123,3 +126,29 @@ def test_a_topic_that_is_gone_ends_a_member_in_the_end(monkeypatch: pytest.Monke
     monkeypatch.setattr(share_member, "_PATIENCE_S", 0.05)
     owner, _ = run(monkeypatch, *[raises(KafkaError.UNKNOWN_TOPIC_OR_PART)] * 1000)
     assert isinstance(owner.failure, BrokerError)
+
+
+def test_a_verdict_waits_for_its_answer_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on its way from the queue to the client: a flush that looked there was over."""
+    member = Member({}, "topic", Owner(), number=0)  # type: ignore[arg-type]
+    counts: list[int] = []
+
+    class Verdicts(queue.SimpleQueue[Any]):
+        def get_nowait(self) -> Any:
+            item = super().get_nowait()
+            counts.append(member.unconfirmed_count)
+            return item
+
+    class Asked(Client):
+        def acknowledge(self, *_: object) -> None: ...
+
+    member._client, member._verdicts = Asked([]), Verdicts()
+    place = SimpleNamespace(partition=0, offset=1)
+    message: Any = SimpleNamespace(message_id=place, _record=None)
+    member.add(message)
+    member.settle(message, 1)
+    member._serve(0.0)
+    assert counts == [1]
+    assert member.unconfirmed_count == 1  # no answer yet
+    member._answered({TopicPartition("topic", 0): {1}}, None)
+    assert member.unconfirmed_count == 0

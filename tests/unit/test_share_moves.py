@@ -11,6 +11,7 @@ from tests.contract.worlds import wait_until
 from tests.unit.share_broker import Broker, open_share, share_group
 
 from kafkamq import Worker
+from kafkamq.kafka.backends import consumer as base
 from kafkamq.kafka.backends.letters import DeadLetterBox
 from kafkamq.kafka.backends.message import TopicMessage
 from kafkamq.testing import MemoryService
@@ -178,3 +179,23 @@ def take(consumer, count: int) -> list:
         assert time.monotonic() < deadline_s
         found += consumer.receive_many(count - len(found), 0.1)
     return found
+
+
+def test_dead_letters_that_are_not_written_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are held with their payloads: beyond it nothing more is handed out."""
+    monkeypatch.setattr(base, "MAX_UNWRITTEN", 2)
+    with share_group(monkeypatch, lock_s=30.0) as broker:
+        broker.refuses_letters = True
+        for number in range(3):
+            broker.send(b"%d" % number)
+        consumer = open_share(broker)
+        try:
+            for message in [*take(consumer, 1), *take(consumer, 1)]:
+                message.reject("no good")
+            assert consumer.receive_many(1, timeout=0) == []
+            assert len(consumer._ready) == 1
+            broker.mend()
+            (third,) = take(consumer, 1)
+            third.ack(wait=True)
+        finally:
+            consumer.close()

@@ -80,6 +80,19 @@ def test_what_is_not_written_by_the_end_has_failed(sender: type[Sender]) -> None
         writer.write(form).result(0)
 
 
+def test_a_record_that_cannot_be_made_holds_up_no_other(sender: type[Sender]) -> None:
+    def broken(refusals: int) -> Form:
+        raise UnicodeEncodeError("utf-8", "\udc80", 0, 1, "surrogates not allowed")
+
+    writer = SureWriter(SimpleNamespace(), "a letter")  # type: ignore[arg-type]
+    failed, fine = writer.write(broken), writer.write(form)
+    fine.result(30)
+    assert not failed.done()
+    writer.close(0.05)
+    with pytest.raises(KafkaMQError, match="surrogates not allowed"):
+        failed.result(0)
+
+
 def test_a_write_waits_for_nothing(sender: type[Sender], monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for a connection either: it is called on event loops."""
     connecting: Future[None] = Future()

@@ -151,9 +151,9 @@ class ClaimsConsumer(TopicConsumer):
         lane, item = _place(message)
         place = _place_of(item)
         try:
-            item.claimed.commit()
-            with self._changed:
+            with self._changed:  # first: the claim may end before the commit has returned
                 self._acked[place] = max(item.claimed.offset, self._acked.get(place, -1))
+            item.claimed.commit()
         finally:
             with self._changed:
                 self._waiting.done(lane)

@@ -37,6 +37,7 @@ from kafkamq.types import DeadLetterReason, Nack, Outcome, Reject
 
 __all__ = ["TopicConsumer"]
 
+MAX_UNWRITTEN = 10_000  # dead letters, with payloads; beyond it nothing is handed out
 _SLICE_S = 0.25
 _log = logging.getLogger(__name__)
 
@@ -175,6 +176,8 @@ class TopicConsumer(Consumer):
         """With ``_changed`` held."""
         taken: list[Message] = []
         room = min(n, self._queue.max_in_flight - len(self._held))
+        if self._unwritten() >= MAX_UNWRITTEN:
+            room = 0
         if len(self._ready) < room:
             self._fill(room)
         ready, counts = self._ready, self._counts
@@ -381,11 +384,13 @@ class TopicConsumer(Consumer):
             self._end(max(1.0, deadline_s - time.monotonic()))
         finally:
             self._has_closed = True
-            self._letters.close(max(1.0, deadline_s - time.monotonic()))
             for forget in self._forget_metrics:
                 forget()
             self._fold_counts()
-        self._lost_leases.finish(deadline_s - time.monotonic())
+            try:
+                self._letters.close(max(1.0, deadline_s - time.monotonic()))
+            finally:
+                self._lost_leases.finish(deadline_s - time.monotonic())
         if failure is not None:
             raise failure
 

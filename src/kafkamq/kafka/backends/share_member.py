@@ -84,11 +84,12 @@ class Member:
 
     def add(self, message: TopicMessage) -> None:
         """It will get a verdict; by the member's thread, in ``arrived``."""
-        place = message.message_id
-        self._open[place.partition, place.offset] = message
+        self._open[_place_of(message)] = message
 
     def settle(self, message: TopicMessage, kind: int, *, is_late: bool = False) -> None:
         """Acknowledge a message so; any thread. ``is_late``: its lock has ended."""
+        if not is_late:  # from here on it waits for its answer, wherever it is meanwhile
+            self._unconfirmed[_place_of(message)] = message
         self._verdicts.put((message, kind, is_late))
 
     def messages(self) -> list[TopicMessage]:
@@ -103,7 +104,7 @@ class Member:
     @property
     def unconfirmed_count(self) -> int:
         """Verdicts that the broker has not answered."""
-        return self._verdicts.qsize() + len(self._unconfirmed)
+        return len(self._unconfirmed)
 
     def stop(self) -> None:
         """Fetch no more; see ``await_quiet``."""
@@ -215,13 +216,12 @@ class Member:
         self._client.commit_sync(_COMMIT_S)
 
     def _acknowledge(self, message: TopicMessage, kind: int, *, is_watched: bool = True) -> int:
-        place = message.message_id
-        key = (place.partition, place.offset)
+        key = _place_of(message)
         if self._open.get(key) is not message:
+            if self._unconfirmed.get(key) is message:
+                del self._unconfirmed[key]
             return 0
         del self._open[key]
-        if is_watched:
-            self._unconfirmed[key] = message
         try:
             self._client.acknowledge(message._record, kind)
         except KafkaException:  # its lock has ended
@@ -259,6 +259,11 @@ class Member:
             self._client.close()
         except BaseException as error:  # noqa: BLE001 - the locks end by themselves
             _log.warning("a member left in disorder", extra={"said": str(error)})
+
+
+def _place_of(message: TopicMessage) -> _Place:
+    place = message.message_id
+    return place.partition, place.offset
 
 
 def _as_ours(error: BaseException) -> BaseException:

@@ -145,8 +145,8 @@ class SureWriter:
                 cause = self._sender.failed(error)
                 self._refused(write, broker_error(cause, f"{self._what}: {form.topic}"))
 
-        form = write.form(write.refusals)
         try:
+            form = write.form(write.refusals)
             if self._sender is None:
                 self._sender = Sender(self._place)
             self._sender.produce(
@@ -154,6 +154,8 @@ class SureWriter:
             )
         except KafkaMQError as error:
             self._refused(write, error)
+        except Exception as error:  # noqa: BLE001 - of one record: the others must be written
+            self._refused(write, KafkaMQError(f"{self._what}: {type(error).__name__}: {error}"))
 
     def _end(self, write: _Write) -> None:
         with self._changed:
