@@ -17,10 +17,12 @@ from tests.integration.queue_logs import (
     markers,
     read_topic,
     receive_all,
+    set_topic,
     tracked,
     wait_until,
 )
 
+from kafkamq.config import Backoff
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.kafka import Delivery, Service
 from kafkamq.types import MarkerType, Outcome, OutgoingMessage, ScheduleToken
@@ -214,3 +216,31 @@ def test_what_was_not_flushed_is_sent_when_the_service_closes(
         deliveries = [service.queue("a").producer().send(b"x") for _ in range(1000)]
     assert all(delivery.done() for delivery in deliveries)
     assert len(read_topic(bootstrap, f"{namespace}.messages")) == 1000
+
+
+def test_a_key_and_headers_that_no_start_can_hold_do_not_stall_the_queue(
+    service: Service, bootstrap: str
+) -> None:
+    """R11: who wrote it does not matter. They come back whole, and stand in the dead letter."""
+    config = service.config
+    set_topic(bootstrap, config.marker_topic, "max.message.bytes", "20000")
+    headers = {"large": b"h" * 30_000, "small": b"s"}
+    producer = service.queue("a").producer()
+    for key in ("k" * 30_000, "k"):
+        producer.send(b"payload", key=key, headers=headers).result(30)
+    with tracked(config):
+        consumer = service.queue("a", backoff=Backoff(first=0.05), max_deliveries=3).consumer()
+        for message in receive_all(consumer, 2):
+            message.nack()
+        for message in receive_all(consumer, 2):
+            assert (message.payload, message.headers) == (b"payload", headers)
+            assert message.delivery_count == 2
+            message.reject("seen")
+        wait_until(lambda: len(dead_letters(config)) == 2)
+    keys = sorted(letter.key() or b"" for letter in dead_letters(config))
+    assert keys == [b"a\0k", b"a\0" + b"k" * 30_000]
+    for letter in dead_letters(config):
+        assert letter.value() == b"payload"
+        assert headers.items() <= dict(letter.headers() or ()).items()
+    found = [r.marker for r in markers(config) if r.marker.type is MarkerType.START]
+    assert [(each.key, each.headers) for each in found] == [(b"a", ())] * 4

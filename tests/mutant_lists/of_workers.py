@@ -10,6 +10,7 @@ from tests.mutant_lists.mutant import (
     HOLDERS_PY,
     INTAKE,
     INTAKE_PY,
+    INTERRUPTS,
     LEASES,
     LEASES_PY,
     NUMBERS,
@@ -337,5 +338,48 @@ OF_WORKERS = [
         "            parts.append(_BY_REFERENCE)\n",
         "            pass\n",
         WIRE,
+    ),
+    Mutant(
+        "R11",
+        "a START by reference keeps headers that do not fit",
+        "wire/markers.py",
+        "split_key(key)[0], None, delivery_count, (), *known)",
+        "split_key(key)[0], None, delivery_count, headers, *known)",
+        WIRE,
+    ),
+    Mutant(
+        "R11",
+        "a START by reference without key names no queue",
+        "wire/markers.py",
+        "encode_known(identity, split_key(key)[0], None",
+        'encode_known(identity, b"", None',
+        WIRE,
+    ),
+    Mutant(
+        "R10",
+        "a foreign TTL may be later than a marker can name",
+        HANDOUT,
+        "min(max(1, origin_timestamp_ms + ttl_ms), _LATEST_MS)",
+        "max(1, origin_timestamp_ms + ttl_ms)",
+        LEASES,
+    ),
+    Mutant(
+        "R8",
+        "a verdict that is broken off cannot be given again",
+        LEASES_PY,
+        "            self._open.discard(lease)\n"
+        "            lease.state = _SETTLED  # last: "
+        "what is broken off before can be settled again\n",
+        "            lease.state = _SETTLED\n            self._open.discard(lease)\n",
+        INTERRUPTS,
+    ),
+    Mutant(
+        "R5",
+        "a lease whose START is broken off counts as started",
+        LEASES_PY,
+        "        if first is None:\n            lease.begin_ms = written_ms\n",
+        "        if first is None:\n            if not is_late:\n"
+        "                lease.state = _STARTED\n            lease.begin_ms = written_ms\n",
+        INTERRUPTS,
     ),
 ]

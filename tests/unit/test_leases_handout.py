@@ -176,7 +176,14 @@ class TestReceiveAhead:
 
 @pytest.mark.parametrize(
     ("ttl_ms", "origin_ms", "expected"),
-    [(None, 1000, 0), (500, 1000, 1500), (0, 1000, 1000), (0, 0, 1), (500, -1, 0)],
+    [
+        (None, 1000, 0),
+        (500, 1000, 1500),
+        (0, 1000, 1000),
+        (0, 0, 1),
+        (500, -1, 0),
+        ((1 << 63) - 1, 1000, (1 << 63) - 1),
+    ],
 )
 def test_expiry(ttl_ms: int | None, origin_ms: int, expected: int) -> None:
     assert expires_at_ms(ttl_ms, origin_ms) == expected

@@ -21,6 +21,7 @@ from kafkamq.wire.markers import (
     encode_identity,
     encode_known_end,
     encode_marker,
+    encode_reference,
     end_encoder,
 )
 
@@ -157,6 +158,20 @@ def test_null_empty_and_referenced_payloads_differ() -> None:
     assert payload() == (b"", False)
     assert payload(null_value=True) == (None, False)
     assert payload(by_reference=True, value=b"ignored", null_value=True) == (b"", True)
+
+
+def test_a_start_by_reference_leaves_out_what_does_not_fit() -> None:  # R11
+    encoder = StartEncoder(consumer_id="w", redeliver_after_ms=1000)
+    identity = encode_identity(3, 7, b"", 0)
+    known = b"q\0" + b"k" * 500, 2, (("name", b"h" * 500),), 90, 80
+    whole = decode_marker(encode_reference(encoder, identity, *known, 2000))
+    small = decode_marker(encode_reference(encoder, identity, *known, 1000))
+    assert (whole.key, whole.headers) == (known[0], known[2])
+    assert (small.key, small.headers) == (b"q", ())
+    for each in (whole, small):
+        assert each.by_reference
+        assert (each.message_id, each.delivery_count) == (MessageId(3, 7), 2)
+        assert (each.expires_at_ms, each.message_timestamp_ms) == (90, 80)
 
 
 def start(**fields: object) -> bytes:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from confluent_kafka import Message
 
 from kafkamq.clients.admin import Admin, TopicInfo
 from kafkamq.clients.reader import RecordReader
+from kafkamq.clients.records import headers_of
 from kafkamq.config import ServiceConfig
 from kafkamq.core.delivery import Carry, Settle
 from kafkamq.errors import DeadlineExceededError, KafkaMQError, WireError
-from kafkamq.types import Headers, Marker, MessageId
+from kafkamq.types import Marker, MessageId
 from kafkamq.wire.markers import decode_marker
 from kafkamq.wire.mqgo import completed_start, is_foreign_start
 
@@ -130,8 +131,12 @@ class Rereader:
                     found.start = self._completed(row.message_id, start, deadline_s)
                 if start.by_reference:
                     payload = self._payload(row.message_id, start, deadline_s)
-                    found.is_lost = payload is None
-                    found.value = None if payload is None else payload.value()
+                    if payload is None:
+                        found.is_lost = True
+                    else:  # R11: key and headers, too, may have been too large for the START
+                        key, headers = payload.key() or b"", headers_of(payload)
+                        found.start = replace(start, key=key, headers=headers)
+                        found.value = payload.value()
             yield found
 
     def _reasons(
@@ -166,7 +171,7 @@ class Rereader:
         message = self._payload(message_id, start, deadline_s)
         if message is None or message.key() != start.key or message.value() != start.value:
             return start  # deleted, or another message in its place
-        return completed_start(start, _headers(message), message.timestamp()[1])
+        return completed_start(start, headers_of(message), message.timestamp()[1])
 
     def _payload(self, message_id: MessageId, start: Marker, deadline_s: float) -> Message | None:
         """The message of a START by reference, if it still is the same one (R13, R18)."""
@@ -195,14 +200,6 @@ def _is_of(message_id: MessageId, topic: TopicInfo) -> bool:
     if message_id.partition >= topic.partitions:
         return False
     return not (message_id.topic_id and topic.topic_id) or message_id.topic_id == topic.topic_id
-
-
-def _headers(message: Message) -> Headers:
-    found = message.headers() or ()
-    pairs = found.items() if isinstance(found, dict) else found
-    return tuple(
-        (name, value.encode() if isinstance(value, str) else value) for name, value in pairs
-    )
 
 
 def _reason_at(row: Settle | Carry) -> int:

@@ -38,6 +38,8 @@ _PRESS_MS = 10_000
 _YIELD_MS = 30_000
 """... and so long it then lets them, if somebody held a message all the while."""
 
+_LATEST_MS = 0x7FFF_FFFF_FFFF_FFFF  # that a marker can name
+
 
 def is_last_delivery(delivery_count: int, max_deliveries: int) -> bool:
     """Whether this delivery must be STARTed alone (R6)."""
@@ -148,10 +150,13 @@ class ReceiveAhead:
 
 
 def expires_at_ms(ttl_ms: int | None, origin_timestamp_ms: int) -> int:
-    """Broker time after which a message is not handed out (R10); 0: never."""
+    """Broker time after which a message is not handed out (R10); 0: never.
+
+    Total: a foreign writer's TTL may be any number.
+    """
     if ttl_ms is None or origin_timestamp_ms < 0:
         return 0
-    return max(1, origin_timestamp_ms + ttl_ms)
+    return min(max(1, origin_timestamp_ms + ttl_ms), _LATEST_MS)
 
 
 def has_expired(expiry_ms: int, start_log_ms: int) -> bool:

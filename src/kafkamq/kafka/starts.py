@@ -25,7 +25,7 @@ from kafkamq.kafka.start_reports import RouteStarts
 from kafkamq.kafka.verdicts import Verdicts
 from kafkamq.kafka.worker import Worker
 from kafkamq.types import MessageId
-from kafkamq.wire.markers import identity_encoder
+from kafkamq.wire.markers import MAX_MARKER_BYTES, encode_reference, identity_encoder
 from kafkamq.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
 
 __all__ = ["Batch", "Starter"]
@@ -171,7 +171,8 @@ class Starter:
             self._basis = (encoder, facts)
         basis = self._basis
         topic_id, marker_partitions = facts.message_topic_id, facts.marker_partitions
-        max_inline, max_bytes = self._max_inline_bytes, facts.max_marker_bytes
+        max_inline = self._max_inline_bytes
+        max_bytes = min(facts.max_marker_bytes, MAX_MARKER_BYTES)
         last_partition, last_chunk, last_epoch = -1, -1, None
         for message in messages:
             if message._basis is basis:
@@ -188,22 +189,11 @@ class Starter:
             message._log, message._route, message._marker_key = log, number, marker
             message._identity = identity = identify(offset)
             key, value, time_ms = record.key() or b"", record.value(), record.timestamp()[1]
-            by_reference = value is not None and len(value) > max_inline
-            while True:  # by reference where the payload is too large for a marker (R11)
-                start = encode(
-                    identity,
-                    key,
-                    None if by_reference else value,
-                    message._count,
-                    message._headers,
-                    message._expiry_ms,
-                    time_ms,
-                    by_reference,
-                )
-                if len(start) <= max_bytes or by_reference:
-                    break
-                by_reference = True
-            message._start = start
+            known = message._count, message._headers, message._expiry_ms, time_ms
+            if value is None or len(value) <= max_inline:
+                message._start = encode(identity, key, value, *known, False)
+            if (value is not None and len(value) > max_inline) or len(message._start) > max_bytes:
+                message._start = encode_reference(encoder, identity, key, *known, max_bytes)
             message._basis = basis
 
     def write(self, batch: Batch) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 from pyspark.sql.types import StructType
 
+from kafkamq.clients.records import headers_of
 from kafkamq.core.chunks import chunk_key
 from kafkamq.core.entry import DUE
 from kafkamq.core.handout import expires_at_ms, has_expired
@@ -35,7 +36,13 @@ from kafkamq.spark.tokens import ENDED, NACKED, AckToken
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 from kafkamq.wire.headers import read_message_headers
 from kafkamq.wire.keys import join_key, split_key
-from kafkamq.wire.markers import StartEncoder, encode_end
+from kafkamq.wire.markers import (
+    MAX_MARKER_BYTES,
+    StartEncoder,
+    encode_end,
+    encode_identity,
+    encode_reference,
+)
 from kafkamq.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
 
 if TYPE_CHECKING:
@@ -247,7 +254,7 @@ class _Starter:
         return due | {row.message_id.offset for row in lost}
 
     def _row(self, record: Record) -> _Row:
-        headers = read_message_headers(record.headers())
+        headers = read_message_headers(headers_of(record))
         timestamp_ms = record.timestamp()[1]
         origin = headers.origin
         one = identity_of(record, self._plan.topic_id)
@@ -279,21 +286,16 @@ class _Starter:
     def _encode(self, row: _Row) -> bytes:
         record = row.record
         value = record.value()
-        by_reference = value is not None and len(value) > MAX_INLINE_BYTES
-        while True:  # by reference where the payload is too large for a marker (R11)
-            start = self._encoder.encode(
-                row.message_id,
-                record.key() or b"",
-                value,
-                delivery_count=row.delivery_count,
-                headers=tuple(record.headers() or ()),
-                expires_at_ms=row.expiry_ms,
-                message_timestamp_ms=record.timestamp()[1],
-                by_reference=by_reference,
-            )
-            if by_reference or len(start) <= self._plan.max_marker_bytes:
+        one = row.message_id
+        identity = encode_identity(one.partition, one.offset, one.topic_id, one.leader_epoch)
+        key, headers = record.key() or b"", headers_of(record)
+        known = row.delivery_count, headers, row.expiry_ms, record.timestamp()[1]
+        max_bytes = min(self._plan.max_marker_bytes, MAX_MARKER_BYTES)
+        if value is None or len(value) <= MAX_INLINE_BYTES:
+            start = self._encoder.encode_known(identity, key, value, *known, False)
+            if len(start) <= max_bytes:
                 return start
-            by_reference = True
+        return encode_reference(self._encoder, identity, key, *known, max_bytes)
 
     def _token(self, row: _Row, place: Place) -> str:
         return AckToken(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from kafkamq.core.delivery import Carry, DeadLetter, Settle, decide
 from kafkamq.testing.log import MemoryKafka
@@ -43,6 +44,7 @@ class Rewriter:
             original = kafka.record_at(topics.messages, message_id.partition, message_id.offset)
             assert original is not None, "nothing is deleted here"
             value = original.value
+            start = replace(start, key=original.key or b"", headers=original.headers)
         if isinstance(action, Carry):
             carried = encode_schedule(
                 start.key,

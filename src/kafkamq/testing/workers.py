@@ -319,12 +319,12 @@ class Worker:
         by_reference = len(record.value or b"") > settings.max_inline_payload_bytes
         return encode_start(
             held.lease.message_id,
-            record.key or b"",
+            split_key(record.key)[0] if by_reference else record.key or b"",
             record.value,
             redeliver_after_ms=settings.redelivery_timeout_ms,
             consumer_id=self._leases.consumer_id,
             delivery_count=held.delivery_count,
-            headers=record.headers,
+            headers=() if by_reference else record.headers,  # the smallest form that R11 allows
             expires_at_ms=held.expiry_ms,
             message_timestamp_ms=record.timestamp_ms,
             by_reference=by_reference,

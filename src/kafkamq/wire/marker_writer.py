@@ -267,17 +267,19 @@ class StartEncoder:
             by_reference: The payload stays in the message record (R11).
 
         Raises:
-            WireError: a number is outside its range.
+            WireError: a number is outside its range, or it is too large for any reader.
         """
-        return self.encode_known(
-            _message_id(message_id),
-            key,
-            value,
-            delivery_count,
-            headers,
-            expires_at_ms,
-            message_timestamp_ms,
-            by_reference,
+        return _bounded(
+            self.encode_known(
+                _message_id(message_id),
+                key,
+                value,
+                delivery_count,
+                headers,
+                expires_at_ms,
+                message_timestamp_ms,
+                by_reference,
+            )
         )
 
     def encode_known(
@@ -291,7 +293,7 @@ class StartEncoder:
         message_timestamp_ms: int,
         by_reference: bool,
     ) -> bytes:
-        """``encode``, for who has the identity from ``encode_identity`` already."""
+        """``encode`` of any size, for who has the identity from ``encode_identity`` already."""
         if key != self._key:
             self._key, self._before_value = key, self._constant + _blob(b"\x2a", key)
             self._size = -1
@@ -331,7 +333,7 @@ class StartEncoder:
         if expires_at_ms:
             parts += (b"\x90\x01", varint(expires_at_ms))
         parts.append(self._time_field)
-        return _bounded(b"".join(parts))
+        return b"".join(parts)
 
 
 def encode_start(

@@ -10,13 +10,14 @@ them is ignored. The encoders are in ``marker_writer`` and offered here as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from google.protobuf.message import DecodeError
 
 from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
 from kafkamq.wire import markers_pb2 as pb
+from kafkamq.wire.keys import split_key
 from kafkamq.wire.marker_writer import (
     MAX_COUNT,
     MAX_DURATION_MS,
@@ -45,6 +46,7 @@ __all__ = [
     "encode_identity",
     "encode_keepalive",
     "encode_known_end",
+    "encode_reference",
     "end_encoder",
     "encode_marker",
     "encode_schedule",
@@ -282,6 +284,28 @@ def _duration(message: pb.Marker) -> int:
     if redeliver_after_ms > MAX_DURATION_MS:
         raise WireError(f"a marker with redeliver_after_ms {redeliver_after_ms}")
     return redeliver_after_ms
+
+
+def encode_reference(
+    encoder: StartEncoder,
+    identity: bytes,
+    key: bytes,
+    delivery_count: int,
+    headers: Sequence[tuple[str, bytes | None]],
+    expires_at_ms: int,
+    message_timestamp_ms: int,
+    max_bytes: int,
+) -> bytes:
+    """A START by reference (R11), as ``StartEncoder.encode_known`` takes it.
+
+    Who reads it takes key, headers and payload from the message. Where key and headers make it
+    larger than ``max_bytes``, only the queue id stays of them, for who looks at the markers.
+    """
+    known = expires_at_ms, message_timestamp_ms, True
+    start = encoder.encode_known(identity, key, None, delivery_count, headers, *known)
+    if len(start) <= max_bytes:
+        return start
+    return encoder.encode_known(identity, split_key(key)[0], None, delivery_count, (), *known)
 
 
 def encode_marker(marker: Marker) -> bytes:
