@@ -19,7 +19,7 @@ from tests.integration import claim_roles, roles
 from tests.integration.queue_logs import receive_all
 from tests.integration.roles import ACTIONS, ROLES, load_tracker, rights_of
 from tests.integration.secured import Right, SecuredKafka, secured_kafka
-from tests.integration.tracker_logs import Logs, wait_until
+from tests.integration.tracker_logs import Logs, read_topic, wait_until
 
 from kafkamq import Service
 from kafkamq.clients.admin import Admin
@@ -332,3 +332,54 @@ def test_spark_works_over_sasl_ssl_and_shows_no_secret(
     places += [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
     assert len(places) > 5
     assert not [str(path) for path in places if CANARY.encode() in path.read_bytes()]
+
+
+# ---- a queue on a share group
+
+_SHARE = (
+    ("cluster", "kafka-cluster", "DESCRIBE_CONFIGS"),
+    ("group", "NS.share", "READ"),
+    ("group", "NS.share", "DESCRIBE_CONFIGS"),
+    ("group", "NS.share", "ALTER_CONFIGS"),
+    ("topic", "NS.queue", "READ"),
+    ("topic", "NS.queue", "DESCRIBE_CONFIGS"),
+    ("topic", "NS.queue", "WRITE"),  # copies to its tail
+    ("topic", "NS.dead-letters", "DESCRIBE"),
+    ("topic", "NS.dead-letters", "DESCRIBE_CONFIGS"),
+)
+_LETTERS = ("topic", "NS.dead-letters", "WRITE")
+
+
+@pytest.mark.faults
+def test_a_share_queue_without_rights_to_its_dead_letters_keeps_what_it_gives_up(
+    secured: SecuredKafka, namespace: str
+) -> None:
+    """The broker would give them up in silence; copies keep them until the letters are written."""
+
+    def rights(*rows: tuple[str, str, str]) -> list[Right]:
+        return [Right(kind, name.replace("NS", namespace), what) for kind, name, what in rows]
+
+    user = new_user(secured, rights(*_SHARE))
+    config = config_of(secured, namespace, user)
+    options = {"backend": "share", "group": f"{namespace}.share", "topic": f"{namespace}.queue"}
+    with Service(secured.open, namespace) as everything:
+        queue = everything.queue("q", **options)
+        queue.create_topics(partitions=1)
+        producer = queue.producer()
+        sent = [b"%d" % number for number in range(3)]
+        for payload in sent:
+            producer.send(payload).result(30)
+        with (
+            Service(config.bootstrap_servers, namespace, kafka=config.kafka) as service,
+            service.queue("q", max_deliveries=1, **options).consumer() as consumer,
+        ):
+            for message in receive_all(consumer, 3, timeout_s=60):
+                message.reject("no good")
+            topic, letters = f"{namespace}.queue", config.dead_letter_topic
+            wait_until(lambda: len(read_topic(secured.open, topic)) >= 6)  # the copies
+            assert read_topic(secured.open, letters) == []
+            secured.grant(user, rights(_LETTERS))
+            wait_until(
+                lambda: {each.value() for each in read_topic(secured.open, letters)} == set(sent)
+            )
+            consumer.flush(60)
