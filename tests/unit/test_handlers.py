@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from types import SimpleNamespace
-from typing import Literal
+from typing import ClassVar, Literal
 from uuid import UUID
 
 import pytest
@@ -66,6 +66,8 @@ class Priced:
     tags: tuple[str, ...] = ()
     pair: tuple[int, str] = (0, "")
     unit: Literal["kg", "g"] = "kg"
+    most: ClassVar[complex] = 1j  # no field of the object
+    age: timedelta = field(init=False, compare=False)  # nor given
 
 
 @dataclass

@@ -24,10 +24,17 @@ _LISTS: dict[Any, Callable[[list[Any]], Any]] = {
     frozenset: frozenset,
     tuple: tuple,
 }
+
+
+def _zulu(text: str) -> str:
+    """With an offset in the place of Z, which Python 3.10 does not read."""
+    return f"{text[:-1]}+00:00" if text.endswith("Z") else text
+
+
 _FROM_TEXT: dict[Any, Callable[[str], Any]] = {
-    datetime: datetime.fromisoformat,
+    datetime: lambda text: datetime.fromisoformat(_zulu(text)),
     date: date.fromisoformat,
-    time: time.fromisoformat,
+    time: lambda text: time.fromisoformat(_zulu(text)),
     UUID: UUID,
     Decimal: Decimal,
 }
@@ -53,8 +60,10 @@ def check_type(annotation: Any, where: str, _known: frozenset[Any] = frozenset()
         return
     origin = get_origin(plain) or plain
     if dataclasses.is_dataclass(plain):
-        for name, kind in _field_types(plain, where).items():
-            check_type(kind, f"{where}.{name}", _known | {plain})
+        hints = _field_types(plain, where)
+        for field in dataclasses.fields(plain):
+            if field.init:  # the others are not given, nor are class variables
+                check_type(hints[field.name], f"{where}.{field.name}", _known | {plain})
     elif is_union(plain) or origin in _LISTS or origin is dict:
         for kind in get_args(plain):
             if kind is not Ellipsis:
