@@ -80,6 +80,7 @@ ROLES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
         ("group", "kafkamq.reader", "DESCRIBE"),
         ("topic", "NS.out", "WRITE"),
         ("topic", "NS.ledger", "READ"),
+        ("topic", "NS.ledger", "WRITE"),
         ("group", "kafkamq.NS.ledger.*", "READ"),
         ("transactional-id", "kafkamq.NS.ledger.*", "WRITE"),
     ),

@@ -16,6 +16,7 @@ from tests.integration.raw_producer import write_raw
 
 from kafkamq import Reject, Service
 from kafkamq.clients.admin import Admin
+from kafkamq.clients.scan import scan
 from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import FencedError
@@ -30,7 +31,6 @@ from kafkamq.kafka.dead_letters import (
     redrive,
     redrive_transactional_id,
 )
-from kafkamq.kafka.scan import scan
 from kafkamq.types import DeadLetterReason
 from kafkamq.wire.headers import Origin, dead_letter_headers
 from kafkamq.wire.keys import join_key

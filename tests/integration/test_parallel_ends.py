@@ -30,6 +30,7 @@ from kafkamq import (
 )
 from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.config import Backoff
+from kafkamq.kafka.parallel import letters
 from kafkamq.kafka.parallel.threads import ThreadPool
 
 SOON = Backoff(first=0.05, max=0.05, jitter=0.0)
@@ -327,6 +328,40 @@ def test_a_stall_is_parked_when_the_dead_letters_are_back(bootstrap: str, namesp
         wait_until(lambda: committed(bootstrap, namespace, topic)[0] == 10, what="the offset")
         gate.set()
     assert [letter.value() for letter in read_all(bootstrap, letters, 1)] == [b"4"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_refused_dead_letter_calls_no_handler_again(
+    bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    """What is behind it in its order waits for the letter; the rest does not."""
+    monkeypatch.setattr(letters, "AGAIN_S", 0.2)
+    topic, dead = make_topic(bootstrap, namespace), f"{namespace}-dead"  # not made yet
+    fill(bootstrap, topic, ["a", "a", "b"])
+    calls: list[int] = []
+
+    def handle(record: ParallelRecord) -> Reject | None:
+        calls.append(record.offset)
+        return Reject("no good") if record.offset == 0 else None
+
+    async def handle_async(record: ParallelRecord) -> Reject | None:
+        return handle(record)
+
+    kafka = {"message.timeout.ms": "1000"}
+    options = {"backoff": Backoff(first=0.01, max=0.01), "dead_letter_topic": dead}
+    with make(bootstrap, topic, namespace, kafka=kafka, **options) as consumer:
+        consumer.poll(handle_async if is_async else handle)
+        tries: list[str] = []
+        park = consumer._engine._letters._park
+        consumer._engine._letters._park = lambda *told: (tries.append(told[2]), park(*told))[1]
+        wait_until(lambda: len(tries) >= 2, what="tries to write it")
+        assert sorted(calls) == [0, 2]
+        make_topic(bootstrap, dead)
+        wait_until(lambda: committed(bootstrap, namespace, topic)[0] == 3, what="the offset")
+        assert sorted(calls) == [0, 1, 2]
+        assert consumer._engine.stats.dead_lettered == 1
+    (letter,) = read_all(bootstrap, dead, 1)
+    assert dict(letter.headers())["kafkamq-error"] == b"no good"
 
 
 def test_a_stream_on_the_callers_loop(bootstrap: str, namespace: str) -> None:

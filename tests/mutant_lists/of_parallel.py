@@ -15,6 +15,9 @@ _POOLS = ("tests/unit/test_parallel_pools.py",)
 _COMMITS = ("tests/unit/test_parallel_commits.py",)
 _FLOW = ("tests/unit/test_shards_flow.py",)
 _TRANSACTIONS = ("tests/unit/test_parallel_transactions.py",)
+_PROCESSES = ("tests/unit/test_parallel_processes.py",)
+_RESULTS = ("tests/unit/test_parallel_results.py",)
+_VERDICTS = ("tests/unit/test_parallel_verdicts.py",)
 _RETRIES = ("tests/unit/test_retries.py",)
 
 OF_PARALLEL = [
@@ -291,5 +294,85 @@ OF_PARALLEL = [
         "            if not self._may_succeed:\n                return True\n",
         "            if not self._is_ended:\n                return True\n",
         _COMMITS,
+    ),
+    Mutant(
+        "parallel",
+        "a mark counts for every batch",
+        "kafka/parallel/child.py",
+        "if mark >> _STEP_BITS == batch else Step.WAITING",
+        "if mark else Step.WAITING",
+        _PROCESSES,
+    ),
+    Mutant(
+        "parallel",
+        "what is behind a failure in its order counts",
+        "kafka/parallel/processes.py",
+        "outcome = UNTRIED if shard in failed else told.get(number, UNTRIED)",
+        "outcome = told.get(number, UNTRIED)",
+        _PROCESSES,
+    ),
+    Mutant(
+        "parallel",
+        "what a dead process has not begun is to blame",
+        "kafka/parallel/processes.py",
+        "            if number in told or step is Step.WAITING:\n",
+        "            if number in told:\n",
+        _PROCESSES,
+    ),
+    Mutant(
+        "parallel",
+        "what was processed behind a refused result is done",
+        "kafka/parallel/results.py",
+        "    trouble.processed = 1 + run.records.index(record)\n",
+        "    trouble.processed = None\n",
+        _RESULTS,
+    ),
+    Mutant(
+        "parallel",
+        "results behind a record that failed before are sent with its own",
+        "kafka/parallel/results.py",
+        "                held.add(place)\n",
+        "                pass\n",
+        _RESULTS,
+    ),
+    Mutant(
+        "parallel",
+        "a stream's results are done before they are iterated over",
+        _DESK,
+        "for offset in trouble.done() if (lane, offset) not in waiting]",
+        "for offset in trouble.done()]",
+        _RESULTS,
+    ),
+    Mutant(
+        "parallel",
+        "any answer to a commit is a confirmation",
+        "kafka/parallel/commits.py",
+        "for duty, version in wanted if duty.committed_version < version]",
+        "for duty, version in wanted if self._answered < 0]",
+        _COMMITS,
+    ),
+    Mutant(
+        "parallel",
+        "a partition that went before its commit is waited for",
+        "kafka/parallel/commits.py",
+        "                raise LeaseLostError(",
+        "                error = LeaseLostError(",
+        _COMMITS,
+    ),
+    Mutant(
+        "parallel",
+        "a dead letter that is refused is forgotten",
+        "kafka/parallel/letters.py",
+        "            self._refused.append(_Refused(lane, record, reason, said, due_s))\n",
+        "            del due_s\n",
+        _VERDICTS,
+    ),
+    Mutant(
+        "parallel",
+        "dead letters of partitions that went are written",
+        "kafka/parallel/letters.py",
+        "            if letter.lane.state is LaneState.CLOSED:",
+        "            if letter.due_s < 0:",
+        _VERDICTS,
     ),
 ]

@@ -104,6 +104,7 @@ def test_the_last_commit_of_a_partition_is_made_again(
         assert committer.commit_at_last(20)
         assert commits.offsets == committed
         assert commits.codes == []
+        assert (committer.refusal is None) is bool(committed)
     finally:
         assert committer.end(20)
 

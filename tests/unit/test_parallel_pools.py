@@ -20,7 +20,9 @@ def handling(
     def no_dead_letters(*_: object) -> None:
         raise AssertionError("none is written here")
 
-    settler = Settler(room.desk.config, room.stats, no_dead_letters, failures.append)
+    settler = Settler(
+        room.desk.config, room.stats, no_dead_letters, failures.append, no_dead_letters
+    )
     return Handling(desk=room.desk, settler=settler, handler=handler, takes_lists=takes_lists)
 
 

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit import parallel_handlers as handlers
@@ -155,7 +156,8 @@ def test_innocents_are_processed_once_and_are_no_dead_letters(
         letters.append(record.offset)
         return Done()
 
-    settler = Settler(room.desk.config, room.stats, park, pytest.fail)  # type: ignore[arg-type]
+    letters_to: Any = park
+    settler = Settler(room.desk.config, room.stats, letters_to, pytest.fail, pytest.fail)
     handling = Handling(desk=room.desk, settler=settler, handler=handlers.accept)
     pool = process_pool(handling, room.desk.config, is_async=False)
     room.speed_up()

@@ -57,7 +57,9 @@ class Works:
     def __init__(self, **settings: Any) -> None:
         self.room = Room(backoff=SOON, **settings)
         self.letters: list[int] = []
-        self.settler = Settler(self.room.desk.config, self.room.stats, self.park, pytest.fail)
+        self.settler = Settler(
+            self.room.desk.config, self.room.stats, self.park, pytest.fail, pytest.fail
+        )
 
     def park(self, record: ParallelRecord, *_: object) -> Future[None]:
         self.letters.append(record.offset)

@@ -14,11 +14,12 @@ import pytest
 from tests.unit.parallel_handlers import SpeechlessError
 from tests.unit.test_parallel_desk import Placed, Room
 
-from kafkamq import Ack, ConfigError, Nack, Reject
+from kafkamq import Ack, BrokerError, ConfigError, Nack, Reject
 from kafkamq.config import Backoff
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.parallel.config import Hooks, OnExhausted
 from kafkamq.kafka.parallel.handling import Handling
+from kafkamq.kafka.parallel.letters import AGAIN_S, Letters
 from kafkamq.kafka.parallel.record import ParallelRecord
 from kafkamq.kafka.parallel.settling import Settler
 from kafkamq.kafka.parallel.threads import ThreadPool
@@ -51,7 +52,7 @@ class Office:
         self.failures: list[BaseException] = []
         self.letters: list[tuple[int, DeadLetterReason, str]] = []
         self.settler = Settler(
-            self.room.desk.config, self.room.stats, self.park, self.failures.append
+            self.room.desk.config, self.room.stats, self.park, self.failures.append, pytest.fail
         )
 
     def park(self, record: ParallelRecord, reason: DeadLetterReason, said: str) -> Future[None]:
@@ -190,3 +191,38 @@ def test_the_others_go_on() -> None:
     work_off(office, handle, "abc")
     assert office.failures == []
     assert office.room.lane.tracker.progress().incompletes == (0,)
+
+
+def test_letters_that_are_refused_are_held_until_they_are_written_or_their_partition_goes() -> None:
+    """Each is tried again in its time; what nobody waits for any more is written all the same."""
+    room, late = Room(), Future[None]()
+    answers: list[Exception | None] = [BrokerError("no rights", code="X"), None, None]
+    parked: list[int] = []
+
+    def park(record: ParallelRecord, *_: object) -> Future[None]:
+        parked.append(record.offset)
+        answer, written = answers.pop(0), Future[None]()
+        written.set_exception(answer) if answer is not None else written.set_result(None)
+        return written
+
+    letters = Letters(room.desk.config, room.desk, park, room.stats)
+    room.add("abc")
+    room.speed_up()
+    worker, _ = room.workers
+    records = [record for run in room.desk.exchange(worker) for record in run.records]
+    refused: Future[None] = Future()
+    refused.set_exception(BrokerError("no rights", code="X"))
+    why = (DeadLetterReason.REJECTED, "no good")
+    letters.hold(room.lane, records[0], *why, refused)
+    letters.hold(room.lane, records[1], *why, late)  # not confirmed in time
+    letters.tend(time.monotonic())
+    assert parked == []
+    late.set_result(None)
+    letters.tend(time.monotonic() + AGAIN_S)
+    assert (parked, room.committable) == ([0], 0)
+    letters.tend(time.monotonic() + AGAIN_S)
+    assert (parked, room.committable, room.stats.dead_lettered) == ([0, 0], 2, 2)
+    letters.hold(room.lane, records[2], *why, refused)
+    room.desk.scheduler.close(room.lane)
+    letters.tend(time.monotonic() + AGAIN_S)
+    assert parked == [0, 0]

@@ -21,10 +21,10 @@ from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import OutcomeUnknownError, TransactionAbortedError
 from kafkamq.clients.reader import RecordReader
 from kafkamq.clients.records import headers_of, headers_or_none
+from kafkamq.clients.scan import scan
 from kafkamq.clients.transactions import Record, TransactionalProducer
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, FencedError, WireError
-from kafkamq.kafka.scan import scan
 from kafkamq.types import DeadLetterReason, Headers
 from kafkamq.wire import headers as names
 from kafkamq.wire.headers import Origin, read_message_headers, redrive_headers

@@ -15,10 +15,10 @@ from confluent_kafka import Message, TopicPartition
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.groups import group_of
+from kafkamq.clients.scan import scan
 from kafkamq.clients.ticker import StatusReader
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError
-from kafkamq.kafka.scan import scan
 from kafkamq.wire.keys import split_key
 from kafkamq.wire.mqgo import CONSUMER_GROUP_PREFIX, TRACKER_GROUP
 from kafkamq.wire.status import TrackerStatus

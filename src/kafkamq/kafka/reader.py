@@ -14,6 +14,7 @@ from confluent_kafka import Message as Record
 from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
 from kafkamq.clients.events import mends_itself
 from kafkamq.clients.groups import group_of, group_of_workers
+from kafkamq.clients.positions import Positions
 from kafkamq.clients.records import all_headers
 from kafkamq.clients.settings import connect
 from kafkamq.config import QueueConfig, ServiceConfig
@@ -24,7 +25,6 @@ from kafkamq.kafka.commits import Commit, Committer, is_passing
 from kafkamq.kafka.data_loss import report_loss
 from kafkamq.kafka.membership import Membership, is_eager, leave, max_idle_ms, reader_settings
 from kafkamq.kafka.message import Message
-from kafkamq.kafka.positions import Positions
 
 __all__ = ["Membership", "MessageReader", "group_of"]
 

@@ -22,24 +22,22 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from kafkamq.clients.admin import Admin
-from kafkamq.clients.errors import broker_error
 from kafkamq.clients.groups import group_of
 from kafkamq.clients.records import headers_of
-from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.clients.topics import require_topics
 from kafkamq.core.handout import is_last_delivery
 from kafkamq.core.leases import NEW_PARTITION_MS
-from kafkamq.errors import ConfigError, KafkaMQError, StateError
+from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.spark.backlog import Backlog
 from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
 from kafkamq.spark.queue_owner import QueueOwner
+from kafkamq.spark.queue_position import QueuePosition
 from kafkamq.spark.reading import LogRange, LogReader, Record, log_reader
 from kafkamq.spark.starting import (
     BATCH,
@@ -167,8 +165,7 @@ class QueueReader(StreamReader):
         self._backlog = Backlog(
             options.topic, self._look, is_own=self._is_own, is_last=self._is_last
         )
-        self._consumer: Consumer | None = None
-        self._committed: dict[int, int] = {}
+        self._position = QueuePosition(options.config, options.queue_id, self._is_own)
         self._moved_on: dict[int, int] = {}  # positions of the group, at the first look
         self._facts_of: _Facts | None = None
         self._asked_s = 0.0  # monotonic; when the facts were asked for
@@ -181,13 +178,14 @@ class QueueReader(StreamReader):
     # ---- where to begin, how far to go
 
     def initialOffset(self) -> dict[str, dict[str, int | str]]:  # noqa: N802
-        """Where the queue's group stands; without a committed offset where the options say."""
+        """Where the queue's group stands; of a new queue where the options say."""
         topic = self.options.topic
         self._check()
         offsets = super().initialOffset()
-        position = self._position(int(number) for number in offsets[topic])
+        topic_id = self._facts().topic_id
+        position = self._position.find(map(int, offsets[topic]), topic_id)
         offsets[topic] |= {str(number): at for number, at in position.items()}
-        self._commit({int(number): int(at) for number, at in offsets[topic].items()})
+        self._position.commit(_numbers(offsets[topic]), topic_id)
         return offsets
 
     def latestOffset(  # noqa: N802
@@ -197,8 +195,10 @@ class QueueReader(StreamReader):
         self._check()
         topic = self.options.topic
         # Workers of the queue may have gone on where an earlier run of the query stopped.
-        is_first = not self._committed
-        self._moved_on = self._position(map(int, start.get(topic, {}))) if is_first else {}
+        self._moved_on = {}
+        if not self._position.is_known:
+            known = map(int, start.get(topic, {}))
+            self._moved_on = self._position.find(known, self._facts().topic_id)
         self._done(start)
         found = super().latestOffset(start, limit)
         if found[topic] == start.get(topic):
@@ -310,8 +310,12 @@ class QueueReader(StreamReader):
     def _done(self, offsets: StreamOffsets) -> None:
         """Everything up to there is handed out, and has its END or will have none."""
         self._renew_no_more()
-        known = {int(n): int(at) for n, at in offsets.get(self.options.topic, {}).items()}
-        self._commit({n: max(at, self._moved_on.get(n, 0)) for n, at in known.items()})
+        topic_id = self._facts().topic_id
+        if self._id_of(offsets) not in ("", topic_id.hex()) and topic_id:
+            return  # they say nothing of the topic that was made anew
+        known = _numbers(offsets.get(self.options.topic, {}))
+        done = {n: max(at, self._moved_on.get(n, 0)) for n, at in known.items()}
+        self._position.commit(done, topic_id)
 
     def _renew_no_more(self) -> None:
         if self._keep_alive is not None:
@@ -321,6 +325,7 @@ class QueueReader(StreamReader):
     def stop(self) -> None:
         """The query ends."""
         self._renew_no_more()
+        self._position.close()
         self._owner.close()
 
     # ---- the cluster
@@ -357,37 +362,9 @@ class QueueReader(StreamReader):
         size = int(markers.settings.get("max.message.bytes", _DEFAULT_MAX_BYTES))
         return _Facts(messages.topic_id, markers.partitions, size - _MARKER_OVERHEAD_BYTES)
 
-    def _position(self, numbers: Iterable[int]) -> dict[int, int]:
-        """What the queue's group has committed."""
-        group = group_of(self.options.config, self.options.queue_id)
-        asked = [(group, TopicPartition(self.options.topic, number)) for number in numbers]
-        with Admin(self.options.config) as admin:
-            found = admin.committed(asked)
-        return {each.partition: each.offset for each in found if each.offset >= 0}
 
-    def _commit(self, offsets: Mapping[int, int]) -> None:
-        news = {number: at for number, at in offsets.items() if self._committed.get(number) != at}
-        if not news:
-            return
-        config, topic = self.options.config, self.options.topic
-        group = group_of(config, self.options.queue_id)
-        if self._consumer is None:
-            self._consumer = connect(Consumer, consumer_settings(config, group_id=group))
-        try:
-            self._consumer.commit(
-                offsets=[TopicPartition(topic, number, at) for number, at in news.items()],
-                asynchronous=False,
-            )
-        except KafkaException as error:
-            ours = broker_error(error, f"committing the position of queue {group}")
-            code = getattr(ours, "code", "")
-            if code in ("UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS"):
-                raise StateError(
-                    f"workers joined queue {self.options.queue_id!r} (group {group}) while Spark "
-                    "reads it, and hand out the same messages; stop one of them"
-                ) from error
-            raise ours from error
-        self._committed.update(news)
+def _numbers(offsets: Mapping[str, int | str]) -> dict[int, int]:
+    return {int(number): int(at) for number, at in offsets.items()}
 
 
 def _count(record: Record) -> int:

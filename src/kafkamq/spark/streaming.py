@@ -89,7 +89,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._offsets(found, {})
         # What the broker did not tell of stands still: left out, it would begin at 0 again.
         untold = {int(number): int(at) for number, at in start.get(topic, {}).items()}
-        self._topic_id = self._topic_id or str(start.get(_TOPIC_ID, {}).get(topic, ""))
+        self._topic_id = self._topic_id or self._id_of(start)
         return self._offsets(untold | found, start.get(_BEGIN, {}))
 
     def _cut(
@@ -100,8 +100,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _is_same(self, start: StreamOffsets) -> bool:
         """Whether the topic still is the one that the offsets are of."""
-        known = start.get(_TOPIC_ID, {}).get(self.options.topic, "")
+        known = self._id_of(start)
         return not known or not self._topic_id or known == self._topic_id
+
+    def _id_of(self, offsets: StreamOffsets) -> str:
+        """The topic that offsets are of; empty: no broker has told it."""
+        return str(offsets.get(_TOPIC_ID, {}).get(self.options.topic, ""))
 
     def _starts(
         self, reader: LogReader, start: StreamOffsets, ends: Mapping[int, int]
@@ -172,8 +176,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[LogRange]:
         topic = self.options.topic
         known, ends = start.get(topic, {}), end.get(topic, {})
-        before = start.get(_TOPIC_ID, {}).get(topic, "")
-        after = end.get(_TOPIC_ID, {}).get(topic, "")
+        before, after = self._id_of(start), self._id_of(end)
         if before and after and before != after:
             known = {}  # failOnDataLoss=false, and another topic of that name
         result = []
@@ -188,8 +191,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self.options.is_folded:
             return RangePartition(wanted)
         begin = int(end.get(_BEGIN, {}).get(str(wanted.partition), 0))
-        known = str(end.get(_TOPIC_ID, {}).get(wanted.topic, ""))
-        return FoldedPartition(wanted, FoldedFrom(min(begin, wanted.start), known))
+        return FoldedPartition(wanted, FoldedFrom(min(begin, wanted.start), self._id_of(end)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a worker."""

@@ -162,6 +162,11 @@ class Committer:
         """Commit what is done by now, and wait; False: no answer in time, which may still come."""
         return self._commit_by(monotonic() + timeout_s)
 
+    @property
+    def refusal(self) -> KafkaMQError | None:
+        """Why the last commit failed; None: it did not."""
+        return None if self._refusal is None else self._refusal[0]
+
     def commit_at_last(self, timeout_s: float) -> bool:
         """As ``commit_now``, again and again while it may succeed: there is no later commit.
 
@@ -266,6 +271,7 @@ class Committer:
             with_maps=self._with_maps,
         )
         if not plan.commits:
+            self._refusal = None  # nothing is missing
             return False
         try:
             self._commits.commit(plan.commits)

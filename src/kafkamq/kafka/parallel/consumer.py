@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -137,8 +136,7 @@ class ParallelBase:
             raise StateError(
                 f"this parallel consumer is {engine.state.value}: each is given one handler, once"
             )
-        park = partial(engine.outbox.park, config.dead_letter_topic, config.group_id)
-        settler = Settler(config, engine.stats, park, engine.fail)
+        settler = Settler(config, engine.stats, engine.park, engine.fail, engine.hold_letter)
         handling = Handling(
             desk=engine.desk,
             settler=settler,

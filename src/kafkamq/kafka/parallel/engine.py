@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from enum import Enum
+from functools import partial
 from time import monotonic, sleep
 from typing import Protocol
 
@@ -19,9 +20,11 @@ from kafkamq.kafka.parallel.config import CommitMode, ParallelConfig, Partition
 from kafkamq.kafka.parallel.desk import Desk
 from kafkamq.kafka.parallel.hooks import tell
 from kafkamq.kafka.parallel.inside import enter
+from kafkamq.kafka.parallel.letters import Letters
 from kafkamq.kafka.parallel.outbox import Outbox
 from kafkamq.kafka.parallel.positions import Position
 from kafkamq.kafka.parallel.record import ParallelRecord, make_records
+from kafkamq.kafka.parallel.settling import Park
 from kafkamq.kafka.parallel.source import Source
 from kafkamq.kafka.parallel.stats import Stats
 from kafkamq.kafka.parallel.transactions import TransactionCommitter
@@ -70,6 +73,8 @@ class Engine:
         self.stats = Stats()
         self.desk = Desk(config, self.stats)
         self.outbox = Outbox(config)
+        self.park: Park = partial(self.outbox.park, config.dead_letter_topic, config.group_id)
+        self._letters = Letters(config, self.desk, self.park, self.stats)
         self.state = State.UNUSED
         self.failure: BaseException | None = None
         self.ended = threading.Event()
@@ -197,12 +202,22 @@ class Engine:
         timeout_s = self.config.commit_timeout_ms / 1000
         self.outbox.close(max(1.0, self._close_until_s - monotonic()))
         is_idle = self._committer.commit_at_last(timeout_s)  # also when it fails: done is done
+        self._tell_of_refusal()
         if not self._committer.end(timeout_s) or not is_idle:
             _log.warning("a last commit has no answer; leaving the group goes on behind it")
             self._is_leaving_late = True  # a client must not be ended with a commit inside of it
             return
         self._forget(list(self._duties))
         self._source.close()
+
+    def _tell_of_refusal(self) -> None:
+        """After a commit that none will follow."""
+        refusal = self._committer.refusal
+        if refusal is not None:
+            _log.warning(
+                "the last commit failed: what was done since the one before comes again",
+                extra={"group": self.config.group_id, "said": str(refusal)},
+            )
 
     def _stay(self) -> None:
         """Remain a member while the end is waited for; trouble with that is none any more."""
@@ -268,6 +283,7 @@ class Engine:
 
     def _tend(self, now_s: float) -> None:
         self.desk.tend()
+        self._letters.tend(now_s)
         now_ms = int(now_s * 1000)
         for duty in list(self._duties.values()):
             tracker = duty.lane.tracker
@@ -305,27 +321,23 @@ class Engine:
 
     def _park(self, duty: Duty, offset: int, said: str) -> None:
         """Make a dead letter of a record that holds others up; then the offset moves."""
-        lane = duty.lane
-        record = self.desk.find(lane, offset)
+        record = self.desk.find(duty.lane, offset)
         if record is None:
             return
-        config = self.config
 
-        def parked(outcome: Future[None]) -> None:
-            error = outcome.exception()
-            if error is not None:
-                _log.error("a stalled record could not be parked", extra={"said": str(error)})
-                with self.desk.lock:
-                    duty.guard.rearm()
-                return
-            self.desk.give_up(lane, offset)
-            self.stats.dead_lettered += 1
-            reason = DeadLetterReason.MAX_LEASE
-            tell("on_dead_letter", config.hooks.on_dead_letter, record, reason.value)
+        def refused() -> None:
+            with self.desk.lock:
+                duty.guard.rearm()
 
-        self.outbox.park(
-            config.dead_letter_topic, config.group_id, record, DeadLetterReason.MAX_LEASE, said
-        ).add_done_callback(parked)
+        self._letters.park(duty.lane, record, DeadLetterReason.MAX_LEASE, said, refused)
+
+    def hold_letter(
+        self, record: ParallelRecord, reason: DeadLetterReason, said: str, parked: Future[None]
+    ) -> None:
+        """See ``Letters.hold``; any thread."""
+        duty = self._duties.get((record.topic, record.partition))
+        if duty is not None and self.desk.find(duty.lane, record.offset) is record:
+            self._letters.hold(duty.lane, record, reason, said, parked)
 
     # Membership, told by the source inside ``poll``.
 
@@ -354,6 +366,7 @@ class Engine:
         self._settle_in_flight([duty.lane for duty in duties])
         if duties and not self._committer.commit_at_last(self.config.commit_timeout_ms / 1000):
             _log.warning("no answer to the commit of revoked partitions")
+        self._tell_of_refusal()
         self._forget(partitions)
         _log.info("partitions were revoked", extra={"partitions": list(partitions)})
         tell("on_revoked", self.config.hooks.on_revoked, list(partitions), False)

@@ -22,14 +22,15 @@ from kafkamq.kafka.parallel.verdicts import VERDICTS, seconds, understood
 from kafkamq.kafka.reasons import reason_of
 from kafkamq.types import Ack, DeadLetterReason, Nack
 
-__all__ = ["Settler"]
+__all__ = ["Hold", "Park", "Settler"]
 
-_STOPPED_MS = 3_600_000  # a record that stops the consumer is not tried again by it
+_HELD_MS = 366 * 86_400_000  # who is given up is not tried again: its letter ends this
 _MAX_DELAY_S = 366 * 86_400.0
 _DELAY_S = 1.0  # where the user's function of it fails
 _log = logging.getLogger(__name__)
 
 Park = Callable[[ParallelRecord, DeadLetterReason, str], "Future[None]"]
+Hold = Callable[[ParallelRecord, DeadLetterReason, str, "Future[None]"], None]
 
 
 class Settler:
@@ -40,6 +41,7 @@ class Settler:
         stats: Where dead letters and skips are counted.
         park: Writes a dead letter; its future is done when Kafka has it.
         fail: Stops the consumer.
+        hold: Takes over a dead letter that Kafka has refused, or not confirmed in time.
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class Settler:
         stats: Stats,
         park: Park,
         fail: Callable[[BaseException], None],
+        hold: Hold,
     ) -> None:
         self.config = config
         self._stats = stats
         self._park = park
         self._fail = fail
+        self._hold = hold
 
     def fail(self, error: BaseException) -> None:
         """A worker cannot go on, by no fault of its handler: stop the consumer."""
@@ -72,8 +76,8 @@ class Settler:
             return self._due_if_stopped()
         try:
             parked.result(self.config.send_timeout_ms / 1000)
-        except (KafkaMQError, FutureTimeoutError) as failure:
-            return self._not_parked(record, error, failure)
+        except (KafkaMQError, FutureTimeoutError):
+            return self._not_parked(record, decision, error, parked)
         self._parked(record, decision)
         return None
 
@@ -88,8 +92,8 @@ class Settler:
         try:
             timeout_s = self.config.send_timeout_ms / 1000
             await asyncio.wait_for(asyncio.wrap_future(parked), timeout_s)
-        except (KafkaMQError, TimeoutError, asyncio.TimeoutError) as failure:
-            return self._not_parked(record, error, failure)
+        except (KafkaMQError, TimeoutError, asyncio.TimeoutError):
+            return self._not_parked(record, decision, error, parked)
         self._parked(record, decision)
         return None
 
@@ -157,8 +161,7 @@ class Settler:
     ) -> Future[None] | None:
         """Write the dead letter, or do what else the policy says (None)."""
         config = self.config
-        failure = record._failure
-        said = failure.reason if failure is not None else _said(error)
+        said = _last_said(record, error)
         if config.on_exhausted is OnExhausted.STOP:
             self._fail(
                 StateError(f"{record!r} cannot be processed ({said}); the offset stays before it")
@@ -172,7 +175,7 @@ class Settler:
 
     def _due_if_stopped(self) -> int | None:
         if self.config.on_exhausted is OnExhausted.STOP:
-            return monotonic_ms() + _STOPPED_MS
+            return monotonic_ms() + _HELD_MS
         return None
 
     def _parked(self, record: ParallelRecord, decision: GiveUp) -> None:
@@ -184,15 +187,19 @@ class Settler:
         tell("on_dead_letter", self.config.hooks.on_dead_letter, record, decision.reason.value)
 
     def _not_parked(
-        self, record: ParallelRecord, error: BaseException | None, failure: BaseException
+        self,
+        record: ParallelRecord,
+        decision: GiveUp,
+        error: BaseException | None,
+        parked: Future[None],
     ) -> int:
-        _log.error(
-            "a dead letter could not be written; its record is tried again",
-            extra={"record": repr(record), "said": str(failure)},
-        )
-        due = self._due(record, Retry(), error)
-        assert due is not None
-        return due
+        """It is given up all the same: its handler has had its attempts."""
+        self._hold(record, decision.reason, _last_said(record, error), parked)
+        return monotonic_ms() + _HELD_MS
+
+
+def _last_said(record: ParallelRecord, error: BaseException | None) -> str:
+    return _said(error) if record._failure is None else record._failure.reason
 
 
 def _said(error: BaseException | None) -> str:

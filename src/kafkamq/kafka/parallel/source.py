@@ -180,6 +180,8 @@ class Source:
         if is_another:
             self._member.restarted(Position(topic, partition, start, OffsetTracker(start), False))
         self.restart([TopicPartition(topic, partition, start)])
+        if is_another:
+            self.resume([(topic, partition)])  # the member knows of no pause any more
         return is_another
 
     def restart(self, positions: Sequence[TopicPartition]) -> None:

@@ -3,9 +3,9 @@
 Kafka drops the committed offsets of a group that has been empty for ``offsets.retention.minutes``
 (7 days). A queue that nobody worked on for so long would begin at the log's start, and hand out
 again what was acked. So workers also write their positions to the namespace's compacted ledger, at
-most once a second and never while anybody waits for it. A worker that finds nothing committed looks
-there. A killed one may leave the ledger a moment behind; the STARTs since then say what it had
-begun, and what is STARTed is the tracker's to answer for.
+most once a second and never while anybody waits for it. A query on Spark does so after each batch.
+Who finds nothing committed looks there. A killed worker may leave the ledger a moment behind; the
+STARTs since then say what it had begun, and what is STARTed is the tracker's to answer for.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from confluent_kafka import Message as Record
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import ErrorWatch, broker_error, may_pass, raised_error
 from kafkamq.clients.producers import end_producer
+from kafkamq.clients.scan import scan
 from kafkamq.clients.settings import connect, consumer_settings, producer_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, WireError
-from kafkamq.kafka.scan import scan
 from kafkamq.types import MarkerType, MessageId
 from kafkamq.wire.keys import split_key
 from kafkamq.wire.markers import decode_marker

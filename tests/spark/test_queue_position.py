@@ -1,0 +1,127 @@
+"""Where a queue goes on when Kafka has dropped its group's offsets, and in a topic made anew.
+
+The parts are called as Spark calls them; a broker, but no Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+from tests.integration.queue_logs import delete_group
+from tests.integration.test_holes import make_anew
+from tests.integration.tracker_logs import Logs
+from tests.spark.test_queue_reader import OPTIONS, SCHEMA, end, identity, offsets, plan, rows
+
+from kafkamq import Service
+from kafkamq.clients.admin import Admin
+from kafkamq.clients.groups import group_of
+from kafkamq.clients.positions import Positions
+from kafkamq.errors import DataLossError
+from kafkamq.spark.leasing import QueueReader
+from kafkamq.spark.options import parse_source_options
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def logs(bootstrap: str, namespace: str) -> Logs:
+    return Logs(bootstrap, namespace, partitions=1)
+
+
+@pytest.fixture
+def queries(logs: Logs) -> Iterator[list[QueueReader]]:
+    made: list[QueueReader] = []
+    yield made
+    for reader in made:
+        reader.stop()
+
+
+def start(logs: Logs, queries: list[QueueReader]) -> QueueReader:
+    """A start of a query; the one before has ended."""
+    if queries:
+        queries[-1].stop()
+    queries.append(QueueReader(parse_source_options(OPTIONS, logs.config), SCHEMA))
+    return queries[-1]
+
+
+def forget(logs: Logs) -> None:
+    delete_group(logs.bootstrap, group_of(logs.config, "emails"))
+
+
+def topic_id(logs: Logs) -> bytes:
+    with Admin(logs.config) as admin:
+        return admin.require_topic(logs.config.message_topic).topic_id
+
+
+def test_what_was_acked_does_not_come_again_when_the_group_expired(
+    logs: Logs, queries: list[QueueReader]
+) -> None:
+    """Not from a new checkpoint, and not from a worker."""
+    logs.send(3, key=b"emails")
+    first = start(logs, queries)
+    planned, tasks = plan(first)
+    end(logs, rows(first, tasks))
+    assert first.latestOffset(planned, ReadMaxRows(100)) == planned
+    second = start(logs, queries)
+    forget(logs)
+    logs.send(2, key=b"emails")
+    planned, tasks = plan(second)
+    found = rows(second, tasks)
+    assert offsets(found) == [3, 4]
+    end(logs, found)
+    assert second.latestOffset(planned, ReadMaxRows(100)) == planned
+    second.stop()
+    forget(logs)
+    with Service(logs.bootstrap, logs.namespace) as service:
+        queue = service.queue("emails")
+        queue.producer().send(b"new").result(30)
+        with queue.consumer() as consumer:
+            message = consumer.receive(30)
+            assert message is not None
+            assert message.payload == b"new"
+            message.ack()
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_what_workers_did_since_is_not_done_again(
+    logs: Logs, queries: list[QueueReader], has_checkpoint: bool
+) -> None:
+    """One was killed: of its last messages the log of markers knows, and the ledger does not."""
+    logs.send(2, key=b"emails")
+    first = start(logs, queries)
+    stopped, tasks = plan(first)
+    end(logs, rows(first, tasks))
+    first.latestOffset(stopped, ReadMaxRows(100))
+    first.stop()
+    logs.send(1, key=b"others")
+    logs.send(4, key=b"emails")
+    kept = Positions(logs.config, group_of(logs.config, "emails"), "emails")
+    kept.note({0: 3}, topic_id(logs))
+    kept.close()
+    for offset in (3, 4, 6):
+        one = replace(identity(logs, 0), offset=offset)
+        logs.start(one, key=b"emails", consumer="worker")
+        logs.end(one, consumer="worker")
+    forget(logs)
+    _, tasks = plan(start(logs, queries), stopped if has_checkpoint else None)
+    assert offsets(rows(queries[-1], tasks)) == [5, 6], "what nobody had begun, and what follows"
+
+
+def test_the_position_in_a_topic_is_not_that_in_the_one_made_anew(
+    logs: Logs, queries: list[QueueReader]
+) -> None:
+    logs.send(3, key=b"emails")
+    first = start(logs, queries)
+    planned, tasks = plan(first)
+    end(logs, rows(first, tasks))
+    first.stop()
+    make_anew(logs.bootstrap, logs.config.message_topic)
+    logs.send(5, key=b"emails")
+    second = start(logs, queries)
+    with pytest.raises(DataLossError, match="not the one of the checkpoint"):
+        second.latestOffset(planned, ReadMaxRows(100))
+    _, tasks = plan(start(logs, queries))
+    assert offsets(rows(queries[-1], tasks)) == [0, 1, 2, 3, 4]
