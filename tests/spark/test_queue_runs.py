@@ -79,6 +79,26 @@ def test_a_later_start_takes_over_and_the_earlier_one_ends(logs: Logs, reader: Q
         later.stop()
 
 
+def test_what_another_query_s_batch_has_ended_is_not_handed_out(
+    logs: Logs, reader: QueueReader
+) -> None:
+    """The earlier query's last batch, which the later one has planned as well; output, too."""
+    logs.send(4, key=b"emails")
+    _, tasks = plan(reader)
+    found = rows(reader, tasks)
+    later = QueueReader(reader.options, SCHEMA)
+    try:
+        _, tasks = plan(later)
+        end(logs, found[:1])
+        end(logs, found[1:2], "nack")
+        again = rows(later, tasks)
+        assert offsets(again) == [2, 3]
+        end(logs, again)
+        assert offsets(rows(later, tasks)) == [2, 3], "its own"
+    finally:
+        later.stop()
+
+
 def is_latest(owner: QueueOwner) -> bool:
     try:
         owner.check()

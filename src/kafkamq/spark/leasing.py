@@ -192,6 +192,7 @@ class QueueReader(StreamReader):
         self, start: StreamOffsets, limit: ReadLimit
     ) -> dict[str, dict[str, int | str]]:
         """Where the next batch ends; the one before is done when this is called."""
+        self._renew_no_more()
         self._check()
         topic = self.options.topic
         # Workers of the queue may have gone on where an earlier run of the query stopped.
@@ -309,7 +310,6 @@ class QueueReader(StreamReader):
 
     def _done(self, offsets: StreamOffsets) -> None:
         """Everything up to there is handed out, and has its END or will have none."""
-        self._renew_no_more()
         topic_id = self._facts().topic_id
         if self._id_of(offsets) not in ("", topic_id.hex()) and topic_id:
             return  # they say nothing of the topic that was made anew

@@ -6,7 +6,8 @@ by a task that Spark repeats, by another use of the same frame. So it is read wi
 were written since it was planned:
 
 - what a tracker settled meanwhile is not handed out: its copy is, in a batch of its own;
-- what an ordinary worker gave its verdict on meanwhile is not handed out either: it was done there;
+- what a worker or a batch of another query gave its verdict on meanwhile is not handed out either:
+  it was done there;
 - what has a verdict of this batch is handed out as before, so that a sink finds the rows that it
   knows, but not STARTed again (an END is in the log);
 - the rest is STARTed, and if it was STARTed before, looked up again behind its START: a tracker may
@@ -57,7 +58,7 @@ __all__ = [
     "read_started",
 ]
 
-BATCH = "spark-"  # begins the consumer_id of every batch: others are workers'
+BATCH = "spark-"  # begins the consumer_id of every batch; its plan and what is of one run follow
 EXPIRED = "expired"  # R10: the reason of a REJECT that nobody was asked for
 VOID = "void"  # who ends what nobody was handed: no verdict on the message
 MAX_INLINE_BYTES = 65_536  # R11
@@ -152,10 +153,10 @@ class _History:
     # Message offset -> marker partition and topic id of its first START.
     started: dict[int, tuple[int, bytes]] = field(default_factory=dict)
     verdicts: dict[int, bool] = field(default_factory=dict)  # message offset -> only nacks
-    # Message offset -> offset of a tracker's END, or of a worker's ACK.
+    # Message offset -> offset of a tracker's END, or of an ACK of elsewhere.
     settled: dict[int, int] = field(default_factory=dict)
     expired: set[int] = field(default_factory=set)
-    given_back: set[int] = field(default_factory=set)  # nacked or rejected by a worker
+    given_back: set[int] = field(default_factory=set)  # nacked or rejected elsewhere
     trackers: dict[int, RedeliveryTracker] = field(default_factory=dict)  # by marker partition
 
     def is_elsewhere(self, offset: int) -> bool:
@@ -176,6 +177,8 @@ class _Starter:
     def __init__(self, partition: QueuePartition, options: SourceOptions) -> None:
         self._plan = partition.plan
         self._wanted = partition.wanted
+        # Of all runs of this batch; of all batches, where an earlier release planned it.
+        self._consumers = self._plan.consumer_id.rpartition("-")[0] + "-"
         acknowledge = options.acknowledge
         assert acknowledge is not None, "a stream that acknowledges"
         self._acknowledge: AcknowledgeOptions = acknowledge
@@ -359,7 +362,7 @@ class _Starter:
         elif marker.consumer_id == VOID:  # a handler's own reason may be "expired" too
             if marker.outcome is Outcome.REJECT:
                 history.expired.add(one.offset)
-        elif marker.outcome in _VERDICTS and not marker.consumer_id.startswith(BATCH):
+        elif marker.outcome in _VERDICTS and not marker.consumer_id.startswith(self._consumers):
             if marker.outcome is Outcome.ACK:
                 history.settled.setdefault(one.offset, offset)
             else:
