@@ -5,10 +5,12 @@ The parts are called as Spark calls them; a broker, but no Spark.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.integration.queue_logs import delete_group
 from tests.integration.test_holes import make_anew
@@ -54,6 +56,13 @@ def forget(logs: Logs) -> None:
 def topic_id(logs: Logs) -> bytes:
     with Admin(logs.config) as admin:
         return admin.require_topic(logs.config.message_topic).topic_id
+
+
+def test_a_reader_travels_to_where_it_works(logs: Logs) -> None:
+    """Spark pickles it for its workers before anything is asked of it."""
+    made = QueueReader(parse_source_options(OPTIONS, logs.config), SCHEMA)
+    data = cloudpickle.dumps(made)  # type: ignore[no-untyped-call]
+    assert isinstance(pickle.loads(data), QueueReader)
 
 
 def test_what_was_acked_does_not_come_again_when_the_group_expired(

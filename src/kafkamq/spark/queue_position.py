@@ -43,9 +43,16 @@ class QueuePosition:
         self._queue_id = queue_id
         self._is_own = is_own
         self._group = group_of(config, queue_id)
-        self._kept = Positions(config, self._group, queue_id)
+        self._positions: Positions | None = None  # Spark pickles a reader before it is used
         self._consumer: Consumer | None = None
         self._committed: dict[int, int] = {}
+
+    @property
+    def _kept(self) -> Positions:
+        """The ledger's copy."""
+        if self._positions is None:
+            self._positions = Positions(self._config, self._group, self._queue_id)
+        return self._positions
 
     @property
     def is_known(self) -> bool:
@@ -132,4 +139,5 @@ class QueuePosition:
 
     def close(self) -> None:
         """Write what the ledger lacks, bounded; idempotent."""
-        self._kept.close()
+        if self._positions is not None:
+            self._positions.close()
