@@ -22,8 +22,10 @@ from kafkamq.clients.admin import Admin
 from kafkamq.clients.groups import group_of
 from kafkamq.clients.positions import Positions
 from kafkamq.errors import DataLossError
+from kafkamq.spark import streaming
 from kafkamq.spark.leasing import QueueReader
 from kafkamq.spark.options import parse_source_options
+from kafkamq.spark.reading import LogReader
 
 pytestmark = pytest.mark.spark
 
@@ -134,3 +136,26 @@ def test_the_position_in_a_topic_is_not_that_in_the_one_made_anew(
         second.latestOffset(planned, ReadMaxRows(100))
     _, tasks = plan(start(logs, queries))
     assert offsets(rows(queries[-1], tasks)) == [0, 1, 2, 3, 4]
+
+
+def test_a_partition_that_a_broker_knew_nothing_of_begins_where_the_queue_stands(
+    logs: Logs, queries: list[QueueReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old metadata at the first look of a new checkpoint: what was acked there came again."""
+    logs = Logs(logs.bootstrap, f"{logs.namespace}-two", partitions=2)
+    for number in range(2):
+        logs.send(3, key=b"emails", partition=number)
+    first = start(logs, queries)
+    planned, tasks = plan(first)
+    end(logs, rows(first, tasks))
+    assert first.latestOffset(planned, ReadMaxRows(100)) == planned
+    second = start(logs, queries)
+    with monkeypatch.context() as old:
+        old.setattr(LogReader, "partition_count", lambda *_: 1)
+        begin = second.initialOffset()
+    assert list(begin[logs.config.message_topic]) == ["0"]
+    logs.send(1, key=b"emails", partition=1)
+    monkeypatch.setattr(streaming, "_TOPOLOGY_S", 0.0)  # it looks again at once
+    planned, tasks = plan(second, begin)
+    assert offsets(rows(second, tasks)) == [3]
+    assert planned[logs.config.message_topic] == {"0": 3, "1": 4}

@@ -239,6 +239,9 @@ class QueueReader(StreamReader):
         ):
             self._backlog.clear()  # of the log that was replaced
             self._moved_on = {}
+        untold = [number for number in ends if str(number) not in known]
+        if known and untold and self._is_same(start):  # added, or a broker knew nothing of them
+            self._moved_on |= self._position.find(untold, self._facts().topic_id)
         return {number: max(at, self._moved_on.get(number, 0)) for number, at in starts.items()}
 
     def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[LogRange]:
