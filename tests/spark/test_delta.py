@@ -1,8 +1,8 @@
 """The recipe of docs/spark.md for Delta, with a real Delta table and a real tracker.
 
 Each time a batch is in the table, its ENDs are not, the leases end, and the tracker's copies come
-again in a later batch. In `make test` the query fails there; in the fault suite its driver, with
-the JVM, is killed.
+again in a later batch. The query fails there, or its driver, with the JVM, is killed. All of it is
+in the fault suite: each driver is one more JVM, with Delta's jars.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.integration.tracker_logs import Logs, tracker_process, wait_until
 
 from kafkamq.types import Outcome
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(580)]
+pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(580)]
 
 MESSAGES = 20
 PATIENCE_S = 200.0
@@ -91,7 +91,6 @@ def test_the_documented_recipe_writes_each_message_once(
     assert len(set(logs.ends(Outcome.ACK))) >= MESSAGES, "the copies, found again in the table"
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize(("recipe", "is_once"), [("documented", True), ("by batch number", False)])
 def test_the_documented_recipe_when_its_driver_is_killed_before_the_ends(
     bootstrap: str, namespace: str, tmp_path: Path, recipe: str, is_once: bool
