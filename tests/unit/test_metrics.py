@@ -258,7 +258,7 @@ def test_a_trackers_metrics_are_those_of_its_status() -> None:
 def test_a_send_that_failed_is_counted() -> None:
     class Failing(Sender):
         def __init__(self) -> None:
-            self.tally = SendTally()
+            self.tally, self.reported = SendTally(), 0
 
         def failed(self, error: KafkaError) -> KafkaError:
             return error

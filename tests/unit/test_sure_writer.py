@@ -22,6 +22,7 @@ class Sender:
 
     answers: ClassVar[list[Answer]] = []
     written: ClassVar[list[bytes | None]] = []
+    reported = 0
 
     def __init__(self, _: object) -> None:
         self.check("connecting")

@@ -16,6 +16,7 @@ from kafkamq.core.intake import Intake
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.message import Message
 from kafkamq.kafka.namespace import NamespaceFacts
+from kafkamq.kafka.sender import Sender
 from kafkamq.kafka.starts import Starter
 from kafkamq.kafka.verdicts import Verdicts
 from kafkamq.kafka.worker import Worker
@@ -96,8 +97,8 @@ def deliver(route: Any, log_ms: int = 5000) -> None:
         route.report(None, Record(value=value, timestamp=(LOG_APPEND_TIME, log_ms)))
 
 
-def fail_for_good(writer: MarkerWriter) -> None:
-    """A fatal error in the writer's client, as librdkafka's own tests make it."""
+def fail_for_good(writer: MarkerWriter | Sender) -> None:
+    """A fatal error in its client, as librdkafka's own tests make it."""
     library: Any = ctypes.CDLL(_library_path())
     raised = library.rd_kafka_test_fatal_error
     raised.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)

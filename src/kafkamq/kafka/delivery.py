@@ -120,6 +120,12 @@ class Delivery:
 
     def _report(self, error: KafkaError | None, record: Record) -> None:
         """Kafka's delivery report."""
+        try:
+            self._take(error, record)
+        finally:
+            self._sender.reported += 1
+
+    def _take(self, error: KafkaError | None, record: Record) -> None:
         if error is not None:
             self._error = error  # first: after a fatal error of the client the next line may fail
             self._error = self._sender.failed(error)

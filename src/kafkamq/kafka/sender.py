@@ -14,7 +14,7 @@ from confluent_kafka import Message as Record
 from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error, raised_error
 from kafkamq.clients.producers import end_producer
 from kafkamq.clients.settings import connect, producer_settings
-from kafkamq.errors import StateError
+from kafkamq.errors import KafkaMQError, StateError
 from kafkamq.kafka.fork import ForkGuard
 from kafkamq.kafka.namespace import Namespace
 from kafkamq.kafka.tally import SendTally
@@ -25,6 +25,7 @@ __all__ = ["Sender", "refresh_topic"]
 MAX_QUEUED = 100_000  # librdkafka's queue.buffering.max.messages; reached: send waits
 MAX_EXIT_S = 10.0  # how long the interpreter's end waits for what was not flushed
 _POLL_S = 0.5
+_TURN_S = 0.002
 _METADATA_S = 5.0
 _log = logging.getLogger(__name__)
 
@@ -64,7 +65,14 @@ class Sender:
         self.tally = SendTally()
         self._must_renew = False
         self._fatal: KafkaError | None = None  # what ended the client
+        self._is_ending = False  # the former client's reports are served
+        # Taken before ``_client`` is read. Only ``_thread`` serves the client and makes it anew:
+        # with ``_asking``, too, which a call holds that waits for a broker's answer.
         self._lock = threading.Lock()
+        self._asking = threading.Lock()
+        self._queued = 0  # sends; with the lock
+        self.reported = 0
+        """Of them; each ``on_delivery`` counts itself, last. Reports run in the thread alone."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="kafkamq-sender", daemon=True)
         self._thread.start()
@@ -95,72 +103,76 @@ class Sender:
     ) -> None:
         """Queue one record; waits while the queue is full.
 
+        ``on_delivery`` ends with ``sender.reported += 1``, whatever becomes of it: a wrapper that
+        did so would cost a sixth of a send.
+
         Raises:
             StateError, BrokerError: As ``check``.
             DeadlineExceededError: The queue stayed full; the record is not sent.
         """
-        self.check("sending")
-        if self._must_renew:
-            self._renew()
         deadline_s, is_refreshed = 0.0, False
+        own: list[tuple[str, str | bytes | None]] | None = None if headers is None else [*headers]
         while True:
+            self.check("sending")
             try:
-                self._client.produce(
-                    topic,
-                    value,
-                    key,
-                    partition,
-                    on_delivery=on_delivery,
-                    headers=None if headers is None else list(headers),
-                )
-                return
-            except BufferError:  # noqa: PERF203 - the loop is the waiting
-                now_s = time.monotonic()
-                deadline_s = deadline_s or now_s + timeout_s
-                if now_s >= deadline_s:
-                    raise self.watch.deadline("sending (the queue is full)", timeout_s) from None
-                time.sleep(0.005)  # the serving thread makes room
-                self.check("sending")
+                with self._lock:
+                    self._queued += 1  # first: what an interrupt breaks off is never "confirmed"
+                    try:
+                        self._client.produce(
+                            topic, value, key, partition, on_delivery=on_delivery, headers=own
+                        )
+                        return
+                    except BufferError:
+                        self._queued -= 1
+                        full = "the queue is full"
+                    except KafkaException as error:
+                        self._queued -= 1
+                        if kafka_error(error).code() != KafkaError._FATAL:
+                            raise
+                        self._must_renew = True
+                        full = "the producer is made anew"
             except KafkaException as error:
-                if is_refreshed or not refresh_topic(self._client, topic, error):
+                if is_refreshed or not self._refresh(topic, error):
                     raise broker_error(error, f"sending to {topic}") from error
                 is_refreshed = True
+                continue
+            now_s = time.monotonic()
+            deadline_s = deadline_s or now_s + timeout_s
+            if now_s >= deadline_s:
+                raise self.watch.deadline(f"sending ({full})", timeout_s)
+            time.sleep(0.005)  # the serving thread makes room
+
+    def _refresh(self, topic: str, error: KafkaException) -> bool:
+        with self._asking:
+            return not self._closed.is_set() and refresh_topic(self._client, topic, error)
 
     @property
     def is_full(self) -> bool:
         """Whether the queue is (nearly) full."""
-        return len(self._client) >= MAX_QUEUED - 1000
+        with self._lock:
+            return len(self._client) >= MAX_QUEUED - 1000
 
     def failed(self, error: KafkaError) -> KafkaError:
-        """A delivery failed, for the reason that is returned.
-
-        After a fatal error the next send makes a new client.
-        """
+        """A delivery failed, for the reason that is returned; a fatal one ends the client."""
         if error.fatal():
-            self._must_renew = True
+            self._must_renew = self._must_renew or not self._is_ending
         elif self._fatal is not None and error.code() == KafkaError._PURGE_QUEUE:
             return self._fatal
         return error
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until everything queued so far is confirmed or failed.
+        """Wait until everything queued so far is confirmed or failed, each by its own report.
 
         Raises:
             DeadlineExceededError: Not in time; nothing was dropped.
         """
         deadline_s = time.monotonic() + timeout_s
-        while True:
-            left_s = deadline_s - time.monotonic()
-            try:
-                if self._client.flush(max(0.0, min(left_s, _POLL_S))) == 0:
-                    return
-            except (KafkaException, SystemError) as error:
-                cause = raised_error(error)
-                self._end_client(cause)
-                raise broker_error(cause, "flushing") from cause
+        while self.reported < self._queued:
             self.check("flushing")
-            if left_s <= 0:
-                raise self.watch.deadline(f"confirming {len(self._client)} sends", timeout_s)
+            if time.monotonic() >= deadline_s:
+                count = self._queued - self.reported
+                raise self.watch.deadline(f"confirming {count} sends", timeout_s)
+            time.sleep(_TURN_S)
 
     def close(self, timeout_s: float) -> None:
         """Flush and end; idempotent.
@@ -179,39 +191,41 @@ class Sender:
             end_producer(self._client)
             self.tally.close()
 
-    def _renew(self) -> None:
-        with self._lock:
-            if self._must_renew:
-                old = self._client
-                self.watch = ErrorWatch(self._namespace.config.bootstrap_servers)
-                self._client = connect(Producer, self._settings, self.watch)
-                self._must_renew = False
-                end_producer(old)
-                self._fatal = None
-                _log.warning("the producer was made anew after a fatal error")
-
     def _serve(self) -> None:
         """The thread: delivery reports, errors, and new partitions now and then."""
         while not self._closed.is_set():
             try:
                 self._client.poll(_POLL_S)
             except (KafkaException, SystemError) as error:
-                self._end_client(raised_error(error))
+                # Fatal, which librdkafka raises out of poll instead of reporting it.
+                self._fatal = kafka_error(raised_error(error))
+                self._must_renew = True
+            if self._must_renew:
+                self._renew()
             self._namespace.refresh_if_old()
 
-    def _end_client(self, error: KafkaException) -> None:
-        """A fatal error, which librdkafka raises out of poll and flush instead of reporting it.
+    def _renew(self) -> None:
+        """A new client after a fatal error; what the old one held fails at once, with that error.
 
-        What the client still holds fails at once, with that error: it would never be sent.
+        It would never be sent.
         """
-        self._fatal = kafka_error(error)
-        self._must_renew = True
-        _log.error("the producer failed for good: %s", self._fatal.str())
-        self._client.purge()
+        said = "a fatal error" if self._fatal is None else self._fatal.str()
+        watch = ErrorWatch(self._namespace.config.bootstrap_servers)
+        client = connect(Producer, self._settings, watch)
+        with self._asking:
+            with self._lock:
+                old, self._client, self.watch = self._client, client, watch
+                self._must_renew = False
+            self._is_ending = True
+            end_producer(old)
+            self._is_ending = False
+        self._fatal = None
+        _log.error("the producer failed for good and was made anew: %s", said)
 
     def _flush_at_exit(self) -> None:
         if self._closed.is_set() or self._guard.is_foreign:
             return
-        remaining = self._client.flush(MAX_EXIT_S)
-        if remaining:
-            _log.error("the process ends with unconfirmed sends", extra={"count": remaining})
+        try:
+            self.flush(MAX_EXIT_S)
+        except KafkaMQError as error:
+            _log.error("the process ends with unconfirmed sends", extra={"said": str(error)})

@@ -138,12 +138,15 @@ class SureWriter:
 
     def _produce(self, write: _Write) -> None:
         def reported(error: KafkaError | None, _: Message) -> None:
-            if error is None:
-                self._end(write)
-            else:
-                assert self._sender is not None
-                cause = self._sender.failed(error)
-                self._refused(write, broker_error(cause, f"{self._what}: {form.topic}"))
+            assert self._sender is not None
+            try:
+                if error is None:
+                    self._end(write)
+                else:
+                    cause = self._sender.failed(error)
+                    self._refused(write, broker_error(cause, f"{self._what}: {form.topic}"))
+            finally:
+                self._sender.reported += 1
 
         try:
             form = write.form(write.refusals)
