@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -10,10 +11,13 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from tests.integration.tracker_logs import Logs, wait_until
 
 from kafkamq.clients.ledger import Ledger, LedgerKey, claim, read_positions
+from kafkamq.clients.open_ledgers import OpenLedgers
 from kafkamq.clients.settlement import SettlementError, Settler
 from kafkamq.config import TrackerConfig
 from kafkamq.core.delivery import DueCause, Settle
 from kafkamq.errors import ConfigError, FencedError
+from kafkamq.kafka import settlers
+from kafkamq.kafka import tracker as tracker_module
 from kafkamq.kafka.marker_reader import tracker_group
 from kafkamq.kafka.tracker import LocalTracker
 from kafkamq.metrics.health import health
@@ -202,3 +206,75 @@ def test_a_former_member_of_the_group_cannot_settle(logs: Logs, bootstrap: str) 
     assert not logs.copies()
     settler.close()
     ledger.close()
+
+
+def test_more_partitions_than_open_ledgers_are_tracked(
+    bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many, most = 12, 2
+    monkeypatch.setattr(settlers, "OpenLedgers", partial(OpenLedgers, most))
+    monkeypatch.setattr(tracker_module, "MAX_OPEN", most)
+    logs = Logs(bootstrap, namespace, marker_partitions=many)
+    ids = [MessageId(0, number * CHUNK) for number in range(4 * many)]
+    parts = set(range(many))
+    assert {logs.place(id_) for id_ in ids} == parts
+    with LocalTracker(logs.config, FAST).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live and tracker.assigned == parts)
+        held = [part.ledger for part in tracker._partitions.values()]
+        logs.start(*ids, timeout_ms=500)
+        wait_until(lambda: len(logs.ends(Outcome.REDELIVERED)) == len(ids))
+        logs.start(*[MessageId(0, id_.offset + 1) for id_ in ids], timeout_ms=500)
+        wait_until(lambda: len(logs.ends(Outcome.REDELIVERED)) == 2 * len(ids))
+        wait_until(lambda: sum(own.is_open for own in held if own is not None) <= most)
+        wait_until(lambda: all(each.committable_offset > 0 for each in tracker.statuses()))
+        # No partition was started anew for it: each ledger is the one of its only start.
+        assert [part.ledger for part in tracker._partitions.values()] == held
+    assert len(logs.copied()) == len(set(logs.ends(Outcome.REDELIVERED))) == 2 * len(ids)
+
+
+def test_a_ledger_that_rested_is_not_used_behind_another_replicas_writes(logs: Logs) -> None:
+    epoch = other_engine(logs)
+    key = LedgerKey.of_markers(logs.config, 1)
+    first, second = (Ledger(logs.config, key, engine="other", epoch=epoch) for _ in range(2))
+    first.open()
+    first.rest()
+    second.open()  # had the partition meanwhile, and wrote nothing
+    first.resume()
+    first.begin()
+    first.commit(3, batch=1, rows_done=0)
+    first.rest()
+    second.open()
+    second.begin()
+    second.commit(3, batch=2, rows_done=1)
+    with pytest.raises(FencedError) as caught:
+        first.resume()
+    assert caught.value.code == "OTHER_OWNER"
+    for each in (first, second):
+        each.close()
+
+
+def test_a_claim_that_failed_goes_on_behind_what_it_has(logs: Logs) -> None:
+    begun = claim(logs.config, engine="other", partitions=PARTITIONS - 1)
+    assert begun.done == {0, 1}
+    before = dict(zip(range(PARTITIONS), ledgers(logs), strict=False))
+    whole = claim(logs.config, engine="other", partitions=PARTITIONS, begun=begun)
+    assert (whole.epoch, whole.done) == (1, {0, 1, 2})
+    assert [position.epoch for position in ledgers(logs)] == [1, 1, 1]
+    # Another one that started between has the partitions: all are claimed anew, by a later start.
+    begun = claim(logs.config, engine="other", partitions=PARTITIONS - 1)
+    claim(logs.config, engine="third", partitions=PARTITIONS)
+    whole = claim(logs.config, engine="other", partitions=PARTITIONS, begun=begun)
+    assert (whole.epoch, whole.done) == (4, {0, 1, 2})
+    assert {(each.engine, each.epoch) for each in ledgers(logs)} == {("other", 4)}
+    assert {number: each.position for number, each in before.items()} == {0: 0, 1: 0}
+
+
+def test_an_epoch_is_found_when_the_ledger_of_partition_0_is_gone(logs: Logs) -> None:
+    assert [other_engine(logs) for _ in range(3)] == [1, 2, 3]
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    (deleted,) = admin.delete_consumer_groups(
+        [LedgerKey.of_markers(logs.config, 0).transactional_id]
+    ).values()
+    deleted.result(30)
+    assert len(ledgers(logs)) == PARTITIONS - 1
+    assert other_engine(logs) == 4

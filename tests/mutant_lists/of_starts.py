@@ -7,6 +7,7 @@ from tests.mutant_lists.mutant import Mutant
 LEDGER = "clients/ledger.py"
 TOPICS = "clients/topics.py"
 ENGINES = ("tests/integration/test_local_tracker_engines.py",)
+LEDGERS = ("tests/unit/test_ledger_clients.py",)
 SETTINGS = ("tests/unit/test_clients_topics.py",)
 
 OF_STARTS = [
@@ -25,6 +26,30 @@ OF_STARTS = [
         "return 1 if newest is None else newest.epoch + 1",
         "return 1 if newest is None else newest.epoch",
         ENGINES,
+    ),
+    Mutant(
+        "R22",
+        "an epoch is chosen by partition 0 alone, though its ledger is lost",
+        LEDGER,
+        "if (first is not None and first.epoch) or len(keys) == 1:",
+        "if True:",
+        LEDGERS,
+    ),
+    Mutant(
+        "R22",
+        "a ledger is used before it was read again",
+        LEDGER,
+        "return self._is_read and self.producer.is_ready",
+        "return self.producer.is_ready",
+        LEDGERS,
+    ),
+    Mutant(
+        "R17",
+        "a ledger that rested is used behind what another replica has written",
+        LEDGER,
+        "if last != held:",
+        "if False:",
+        LEDGERS,
     ),
     Mutant(
         "R23",

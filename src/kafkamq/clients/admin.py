@@ -25,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__
     ResourceType,
 )
 
-from kafkamq.clients.committed import CommittedOffsets
+from kafkamq.clients.committed import MAX_KEPT, CommittedOffsets
 from kafkamq.clients.errors import UNANSWERED, ErrorWatch, broker_error, kafka_error
 from kafkamq.clients.settings import admin_settings, connect
 from kafkamq.config import ServiceConfig
@@ -70,14 +70,18 @@ class Admin:
 
     Every method raises ``BrokerError`` at once for wrong credentials, and
     ``DeadlineExceededError``, naming the servers, when no broker answers within ``timeout_s``.
+
+    ``kept_groups``: Groups whose offsets are asked for often; each keeps a consumer.
     """
 
-    def __init__(self, config: ServiceConfig, *, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, config: ServiceConfig, *, timeout_s: float = 30.0, kept_groups: int = MAX_KEPT
+    ) -> None:
         self.config = config
         self._timeout_s = timeout_s
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._client = connect(AdminClient, admin_settings(config), self._watch)
-        self._committed = CommittedOffsets(config, self._watch)
+        self._committed = CommittedOffsets(config, self._watch, kept=kept_groups)
         self._is_closed = False
         self._lock = threading.Lock()
 
@@ -194,6 +198,10 @@ class Admin:
             )
         return found
 
+    def groups(self) -> frozenset[str]:
+        """Ids of all groups that have members or committed offsets, as far as we may see them."""
+        return self._ask("listing the groups", _groups, attempt_s=_ATTEMPT_S)
+
     def group_assignments(self, group: str) -> list[frozenset[str]]:
         """The topics that each member of a group reads now; empty without such a group.
 
@@ -201,7 +209,7 @@ class Admin:
         librdkafka's question about the group can end the process (``committed.py``).
         """
         doing = f"describing group {group}"
-        self._ask(doing, _hear_all_brokers, attempt_s=_ATTEMPT_S)
+        self._ask(doing, _groups, attempt_s=_ATTEMPT_S)
         return self._ask(doing, partial(_group_assignments, group), attempt_s=_COORDINATOR_S)
 
     def committed(
@@ -287,14 +295,16 @@ def _topics(names: Sequence[str], attempt: _Attempt) -> dict[str, TopicInfo]:
     }
 
 
-def _hear_all_brokers(attempt: _Attempt) -> None:
+def _groups(attempt: _Attempt) -> frozenset[str]:
     """A question that goes to every broker, and to no coordinator."""
     listing = attempt.client.list_consumer_groups(request_timeout=attempt.timeout_s)
-    for failure in attempt.wait(listing).errors:
+    found = attempt.wait(listing)
+    for failure in found.errors:
         error = broker_error(failure, "asking every broker")
         if isinstance(error, BrokerError):
             error.is_retriable = True
         raise error
+    return frozenset(group.group_id for group in found.valid)
 
 
 def _group_assignments(group: str, attempt: _Attempt) -> list[frozenset[str]]:

@@ -18,7 +18,7 @@ from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError
 
-__all__ = ["CommittedOffsets"]
+__all__ = ["MAX_KEPT", "CommittedOffsets"]
 
 MAX_KEPT = 64  # idle consumers; each has a few threads
 MAX_THREADS = 8  # a new consumer takes some 70 ms to find its coordinator
@@ -29,8 +29,9 @@ _Key = tuple[str, bool]
 class CommittedOffsets:
     """Consumers by group, kept for the next question; thread-safe."""
 
-    def __init__(self, config: ServiceConfig, watch: ErrorWatch) -> None:
+    def __init__(self, config: ServiceConfig, watch: ErrorWatch, *, kept: int = MAX_KEPT) -> None:
         self._config = config
+        self._kept = kept
         self._watch = watch
         self._idle: dict[_Key, Consumer] = {}
         self._lock = threading.Lock()
@@ -105,7 +106,7 @@ class CommittedOffsets:
 
     def _keep(self, key: _Key, consumer: Consumer) -> None:
         with self._lock:
-            if not self._is_closed and key not in self._idle and len(self._idle) < MAX_KEPT:
+            if not self._is_closed and key not in self._idle and len(self._idle) < self._kept:
                 self._idle[key] = consumer
                 return
         consumer.close()

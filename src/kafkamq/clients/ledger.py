@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, TopicPartition
@@ -22,7 +23,7 @@ from kafkamq.clients.errors import TransactionAbortedError
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import ConfigError, DeadlineExceededError, FencedError, KafkaMQError
+from kafkamq.errors import ConfigError, FencedError, KafkaMQError
 from kafkamq.wire.ledger import Position, decode_position, encode_position
 
 __all__ = [
@@ -32,10 +33,13 @@ __all__ = [
     "claim",
     "latest",
     "ledger",
+    "newest_start",
     "read_ledgers",
     "read_positions",
     "require_own",
 ]
+
+_CLAIMING = 8  # partitions at once: each start of a producer waits for the broker
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +89,19 @@ class Ledger:
         self._admin = admin
         self._owns_admin = admin is None
         self._group = b""
+        self._is_read = False  # since the producer was initialised last
+        self._rests = False
+        self._held: Position | None = None  # ``last`` when it was put to rest
 
     @property
     def is_open(self) -> bool:
         """Whether transactions can start: opened, and not fenced or broken since."""
-        return self.producer.is_ready
+        return self._is_read and self.producer.is_ready
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether ``rest`` ended its client, and ``resume`` may make another one."""
+        return self._rests
 
     def open(self, *, timeout_s: float = 30.0) -> Position | None:
         """Fence whoever wrote before (``init_transactions``), read the ledger, check the epoch.
@@ -117,11 +129,44 @@ class Ledger:
 
     def fence(self, *, timeout_s: float = 30.0) -> None:
         """``open`` without the check; for a start that is about to choose its epoch."""
+        self._is_read = False  # an old ``last`` would have rows written once more
         self.producer.init(timeout_s=timeout_s)
         if self._admin is None:
             self._admin = Admin(self._config, timeout_s=timeout_s)
-        self.last = read_ledgers(self._admin, (self.key,)).get(self.key)
         self._metadata()  # now, and not when the first commit waits for it
+        self.last = read_ledgers(self._admin, (self.key,)).get(self.key)
+        self._is_read = True
+        self._rests = False
+
+    def rest(self) -> None:
+        """End the client until ``resume``; only of an open ledger, outside of transactions."""
+        if self.is_open:
+            self._rests = True
+            self._is_read = False
+            self._held = self.last
+            self.producer.close()
+
+    def resume(self, *, timeout_s: float = 30.0) -> None:
+        """``open`` after ``rest``, as an owner that need not read its partition's log again.
+
+        R17 asks for a TICK after ``init_transactions`` because a predecessor may have written. All
+        that owners write is in transactions, and each of these puts a ``Position`` here that none
+        before it had: a larger epoch, or of the same epoch a larger batch or more rows of it. So
+        while the ledger holds what it held at ``rest``, nobody has written since.
+
+        Raises:
+            FencedError: Somebody has: start the partition again, or stop (``LATER_START``).
+            BrokerError, DeadlineExceededError: Not reached in time; may be repeated.
+        """
+        held = self._held
+        last = self.open(timeout_s=timeout_s)
+        if last != held:
+            self.producer.close()
+            raise FencedError(
+                f"{self.key.topic}[{self.key.partition}]: another replica has written meanwhile "
+                f"(batch {-1 if last is None else last.batch}); start again behind it",
+                code="OTHER_OWNER",
+            )
 
     def rows_done(self, batch: int) -> int:
         """Rows of ``batch`` that this start of this engine has committed; 0: none."""
@@ -207,16 +252,19 @@ class Ledger:
 
     def close(self) -> None:
         """Abort what is open and end the clients; idempotent."""
+        self._rests = False
         self.producer.close()
         if self._owns_admin and self._admin is not None:
             self._admin.close()
             self._admin = None
 
     def _own(self) -> Position | None:
+        return self.last if self.is_last(self.engine, self.epoch) else None
+
+    def is_last(self, engine: str, epoch: int) -> bool:
+        """Whether what it held when it was read last is of this start."""
         last = self.last
-        if last is None or last.engine != self.engine or last.epoch != self.epoch:
-            return None
-        return last
+        return last is not None and (last.engine, last.epoch) == (engine, epoch)
 
     def _metadata(self) -> bytes:
         """Metadata of a group without members: the ledger's group never has any."""
@@ -286,12 +334,35 @@ def latest(positions: Sequence[Position]) -> Position | None:
     return max(positions, key=lambda position: position.epoch, default=None)
 
 
-@dataclass(frozen=True, slots=True)
+def newest_start(admin: Admin, keys: Sequence[LedgerKey]) -> Position | None:
+    """What the latest start of any engine has written; None: nobody has started yet.
+
+    A start writes its epoch to id 0 before any other (R22), so id 0 alone holds the largest. Where
+    it holds none, it may be lost, because an operator has deleted its group or Kafka has dropped
+    it: then all ledgers that exist are read.
+
+    Args:
+        admin: To ask with.
+        keys: Of all marker partitions, that of partition 0 first.
+
+    Raises:
+        BrokerError, DeadlineExceededError: Not all could be read.
+    """
+    first = read_ledgers(admin, keys[:1], stable=False).get(keys[0])
+    if (first is not None and first.epoch) or len(keys) == 1:
+        return first
+    groups = admin.groups()  # of one that does not exist, its coordinator need not be asked
+    exist = [key for key in keys if key.transactional_id in groups]
+    return latest(list(read_ledgers(admin, exist, stable=False).values()))
+
+
+@dataclass(slots=True)
 class Claim:
     """A start of an engine: its epoch, and what each partition's ledger held before."""
 
-    epoch: int
+    epoch: int = 0
     positions: dict[int, Position] = field(default_factory=dict)  # absent: nothing committed yet
+    done: set[int] = field(default_factory=set)  # partitions that are this start's
 
 
 def claim(
@@ -301,6 +372,7 @@ def claim(
     partitions: int,
     takeover: bool = True,
     timeout_s: float = 60.0,
+    begun: Claim | None = None,
 ) -> Claim:
     """Make this start of ``engine`` the latest on every marker partition, id 0 first (R22).
 
@@ -308,56 +380,86 @@ def claim(
     committed or aborted when it returns: append the TICKs after it (R17). Positions stay as they
     were found; batches of this start begin anew, because its plans differ from an earlier one's.
 
+    Args:
+        config: Names the markers topic.
+        engine: Who starts.
+        partitions: How many there are.
+        takeover: False: refuse where another engine's epoch is the latest.
+        timeout_s: Bound of each partition.
+        begun: What an earlier call is filling, or has filled when it failed: this one goes on
+            behind it, under the same epoch, unless another start came between. Nothing may have
+            been planned under that epoch. None: begin.
+
     Raises:
         ConfigError: ``takeover`` is False and another engine's epoch is the latest.
         FencedError: A later start of some engine was found on the way.
+        BrokerError, DeadlineExceededError: A partition could not be claimed in time.
     """
     keys = [LedgerKey.of_markers(config, partition) for partition in range(partitions)]
+    begun = Claim() if begun is None else begun
+    with Admin(config, timeout_s=timeout_s, kept_groups=1) as admin:
+        bounds = admin.log_bounds(config.marker_topic, range(partitions))
+        if not takeover:
+            require_own(newest_start(admin, keys), engine)
+
+        def take(key: LedgerKey) -> None:
+            first, _ = bounds[key.partition]
+            _claim_one(config, key, engine, begun, first, admin, keys, timeout_s)
+
+        take(keys[0])
+        left = [key for key in keys if key.partition not in begun.done]
+        with ThreadPoolExecutor(_CLAIMING, thread_name_prefix="kafkamq-claim") as threads:
+            try:
+                for taken in [threads.submit(take, key) for key in left]:
+                    taken.result()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+    return begun
+
+
+def _claim_one(
+    config: ServiceConfig,
+    key: LedgerKey,
+    engine: str,
+    begun: Claim,
+    first: int,
+    admin: Admin,
+    keys: Sequence[LedgerKey],
+    timeout_s: float,
+) -> None:
+    """Make one ledger this start's; chooses the epoch at id 0."""
     deadline_s = time.monotonic() + timeout_s
-    found: dict[int, Position] = {}
-    with Admin(config, timeout_s=timeout_s) as admin:
-        starts = {
-            number: first
-            for number, (first, _) in admin.log_bounds(
-                config.marker_topic, range(partitions)
-            ).items()
-        }
-        epoch = 0
-        for key in keys:
-            while True:
-                one = Ledger(config, key, engine=engine, epoch=epoch, admin=admin)
-                try:
-                    if key.partition == 0:
-                        epoch = _next_epoch(one, admin, keys, takeover)
-                        one.epoch = epoch
-                    else:
-                        one.open(timeout_s=timeout_s)
-                    if one.last is not None:
-                        found[key.partition] = one.last
-                    position = starts[key.partition] if one.last is None else one.last.position
-                    one.adopt(epoch, position, timeout_s=timeout_s)
-                    break
-                except (FencedError, TransactionAbortedError) as error:
-                    is_later = isinstance(error, FencedError) and error.code == "LATER_START"
-                    if is_later or time.monotonic() > deadline_s:
-                        raise
-                    # Engines that start at one moment would fence each other for ever.
-                    time.sleep(random.uniform(0.02, 0.3))
-                finally:
-                    one.close()
-                if time.monotonic() > deadline_s:
-                    raise DeadlineExceededError(
-                        f"taking over {key.topic}[{key.partition}] did not end in {timeout_s:g} s"
-                    )
-    return Claim(epoch, found)
+    while True:
+        one = Ledger(config, key, engine=engine, epoch=begun.epoch, admin=admin)
+        try:
+            if key.partition:
+                one.open(timeout_s=timeout_s)
+            else:
+                one.fence(timeout_s=timeout_s)
+                if begun.done and one.is_last(engine, begun.epoch):
+                    return  # nobody has started since it was claimed
+                begun.epoch = _next_epoch(one.last, admin, keys)
+                begun.done.clear()
+            if one.last is not None:
+                begun.positions[key.partition] = one.last
+            position = first if one.last is None else one.last.position
+            one.adopt(begun.epoch, position, timeout_s=timeout_s)
+            begun.done.add(key.partition)
+            return
+        except (FencedError, TransactionAbortedError) as error:
+            is_later = isinstance(error, FencedError) and error.code == "LATER_START"
+            if is_later or time.monotonic() > deadline_s:
+                raise
+            # Engines that start at one moment would fence each other for ever.
+            time.sleep(random.uniform(0.02, 0.3))
+        finally:
+            one.close()
 
 
-def _next_epoch(one: Ledger, admin: Admin, keys: Sequence[LedgerKey], takeover: bool) -> int:
-    """Fence id 0 and choose: one more than any ledger holds."""
-    if not takeover:
-        require_own(latest(list(read_ledgers(admin, keys, stable=False).values())), one.engine)
-    one.fence()
-    newest = latest(list(read_ledgers(admin, keys, stable=False).values()))
+def _next_epoch(first: Position | None, admin: Admin, keys: Sequence[LedgerKey]) -> int:
+    """One more than any ledger holds; ``first``: what id 0 holds, which was fenced just now."""
+    newest = first if first is not None and first.epoch else newest_start(admin, keys)
     return 1 if newest is None else newest.epoch + 1
 
 

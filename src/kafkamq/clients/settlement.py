@@ -143,7 +143,9 @@ class Settler:
     def _attempt(self, run: _Run, *, reopen: bool) -> BrokerError | None:
         """Go on behind what is done; returns what is in the way, None when all is done."""
         try:
-            if not run.ledger.is_open:
+            if run.ledger.is_resting:
+                run.ledger.resume(timeout_s=run.left_s())
+            elif not run.ledger.is_open:
                 if not reopen:
                     raise OutcomeUnknownError("the ledger must be opened again", code="NOT_OPEN")
                 run.ledger.open(timeout_s=run.left_s())

@@ -9,8 +9,9 @@ import time
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import TransactionAbortedError
-from kafkamq.clients.ledger import Ledger, LedgerKey, latest, read_ledgers, require_own
+from kafkamq.clients.ledger import Ledger, LedgerKey, newest_start, require_own
 from kafkamq.clients.marker_position import require_inside, told_positions
+from kafkamq.clients.open_ledgers import OpenLedgers
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import FencedError
 from kafkamq.kafka.tracked_partition import ENGINE, Started
@@ -31,12 +32,21 @@ class PartitionStarter:
     first; the others wait until they read it (R22).
     """
 
-    def __init__(self, config: ServiceConfig, tracker: TrackerConfig, *, partitions: int) -> None:
+    def __init__(
+        self,
+        config: ServiceConfig,
+        tracker: TrackerConfig,
+        *,
+        partitions: int,
+        ledgers: OpenLedgers,
+    ) -> None:
         self._config = config
         self._takeover = tracker.takeover
-        self._admin = Admin(config)
+        self._admin = Admin(config, kept_groups=1)  # id 0's, for every start
         self._partitions = partitions
+        self._ledgers = ledgers
         self._lock = threading.Lock()
+        self._choosing = threading.Lock()
         self._telling = threading.Lock()
         self._told_positions: dict[int, int] | None = None  # as told before this process; read once
         self._epoch = 0  # of this process; 0: it has not started any partition yet
@@ -59,7 +69,7 @@ class PartitionStarter:
             BrokerError, DeadlineExceededError: Not reached.
         """
         if old is not None:
-            old.close()
+            self._ledgers.close(old)
         with self._lock:
             self._partitions = max(self._partitions, number + 1)  # partitions may be added
         epoch = self._choose(number)
@@ -71,14 +81,11 @@ class PartitionStarter:
         try:
             ledger.fence()
             last = ledger.last
-            if number == 0 and _is_foreign(latest(self._positions()), epoch):
+            if _is_foreign(last, epoch):
                 ledger.close()  # somebody was quicker: choose again
                 return None
-            if _is_foreign(last, epoch):
-                ledger.close()
-                return None
             position = self._checked_position(number, last)
-            if last is None or last.engine != ENGINE or last.epoch != epoch:
+            if not ledger.is_last(ENGINE, epoch):
                 ledger.adopt(epoch, position)
         except (FencedError, TransactionAbortedError):
             ledger.close()
@@ -88,6 +95,7 @@ class PartitionStarter:
             raise
         with self._lock:
             self._epoch = max(self._epoch, epoch)
+        self._ledgers.keep(ledger)
         _log.info(
             "tracking a partition",
             extra={"partition": number, "epoch": epoch, "position": position},
@@ -96,9 +104,13 @@ class PartitionStarter:
 
     def _choose(self, number: int) -> int:
         """The epoch to start with; 0: wait for the owner of partition 0."""
-        newest = latest(self._positions())
+        keys = [self._key(0)]
         with self._lock:
             own = self._epoch
+            if number == 0:  # its owner is the one that chooses
+                keys += [self._key(other) for other in range(1, self._partitions)]
+        with self._choosing:  # one after the other, all through one consumer
+            newest = newest_start(self._admin, keys)
         if newest is not None and newest.engine == ENGINE:
             return newest.epoch
         if own:
@@ -116,10 +128,6 @@ class PartitionStarter:
         if number != 0:
             return 0
         return 1 if newest is None else newest.epoch + 1
-
-    def _positions(self) -> list[Position]:
-        keys = [self._key(number) for number in range(self._partitions)]
-        return list(read_ledgers(self._admin, keys, stable=False).values())
 
     def _key(self, number: int) -> LedgerKey:
         return LedgerKey.of_markers(self._config, number)

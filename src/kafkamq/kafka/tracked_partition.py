@@ -107,8 +107,12 @@ class TrackedPartition:
         if self.last_status is not None:  # which metrics show until the next start
             self.last_status = replace(self.last_status, is_live=False)
 
-    def start(self, started: Started) -> None:
-        """Begin to fold at the ledger's position; nothing is planned before our TICK is read."""
+    def start(self, started: Started, *, is_written_soon: bool = True) -> None:
+        """Begin to fold at the ledger's position; nothing is planned before our TICK is read.
+
+        ``is_written_soon``: the first position needs no pause. A producer's first transaction looks
+        for coordinators, and is slow: what falls due finds that done, if the ledger stays open.
+        """
         ledger = started.ledger
         assert ledger.last is not None, "a start writes the ledger"
         self.phase = Phase.READING
@@ -127,7 +131,7 @@ class TrackedPartition:
         self.ticks = TickPolicy(monotonic_ms(), self._config.max_silence_ms)
         self.wants_start_tick = True
         self._written = started.position
-        self._written_s = 0.0  # soon: the first transaction looks for coordinators, and is slow
+        self._written_s = 0.0 if is_written_soon else time.monotonic()
         self._end = -1
         self._began = started.position
         self._kept_from = -1
@@ -193,12 +197,16 @@ class TrackedPartition:
             return max(committable, self._end)
         return committable
 
-    def wants_position(self) -> bool:
-        """Whether the position should be written without actions (R22)."""
+    def wants_position(self, turns: int = 1) -> bool:
+        """Whether the position should be written without actions (R22).
+
+        ``turns``: So many partitions share an open ledger, and one after the other writes: each
+        pauses so many times as long, or else ledgers would be opened for positions all the time.
+        """
         if self.is_busy or self.phase is not Phase.READING or not self.core.is_live:
             return False
         since_s = time.monotonic() - self._written_s
-        if since_s * 1000 < self._config.position_interval_ms or not self.may_try():
+        if since_s * 1000 < turns * self._config.position_interval_ms or not self.may_try():
             return False
         return since_s > _LEDGER_REFRESH_S or self.position() != self._written
 

@@ -14,14 +14,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from queue import SimpleQueue
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import OutcomeUnknownError, may_pass
+from kafkamq.clients.open_ledgers import MAX_OPEN
 from kafkamq.clients.quarantine import Quarantine
-from kafkamq.clients.settlement import SettlementError, Settler, SettleReport
+from kafkamq.clients.settlement import SettlementError, SettleReport
 from kafkamq.clients.ticker import Ticker
 from kafkamq.clients.topics import require_topics
 from kafkamq.clients.tracker_metrics import TrackerMetrics
@@ -39,6 +39,7 @@ from kafkamq.errors import (
 )
 from kafkamq.kafka.marker_reader import MarkerReader
 from kafkamq.kafka.partition_start import PartitionStarter
+from kafkamq.kafka.settlers import SETTLE_S, Settlers
 from kafkamq.kafka.tracked_partition import Phase, Started, TrackedPartition, monotonic_ms
 from kafkamq.kafka.workers import Workers
 from kafkamq.metrics.catalog import LATENESS
@@ -55,7 +56,6 @@ _log = logging.getLogger(__name__)
 _THREADS = 4
 _POLL_S = 0.02  # also how late a TICK may be
 _STATUS_S = 1.0
-_SETTLE_S = 20.0
 _PATIENCE_S = 30.0  # after which a partition that cannot start is named in the log
 _CLOSE_S = 15.0
 _MAX_TURN_S = 30.0  # a loop that takes longer for one turn is taken for hung
@@ -91,23 +91,21 @@ class LocalTracker:
         retention_ms = int(topic.settings.get("retention.ms", "-1"))
         self._carry_after_ms = retention_ms // 4 if retention_ms >= 0 else NEVER  # R19
         self._partitions: dict[int, TrackedPartition] = {}
-        self._starter = PartitionStarter(config, self._tracker, partitions=topic.partitions)
+        self._settlers = Settlers(config, self._tracker)
+        self._ledgers = self._settlers.ledgers
+        self._starter = PartitionStarter(
+            config, self._tracker, partitions=topic.partitions, ledgers=self._ledgers
+        )
         self._ticker = Ticker(config)
         self._quarantine = Quarantine(config)
         self._workers = Workers(_THREADS, name="kafkamq-tracker")
-        self._settlers: SimpleQueue[Settler] = SimpleQueue()
         for _ in range(_THREADS):
-            self._workers.submit(self._add_settler, lambda _: None, _raise)
+            self._workers.submit(self._settlers.add, lambda _: None, _raise)
         self._next_status_s = 0.0  # monotonic
         self._is_closed = False
         self._reader = MarkerReader(config, on_assigned=self._assigned, on_revoked=self._revoked)
         self._metrics = TrackerMetrics(config, self.statuses)
         self._loop = health.add("tracker", max_age_s=_MAX_TURN_S, is_ready=self._is_ready)
-
-    def _add_settler(self) -> None:
-        settler = Settler(self._config, self._tracker)
-        settler.prepare()
-        self._settlers.put(settler)
 
     # ---- running
 
@@ -176,7 +174,7 @@ class LocalTracker:
             yield self
         finally:
             stop.set()
-            thread.join(2 * _CLOSE_S + _SETTLE_S)
+            thread.join(2 * _CLOSE_S + SETTLE_S)
             for loop in hung:
                 health.remove(loop)
             if failures:  # also when the block failed, which then is but a consequence
@@ -243,9 +241,8 @@ class LocalTracker:
         self._reader.close()
         for part in self._partitions.values():
             if part.ledger is not None and not part.is_busy:
-                part.ledger.close()
-        while not self._settlers.empty():
-            self._settlers.get().close()
+                self._ledgers.close(part.ledger)
+        self._settlers.close()
         self._ticker.close(timeout_s=timeout_s)
         self._quarantine.close()
         self._starter.close()
@@ -265,7 +262,7 @@ class LocalTracker:
             # A settlement under way may still commit: it is as valid as if it had been quicker.
             # Afterwards the next owner's init fences it, and the group's generation does.
             if part is not None and part.ledger is not None and not part.is_busy:
-                part.ledger.close()
+                self._ledgers.close(part.ledger)
         _log.info("partitions revoked", extra={"partitions": numbers})
 
     def _is_ours(self, part: TrackedPartition) -> bool:
@@ -335,9 +332,14 @@ class LocalTracker:
     # ---- acting
 
     def _act(self, part: TrackedPartition) -> None:
-        """Whatever a partition needs now."""
+        """Whatever a partition needs now.
+
+        What nobody waits for is begun by an idle worker: behind a thousand starts, or positions, a
+        redelivery would be late.
+        """
+        is_idle = self._workers.running < _THREADS
         if part.phase is Phase.WAITING:
-            if part.may_try() and not part.is_busy:
+            if is_idle and part.may_try() and not part.is_busy:
                 self._start(part)
             return
         now_ms = monotonic_ms()
@@ -350,8 +352,12 @@ class LocalTracker:
                 on_done=partial(self._tick_done, part),
             )
         actions = part.plan()
-        if actions or part.wants_position():
+        if actions or (is_idle and part.wants_position(self._turns())):
             self._settle(part, actions)
+
+    def _turns(self) -> int:
+        """How many partitions share the place of one open ledger."""
+        return -(-len(self._partitions) // MAX_OPEN)
 
     def _tick_done(self, part: TrackedPartition, _number: int, offset: int) -> None:
         if self._is_ours(part) and part.phase is Phase.READING:
@@ -372,11 +378,11 @@ class LocalTracker:
         part.is_busy = False
         if not self._is_ours(part):
             if started is not None:
-                started.ledger.close()
+                self._ledgers.close(started.ledger)
         elif started is None:
             self._try_later(part, "the owner of partition 0 has not started yet")
         else:
-            part.start(started)
+            part.start(started, is_written_soon=self._turns() == 1)
             self._reader.begin(part.number, started.position)
             if part.number == 0:
                 for other in self._partitions.values():
@@ -406,25 +412,16 @@ class LocalTracker:
         ledger = part.ledger
         assert ledger is not None, "a partition that is read has a ledger"
         part.is_busy = True
-        position, batch = part.position(), part.batch
-        members = (self._reader.membership(),)
+        position = part.position()
         began_s = time.monotonic()
-
-        def job() -> SettleReport:
-            settler = self._settlers.get()
-            try:
-                return settler.settle(
-                    ledger,
-                    actions,
-                    position=position,
-                    batch=batch,
-                    members=members,
-                    reopen=False,
-                    timeout_s=_SETTLE_S,
-                )
-            finally:
-                self._settlers.put(settler)
-
+        job = partial(
+            self._settlers.settle,
+            ledger,
+            actions,
+            position=position,
+            batch=part.batch,
+            members=(self._reader.membership(),),
+        )
         self._workers.submit(
             job,
             partial(self._settled, part, position, actions, began_s),
@@ -454,13 +451,13 @@ class LocalTracker:
             part.core.aborted(report.left)  # there was no time for them: ask again
             part.settled(position, report)
         elif part.ledger is not None:
-            part.ledger.close()
+            self._ledgers.close(part.ledger)
 
     def _settle_failed(self, part: TrackedPartition, error: KafkaMQError) -> None:
         part.is_busy = False
         if not self._is_ours(part):
             if part.ledger is not None:
-                part.ledger.close()
+                self._ledgers.close(part.ledger)
             return
         _log.warning("a settlement failed", extra={"partition": part.number, "why": str(error)})
         if isinstance(error, SettlementError):

@@ -108,6 +108,7 @@ class SparkTracker:
         self._spark: SparkSession | None = None
         self._run: _Run | None = None
         self._partitions = 0
+        self._claimed = Claim()  # a start that failed goes on behind what it has claimed
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._mind, name="kafkamq-tracker", daemon=True)
         self._error: BaseException | None = None
@@ -170,6 +171,7 @@ class SparkTracker:
         )
         try:
             keeper.begin(range(self._partitions))
+            self._claimed = Claim()  # the next start has an epoch of its own
             query = start_query(self._spark, plan)
         except BaseException:
             keeper.close()
@@ -198,7 +200,13 @@ class SparkTracker:
             tasks = min(info.partitions, _MAX_TASKS_PER_CORE * cores)
             note = CheckpointNote.new("spark", topic=topic, tasks=tasks)
             require_unbroken(config, info.partitions)  # before the claim writes positions
-        claimed = claim(config, engine=note.engine, partitions=info.partitions, takeover=takeover)
+        self._claimed = claimed = claim(
+            config,
+            engine=note.engine,
+            partitions=info.partitions,
+            takeover=takeover,
+            begun=self._claimed,
+        )
         if is_new:
             note = replace(note, starting=self._first_offsets(claimed))
             write_note(spark, self._checkpoint, note)

@@ -1,0 +1,181 @@
+"""Ledgers of many partitions: what a start asks, how many producers stay, when one is usable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from kafkamq.clients import ledger as module
+from kafkamq.clients.admin import Admin
+from kafkamq.clients.ledger import Ledger, LedgerKey, newest_start
+from kafkamq.clients.open_ledgers import OpenLedgers
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.errors import BrokerError, FencedError
+from kafkamq.kafka import partition_start
+from kafkamq.kafka.partition_start import PartitionStarter
+from kafkamq.wire.ledger import Position, encode_position
+
+CONFIG = ServiceConfig(bootstrap_servers="x:1")
+PARTITIONS = 1000
+KEYS = [LedgerKey.of_markers(CONFIG, number) for number in range(PARTITIONS)]
+
+
+class FakeAdmin:
+    """The groups' coordinators, as far as a start asks them."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Position] = {}
+        self.asked: list[str] = []
+        self.error: BrokerError | None = None
+
+    def hold(self, number: int, epoch: int, *, engine: str = "local", batch: int = 0) -> None:
+        position = Position(position=0, epoch=epoch, engine=engine, batch=batch)
+        self.held[KEYS[number].transactional_id] = position
+
+    def committed(
+        self, requests: Sequence[tuple[str, TopicPartition]], *, stable: bool = True
+    ) -> list[TopicPartition]:
+        self.asked += [group for group, _ in requests]
+        if self.error is not None:
+            raise self.error
+        return [self._committed(group, place) for group, place in requests]
+
+    def _committed(self, group: str, place: TopicPartition) -> TopicPartition:
+        found = self.held.get(group)
+        if found is None:
+            return TopicPartition(place.topic, place.partition, -1001)
+        text = encode_position(found)
+        return TopicPartition(place.topic, place.partition, found.position, metadata=text)
+
+    def groups(self) -> frozenset[str]:
+        return frozenset(self.held)
+
+    def log_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
+        return dict.fromkeys(partitions, (0, 9))
+
+
+class FakeProducer:
+    """A transactional producer that nobody fences."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.is_ready = False
+        self.inits = 0
+
+    def init(self, *, timeout_s: float) -> None:
+        self.inits += 1
+        self.is_ready = True
+
+    def close(self) -> None:
+        self.is_ready = False
+
+
+@pytest.fixture
+def admin(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
+    fake = FakeAdmin()
+    monkeypatch.setattr(module, "TransactionalProducer", FakeProducer)
+    monkeypatch.setattr(Ledger, "_metadata", lambda _: b"group")
+    monkeypatch.setattr(partition_start, "Admin", lambda *_, **__: fake)
+    return fake
+
+
+def starter(*, takeover: bool = True) -> PartitionStarter:
+    tracker = TrackerConfig(takeover=takeover)
+    return PartitionStarter(CONFIG, tracker, partitions=PARTITIONS, ledgers=OpenLedgers())
+
+
+def opened(admin: FakeAdmin, number: int, *, epoch: int = 1) -> Ledger:
+    asked = cast(Admin, admin)
+    own = Ledger(CONFIG, KEYS[number], engine="local", epoch=epoch, admin=asked)
+    own.open()
+    return own
+
+
+def test_a_start_asks_the_ledger_of_partition_0_and_its_own(admin: FakeAdmin) -> None:
+    for number in range(PARTITIONS):
+        admin.hold(number, 3)
+    started = starter().start(700, None)
+    assert started is not None
+    assert started.ledger.epoch == 3
+    assert admin.asked == [KEYS[0].transactional_id, KEYS[700].transactional_id]
+
+
+def test_the_owner_of_partition_0_finds_the_epoch_when_its_ledger_is_lost(
+    admin: FakeAdmin,
+) -> None:
+    admin.hold(5, 3, engine="spark-1")
+    admin.hold(800, 4, engine="spark-1")
+    assert newest_start(cast(Admin, admin), KEYS) == admin.held[KEYS[800].transactional_id]
+    assert admin.asked == [KEYS[number].transactional_id for number in (0, 5, 800)]
+
+
+def test_others_wait_for_the_owner_of_partition_0(admin: FakeAdmin) -> None:
+    admin.hold(800, 4)
+    assert starter().start(800, None) is None
+    assert admin.asked == [KEYS[0].transactional_id]
+
+
+def test_a_ledger_that_was_fenced_but_not_read_is_not_open(admin: FakeAdmin) -> None:
+    """Its rows done would be those of before: a batch would be written once more."""
+    own = opened(admin, 7)
+    admin.error = BrokerError("the coordinator is loading", code="X", is_retriable=True)
+    own.producer.close()
+    with pytest.raises(BrokerError):
+        own.open()
+    assert own.producer.is_ready
+    assert not own.is_open
+    admin.error = None
+    own.open()
+    assert own.is_open
+
+
+def test_a_ledger_that_rested_goes_on_where_nobody_has_written(admin: FakeAdmin) -> None:
+    admin.hold(7, 1, batch=4)
+    own = opened(admin, 7)
+    own.rest()
+    assert (own.is_open, own.is_resting, own.producer.is_ready) == (False, True, False)
+    own.resume()
+    assert (own.is_open, own.is_resting) == (True, False)
+
+
+def test_a_ledger_that_rested_is_no_more_where_another_replica_has_written(
+    admin: FakeAdmin,
+) -> None:
+    admin.hold(7, 1, batch=4)
+    own = opened(admin, 7)
+    own.rest()
+    admin.hold(7, 1, batch=5)
+    with pytest.raises(FencedError) as caught:
+        own.resume()
+    assert caught.value.code == "OTHER_OWNER"
+    assert (own.is_open, own.is_resting, own.producer.is_ready) == (False, False, False)
+
+
+def test_a_ledger_that_could_not_be_read_is_compared_when_it_can(admin: FakeAdmin) -> None:
+    admin.hold(7, 1, batch=4)
+    own = opened(admin, 7)
+    own.rest()
+    admin.hold(7, 1, batch=5)
+    admin.error = BrokerError("the coordinator is loading", code="X", is_retriable=True)
+    with pytest.raises(BrokerError):
+        own.resume()
+    assert (own.is_open, own.is_resting) == (False, True)
+    admin.error = None
+    with pytest.raises(FencedError):
+        own.resume()
+
+
+def test_the_ledgers_that_were_not_used_for_longest_rest(admin: FakeAdmin) -> None:
+    kept = OpenLedgers(2)
+    ledgers = [opened(admin, number) for number in range(4)]
+    for own in ledgers[:2]:
+        kept.keep(own)
+    with kept.using(ledgers[0]), kept.using(ledgers[2]):  # used ones are not put to rest
+        kept.keep(ledgers[3])
+        assert [own.is_open for own in ledgers] == [True] * 4
+    assert [own.is_resting for own in ledgers] == [False, True, False, True]
+    kept.close(ledgers[0])
+    assert not ledgers[0].is_open
+    assert not ledgers[0].is_resting
