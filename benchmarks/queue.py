@@ -46,6 +46,7 @@ PAYLOAD = b"x" * 100
 BATCH = 1000
 PARTITIONS = 4
 FOREIGN = 400_000
+MANY = 1000  # marker partitions
 
 
 class Bench:
@@ -57,14 +58,16 @@ class Bench:
         self.rounds = rounds
 
     @contextmanager
-    def service(self, topics: Service | None = None) -> Iterator[Service]:
+    def service(
+        self, topics: Service | None = None, *, marker_partitions: int = PARTITIONS
+    ) -> Iterator[Service]:
         """A fresh namespace; with ``topics``, fresh groups over that one's topics."""
         names = {}
         if topics is not None:
             config = topics.config
             names = {"message_topic": config.message_topic, "marker_topic": config.marker_topic}
         with Service(self.servers, f"bench-{uuid.uuid4().hex[:8]}", **names) as service:
-            service.create_topics(partitions=PARTITIONS, marker_partitions=PARTITIONS)
+            service.create_topics(partitions=PARTITIONS, marker_partitions=marker_partitions)
             yield service
 
     def consumer(self, topic: str) -> KafkaConsumer:
@@ -348,6 +351,11 @@ class Bench:
         name = "KEEPALIVEs per partition and T/3, 100,000 held"
         return Row(name, each, None, None, "records", 1, each <= 1.34 and not lost)
 
+    def many(self) -> list[Row]:
+        """1,000 marker partitions on one broker: how soon a tracker works, and its connections."""
+        with self.service(marker_partitions=MANY) as service:
+            return tracker_rows.start_many(service.config, MANY)
+
     def million(self) -> list[Row]:
         """A million messages in flight: memory, a restart, and all of them due at once."""
         count, timeout_ms = 1_000_000, 60_000
@@ -458,6 +466,7 @@ def main() -> int:
             bench.fold,
             bench.held,
             bench.keepalives,
+            bench.many,
             bench.million,
         ):
             if args.only in run.__name__:

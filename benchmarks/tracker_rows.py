@@ -1,4 +1,4 @@
-"""Rows of ``benchmarks/queue.py`` about trackers: folding, a million in flight, KEEPALIVEs."""
+"""Rows of ``benchmarks/queue.py`` about trackers: folding, a million in flight, many partitions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
+from benchmarks.rows import Row
 from confluent_kafka import Producer as KafkaProducer
 
 from kafkamq.clients.admin import Admin
@@ -19,10 +22,18 @@ from kafkamq.types import MessageId, Outcome
 from kafkamq.wire.markers import StartEncoder, encode_end
 from kafkamq.wire.partitions import marker_key, marker_partition
 
-__all__ = ["LOAD_TOPIC_ID", "TrackerProcess", "wait_until", "write_pairs", "write_starts"]
+__all__ = [
+    "LOAD_TOPIC_ID",
+    "TrackerProcess",
+    "start_many",
+    "wait_until",
+    "write_pairs",
+    "write_starts",
+]
 
 _CHUNK = 10_000
 _HOUR_MS = 3_600_000
+_ESTABLISHED = "01"  # in /proc/net/tcp
 LOAD_TOPIC_ID = b"t" * 16
 """Of messages that only their markers know."""
 
@@ -127,6 +138,67 @@ class TrackerProcess:
         """Memory of the process."""
         with open(f"/proc/{self._process.pid}/statm", encoding="ascii") as statm:  # noqa: PTH123
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def connections(self) -> int:
+        """TCP connections of the process that are established, to brokers nearly all of them."""
+        proc = Path(f"/proc/{self._process.pid}")
+        own = set()
+        for entry in (proc / "fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                own.add(str(entry.readlink()))
+        found = 0
+        for family in ("tcp", "tcp6"):
+            for line in (proc / "net" / family).read_text().splitlines()[1:]:
+                columns = line.split()
+                found += columns[3] == _ESTABLISHED and f"socket:[{columns[9]}]" in own
+        return found
+
+    @contextmanager
+    def most_connections(self) -> Iterator[list[int]]:
+        """Looked at all through the block; the list holds the most of them."""
+        most = [0]
+        ends = threading.Event()
+
+        def look() -> None:
+            while not ends.wait(0.2):
+                most[0] = max(most[0], self.connections())
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        try:
+            yield most
+        finally:
+            ends.set()
+            looking.join()
+
+
+def start_many(config: ServiceConfig, partitions: int) -> list[Row]:
+    """A namespace's first start of a tracker, and one that finds messages due in most partitions.
+
+    Args:
+        config: Of a namespace whose markers topic has so many partitions.
+        partitions: How many.
+    """
+    name = f"{partitions:,} marker partitions"
+    with TrackerProcess.running(config) as tracker, tracker.most_connections() as most:
+        ready = lambda: tracker.total("kafkamq_tracker_live") == partitions  # noqa: E731
+        first_s = wait_until(ready, timeout_s=600)
+    write_starts(config, partitions, partitions, timeout_ms=1)
+    before = count(config, config.message_topic)
+    began_s = time.perf_counter()
+    with TrackerProcess.running(config) as tracker, tracker.most_connections() as again:
+        found = lambda: count(config, config.message_topic) - before  # noqa: E731
+        wait_until(lambda: found() > 0, timeout_s=600)
+        redelivery_s = time.perf_counter() - began_s
+        wait_until(lambda: found() >= partitions, timeout_s=600)
+        all_s = time.perf_counter() - began_s
+    used = max(*most, *again)
+    return [
+        Row(f"{name}: first start, all live", first_s, None, None, "s", None, True),
+        Row(f"{name}: first redelivery", redelivery_s, None, None, "s", 60, redelivery_s <= 60),
+        Row(f"{name}: one of each redelivered", all_s, None, None, "s", None, True),
+        Row(f"{name}: connections", used, None, None, "connections", 100, used <= 100),
+    ]
 
 
 def count(config: ServiceConfig, topic: str) -> int:
