@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
-from kafkamq.clients.settings import connect, producer_settings
+from kafkamq.clients.settings import connect, marker_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 from kafkamq.spark.reading import LogRange, LogReader
@@ -58,10 +58,9 @@ class MarkerLog:
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._producer = connect(
             Producer,
-            producer_settings(
+            marker_settings(
                 config,
                 linger_ms=2,
-                message_timeout_ms=30_000,
                 message_max_bytes=_MAX_BYTES,
                 queue_buffering_max_messages=1_000_000,
             ),
