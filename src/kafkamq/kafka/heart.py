@@ -32,6 +32,7 @@ class Heart:
         self._tend = tend
         self._period_ms = max(1, worker.queue.redelivery_timeout_ms // RENEWALS_PER_TIMEOUT)
         self._renew_ms = monotonic_ms() + self._period_ms
+        self._tend_ms = 0
         self._stopped = False
         self._loop = health.add(f"worker of {worker.queue.queue_id}", max_age_s=MAX_BEAT_S)
         self._thread = threading.Thread(
@@ -73,7 +74,7 @@ class Heart:
                 _log.exception("a heartbeat of a consumer failed")
 
     def _sleep_ms(self) -> int:
-        sleep_ms = min(MAX_SLEEP_MS, self._renew_ms - monotonic_ms())
+        sleep_ms = min(self._tend_ms, self._renew_ms) - monotonic_ms()
         if len(self._worker.writer):
             sleep_ms = min(sleep_ms, REPORTS_MS)
         return max(1, sleep_ms)
@@ -105,5 +106,9 @@ class Heart:
         self._verdicts.lost_leases.tell_soon()
 
     def _tend_all(self) -> None:
+        now_ms = monotonic_ms()
+        if now_ms < self._tend_ms:  # there may be hundreds of beats a second, for verdicts
+            return
+        self._tend_ms = now_ms + MAX_SLEEP_MS
         self._tend()
         self._worker.namespace.refresh_if_old(IDENTITY_AGE_S)

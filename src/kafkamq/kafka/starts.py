@@ -32,6 +32,7 @@ __all__ = ["Batch", "Starter"]
 
 MAX_TRANSACTION_BYTES = 16 * 1024 * 1024  # of payloads in one, as for trackers (R16)
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+_STARTED, _HELD = LeaseState.STARTED, LeaseState.HELD  # a look-up per message costs 0.4 us
 _END_S = 0.05  # how long one step waits for an END that is under way
 
 
@@ -245,17 +246,17 @@ class Starter:
         worker = self._worker
         with worker.lock:
             # The others are so already, or over: this was broken off and is repeated.
-            started = [each for each in batch.leases() if each.state is LeaseState.STARTED]
+            started = [each for each in batch.leases() if each.state is _STARTED]
             worker.leases.committed(started, monotonic_ms())
             worker.renew_id()
-        held = [m for m in batch.messages if m._lease.state is LeaseState.HELD]
+        held = [m for m in batch.messages if m._lease.state is _HELD]
         expired = [
             m for m in held if m._expiry_ms and has_expired(m._expiry_ms, m._lease.log_begin_ms)
         ]
         if not expired:
             return held
         self._verdicts.reject_expired(expired)
-        return [m for m in held if m._lease.state is LeaseState.HELD]
+        return [m for m in held if m._lease.state is _HELD]
 
     def abandon(self, batch: Batch) -> None:
         """Forget the batch, under a new consumer_id (R5, R7)."""

@@ -34,7 +34,7 @@ MAX_QUEUED = 1000
 _SLICE_S = 0.25
 _ACK = Outcome.ACK
 _WRITE = Settlement.WRITE
-_SETTLED = LeaseState.SETTLED
+_HELD, _SETTLED = LeaseState.HELD, LeaseState.SETTLED  # a look-up per message costs 0.4 us
 _log = logging.getLogger(__name__)
 
 
@@ -75,7 +75,7 @@ class Verdicts:
         end = b"" if outcome is _ACK else self._encode(message, outcome, reason, delay_ms)
         now_ms = monotonic_ms()
         with worker.lock:
-            if lease.state is LeaseState.HELD:
+            if lease.state is _HELD:
                 message._outcome = outcome
                 message._end_log_ms = UNREPORTED
                 message._end_error = None
@@ -129,11 +129,8 @@ class Verdicts:
         queued = self._queued
         try:
             with self._worker.lock:  # whoever adds settles before it is given back
-                while queued:
-                    message = queued[0]
-                    if message._lease.state is _SETTLED:
-                        taken.append(message)
-                    queued.popleft()  # last: after an interrupt it is written twice, not never
+                taken = [message for message in queued if message._lease.state is _SETTLED]
+                queued.clear()  # last: after an interrupt it is written twice, not never
             for message in taken:
                 lease = message._lease
                 if lease.marker_partition != last_route:  # seldom: they come in runs

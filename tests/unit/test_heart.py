@@ -1,0 +1,24 @@
+"""What a consumer's own thread does in one beat."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.worker_parts import Parts
+
+from kafkamq.kafka import heart as module
+from kafkamq.kafka.heart import MAX_SLEEP_MS, Heart
+from kafkamq.metrics.health import health
+
+
+def test_the_group_is_looked_after_once_a_second_however_many_verdicts_wake_the_heart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ms = 1000
+    monkeypatch.setattr(module, "monotonic_ms", lambda: now_ms)
+    parts, tended = Parts(), list[int]()
+    heart = Heart(parts.worker, parts.verdicts, lambda: tended.append(now_ms))
+    for now_ms in range(1000, 1000 + 3 * MAX_SLEEP_MS, 10):  # noqa: B007 - the clock reads it
+        heart._beat()
+    assert tended == [1000, 1000 + MAX_SLEEP_MS, 1000 + 2 * MAX_SLEEP_MS]
+    assert heart._sleep_ms() <= MAX_SLEEP_MS
+    health.remove(heart._loop)
