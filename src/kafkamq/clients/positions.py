@@ -195,10 +195,10 @@ class Positions:
             if error.code not in _WITHOUT:
                 raise
             self._warn("positions that were kept cannot be read", str(error))
-        return {  # R13: not those of a topic that was made anew since
+        return {  # R13: not those of a topic that may have been made anew since
             number: position
             for number, position in found.items()
-            if not (topic_id and position.topic_id) or topic_id == position.topic_id
+            if topic_id and topic_id == position.topic_id
         }
 
     def _decoded(self, record: Record) -> GroupPosition | None:
@@ -214,34 +214,40 @@ class Positions:
     def started_since(self, positions: Mapping[int, GroupPosition]) -> list[MessageId]:
         """Messages of the queue at or above these positions whose STARTs are in the log.
 
-        Reads a minute or two of the markers: from before the earliest position was written until
-        no such START has come for a minute.
+        Reads a minute or two of the markers for each time at which positions were written: from
+        before that time until no such START has come for a minute.
 
         Raises:
             BrokerError, DeadlineExceededError: No answer; ask again.
         """
         started: list[MessageId] = []
-        until_ms = max(each.at_ms for each in positions.values()) + MARGIN_MS
         try:
-            starts = self._markers_since(min(each.at_ms for each in positions.values()) - MARGIN_MS)
-            passed: set[int | None] = set()
-            for record in scan(
-                self._config, self._config.marker_topic, starts, group_id=self._group
-            ):
-                log_ms = record.timestamp()[1]
-                if log_ms > until_ms:
-                    passed.add(record.partition())
-                    if len(passed) == len(starts):
-                        break
-                for message_id in self._started_by(record):
-                    position = positions.get(message_id.partition)
-                    if position is not None and message_id.offset >= position.offset:
-                        started.append(message_id)
-                        until_ms = max(until_ms, log_ms + MARGIN_MS)
+            for first_ms, last_ms in _times(positions.values()):
+                started += self._started_between(first_ms, last_ms, positions)
         except BrokerError as error:
             if error.code not in _WITHOUT:
                 raise
             self._warn("STARTs behind a kept position cannot be read", str(error))
+        return started
+
+    def _started_between(
+        self, first_ms: int, last_ms: int, positions: Mapping[int, GroupPosition]
+    ) -> list[MessageId]:
+        started: list[MessageId] = []
+        until_ms = last_ms + MARGIN_MS
+        starts = self._markers_since(first_ms - MARGIN_MS)
+        passed: dict[int | None, int] = {}  # marker partition -> a time in it behind until_ms
+        for record in scan(self._config, self._config.marker_topic, starts, group_id=self._group):
+            log_ms = record.timestamp()[1]
+            if log_ms > until_ms:
+                passed[record.partition()] = log_ms
+                if len(passed) == len(starts) and min(passed.values()) > until_ms:
+                    break
+            for message_id in self._started_by(record):
+                position = positions.get(message_id.partition)
+                if position is not None and message_id.offset >= position.offset:
+                    started.append(message_id)
+                    until_ms = max(until_ms, log_ms + MARGIN_MS)
         return started
 
     def _started_by(self, record: Record) -> Iterator[MessageId]:
@@ -273,3 +279,14 @@ class Positions:
             if place.error is not None:
                 raise broker_error(place.error, f"looking for STARTs in {topic}")
         return {place.partition: place.offset for place in found if place.offset >= 0}
+
+
+def _times(positions: Collection[GroupPosition]) -> list[tuple[int, int]]:
+    """When positions were written: from, to. What lies between these times can be months of log."""
+    times: list[tuple[int, int]] = []
+    for at_ms in sorted(position.at_ms for position in positions):
+        if times and at_ms - times[-1][1] <= 2 * MARGIN_MS:
+            times[-1] = times[-1][0], at_ms
+        else:
+            times.append((at_ms, at_ms))
+    return times

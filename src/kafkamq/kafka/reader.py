@@ -364,11 +364,9 @@ class MessageReader:
 
     def ask_again(self, partitions: Iterable[int]) -> None:
         """Read again from what the group has committed, which only it knows."""
-        known = set(self._intake.partitions())
-        for partition in partitions:
-            if partition in known:  # else it went to another member
-                self._intake.revoked([partition])
-                self._unplaced[partition] = _UNKNOWN
+        for partition in set(partitions).intersection(self._intake.partitions()):  # not the lost
+            self._intake.revoked([partition])
+            self._unplaced[partition] = _UNKNOWN
 
     # Commits.
 
@@ -484,6 +482,7 @@ class MessageReader:
         consumer.resume(partitions)
         numbers = [each.partition for each in partitions]
         self.positions.forget(numbers)
+        self._asked = None  # or its answer would be noted as if they were never another's
         for number in numbers:
             self._unplaced.pop(number, None)
             self._gained_s.pop(number, None)

@@ -1,0 +1,98 @@
+"""A group's positions in the ledger: which count, and what is read behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Message as Record
+
+from kafkamq.clients import positions as module
+from kafkamq.clients.positions import MARGIN_MS, Positions
+from kafkamq.config import ServiceConfig
+from kafkamq.types import MessageId
+from kafkamq.wire.markers import encode_start
+from kafkamq.wire.positions import GroupPosition, encode_group_position, position_prefix
+
+TOPIC_ID = b"t" * 16
+DAY_MS = 86_400_000
+CONFIG = ServiceConfig(bootstrap_servers="127.0.0.1:1")
+
+
+def positions() -> Positions:
+    return Positions(CONFIG, "g", "q")
+
+
+def start(partition: int, offset: int) -> bytes:
+    return encode_start(
+        MessageId(partition, offset, TOPIC_ID, 1),
+        b"q",
+        b"payload",
+        redeliver_after_ms=10_000,
+        consumer_id="c",
+        max_deliveries=5,
+        max_lease_ms=60_000,
+    )
+
+
+class Markers:
+    """Marker partitions as a scan reads them: one after the other, from a time on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *logs: list[tuple[int, bytes]]) -> None:
+        self.read: list[int] = []
+        self._logs = logs
+        self._since_ms = 0
+        monkeypatch.setattr(module, "scan", self._scan)
+        monkeypatch.setattr(Positions, "_markers_since", self._markers_since)
+
+    def _markers_since(self, since_ms: int) -> dict[int, int]:
+        self._since_ms = since_ms
+        return dict.fromkeys(range(len(self._logs)), 0)
+
+    def _scan(self, *_: object, **__: object) -> Iterator[Record]:
+        for partition, log in enumerate(self._logs):
+            for log_ms, value in log:
+                if log_ms >= self._since_ms:
+                    self.read.append(log_ms)
+                    yield Record(partition=partition, value=value, timestamp=(2, log_ms))
+
+
+def test_what_lies_between_the_times_of_two_positions_is_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One partition was quiet for weeks, and the namespace's other queues were not."""
+    old, new = 1_000_000, 1_000_000 + 30 * DAY_MS
+    between = [(old + day * DAY_MS, b"") for day in range(1, 30)]
+    log = [(old + 1, start(0, 7)), *between, (new + 1, start(1, 9)), (new + 2, start(0, 8))]
+    markers = Markers(monkeypatch, log)
+    found = positions().started_since(
+        {0: GroupPosition(TOPIC_ID, 7, old), 1: GroupPosition(TOPIC_ID, 9, new)}
+    )
+    assert {(each.partition, each.offset) for each in found} == {(0, 7), (0, 8), (1, 9)}
+    assert len(markers.read) <= 4
+
+
+def test_a_partition_is_read_until_the_latest_start_that_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A START in another partition moves the end behind what had been read."""
+    at_ms = 1_000_000
+    end_ms = at_ms + MARGIN_MS
+    Markers(
+        monkeypatch,
+        [(end_ms + 1, b""), (end_ms + 2, b"")],
+        [(end_ms - 1, start(0, 7)), (end_ms + MARGIN_MS, b""), (end_ms + MARGIN_MS, start(0, 8))],
+    )
+    found = positions().started_since({0: GroupPosition(TOPIC_ID, 7, at_ms)})
+    assert [each.offset for each in found] == [7, 8]
+
+
+@pytest.mark.parametrize(("kept", "present"), [(TOPIC_ID, b""), (b"", TOPIC_ID), (b"", b"")])
+def test_a_position_of_a_topic_that_may_be_another_one_is_none(
+    monkeypatch: pytest.MonkeyPatch, kept: bytes, present: bytes
+) -> None:
+    """In a topic made anew it would pass over what nobody has read."""
+    value = encode_group_position(GroupPosition(kept, 900_000, 1))
+    ledger = [Record(key=position_prefix("g") + b"0", value=value)]
+    monkeypatch.setattr(module, "scan", lambda *_, **__: iter(ledger))
+    assert positions().find([0], present) == {}
