@@ -7,9 +7,11 @@ or can be given again. Raised at the line events of kafkamq's own code, but not 
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import dis
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
@@ -250,6 +252,20 @@ def test_an_interrupt_of_a_receive_leaves_nothing_behind(name: str) -> None:
     while _run(RECEIVES[name], at):
         at += rng.randint(1, 9)
     assert at > 100
+
+
+def test_an_interrupt_as_an_iteration_goes_on_leaves_its_message_with_the_application() -> None:
+    """Python runs signal handlers where a frame begins, and where a generator goes on."""
+    consumer = _worker()
+    iterator = iter(consumer)
+    given = next(iterator)
+
+    # In C, so that the iterator is what goes on with the signal pending.
+    going_on = zip(map(_thread.interrupt_main, [signal.SIGINT]), iterator, strict=False)
+    with pytest.raises(KeyboardInterrupt):
+        next(going_on)
+    assert given.offset not in {message.offset for message in consumer.receive_many(COUNT, 0.0)}
+    given.ack()
 
 
 @pytest.mark.parametrize("wait", [False, True])

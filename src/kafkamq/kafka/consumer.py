@@ -94,8 +94,8 @@ class Consumer:
     def _new_handover(self, config: ServiceConfig) -> Handover:
         if not self._queue.exactly_once:
             return PlainHandover(self._starter, self._reader)
-        queue_id = self._queue.queue_id
-        committer = ExactCommitter(config, f"{group_of(config, queue_id)}/{new_consumer_id()}")
+        group = group_of(config, self.queue_id)
+        committer = ExactCommitter(config, f"{group}/{new_consumer_id()}")
         return ExactHandover(self._starter, self._reader, self._intake, committer)
 
     def __enter__(self) -> Consumer:
@@ -171,27 +171,27 @@ class Consumer:
 
     def __iter__(self) -> Iterator[Message]:
         """Messages until the consumer is closed; passing failures are waited out."""
-        timeout_s = self._queue.next_message_timeout_ms / 1000
+        # No generator: an interrupt as it goes on would come after its message was given away.
+        return iter(self._next, None)
+
+    def _next(self) -> Message | None:
         while not self._closing.is_set():
             message = None
             try:
-                message = self.receive(timeout_s)
+                message = self.receive(self._queue.next_message_timeout_ms / 1000)
                 if message is not None:
-                    yield message
+                    return message
             except (BrokerError, DeadlineExceededError) as error:
                 if not may_pass(error) or self._has_failed:
                     raise
                 _log.warning("receiving failed and goes on", extra={"said": str(error)})
                 self._closing.wait(_SLICE_S)
-                continue
-            except StateError:
-                if self._closing.is_set():  # closed by another thread meanwhile
-                    return
-                raise
-            except BaseException as error:  # between the lines above; GeneratorExit: it has it
-                if message is not None and not isinstance(error, GeneratorExit):
+            except BaseException as error:  # between the lines above, too
+                if message is not None:
                     self._note(error, [message])
-                raise
+                if not isinstance(error, StateError) or not self._closing.is_set():
+                    raise  # else closed by another thread meanwhile
+        return None
 
     def _receive(self, handing: list[Message], n: int, start: int, timeout: float) -> None:
         """Fill ``handing``, which its caller has not seen before it has returned."""
@@ -229,10 +229,9 @@ class Consumer:
         self._broken_off = None
 
     def _wait_for(self, handing: list[Message], n: int, start: int, timeout: float) -> None:
-        if self._ready:
-            self._hand_out(handing, n)
-            if handing:
-                return
+        self._hand_out(handing, n)
+        if handing:
+            return
         self._verdicts.serve()
         deadline_s = time.monotonic() + timeout
         self._hurry.clear()
@@ -409,6 +408,7 @@ class Consumer:
                 if self._broken_off is not None and not self._worker.is_closed:
                     self._mend(self._broken_off)
                 if not self._worker.is_closed:
+                    idle_ms = monotonic_ms() - self._received_ms  # it may have received meanwhile
                     if idle_ms >= self._reader.max_idle_ms and not self._reader.is_away:
                         self._leave(idle_ms)
                     self._reader.tend()
@@ -468,8 +468,8 @@ class Consumer:
                 process_gate.leave(self._worker.leases)
                 self._worker.writer.close()
                 self._handover.close()
+                self._reader.positions.close()  # before another member goes on from them
                 self._reader.close()
-                self._reader.positions.close()
         # Without the lock: on_lease_lost may be waiting for it, to close this consumer.
         self._verdicts.lost_leases.finish(deadline_s - time.monotonic())
         if failure is not None:
