@@ -44,6 +44,14 @@ OF_WORKERS = [
     ),
     Mutant(
         "R5",
+        "what was STARTed behind an older position is handed out once more",
+        LEASES_PY,
+        "            self._keep_first(message_id, _FirstStart(-1, -1, -1, -1))\n",
+        "            self._keep_first(message_id, _FirstStart(1 << 62, 1 << 62, -1, -1))\n",
+        LEASES,
+    ),
+    Mutant(
+        "R5",
         "a lease counts from the report of its KEEPALIVE, which a paused worker reads late",
         LEASES_PY,
         "        until_ms = renewal.written_ms + after_ms\n",
