@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from tests.integration.queue_logs import (
     delete_group,
     die,
@@ -19,7 +19,9 @@ from tests.integration.test_holes import make_anew
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.groups import group_of
+from kafkamq.config import ServiceConfig
 from kafkamq.kafka import Consumer, Service
+from kafkamq.kafka.scan import scan
 
 
 def send(service: Service, queue_id: str, *payloads: bytes) -> None:
@@ -156,3 +158,33 @@ def test_a_kept_position_is_not_one_of_a_topic_made_anew(bootstrap: str, namespa
         send(service, "a", *payloads(10, 30))
         with service.queue("a").consumer() as consumer:
             assert ack_all(consumer, 20) == payloads(10, 30)
+
+
+def test_a_new_queue_reads_no_more_of_the_ledger_than_may_be_its_own(
+    bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sinks and redriven dead letters have millions of records there."""
+    seen = list[tuple[int | None, bool]]()
+
+    def counted(config: ServiceConfig, topic: str, *args: object, **more: str) -> object:
+        for record in scan(config, topic, *args, **more):  # type: ignore[arg-type]
+            seen.append((record.partition(), record.key() == b"another's"))
+            yield record
+
+    monkeypatch.setattr("kafkamq.kafka.positions.scan", counted)
+    with make_service(bootstrap, namespace, partitions=2) as service:
+        ledger = service.config.ledger_topic
+        send(service, "a", *payloads(0, 20))
+        with service.queue("a").consumer() as consumer:
+            ack_all(consumer, 20)
+        producer = Producer({"bootstrap.servers": bootstrap})
+        for number in range(32):
+            producer.produce(ledger, b"x", b"another's", partition=number)
+        assert producer.flush(30) == 0
+        delete_group(bootstrap, group_of(service.config, "a"))
+        seen.clear()
+        send(service, "a", b"new")
+        with service.queue("a").consumer() as consumer:
+            assert ack_all(consumer, 1) == [b"new"]
+    places = {number for number, is_foreign in seen if is_foreign}
+    assert 1 <= len(places) <= 2, "a partition of the ledger for one of the messages topic"

@@ -29,6 +29,7 @@ from kafkamq.errors import BrokerError, WireError
 from kafkamq.types import MarkerType, MessageId
 from kafkamq.wire.keys import split_key
 from kafkamq.wire.markers import decode_marker
+from kafkamq.wire.partitions import key_partition
 from kafkamq.wire.positions import (
     GroupPosition,
     decode_group_position,
@@ -111,7 +112,8 @@ class Positions:
         try:
             if self._producer is None:
                 watch = ErrorWatch(self._config.bootstrap_servers)
-                self._producer = connect(Producer, producer_settings(self._config), watch)
+                settings = producer_settings(self._config, partitioner="murmur2_random")
+                self._producer = connect(Producer, settings, watch)
             for number, position in positions.items():
                 self._producer.produce(
                     self._config.ledger_topic,
@@ -183,7 +185,8 @@ class Positions:
         """
         found: dict[int, GroupPosition] = {}
         try:
-            for record in scan(self._config, self._config.ledger_topic, group_id=self._group):
+            topic, starts = self._config.ledger_topic, self._ledger_starts(partitions)
+            for record in scan(self._config, topic, starts, group_id=self._group):
                 key = record.key()
                 if not isinstance(key, bytes) or not key.startswith(self._prefix):
                     continue
@@ -200,6 +203,18 @@ class Positions:
             for number, position in found.items()
             if topic_id and topic_id == position.topic_id
         }
+
+    def _ledger_starts(self, partitions: Collection[int]) -> dict[int, int]:
+        """Where the ledger's partitions begin that may hold these: others keep theirs there, too.
+
+        Sinks and redriven dead letters leave records by the million.
+        """
+        topic = self._config.ledger_topic
+        with Admin(self._config) as admin:
+            count = admin.require_topic(topic).partitions
+            numbers = {key_partition(self._prefix + b"%d" % each, count) for each in partitions}
+            bounds = admin.log_bounds(topic, sorted(numbers))
+        return {number: first for number, (first, end) in bounds.items() if end > first}
 
     def _decoded(self, record: Record) -> GroupPosition | None:
         try:
