@@ -35,7 +35,7 @@ WAIT_S = 60.0
 _LOOK = (
     ("topic", "NS.*", "DESCRIBE"),
     ("topic", "NS.*", "DESCRIBE_CONFIGS"),
-    ("group", "kafka-mq-redelivery", "DESCRIBE"),
+    ("group", "kafka-mq-*", "DESCRIBE"),
 )
 _TRACK = (
     *_LOOK,

@@ -307,7 +307,9 @@ def test_who_does_not_receive_for_too_long_leaves_the_rest_to_others(
         busy.close()
 
 
-def test_a_queue_is_shared_with_another_client_s_workers(service: Service) -> None:
+def test_a_queue_is_shared_with_another_client_s_workers(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
     """kafka-mq-go's workers of a queue are the group kafka-mq-QUEUE: each message goes to one."""
     name = f"kafka-mq-{service.config.namespace}"
     queue_id = name.removeprefix("kafka-mq-")
@@ -338,6 +340,11 @@ def test_a_queue_is_shared_with_another_client_s_workers(service: Service) -> No
                 message.ack()
 
         wait_until(lambda: both() or (len(foreign.assignment()) == 1 and _owned(consumer) == 1))
+        assert "each gets every message" not in caplog.text
+        for _ in range(2):
+            service.queue(queue_id).consumer().close()  # in a group of its own
+        wait_until(lambda: both() or "each gets every message" in caplog.text)
+        assert caplog.text.count("each gets every message") == 1
         send(service, queue_id, *(b"%d" % number for number in range(40)))
         wait_until(lambda: both() or len(ours) + len(theirs) >= 40)
         consumer.flush()

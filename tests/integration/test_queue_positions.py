@@ -19,9 +19,9 @@ from tests.integration.test_holes import make_anew
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.groups import group_of
+from kafkamq.clients.scan import scan
 from kafkamq.config import ServiceConfig
 from kafkamq.kafka import Consumer, Service
-from kafkamq.kafka.scan import scan
 
 
 def send(service: Service, queue_id: str, *payloads: bytes) -> None:
@@ -171,7 +171,7 @@ def test_a_new_queue_reads_no_more_of_the_ledger_than_may_be_its_own(
             seen.append((record.partition(), record.key() == b"another's"))
             yield record
 
-    monkeypatch.setattr("kafkamq.kafka.positions.scan", counted)
+    monkeypatch.setattr("kafkamq.clients.positions.scan", counted)
     with make_service(bootstrap, namespace, partitions=2) as service:
         ledger = service.config.ledger_topic
         send(service, "a", *payloads(0, 20))

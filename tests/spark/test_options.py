@@ -53,6 +53,7 @@ def test_options_stand_above_what_was_registered() -> None:
         ({"endingOffsets": "[1]"}, "endingOffsets"),
         ({"maxRowsPerTrigger": "0"}, "maxRowsPerTrigger"),
         ({"includeHeaders": "yes"}, "includeHeaders"),
+        ({"view": "messages", "queue": "q", "group": "g"}, "group is for queues.*read_queue"),
         ({"view": "letters"}, "view is 'letters'.*in_flight"),
         ({"view": "markers", "includeHeaders": "true"}, "includeHeaders"),
         ({"view": "markers", "queue": "emails"}, "queue is 'emails'.*deliveries.*where"),

@@ -153,6 +153,25 @@ def test_a_batch_that_is_repeated_where_brokers_begin_to_tell_topic_ids(
     assert len(named) == 1
 
 
+def test_a_queue_goes_on_where_the_named_group_is(logs: Logs) -> None:
+    """kafka-mq-go's workers have a group of their own: Spark takes over from them."""
+    group = f"kafka-mq-{logs.namespace}"
+    logs.send(3, key=b"emails")
+    worker = Consumer({"bootstrap.servers": logs.bootstrap, "group.id": group})
+    place = TopicPartition(logs.config.message_topic, 0, 2)
+    worker.commit(offsets=[place], asynchronous=False)
+    options = {**OPTIONS, "group": group}
+    reader = QueueReader(parse_source_options(options, logs.config), SCHEMA)
+    try:
+        planned, tasks = plan(reader)
+        assert offsets(rows(reader, tasks)) == [2]
+        reader.latestOffset(planned, ReadMaxRows(100))
+        assert worker.committed([place], timeout=30)[0].offset == 3
+    finally:
+        reader.stop()
+        worker.close()
+
+
 def test_what_workers_settled_of_an_unfinished_batch_is_theirs(
     logs: Logs, reader: QueueReader
 ) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kafkamq.clients.admin import Admin, TopicInfo
+from kafkamq.clients.groups import group_of_workers, warn_of_foreign_workers
 from kafkamq.clients.topics import check_topics
-from kafkamq.config import ServiceConfig
+from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
 
 __all__ = ["IDENTITY_AGE_S", "Namespace", "NamespaceFacts"]
@@ -77,6 +78,7 @@ class Namespace:
         self._asked_s = 0.0
         self._true_s = 0.0  # monotonic; when these facts were last true
         self.certain_until_s = 0.0  # ... and those before them
+        self._looked: set[tuple[str, str]] = set()  # queues and groups
         self._checked: set[int] = set()  # max_lease_ms that the topics allow
 
     def facts(self) -> NamespaceFacts:
@@ -115,6 +117,18 @@ class Namespace:
                 raise ConfigError("the topics cannot be used:\n  " + "\n  ".join(refusals))
             self._checked.add(max_lease_ms)
         return facts
+
+    def look_for_foreign_workers(self, queue: QueueConfig) -> None:
+        """Have a warning logged, once for each queue, when others work on it (R25); no waiting."""
+        found = queue.queue_id, group_of_workers(self.config, queue)
+        if found not in self._looked:
+            self._looked.add(found)
+            threading.Thread(
+                target=warn_of_foreign_workers,
+                args=(self.config, *found),
+                name="kafkamq-groups",
+                daemon=True,
+            ).start()
 
     def refresh_if_old(self, max_age_s: float = MAX_AGE_S) -> None:
         """Ask again when the facts are old, without waiting for the answer."""

@@ -27,7 +27,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from kafkamq.clients.admin import Admin
-from kafkamq.clients.groups import group_of
+from kafkamq.clients.groups import group_of, warn_of_foreign_workers
 from kafkamq.clients.records import headers_of
 from kafkamq.clients.topics import require_topics
 from kafkamq.core.handout import is_last_delivery
@@ -165,7 +165,8 @@ class QueueReader(StreamReader):
         self._backlog = Backlog(
             options.topic, self._look, is_own=self._is_own, is_last=self._is_last
         )
-        self._position = QueuePosition(options.config, options.queue_id, self._is_own)
+        self._group = acknowledge.group_id or group_of(options.config, options.queue_id)
+        self._position = QueuePosition(options.config, options.queue_id, self._group, self._is_own)
         self._moved_on: dict[int, int] = {}  # positions of the group, at the first look
         self._facts_of: _Facts | None = None
         self._asked_s = 0.0  # monotonic; when the facts were asked for
@@ -340,11 +341,12 @@ class QueueReader(StreamReader):
             return
         config = self.options.config
         require_topics(config, max_lease_ms=self._acknowledge.max_lease_ms)
-        group = group_of(config, self.options.queue_id)
+        group, queue_id = self._group, self.options.queue_id
+        warn_of_foreign_workers(config, queue_id, group)
         with Admin(config) as admin:
             if any(admin.group_assignments(group)):
                 raise ConfigError(
-                    f"queue {self.options.queue_id!r} has live workers (group {group}): Spark "
+                    f"queue {queue_id!r} has live workers (group {group}): Spark "
                     "reads all of a queue, and both would hand out the same messages; stop them"
                 )
         self._owner.take()

@@ -40,7 +40,7 @@ _SPELLED = (
     "topic", "view", "mode", "namespace", "queue", "startingOffsets", "endingOffsets",
     "startingTimestamp", "endingTimestamp", "maxRowsPerTrigger", "includeHeaders", "minPartitions",
     "partitions", "failOnDataLoss", "tasks", "acknowledge", "redeliveryTimeout", "maxDeliveries",
-    "maxLease",
+    "maxLease", "group",
 )  # fmt: skip
 _KNOWN = {name.lower() for name in _SPELLED}
 _INTERNAL = {"mode", "tasks", "acknowledge"}
@@ -56,6 +56,7 @@ class AcknowledgeOptions:
     redelivery_timeout_ms: int = 60_000  # redeliveryTimeout, in s
     max_deliveries: int = 5  # maxDeliveries
     max_lease_ms: int = 43_200_000  # maxLease, in s
+    group_id: str = ""  # group: whose positions it goes on from; empty: the queue's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +205,8 @@ def _headers(view: str, given: Mapping[str, str]) -> bool:
 
 def _acknowledge(view: str, given: Mapping[str, str]) -> AcknowledgeOptions | None:
     if not _flag("acknowledge", given.get("acknowledge", "false")):
+        if "group" in given:
+            raise ConfigError("group is for queues that are acknowledged: use read_queue()")
         return None
     if view != "messages" or not given.get("queue"):
         raise ConfigError("acknowledge is for view messages with a queue: use read_queue()")
@@ -220,6 +223,7 @@ def _acknowledge(view: str, given: Mapping[str, str]) -> AcknowledgeOptions | No
         max_deliveries=_number("maxDeliveries", given.get("maxdeliveries"))
         or default.max_deliveries,
         max_lease_ms=max_lease_ms,
+        group_id=given.get("group", ""),
     )
 
 

@@ -13,7 +13,6 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import broker_error
-from kafkamq.clients.groups import group_of
 from kafkamq.clients.positions import Positions
 from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import ServiceConfig
@@ -33,16 +32,17 @@ class QueuePosition:
     Args:
         config: The namespace.
         queue_id: The queue.
+        group: The consumer group of its position.
         is_own: Whether a record is the queue's.
     """
 
     def __init__(
-        self, config: ServiceConfig, queue_id: str, is_own: Callable[[Record], bool]
+        self, config: ServiceConfig, queue_id: str, group: str, is_own: Callable[[Record], bool]
     ) -> None:
         self._config = config
         self._queue_id = queue_id
         self._is_own = is_own
-        self._group = group_of(config, queue_id)
+        self._group = group
         self._positions: Positions | None = None  # Spark pickles a reader before it is used
         self._consumer: Consumer | None = None
         self._committed: dict[int, int] = {}

@@ -58,6 +58,7 @@ def read_queue(
     max_deliveries: int = 5,
     max_lease: float = 43_200.0,
     max_rows: int = 10_000,
+    group: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """A queue's messages as a streaming DataFrame: the columns of the view ``messages``.
@@ -74,6 +75,8 @@ def read_queue(
         max_deliveries: Of a message, until it is a dead letter.
         max_lease: Longest time for one batch, in seconds, whatever renews it.
         max_rows: Messages of a batch.
+        group: The consumer group whose positions it goes on from, and commits; None: that of the
+            queue's own workers. "kafka-mq-QUEUE_ID" takes over from kafka-mq-go's workers.
         options: More options of ``format("kafkamq")``, such as ``startingTimestamp``.
 
     Raises:
@@ -90,6 +93,8 @@ def read_queue(
         "maxLease": f"{max_lease:g}",
         "maxRowsPerTrigger": str(max_rows),
     }
+    if group is not None:
+        own["group"] = group
     return stream.options(**{**own, **(options or {})}).load()
 
 

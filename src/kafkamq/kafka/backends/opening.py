@@ -55,6 +55,7 @@ def open_consumer(namespace: Namespace, queue: QueueConfig, plan: ConsumerPlan) 
     """
     ordering = check_order(queue, plan)
     if queue.backend is Backend.MARKERS:
+        namespace.look_for_foreign_workers(queue)
         return Consumer(namespace, queue, plan.on_lease_lost)
     config = namespace.config
     require_dead_letters(config, queue)
