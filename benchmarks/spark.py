@@ -41,6 +41,7 @@ from kafkamq.clients.topics import create_topics
 from kafkamq.config import ServiceConfig
 from kafkamq.dev import LocalKafka
 from kafkamq.dev.spark_cluster import EXECUTOR_SETTINGS, LocalSpark
+from kafkamq.spark.parallelism import FIRST_LOOK_S, tracker_tasks
 from kafkamq.spark.session import build_session
 from kafkamq.spark.tracker import SparkTracker
 from kafkamq.types import MarkerType, MessageId, Outcome
@@ -337,6 +338,33 @@ def measure_executors(servers: str, markers: int, trigger_s: float, broker: int 
     return Row(name, round(rates[1]), round(rates[0]), ratio, "markers/s", None, True)
 
 
+def measure_late_executors(servers: str) -> Row:
+    """A tracker that started with one executor: its tasks when three more have joined."""
+    config = ServiceConfig(bootstrap_servers=servers, namespace=f"bench-{uuid.uuid4().hex[:8]}")
+    create_topics(config, partitions=4, marker_partitions=2 * MARKER_PARTITIONS)
+    with (
+        tempfile.TemporaryDirectory(prefix="kafkamq-bench-") as folder,
+        LocalSpark(Path(folder, "cluster"), workers=1) as cluster,
+    ):
+        settings = {**EXECUTOR_SETTINGS, "spark.executor.memory": "400m"}
+        spark = build_session(master=cluster.master, settings=settings)
+        try:
+            with SparkTracker(config, checkpoint=f"file://{folder}/checkpoint", spark=spark) as one:
+                wait_until_live(one, 2 * MARKER_PARTITIONS)
+                before = one.tasks
+                cluster.add_workers(3)
+                wanted = tracker_tasks(2 * MARKER_PARTITIONS, 4)
+                deadline_s = time.monotonic() + 2 * FIRST_LOOK_S + 60.0
+                while one.tasks < wanted and time.monotonic() < deadline_s:
+                    one.wait(0.5)
+                found = one.tasks
+        finally:
+            spark.stop()
+    name = f"tasks of a tracker that began with {before}, three executors later"
+    ratio = round(found / wanted, 3)
+    return Row(name, found, wanted, ratio, "tasks", 1.0, ratio >= 1.0)
+
+
 def measure(servers: str, options: argparse.Namespace, broker: int | None) -> list[Row]:
     """The chosen parts; the first query of a session is only there to warm it up."""
     spark = build_session(
@@ -367,6 +395,7 @@ def measure(servers: str, options: argparse.Namespace, broker: int | None) -> li
     finally:
         spark.stop()
     if "executors" in options.parts:
+        add(measure_late_executors(servers))
         add(measure_executors(servers, options.markers, options.trigger, broker))
     return rows
 

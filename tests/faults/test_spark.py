@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 from tests.faults.figures import say
+from tests.integration.cli_tools import Commands
 from tests.integration.tracker_logs import Logs, wait_until
 from tests.spark.processes import below, command_of, python_workers
 from tests.spark.tracker_driver import tracker_driver
 
 from kafkamq.testing.checker import check_logs
 from kafkamq.testing.faults import Network, read_namespace, why_no_network
-from kafkamq.types import MessageId, Outcome
+from kafkamq.types import MarkerType, MessageId, Outcome
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -196,3 +197,28 @@ def test_a_folder_without_room(bootstrap: str, namespace: str, tmp_path: Path, f
             load.add(400)
             load.wait_until_settled()
     load.judge(f"F9 Spark {full} without room", {"disk full": 1})
+
+
+def test_a_jvm_that_is_killed_is_no_traceback(
+    bootstrap: str, namespace: str, tmp_path: Path
+) -> None:
+    logs = Logs(bootstrap, namespace, marker_partitions=1)
+    place = f"file://{tmp_path}/checkpoint"
+    process = Commands(bootstrap, namespace).process(
+        "tracker", "--checkpoint", place, start_new_session=True
+    )
+    try:
+
+        def has_begun() -> bool:
+            assert process.poll() is None, "the tracker has ended by itself"
+            return any(marker.type is MarkerType.TICK for _, marker in logs.markers())
+
+        wait_until(has_begun, timeout_s=PATIENCE_S)
+        (jvm,) = (pid for pid in below(process.pid) if "/java " in command_of(pid))
+        os.kill(jvm, signal.SIGKILL)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 1
+    assert "Traceback" not in errors
+    assert [line for line in errors.splitlines() if line.startswith("kafkamq: Spark's JVM has")]

@@ -17,7 +17,9 @@ from tests.spark.test_source import produce
 from kafkamq.clients.topics import create_topics
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
+from kafkamq.spark import sink
 from kafkamq.spark.batches import BATCH_ID
+from kafkamq.spark.checkpoint import read_note
 from kafkamq.spark.query import query_failure
 from kafkamq.spark.sink import write_stream
 from kafkamq.spark.source import register_source
@@ -171,14 +173,36 @@ def test_an_older_checkpoint_is_refused(
     assert written(config) == expected(300)
 
 
-def test_slots_are_fixed_with_the_checkpoint(
-    spark: SparkSession, config: ServiceConfig, checkpoint: str
+def test_slots_change_when_no_batch_is_left_to_be_repeated(
+    spark: SparkSession,
+    config: ServiceConfig,
+    checkpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    produce(config.bootstrap_servers, f"{config.namespace}.in", 10)
-    run(source(spark, config).select("value"), config, checkpoint, slots=3)
-    with pytest.raises(ConfigError, match="was made with 3"):
-        run(source(spark, config).select("value"), config, checkpoint, slots=2)
-    assert written(config) == expected(10)
+    produce(config.bootstrap_servers, f"{config.namespace}.in", 40)
+    run(source(spark, config).select("key", "value"), config, checkpoint, slots=3)
+    Path(checkpoint, "commits", "0").unlink()  # as if the driver had been killed
+    with pytest.raises(ConfigError, match="was made with 3, and its last batch"):
+        run(source(spark, config).select("key", "value"), config, checkpoint, slots=2)
+    monkeypatch.setattr(sink, "cores", lambda spark: 5)  # more have registered
+    run(source(spark, config).select("key", "value"), config, checkpoint)
+    assert written(config) == expected(40)
+    assert _slots(spark, config, checkpoint) == 3
+    for start in (40, 80):
+        produce(config.bootstrap_servers, f"{config.namespace}.in", 40, first=start)
+        run(source(spark, config).select("key", "value"), config, checkpoint)
+        assert _slots(spark, config, checkpoint) == 5
+        _repeat_last_batch(checkpoint)
+        run(source(spark, config).select("key", "value"), config, checkpoint)
+    run(source(spark, config).select("key", "value"), config, checkpoint, slots=2)
+    assert _slots(spark, config, checkpoint) == 2
+    assert written(config) == expected(120)
+
+
+def _slots(spark: SparkSession, config: ServiceConfig, checkpoint: str) -> int:
+    note = read_note(spark, checkpoint, topic=config.ledger_topic)
+    assert note is not None
+    return note.tasks
 
 
 @pytest.mark.parametrize(

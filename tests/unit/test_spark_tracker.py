@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
+from pyspark import SparkContext
 
 from kafkamq.clients.ledger import LedgerKey
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import FencedError
 from kafkamq.spark import tracker as module
 from kafkamq.spark.checkpoint import CheckpointNote
+from kafkamq.spark.failures import QueryFailedError, SparkGoneError
 from kafkamq.spark.query import QueryPlan
 from kafkamq.spark.tracker import SparkTracker
 from kafkamq.wire.ledger import Position
@@ -76,6 +80,7 @@ def adopt() -> None:
         note=note,
         epoch=EPOCH,
         checkpoint="file:///nowhere",
+        slots=2,
         carry_after_ms=1,
         trigger_ms=1,
         max_markers=1,
@@ -103,3 +108,28 @@ def test_a_later_start_ends_this_one(committed: Committed) -> None:
     committed.position = Position(position=80, epoch=EPOCH + 1, engine="local")
     with pytest.raises(FencedError, match="later start"):
         adopt()
+
+
+class Query:
+    """Of a JVM that is gone: everything fails, with what py4j says."""
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_jvm_that_has_ended_is_one_final_error(
+    has_ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["true"] if has_ended else ["sleep", "600"]
+    with subprocess.Popen(command) as process:
+        try:
+            gateway = SimpleNamespace(proc=process)
+            monkeypatch.setattr(SparkContext, "_gateway", gateway)
+            tracker = SparkTracker(ServiceConfig(bootstrap_servers="x:1"), checkpoint="file:///no")
+            found = tracker._step(SimpleNamespace(query=Query()))  # type: ignore[arg-type]
+        finally:
+            process.kill()
+    assert isinstance(found, SparkGoneError if has_ended else QueryFailedError)
+    assert ("JVM has ended" in str(found)) is has_ended

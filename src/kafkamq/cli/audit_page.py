@@ -82,8 +82,11 @@ def _queue(queue: QueueAudit, audit: Audit) -> str:
         ],
     )  # fmt: skip
     poison = table(
-        ("message", "attempts", "last outcome", "reason"),
-        [(each["id"], each["attempts"], each["outcome"], each["reason"]) for each in queue.poison],
+        ("message", "sent", "attempts", "last outcome", "reason"),
+        [
+            (each["id"], each["sent"], each["attempts"], each["outcome"], each["reason"])
+            for each in queue.poison
+        ],
     )
     letters = table(("dead letters", "messages"), sorted(queue.dead_letters.items()))
     states = table(("in flight", "messages"), sorted(queue.in_flight.items()))

@@ -310,6 +310,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Report on queues: lateness, attempts, the messages that fail most, who does the work."""
+    from kafkamq.spark.jobs.audit import STEPS
     from kafkamq.spark.jobs.audit import audit as run_audit
 
     bounds = zip(("from_ms", "to_ms"), _bounds(since, until), strict=True)
@@ -319,9 +320,11 @@ def audit(
     settings = spark_settings(conf, properties_file)
     with (
         view_tables(config, "audit", master, settings) as spark,
-        output.working("Auditing"),
+        output.progress("Auditing", len(STEPS)) as advance,
     ):
-        found = run_audit(spark, namespace=config.namespace, queue_id=queue_id, top=top, **given)
+        found = run_audit(
+            spark, namespace=config.namespace, queue_id=queue_id, top=top, on_step=advance, **given
+        )
     if html is not None:
         from kafkamq.cli.audit_page import render
 
@@ -351,13 +354,20 @@ def _print_audit(found: Audit) -> None:
             for queue in found.queues
         ],
     )  # fmt: skip
+    for queue in found.queues:
+        if queue.sent_again:
+            output.note(
+                f"{queue.queue_id}: {queue.sent_again:,} of the {queue.messages:,} messages were "
+                "sent again under their ids (redriven, replayed, or by their sender); each of them "
+                "counts as a message of its own."
+            )
     poison = [(queue.queue_id, each) for queue in found.queues for each in queue.poison]
     if poison:
         output.print_table(
             "Messages with the most attempts",
-            ("queue", "id", "attempts", "last outcome", "reason"),
+            ("queue", "id", "sent", "attempts", "last outcome", "reason"),
             [
-                (name, each["id"], each["attempts"], each["outcome"], each["reason"])
+                (name, each["id"], each["sent"], each["attempts"], each["outcome"], each["reason"])
                 for name, each in poison
             ],
         )

@@ -47,6 +47,10 @@ def tracker(
     trigger: Annotated[
         float, typer.Option(min=0.0, max=60.0, help="Seconds between Spark's batches.")
     ] = 1.0,
+    tasks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of Spark's batches; default: by the cores that there are."),
+    ] = None,
     no_takeover: Annotated[
         bool, typer.Option("--no-takeover", help="Refuse while another tracker is the latest.")
     ] = False,
@@ -82,6 +86,7 @@ def tracker(
             checkpoint=checkpoint,
             master=master,
             trigger_s=trigger,
+            tasks=tasks,
             settings=spark,
             stop=stopping,
         )

@@ -52,12 +52,22 @@ class LocalSpark:
         ports = ["--port", str(self._port), "--web-port", str(self._web_port)]
         self._start("master", *ports)
         self._wait(lambda: self._alive() == 0)
-        for number in range(self._workers):
+        wanted, self._workers = self._workers, 0
+        self.add_workers(wanted)
+        return self
+
+    def add_workers(self, count: int) -> None:
+        """Start more of them; returns when they have joined.
+
+        Raises:
+            StateError: A process has ended; with what it said.
+        """
+        for number in range(self._workers, self._workers + count):
             work = str(self._folder / f"work-{number}")
             more = ["--cores", "1", "--memory", "700m", "--host", "127.0.0.1", "--work-dir", work]
             self._start("worker", self.master, *more)
+        self._workers += count
         self._wait(lambda: self._alive() == self._workers)
-        return self
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + PATIENCE_S

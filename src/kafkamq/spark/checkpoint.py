@@ -1,15 +1,17 @@
 """What our queries keep in their checkpoint folders beside Spark's own files.
 
 One small file, written before the query starts for the first time: an id that lives as long as the
-checkpoint, the number of tasks that it was cut for, and for the tracker where folding began.
-The folder may be on any file system that Spark can write.
+checkpoint, the number of tasks that it was cut for, and for the tracker where folding began. When
+the number changes a second file follows, and so on: the one with the largest number holds. The
+folder may be on any file system that Spark can write.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import uuid
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kafkamq.errors import ConfigError
@@ -17,10 +19,18 @@ from kafkamq.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["CheckpointNote", "last_batch", "read_note", "write_note"]
+__all__ = [
+    "CheckpointNote",
+    "drop_folder",
+    "is_settled",
+    "last_batch",
+    "read_note",
+    "write_note",
+]
 
-_FILE = "kafkamq.json"
+_FILE = re.compile(r"kafkamq(?:-(\d+))?\.json")
 _VERSION = 1
+_OF_SPARK = ("commits", "metadata", "offsets", "sources", "state")  # folders and files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +41,41 @@ class CheckpointNote:
     tasks: int  # shuffle partitions or slots, fixed for the life of the checkpoint
     engine: str  # the id
     starting: dict[int, int] = field(default_factory=dict)  # by marker partition; added ones: 0
+    number: int = 1  # of the file
+    folder: str = ""  # where Spark's own files are, below the checkpoint; empty: there itself
+    since: int = 0  # sinks: the first batch that is cut into `tasks`
+    tasks_before: int = 0  # ... and into how many the ones before are
+    most: int = 0  # sinks: tasks that any batch was cut into; 0: always `tasks`
 
     @classmethod
     def new(cls, kind: str, *, topic: str, tasks: int) -> CheckpointNote:
         """A note with a fresh id."""
         return cls(topic=topic, tasks=tasks, engine=f"{kind}-{uuid.uuid4().hex[:16]}")
+
+    def place(self, checkpoint: str) -> str:
+        """Where Spark's own files are."""
+        return f"{checkpoint.rstrip('/')}/{self.folder}" if self.folder else checkpoint
+
+    def tasks_of(self, batch: int) -> int:
+        """Into how many slots a batch of a sink is cut: always the same, however often it runs."""
+        return self.tasks if batch >= self.since else self.tasks_before
+
+    def cut(self, tasks: int, *, since: int) -> CheckpointNote:
+        """The next note of a sink: another number of slots, from a batch that has not run yet."""
+        return replace(
+            self,
+            tasks=tasks,
+            since=since,
+            tasks_before=self.tasks_of(since - 1),
+            most=max(self.most, self.tasks, tasks),
+            number=self.number + 1,
+        )
+
+    def moved(self, tasks: int, starting: dict[int, int]) -> CheckpointNote:
+        """The next note of a tracker, whose state begins anew in a folder of its own."""
+        number = self.number + 1
+        folder = f"state-{number}"
+        return replace(self, tasks=tasks, starting=starting, folder=folder, number=number)
 
 
 def read_note(spark: SparkSession, checkpoint: str, *, topic: str) -> CheckpointNote | None:
@@ -45,13 +85,15 @@ def read_note(spark: SparkSession, checkpoint: str, *, topic: str) -> Checkpoint
         ConfigError: The folder belongs to another topic, another query or a newer release.
     """
     files, folder = _folder(spark, checkpoint)
-    path = _path(spark, folder, _FILE)
-    if not files.exists(path):
+    number = max((int(found[1] or 1) for found in _matches(files, folder)), default=0)
+    if not number:
         if files.exists(_path(spark, folder, "offsets")):
             raise ConfigError(
                 f"checkpoint {checkpoint} belongs to another Spark query: name another folder"
             )
         return None
+    name = _name(number)
+    path = _path(spark, folder, name)
     stream = files.open(path)
     try:
         text = bytes(stream.readAllBytes())
@@ -64,7 +106,7 @@ def read_note(spark: SparkSession, checkpoint: str, *, topic: str) -> Checkpoint
         note = CheckpointNote(starting=starting, **values) if version == _VERSION else None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{checkpoint}/{_FILE} is damaged ({error}): restore it, or name another folder (a "
+            f"{checkpoint}/{name} is damaged ({error}): restore it, or name another folder (a "
             "tracker loses no message by that)"
         ) from None
     if note is None:
@@ -80,35 +122,76 @@ def write_note(spark: SparkSession, checkpoint: str, note: CheckpointNote) -> No
     """Write the note; it appears whole or not at all."""
     files, folder = _folder(spark, checkpoint)
     files.mkdirs(folder)
-    draft = _path(spark, folder, f".{_FILE}.draft")
+    name = _name(note.number)
+    draft = _path(spark, folder, f".{name}.draft")
     stream = files.create(draft, True)
     try:
-        stream.write(bytearray(json.dumps({"version": _VERSION, **asdict(note)}).encode()))
+        values = {"version": _VERSION, **asdict(note)}
+        if note.number == 1:  # an earlier release knows nothing of the others
+            values = {name: values[name] for name in ("version", *_FIRST)}
+        stream.write(bytearray(json.dumps(values).encode()))
     finally:
         stream.close()
-    if not files.rename(draft, _path(spark, folder, _FILE)):
-        raise ConfigError(f"{checkpoint}/{_FILE} cannot be written: check the folder's permissions")
+    if not files.rename(draft, _path(spark, folder, name)):
+        raise ConfigError(f"{checkpoint}/{name} cannot be written: check the folder's permissions")
 
 
 def last_batch(spark: SparkSession, checkpoint: str) -> int:
     """Number of the last batch that Spark planned; -1: none."""
+    return _last(spark, checkpoint, "offsets")
+
+
+def is_settled(spark: SparkSession, checkpoint: str) -> bool:
+    """Whether Spark knows every batch that it has planned to be done: none will be repeated."""
+    return last_batch(spark, checkpoint) == _last(spark, checkpoint, "commits")
+
+
+def _last(spark: SparkSession, checkpoint: str, log: str) -> int:
     files, folder = _folder(spark, checkpoint)
-    offsets = _path(spark, folder, "offsets")
-    if not files.exists(offsets):
-        return -1
-    names = [status.getPath().getName() for status in files.listStatus(offsets)]
-    return max((int(name) for name in names if name.isdigit()), default=-1)
+    return max((int(name) for name in _names(files, _path(spark, folder, log)) if name.isdigit()),
+               default=-1)  # fmt: skip
+
+
+def drop_folder(spark: SparkSession, checkpoint: str, note: CheckpointNote) -> None:
+    """Delete Spark's files of a note that another one has followed."""
+    files, folder = _folder(spark, checkpoint)
+    for name in (note.folder,) if note.folder else _OF_SPARK:
+        files.delete(_path(spark, folder, name), True)
+
+
+_FIRST = ("topic", "tasks", "engine", "starting")
+
+
+def _name(number: int) -> str:
+    return "kafkamq.json" if number == 1 else f"kafkamq-{number}.json"
+
+
+def _matches(files: Any, folder: Any) -> list[re.Match[str]]:
+    return [found for name in _names(files, folder) if (found := _FILE.fullmatch(name))]
+
+
+def _names(files: Any, folder: Any) -> list[str]:
+    """What is in a folder; nothing, if there is none."""
+    if not files.exists(folder):
+        return []
+    return [status.getPath().getName() for status in files.listStatus(folder)]
 
 
 def _folder(spark: SparkSession, checkpoint: str) -> tuple[Any, Any]:
     """Hadoop's file system, and the folder as its Path."""
-    jvm = spark._jvm
-    assert jvm is not None, "a session of this process, not of Spark Connect"
-    folder = jvm.org.apache.hadoop.fs.Path(checkpoint)
+    folder = _jvm(spark).org.apache.hadoop.fs.Path(checkpoint)
     return folder.getFileSystem(spark._jsc.hadoopConfiguration()), folder
 
 
 def _path(spark: SparkSession, folder: Any, name: str) -> Any:
-    jvm = spark._jvm
-    assert jvm is not None, "a session of this process, not of Spark Connect"
-    return jvm.org.apache.hadoop.fs.Path(folder, name)
+    return _jvm(spark).org.apache.hadoop.fs.Path(folder, name)
+
+
+def _jvm(spark: SparkSession) -> Any:
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:
+        raise ConfigError(
+            "this session is one of Spark Connect, where the checkpoint cannot be looked at: use a "
+            'session of this process, or format("kafkamq") and format("kafkamq-sink") as they are'
+        )
+    return jvm

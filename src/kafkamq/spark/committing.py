@@ -1,10 +1,11 @@
 """Output and ENDs of a batch in one transaction per slot: what an acknowledgement commits with.
 
-Rows go to slots by their messages' places, and the number of slots is fixed in the checkpoint: so
-all rows of a message, its END among them, are in one transaction, and a repeated batch finds each
-message in the slot where it was. The transaction also commits which batch it was (a ledger), of
-which plan, and a digest of its messages. A slot whose batch the ledger holds with these messages is
-not written again, but its ENDs are: a repeated batch may have STARTed the messages anew.
+Rows go to slots by their messages' places. How many slots a batch has is kept in the checkpoint,
+whenever it is repeated: so all rows of a message, its END among them, are in one transaction, and a
+repeated batch finds each message in the slot where it was. The transaction also commits which batch
+it was (a ledger), of which plan, and a digest of its messages. A slot whose batch the ledger holds
+with these messages is not written again, but its ENDs are: a repeated batch may have STARTed the
+messages anew.
 
 The rows of a repeated batch may be others than before: a table that they are joined with has
 changed. Then the log tells, message by message: one with a verdict had it in the transaction that
@@ -95,7 +96,7 @@ def next_epoch(config: ServiceConfig, note: CheckpointNote) -> int:
     repeated batch has to.
     """
     newest = 0
-    for slot in range(note.tasks):
+    for slot in range(max(note.tasks, note.most)):
         ledger = Ledger(config, _key(config, note.engine, slot), engine=note.engine, epoch=0)
         try:
             ledger.fence()

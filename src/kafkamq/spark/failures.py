@@ -11,10 +11,12 @@ from kafkamq.errors import KafkaMQError
 
 __all__ = [
     "QueryFailedError",
+    "SparkGoneError",
     "advised",
     "error_named",
     "is_spark_gone",
     "query_failure",
+    "spark_failure",
 ]
 
 _CALLING = re.compile(r"An error occurred while calling \S+\n: ")  # how py4j begins
@@ -29,6 +31,10 @@ _NO_ROOM = (
 
 class QueryFailedError(KafkaMQError):
     """A query ended for a reason of Spark's: a worker died, a disk is full. Start it again."""
+
+
+class SparkGoneError(KafkaMQError):
+    """The JVM that a session lives in has ended; nothing in this process brings it back."""
 
 
 def error_named(name: str, text: str) -> KafkaMQError | None:
@@ -52,6 +58,16 @@ def query_failure(error: BaseException) -> KafkaMQError:
     first_line = "".join(one if one.isprintable() else "?" for one in first_line)  # of a file's
     advice = _NO_ROOM if "No space left on device" in str(error) else ""
     return QueryFailedError(f"the Spark query ended: {first_line}{advice}")
+
+
+def spark_failure(error: BaseException) -> KafkaMQError:
+    """``query_failure``, or that Spark itself is gone."""
+    if is_spark_gone():
+        return SparkGoneError(
+            "Spark's JVM has ended: it was killed, or ran out of memory (its last words are in "
+            "this log). Start again in a new process: it goes on from its checkpoint"
+        )
+    return query_failure(error)
 
 
 def is_spark_gone() -> bool:

@@ -35,7 +35,8 @@ class QueryPlan:
     tracker: TrackerConfig
     note: CheckpointNote
     epoch: int
-    checkpoint: str
+    checkpoint: str  # where Spark's own files are
+    slots: int  # processes that share the partitions of a machine
     carry_after_ms: int
     trigger_ms: int
     max_markers: int  # per batch: back-pressure when the log is far ahead
@@ -72,7 +73,7 @@ def _start(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
             tracker=plan.tracker,
             engine=note.engine,
             epoch=plan.epoch,
-            slots=min(note.tasks, spark.sparkContext.defaultParallelism),
+            slots=plan.slots,
         ),
         name=f"kafkamq_sink_{note.engine[-8:]}",
     )

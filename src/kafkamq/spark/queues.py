@@ -12,6 +12,7 @@ renewed: ``leasing.py``, ``starting.py``; how it is committed: ``committing.py``
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from kafkamq.clients.admin import Admin
 from kafkamq.config import Backoff, ServiceConfig
 from kafkamq.errors import ConfigError
-from kafkamq.spark.checkpoint import CheckpointNote, read_note, write_note
+from kafkamq.spark.checkpoint import CheckpointNote, last_batch, read_note, write_note
 from kafkamq.spark.committing import (
     OUTPUT_COLUMNS,
     RESULT_SCHEMA,
@@ -30,6 +31,7 @@ from kafkamq.spark.committing import (
 )
 from kafkamq.spark.ending import rows_of, write_ends
 from kafkamq.spark.failures import QueryFailedError, query_failure
+from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, cores
 from kafkamq.spark.sink_rows import MAX_SLOTS, check_types
 from kafkamq.spark.source import FORMAT, register_source, registered_config
 from kafkamq.spark.verdicts import ACK_COLUMNS, AckSettings, check_columns, read_verdicts
@@ -181,8 +183,8 @@ def ack(
             ``origin_`` columns; docs/spark.md has a recipe that writes it once. What it returns
             has the verdicts; None: all rows are acknowledged.
         backoff: Delay of a nack that names none.
-        slots: Transactions of a batch, with ``topic``; fixed with the checkpoint. None: one for
-            each core.
+        slots: Transactions of a batch, with ``topic``. None: one for each core, later more if
+            executors join. Another number holds from the next batch that is planned.
         trigger_s: Shortest time between two batches.
         available_now: Work on what is there, then end.
         query_name: How Spark calls it.
@@ -212,7 +214,7 @@ def ack(
     batches = _Batches(settings, each_batch, on_late)
     if topic or ("topic" in frame.columns and each_batch is None):
         _require_output(frame, config, topic)
-        batches.commits = _commit_settings(spark, settings, checkpoint, topic, slots)
+        batches.commits, batches.cut = _committing(spark, settings, checkpoint, topic, slots)
     writer = frame.writeStream.foreachBatch(batches.run).option("checkpointLocation", checkpoint)
     if query_name:
         writer = writer.queryName(query_name)
@@ -238,27 +240,56 @@ def _require_output(frame: DataFrame, config: ServiceConfig, topic: str) -> None
                 )
 
 
-def _commit_settings(
+def _committing(
     spark: SparkSession, ack: AckSettings, checkpoint: str, topic: str, slots: int | None
-) -> CommitSettings:
-    ledger_topic = ack.config.ledger_topic
-    note = read_note(spark, checkpoint, topic=ledger_topic)
+) -> tuple[CommitSettings, _Cut]:
+    note = _note(spark, ack.config, checkpoint, slots)
+    epoch = next_epoch(ack.config, note)
+    commits = CommitSettings(
+        ack=ack, topic=topic, engine=note.engine, epoch=epoch, slots=note.tasks
+    )
+    return commits, _Cut(spark, checkpoint, note, is_fixed=slots is not None)
+
+
+def _note(
+    spark: SparkSession, config: ServiceConfig, checkpoint: str, slots: int | None
+) -> CheckpointNote:
+    """The checkpoint's note: written when it is new, followed by another for other slots."""
+    note = read_note(spark, checkpoint, topic=config.ledger_topic)
     if note is None:
-        count = slots or spark.sparkContext.defaultParallelism
-        note = CheckpointNote.new("ack", topic=ledger_topic, tasks=count)
+        count = slots or cores(spark)
+        note = CheckpointNote.new("ack", topic=config.ledger_topic, tasks=count)
         write_note(spark, checkpoint, note)
     elif slots is not None and slots != note.tasks:
-        raise ConfigError(
-            f"slots is {slots}: checkpoint {checkpoint} was made with {note.tasks}; leave slots "
-            "out, or use another checkpoint"
-        )
-    return CommitSettings(
-        ack=ack,
-        topic=topic,
-        engine=note.engine,
-        epoch=next_epoch(ack.config, note),
-        slots=note.tasks,
-    )
+        note = note.cut(slots, since=last_batch(spark, checkpoint) + 1)
+        write_note(spark, checkpoint, note)
+    return note
+
+
+class _Cut:
+    """Into how many slots each batch goes: the same for a batch whenever it is repeated."""
+
+    def __init__(
+        self, spark: SparkSession, checkpoint: str, note: CheckpointNote, *, is_fixed: bool
+    ) -> None:
+        self.note = note
+        self._spark = spark
+        self._checkpoint = checkpoint
+        self._is_fixed = is_fixed
+        self._look_s = time.monotonic() + FIRST_LOOK_S
+
+    def follow_executors(self, batch: int) -> None:
+        """When a batch has been written: more slots for the next ones, if there are more cores."""
+        now_s = time.monotonic()
+        if self._is_fixed or now_s < self._look_s:
+            return
+        self._look_s = now_s + NEXT_LOOK_S
+        wanted = min(MAX_SLOTS, cores(self._spark))
+        if wanted > self.note.tasks:
+            made = self.note.cut(wanted, since=batch + 1)  # Spark plans it when this one is done
+            write_note(self._spark, self._checkpoint, made)
+            self.note = made
+            _log.info("batches have more slots from now on", extra={"slots": wanted})
 
 
 class _Batches:
@@ -272,18 +303,20 @@ class _Batches:
     ) -> None:
         self.total = Acknowledged()
         self.commits: CommitSettings | None = None
+        self.cut: _Cut | None = None  # with commits
         self._settings = settings
         self._each_batch = each_batch
         self._on_late = on_late
 
     def run(self, frame: DataFrame, batch: int) -> None:
         """Output first, ENDs last."""
-        if self.commits is not None:
-            commits = self.commits
+        if self.commits is not None and self.cut is not None:
+            commits = replace(self.commits, slots=self.cut.note.tasks_of(batch))
             rows = with_slots(frame, commits.slots).mapInArrow(
                 lambda parts: commit_slots(parts, commits, batch), RESULT_SCHEMA
             )
             self._count(rows)
+            self.cut.follow_executors(batch)
         elif self._each_batch is None:
             self._end(frame)
         else:

@@ -21,8 +21,15 @@ from pyspark.sql.types import StructType
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
-from kafkamq.spark.checkpoint import CheckpointNote, read_note, write_note
+from kafkamq.spark.checkpoint import (
+    CheckpointNote,
+    is_settled,
+    last_batch,
+    read_note,
+    write_note,
+)
 from kafkamq.spark.grouping import group_key
+from kafkamq.spark.parallelism import cores
 from kafkamq.spark.session import activate, active
 from kafkamq.spark.sink_ledger import clear
 from kafkamq.spark.sink_options import SinkOptions, parse_sink_options
@@ -152,7 +159,9 @@ def write_stream(
         config: The cluster, Kafka's properties and the ledger topic.
         checkpoint: Spark's folder for this query.
         topic: For rows that name none.
-        slots: Transactions of a batch; fixed with the checkpoint. None: one for each core.
+        slots: Transactions of a batch. None: one for each core, and at later starts more, if there
+            are more cores. Another number than the checkpoint's is taken when no batch of the
+            earlier start is left to be repeated.
         trigger_s: Shortest time between two batches.
         available_now: Write what is there, then end.
         query_name: How Spark calls it.
@@ -189,14 +198,21 @@ def _note(
 ) -> CheckpointNote:
     """The checkpoint's note, written when it is new."""
     note = read_note(spark, checkpoint, topic=config.ledger_topic)
+    there = min(MAX_SLOTS, cores(spark))
     if note is None:
-        count = slots or spark.sparkContext.defaultParallelism
-        note = CheckpointNote.new("sink", topic=config.ledger_topic, tasks=count)
+        note = CheckpointNote.new("sink", topic=config.ledger_topic, tasks=slots or there)
         write_note(spark, checkpoint, note)
-    elif slots is not None and slots != note.tasks:
+        return note
+    wanted = slots or max(there, note.tasks)
+    if wanted == note.tasks:
+        return note
+    if is_settled(spark, checkpoint):
+        note = note.cut(wanted, since=last_batch(spark, checkpoint) + 1)
+        write_note(spark, checkpoint, note)
+    elif slots is not None:
         raise ConfigError(
-            f"slots is {slots}: checkpoint {checkpoint} was made with {note.tasks}, and rows would "
-            "be in other slots than the ledger knows; leave slots out, or use another checkpoint"
+            f"slots is {slots}: checkpoint {checkpoint} was made with {note.tasks}, and its last "
+            "batch is to be repeated with as many; leave slots out until that is done"
         )
     return note
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import TransactionAbortedError
@@ -33,34 +33,34 @@ from kafkamq.errors import (
     WireError,
 )
 from kafkamq.metrics.health import Loop, health
-from kafkamq.spark.checkpoint import CheckpointNote, last_batch, read_note, write_note
-from kafkamq.spark.failures import advised
-from kafkamq.spark.progress import batch_ends, watching
+from kafkamq.spark.checkpoint import CheckpointNote, drop_folder, last_batch, read_note, write_note
+from kafkamq.spark.failures import SparkGoneError, advised, spark_failure
+from kafkamq.spark.parallelism import FIRST_LOOK_S, cores, tracker_tasks
+from kafkamq.spark.progress import watching
 from kafkamq.spark.query import QueryPlan, query_failure, start_query
-from kafkamq.spark.reading import LogReader, log_reader
-from kafkamq.spark.session import build_session, has_session
+from kafkamq.spark.reading import log_reader
+from kafkamq.spark.running import Run
+from kafkamq.spark.session import build_session, end_session, has_session
 from kafkamq.spark.ticking import TickKeeper
 from kafkamq.wire.status import TrackerStatus
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["SparkTracker", "run_spark_tracker"]
 
 _log = logging.getLogger(__name__)
 
+MAX_TASKS = 10_000
 _STEP_S = 0.1
 _ADOPT_S = 30.0
-_TOPOLOGY_S = 10.0  # how often added marker partitions are looked for
 _MAX_FAILURES = 20  # in a row, without a batch in between
 _MAX_PAUSE_S = 30.0
-_MAX_TASKS_PER_CORE = 2
 _MAX_TURN_S = 90.0  # a restart of the query, with its pause, is one turn
 _LONG_BATCH_S = 60.0  # then it is not ready
 _MAX_BATCH_S = 600.0  # then it hangs
 # What no restart mends, or where a restart would do harm.
-_FINAL = (FencedError, ConfigError, DataLossError, WireError)
+_FINAL = (FencedError, ConfigError, DataLossError, WireError, SparkGoneError)
 
 
 class SparkTracker:
@@ -74,6 +74,9 @@ class SparkTracker:
         master: Where Spark runs, when there is no session yet.
         trigger_s: Shortest time between two batches; a batch runs only when there are markers.
         max_markers_per_batch: Back-pressure after an outage.
+        tasks: Tasks of a batch. None: at most two for each core, and never more than marker
+            partitions; they grow with the executors that there are after a minute, and every ten
+            minutes. Another number than the checkpoint's folds again from the positions in Kafka.
         spark: A session to run in; None: one of its own.
         settings: Spark properties for its own session.
     """
@@ -87,6 +90,7 @@ class SparkTracker:
         master: str = "local[2]",
         trigger_s: float = 1.0,
         max_markers_per_batch: int = 200_000,
+        tasks: int | None = None,
         spark: SparkSession | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
@@ -96,8 +100,13 @@ class SparkTracker:
             raise ConfigError(f"trigger_s is {trigger_s!r}: it must be from 0 to 60 s")
         if max_markers_per_batch < 1:
             raise ConfigError(f"max_markers_per_batch is {max_markers_per_batch}: it must be >= 1")
+        if tasks is not None and not 1 <= tasks <= MAX_TASKS:
+            raise ConfigError(f"tasks is {tasks}: it must be from 1 to {MAX_TASKS:,}")
         self.config = config
         self.tracker = tracker or TrackerConfig()
+        self._tasks = tasks
+        self._is_growing = False
+        self._first_look_s = FIRST_LOOK_S
         self._checkpoint = checkpoint
         self._master = master
         self._trigger_ms = round(trigger_s * 1000)
@@ -106,7 +115,7 @@ class SparkTracker:
         self._settings = settings
         self._owns_session = False
         self._spark: SparkSession | None = None
-        self._run: _Run | None = None
+        self._run: Run | None = None
         self._partitions = 0
         self._claimed = Claim()  # a start that failed goes on behind what it has claimed
         self._stopping = threading.Event()
@@ -156,8 +165,8 @@ class SparkTracker:
 
         try:
             self._begin(takeover=takeover)
-        except (Py4JError, PySparkException) as error:  # of reading the checkpoint
-            raise advised(query_failure(error), self._checkpoint) from error
+        except (Py4JError, PySparkException, OSError) as error:  # of reading the checkpoint
+            raise advised(spark_failure(error), self._checkpoint) from error
 
     def _begin(self, *, takeover: bool) -> None:
         assert self._spark is not None, "start() made the session"
@@ -176,7 +185,8 @@ class SparkTracker:
         except BaseException:
             keeper.close()
             raise
-        self._run = _Run(plan, keeper, query)
+        self._run = Run(plan, keeper, query, first_look_s=self._first_look_s)
+        self._is_growing = False
         _log.info(
             "tracker started",
             extra={
@@ -193,12 +203,15 @@ class SparkTracker:
         with Admin(config) as admin:
             info = admin.require_topic(topic)
         self._partitions = info.partitions
+        there = cores(spark)
+        wanted = self._tasks or tracker_tasks(info.partitions, there)
         note = read_note(spark, self._checkpoint, topic=topic)
         is_new = note is None
-        if note is None:
-            cores = spark.sparkContext.defaultParallelism
-            tasks = min(info.partitions, _MAX_TASKS_PER_CORE * cores)
-            note = CheckpointNote.new("spark", topic=topic, tasks=tasks)
+        note = note or CheckpointNote.new("spark", topic=topic, tasks=wanted)
+        if self._tasks is None:  # grow, when the last look said so, and never shrink
+            wanted = max(wanted, note.tasks) if self._is_growing else note.tasks
+        is_moving = note.tasks != wanted
+        if is_new or is_moving:
             require_unbroken(config, info.partitions)  # before the claim writes positions
         self._claimed = claimed = claim(
             config,
@@ -208,29 +221,35 @@ class SparkTracker:
             begun=self._claimed,
         )
         if is_new:
-            note = replace(note, starting=self._first_offsets(claimed))
+            note = replace(note, starting=self._first_offsets(claimed, is_lost=True))
             write_note(spark, self._checkpoint, note)
+        elif is_moving:
+            old, note = note, note.moved(wanted, self._first_offsets(claimed, is_lost=False))
+            write_note(spark, self._checkpoint, note)
+            self._claimed = Claim()  # its batches are those of the folder before
+            drop_folder(spark, self._checkpoint, old)
         else:
-            _require_newest(note, claimed, last_batch(spark, self._checkpoint))
+            _require_newest(note, claimed, last_batch(spark, note.place(self._checkpoint)))
         retention_ms = int(info.settings.get("retention.ms", "-1"))
         return QueryPlan(
             config=config,
             tracker=self.tracker,
             note=note,
             epoch=claimed.epoch,
-            checkpoint=self._checkpoint,
+            checkpoint=note.place(self._checkpoint),
+            slots=min(note.tasks, there),
             carry_after_ms=NEVER if retention_ms < 0 else retention_ms // 4,
             trigger_ms=self._trigger_ms,
             max_markers=self._max_markers,
         )
 
-    def _first_offsets(self, claimed: Claim) -> dict[int, int]:
+    def _first_offsets(self, claimed: Claim, *, is_lost: bool) -> dict[int, int]:
         """Where folding begins without state: the ledger's positions, else the logs' starts."""
         starts = log_reader(self.config).log_starts(
             self.config.marker_topic, range(self._partitions)
         )
         found = {number: position.position for number, position in claimed.positions.items()}
-        if found:
+        if found and is_lost:
             _log.warning(
                 "checkpoint %s holds no state: folding again from the positions in the ledger, "
                 "which rebuilds every open message (nothing is lost; a message that ended within "
@@ -279,8 +298,10 @@ class SparkTracker:
         finally:
             self._end_run()
 
-    def _step(self, run: _Run) -> KafkaMQError | None:
+    def _step(self, run: Run) -> KafkaMQError | None:
         """A tenth of a second of minding; returns why the run is over."""
+        from py4j.protocol import Py4JError
+
         try:
             if not run.query.isActive:
                 failed = run.query.exception()
@@ -291,9 +312,31 @@ class SparkTracker:
             run.keeper.step(_STEP_S)
             if run.is_topology_due():
                 self._add_partitions(run)
+            if run.is_size_due():
+                self._follow_executors(run)
         except KafkaMQError as error:
             return error
+        except (Py4JError, OSError) as error:
+            return spark_failure(error)
         return None
+
+    def _follow_executors(self, run: Run) -> None:
+        """Start the query again for more executors than it was cut for; never for fewer.
+
+        More tasks than cores cost a tenth of a second each. Executors that are gone may come back,
+        and another number of tasks costs a fold of all that is open.
+        """
+        assert self._spark is not None, "start() made the session"
+        there, tasks = cores(self._spark), run.plan.note.tasks
+        wanted = tracker_tasks(self._partitions, there)
+        self._is_growing = self._tasks is None and wanted > tasks
+        if not self._is_growing and min(tasks, there) <= run.plan.slots:
+            return
+        _log.info(
+            "the query is started again for more executors",
+            extra={"cores": there, "tasks": wanted if self._is_growing else tasks, "before": tasks},
+        )
+        self._end_run()
 
     def _relaunch(self) -> int:
         """Start again unless another engine did meanwhile; returns failures to count."""
@@ -308,7 +351,7 @@ class SparkTracker:
             return 1
         return 0
 
-    def _add_partitions(self, run: _Run) -> None:
+    def _add_partitions(self, run: Run) -> None:
         """Claim marker partitions that were added; the source finds them by itself (R26)."""
         count = run.reader.partition_count(self.config.marker_topic)
         for number in range(self._partitions, count):
@@ -351,6 +394,12 @@ class SparkTracker:
         """Whether it was started and has neither failed nor been stopped."""
         return self._thread.is_alive()
 
+    @property
+    def tasks(self) -> int:
+        """Into how many tasks its batches are cut; 0: no query runs just now."""
+        run = self._run
+        return 0 if run is None else run.plan.note.tasks
+
     def statuses(self) -> dict[int, TrackerStatus]:
         """What this start has published last, by marker partition (R24)."""
         run = self._run
@@ -391,7 +440,7 @@ class SparkTracker:
         self._watching.close()
         spark, self._spark = self._spark, None
         if spark is not None and self._owns_session:
-            spark.stop()
+            end_session(spark)
             _log.info("tracker stopped", extra={"topic": self.config.marker_topic})
 
     def __enter__(self) -> SparkTracker:
@@ -399,57 +448,6 @@ class SparkTracker:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-class _Run:
-    """One start of the engine, while it runs; used by the minding thread."""
-
-    def __init__(self, plan: QueryPlan, keeper: TickKeeper, query: StreamingQuery) -> None:
-        self.plan = plan
-        self.keeper = keeper
-        self.query = query
-        self.reader = LogReader(plan.config)
-        self.has_progressed = False
-        self.is_turning = True  # lately a batch ended, or there was nothing to do
-        self._batch = -1
-        self._looked_s = time.monotonic()
-        self._counted_s = time.monotonic()
-
-    def note_progress(self) -> None:
-        """Once a second: what the last batch did."""
-        now_s = time.monotonic()
-        if now_s - self._looked_s < 1.0:
-            return
-        self._looked_s = now_s
-        progress: Mapping[str, Any] | None = self.query.lastProgress
-        if progress is None or progress["batchId"] == self._batch:
-            self.is_turning = not self.query.status["isTriggerActive"]
-            return
-        self.is_turning = True
-        self._batch = progress["batchId"]
-        self.has_progressed = True
-        self.keeper.batch_done(batch_ends(progress, self.plan.config.marker_topic))
-        took_ms = progress["durationMs"].get("triggerExecution", 0)
-        if progress["numInputRows"]:
-            self.keeper.lag.note(took_ms)
-        _log.debug("batch", extra={"batch": self._batch, "took_ms": took_ms})
-
-    def is_topology_due(self) -> bool:
-        """Every ten seconds."""
-        now_s = time.monotonic()
-        if now_s - self._counted_s < _TOPOLOGY_S:
-            return False
-        self._counted_s = now_s
-        return True
-
-    def end(self) -> None:
-        """Stop what runs; total."""
-        try:
-            self.query.stop()
-        except Exception:  # noqa: BLE001 - py4j raises anything when the JVM is gone
-            _log.info("the query could not be stopped, the JVM may be gone")
-        self.keeper.close()
-        self.reader.close()
 
 
 def _query_label(name: str) -> str:
@@ -460,7 +458,8 @@ def _query_label(name: str) -> str:
 def _require_newest(note: CheckpointNote, claimed: Claim, newest_batch: int) -> None:
     """Refuse a checkpoint that was restored from an older copy: its batches would be skipped."""
     for number, position in claimed.positions.items():
-        if position.engine == note.engine and position.batch > newest_batch:
+        # A ledger says 0 also where no batch is done yet.
+        if position.engine == note.engine and position.batch > max(0, newest_batch):
             raise StateError(
                 f"checkpoint older than its ledger: {note.topic}[{number}] is settled up to batch "
                 f"{position.batch}, the checkpoint ends at batch {newest_batch}; restore the "
@@ -475,6 +474,7 @@ def run_spark_tracker(
     checkpoint: str,
     master: str = "local[2]",
     trigger_s: float = 1.0,
+    tasks: int | None = None,
     settings: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
 ) -> None:
@@ -490,6 +490,7 @@ def run_spark_tracker(
         checkpoint=checkpoint,
         master=master,
         trigger_s=trigger_s,
+        tasks=tasks,
         settings=settings,
     ) as running:
         while not stop.is_set() and not running.wait(0.2):

@@ -6,7 +6,7 @@ and ``markers``, so from the topics alone, as far back as they reach.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,12 @@ from kafkamq.spark.jobs.asking import sql_errors
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LATENESS_BOUNDS_S", "Audit", "QueueAudit", "audit"]
+__all__ = ["LATENESS_BOUNDS_S", "STEPS", "Audit", "QueueAudit", "audit"]
 
 MAX_ATTEMPT_BARS = 10  # more attempts than that are one bar
 TIME_BARS = 48
+STEPS = ("times", "attempts", "poison", "consumers", "late", "times of attempts", "states",
+         "letters", "queues")  # fmt: skip
 LATENESS_BOUNDS_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 _DELIVERIES = """
@@ -33,6 +35,7 @@ WHERE started_at >= timestamp_millis({from_ms}) AND started_at < timestamp_milli
 _QUEUES = """
 SELECT queue_id,
   count(DISTINCT origin_topic, origin_partition, origin_offset) AS messages,
+  count(DISTINCT id) AS ids,
   count(*) AS attempts,
   count_if(outcome = 'ACK') AS acked,
   count_if(outcome = 'NACK') AS nacked,
@@ -57,15 +60,21 @@ FROM (
 GROUP BY ALL ORDER BY ALL
 """
 
+# An id may have been sent several times: redriven, replayed, or by its sender.
 _POISON = """
-SELECT queue_id, id, attempts, outcome, reason, unix_millis(ended_at) AS ended_ms FROM (
+SELECT queue_id, id, sent, attempts, outcome, reason, unix_millis(ended_at) AS ended_ms FROM (
   SELECT *, row_number() OVER (PARTITION BY queue_id ORDER BY attempts DESC, id) AS place FROM (
-    SELECT queue_id, origin_topic, origin_partition, origin_offset, any_value(id) AS id,
-      max(delivery_count) AS attempts,
-      max_by(outcome, (delivery_count, started_at)) AS outcome,
-      max_by(reason, (delivery_count, started_at)) AS reason,
-      max_by(ended_at, (delivery_count, started_at)) AS ended_at
-    FROM audited GROUP BY queue_id, origin_topic, origin_partition, origin_offset)
+    SELECT queue_id, id, count(*) AS sent, sum(attempts) AS attempts,
+      max_by(outcome, last_at) AS outcome, max_by(reason, last_at) AS reason,
+      max_by(ended_at, last_at) AS ended_at
+    FROM (
+      SELECT queue_id, origin_topic, origin_partition, origin_offset, any_value(id) AS id,
+        max(delivery_count) AS attempts, max(started_at) AS last_at,
+        max_by(outcome, (delivery_count, started_at)) AS outcome,
+        max_by(reason, (delivery_count, started_at)) AS reason,
+        max_by(ended_at, (delivery_count, started_at)) AS ended_at
+      FROM audited GROUP BY queue_id, origin_topic, origin_partition, origin_offset)
+    GROUP BY queue_id, id)
   WHERE attempts > 1 OR outcome IN ('REJECT', 'DEAD_LETTERED'))
 WHERE place <= {top} ORDER BY queue_id, place
 """
@@ -125,6 +134,7 @@ class QueueAudit:
 
     queue_id: str
     messages: int
+    sent_again: int  # of these, under an id that the queue had had before: redriven, replayed
     attempts: int
     acked: int
     nacked: int
@@ -147,7 +157,7 @@ class QueueAudit:
     in_flight: Mapping[str, int]  # messages by state
     dead_letters: Mapping[str, int]  # by reason
     consumers: Sequence[Mapping[str, Any]]
-    poison: Sequence[Mapping[str, Any]]  # messages with the most attempts
+    poison: Sequence[Mapping[str, Any]]  # messages with the most attempts, by id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +178,7 @@ def audit(
     from_ms: int = 0,
     to_ms: int = 253_402_300_799_000,
     top: int = 10,
+    on_step: Callable[[], None] = lambda: None,
 ) -> Audit:
     """Compute the audit.
 
@@ -178,6 +189,7 @@ def audit(
         from_ms: Attempts that began at this broker time or later.
         to_ms: And before this one.
         top: How many messages the poison ranking of a queue has.
+        on_step: Called when one of ``STEPS`` is done.
     """
     from pyspark.sql import functions as fn
 
@@ -188,15 +200,19 @@ def audit(
         frame = frame.persist()
         try:
             frame.createOrReplaceTempView("audited")
-            return _computed(spark, namespace, queue_id, top)
+            return _computed(spark, namespace, queue_id, top, on_step)
         finally:
             spark.catalog.dropTempView("audited")
             frame.unpersist()
 
 
-def _computed(spark: SparkSession, namespace: str, queue_id: str, top: int) -> Audit:
+def _computed(
+    spark: SparkSession, namespace: str, queue_id: str, top: int, on_step: Callable[[], None]
+) -> Audit:
     def rows(statement: str) -> list[dict[str, Any]]:
-        return [row.asDict(recursive=True) for row in spark.sql(statement).collect()]
+        found = [row.asDict(recursive=True) for row in spark.sql(statement).collect()]
+        on_step()
+        return found
 
     (times,) = rows(
         "SELECT coalesce(unix_millis(min(started_at)), 0) AS begin, "
@@ -263,6 +279,7 @@ def _queue(
         times[int(each["bar"])] = each["attempts"]
     return QueueAudit(
         queue_id=name,
+        sent_again=(row.get("messages") or 0) - (row.get("ids") or 0),
         **{count: row.get(count) or 0 for count in counts},
         wait_p50_s=_seconds(row.get("waits"), 0),
         wait_p99_s=_seconds(row.get("waits"), 1),

@@ -1,0 +1,84 @@
+"""One start of the tracker's engine on Spark, while it runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kafkamq.spark.parallelism import NEXT_LOOK_S
+from kafkamq.spark.progress import batch_ends
+from kafkamq.spark.query import QueryPlan
+from kafkamq.spark.reading import LogReader
+from kafkamq.spark.ticking import TickKeeper
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["Run"]
+
+_log = logging.getLogger(__name__)
+_TOPOLOGY_S = 10.0  # how often added marker partitions are looked for
+
+
+class Run:
+    """One start of the engine, while it runs; used by the minding thread."""
+
+    def __init__(
+        self, plan: QueryPlan, keeper: TickKeeper, query: StreamingQuery, *, first_look_s: float
+    ) -> None:
+        self.plan = plan
+        self.keeper = keeper
+        self.query = query
+        self.reader = LogReader(plan.config)
+        self.has_progressed = False
+        self.is_turning = True  # lately a batch ended, or there was nothing to do
+        self._batch = -1
+        self._looked_s = time.monotonic()
+        self._counted_s = time.monotonic()
+        self._size_due_s = time.monotonic() + first_look_s
+
+    def note_progress(self) -> None:
+        """Once a second: what the last batch did."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < 1.0:
+            return
+        self._looked_s = now_s
+        progress: Mapping[str, Any] | None = self.query.lastProgress
+        if progress is None or progress["batchId"] == self._batch:
+            self.is_turning = not self.query.status["isTriggerActive"]
+            return
+        self.is_turning = True
+        self._batch = progress["batchId"]
+        self.has_progressed = True
+        self.keeper.batch_done(batch_ends(progress, self.plan.config.marker_topic))
+        took_ms = progress["durationMs"].get("triggerExecution", 0)
+        if progress["numInputRows"]:
+            self.keeper.lag.note(took_ms)
+        _log.debug("batch", extra={"batch": self._batch, "took_ms": took_ms})
+
+    def is_topology_due(self) -> bool:
+        """Every ten seconds."""
+        now_s = time.monotonic()
+        if now_s - self._counted_s < _TOPOLOGY_S:
+            return False
+        self._counted_s = now_s
+        return True
+
+    def is_size_due(self) -> bool:
+        """A minute after the start, and seldom afterwards: are there other executors by now?"""
+        now_s = time.monotonic()
+        if now_s < self._size_due_s:
+            return False
+        self._size_due_s = now_s + NEXT_LOOK_S
+        return True
+
+    def end(self) -> None:
+        """Stop what runs; total."""
+        try:
+            self.query.stop()
+        except Exception:  # noqa: BLE001 - py4j raises anything when the JVM is gone
+            _log.info("the query could not be stopped, the JVM may be gone")
+        self.keeper.close()
+        self.reader.close()

@@ -1,0 +1,177 @@
+"""Queries use the executors that there are, not only those that had registered at their start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from tests.integration.tracker_logs import read_topic
+from tests.spark.tracker_runs import PATIENCE_S, Logs, settled, verdict, wait_until, wait_until_live
+
+from kafkamq.spark import ack, queues, read_queue, register, running, tracker
+from kafkamq.spark.checkpoint import CheckpointNote, read_note
+from kafkamq.spark.parallelism import announced_cores, cores, tracker_tasks
+from kafkamq.spark.tracker import SparkTracker
+from kafkamq.types import Outcome
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"spark.master": "local[4]", "spark.executor.instances": "9"}, 0),
+        ({"spark.master": "yarn"}, 2),
+        ({"spark.master": "k8s://x", "executor.instances": "8", "executor.cores": "4"}, 32),
+        ({"spark.master": "spark://x:1"}, 0),
+        ({"spark.master": "spark://x:1", "cores.max": "12"}, 12),
+        ({"spark.master": "spark://x:1", "executor.instances": "3", "executor.cores": "2"}, 6),
+        (
+            {"spark.master": "yarn", "dynamicAllocation.enabled": "true", "executor.cores": "4"},
+            0,
+        ),
+        (
+            {
+                "spark.master": "yarn",
+                "dynamicAllocation.enabled": "true",
+                "dynamicAllocation.minExecutors": "3",
+                "executor.cores": "4",
+            },
+            12,
+        ),
+    ],
+)
+def test_cores_that_the_configuration_announces(settings: dict[str, str], expected: int) -> None:
+    named = {
+        name if name.startswith("spark.") else f"spark.{name}": value
+        for name, value in settings.items()
+    }
+    assert announced_cores(named) == expected
+
+
+def test_tasks_of_a_tracker() -> None:
+    assert [tracker_tasks(8, cores) for cores in (0, 1, 2, 4, 50)] == [1, 2, 4, 8, 8]
+
+
+def test_a_batch_keeps_its_slots_however_often_they_change() -> None:
+    note = CheckpointNote.new("ack", topic="t", tasks=2).cut(8, since=5)
+    again = note.cut(16, since=5)  # no batch was planned in between
+    assert [again.tasks_of(batch) for batch in (4, 5, 6)] == [2, 16, 16]
+    later = again.cut(3, since=9)
+    assert [later.tasks_of(batch) for batch in (8, 9)] == [16, 3]
+    assert later.cut(4, since=12).most == 16, "ledgers that an epoch is chosen above"
+
+
+def test_a_local_session_has_the_cores_of_its_master(spark: SparkSession) -> None:
+    assert cores(spark) == 2
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.faults  # three starts of a tracker take long
+def test_a_tracker_follows_the_executors(
+    spark: SparkSession,
+    bootstrap: str,
+    namespace: str,
+    checkpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logs = Logs(bootstrap, namespace, marker_partitions=4)
+    there = 1  # the others register later
+    monkeypatch.setattr(tracker, "cores", lambda spark: there)
+    monkeypatch.setattr(tracker, "FIRST_LOOK_S", 2.0)
+    monkeypatch.setattr(running, "NEXT_LOOK_S", 2.0)
+
+    def note() -> CheckpointNote:
+        found = read_note(spark, checkpoint, topic=logs.config.marker_topic)
+        assert found is not None
+        return found
+
+    def made(**options: Any) -> SparkTracker:
+        return SparkTracker(
+            logs.config, checkpoint=checkpoint, spark=spark, trigger_s=0.2, **options
+        )
+
+    def tasks_of(engine: SparkTracker) -> int:
+        run = engine._run
+        found = None if run is None else run.query.lastProgress
+        operators = (found or {}).get("stateOperators", [])
+        return operators[0]["numShufflePartitions"] if operators else 0
+
+    held, silent = logs.send(40), logs.send(40)
+    logs.start(*held, timeout_ms=3_600_000)
+    with made() as first:
+        wait_until_live(first, 4)
+        assert note().tasks == 2
+        logs.start(*silent, timeout_ms=500)
+        there = 2
+        wait_until(lambda: note().tasks == 4, timeout_s=PATIENCE_S)
+        wait_until(lambda: tasks_of(first) == 4, timeout_s=PATIENCE_S)
+        wait_until(lambda: settled(logs, *silent), timeout_s=PATIENCE_S)
+    there = 1  # after a restart fewer have registered: its tasks stay, and so does its state
+    more = logs.send(10)
+    logs.start(*more, timeout_ms=500)
+    with made() as second:
+        wait_until_live(second, 4)
+        wait_until(lambda: settled(logs, *more), timeout_s=PATIENCE_S)
+        assert (note().tasks, note().number) == (4, 2)
+    with made(tasks=3) as third:
+        wait_until_live(third, 4)
+        wait_until(lambda: tasks_of(third) == 3, timeout_s=PATIENCE_S)
+        entries = sum(status.entries for status in third.statuses().values())
+        assert entries == len(held), "what is held was not folded again"
+        logs.end(*held)
+        wait_until(
+            lambda: not sum(status.entries for status in third.statuses().values()),
+            timeout_s=PATIENCE_S,
+        )
+    assert Counter(logs.copied()) == Counter((one.partition, one.offset) for one in silent + more)
+    assert Counter(logs.ends(Outcome.REDELIVERED)) == Counter(silent + more)
+    verdict(logs).require_ok()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_a_queue_that_is_acknowledged_follows_the_executors(
+    spark: SparkSession,
+    bootstrap: str,
+    namespace: str,
+    checkpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logs = Logs(bootstrap, namespace)
+    register(spark, logs.config)
+    out = f"{namespace}.out"
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(out, 1, 1)])[out].result(30)
+    there = 1
+    monkeypatch.setattr(queues, "cores", lambda spark: there)
+    monkeypatch.setattr(queues, "FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(queues, "NEXT_LOOK_S", 0.0)
+    folder = Path(checkpoint)
+
+    def run(count: int, **options: Any) -> int:
+        logs.send(count, key=b"emails")
+        stream = read_queue(spark, "emails", max_rows=8)
+        rows = stream.select("ack_token", "value")
+        query = ack(rows, checkpoint=checkpoint, topic=out, available_now=True, **options)
+        assert query.wait(120), "the query did not end"
+        assert query.total.late == 0
+        note = read_note(spark, checkpoint, topic=logs.config.ledger_topic)
+        assert note is not None
+        return note.tasks
+
+    assert run(8) == 1
+    there = 3
+    assert run(8) == 3  # while it runs, from the next batch on
+    newest = max(int(each.name) for each in (folder / "commits").iterdir() if each.name.isdigit())
+    (folder / "commits" / str(newest)).unlink()  # its driver was killed: it comes again
+    assert run(8) == 3
+    assert run(8, slots=2) == 2
+    assert len(read_topic(bootstrap, out)) == 32
+    verdict(logs).require_ok()
