@@ -132,7 +132,7 @@ class Rereader:
                 if start.by_reference:
                     payload = self._payload(row.message_id, start, deadline_s)
                     if payload is None:
-                        found.is_lost = True
+                        found.is_lost, found.value = True, None
                     else:  # R11: key and headers, too, may have been too large for the START
                         key, headers = payload.key() or b"", headers_of(payload)
                         found.start = replace(start, key=key, headers=headers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import random
 from collections.abc import Callable
@@ -27,6 +28,7 @@ __all__ = ["Hold", "Park", "Settler"]
 _HELD_MS = 366 * 86_400_000  # who is given up is not tried again: its letter ends this
 _MAX_DELAY_S = 366 * 86_400.0
 _DELAY_S = 1.0  # where the user's function of it fails
+_STOPPED_S = 3600.0  # a record that stops the consumer is not tried again by it
 _log = logging.getLogger(__name__)
 
 Park = Callable[[ParallelRecord, DeadLetterReason, str], "Future[None]"]
@@ -101,7 +103,10 @@ class Settler:
         self, record: ParallelRecord, outcome: object
     ) -> tuple[Done | Retry | GiveUp, BaseException | None]:
         verdict, error = understood(outcome)
-        if error is not None:
+        if inspect.isawaitable(outcome):  # a plain handler that forgot async: so is each record
+            self._fail(error or StateError("the handler returned an awaitable"))
+            verdict = Nack(delay=_STOPPED_S)
+        elif error is not None:
             verdict = self._verdict_on(record, error)
         attempt = record.attempt
         decision = judge(verdict, attempt=attempt, max_attempts=self.config.max_attempts)
