@@ -85,6 +85,7 @@ class World:
 
     key = SimpleNamespace(topic="m", partition=0)
     is_open = True
+    is_resting = False
     too_large = 0
 
     @property
