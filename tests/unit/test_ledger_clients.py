@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
@@ -161,7 +162,7 @@ def test_a_ledger_that_could_not_be_read_is_compared_when_it_can(admin: FakeAdmi
     admin.error = BrokerError("the coordinator is loading", code="X", is_retriable=True)
     with pytest.raises(BrokerError):
         own.resume()
-    assert (own.is_open, own.is_resting) == (False, True)
+    assert (own.is_open, own.is_resting, own.producer.is_ready) == (False, True, False)
     admin.error = None
     with pytest.raises(FencedError):
         own.resume()
@@ -179,3 +180,45 @@ def test_the_ledgers_that_were_not_used_for_longest_rest(admin: FakeAdmin) -> No
     kept.close(ledgers[0])
     assert not ledgers[0].is_open
     assert not ledgers[0].is_resting
+
+
+@pytest.mark.parametrize("does", ["use", "close"])
+def test_a_ledger_that_is_put_to_rest_is_not_used_meanwhile(admin: FakeAdmin, does: str) -> None:
+    """Its client ends in the thread of another partition, and something falls due in its own."""
+    kept = OpenLedgers(1)
+    first, second = opened(admin, 0), opened(admin, 1)
+    kept.keep(first)
+    ending, may_end = threading.Event(), threading.Event()
+    done: list[tuple[str, bool]] = []
+    end = first.producer.close
+
+    def end_slowly() -> None:
+        ending.set()
+        assert may_end.wait(10)
+        end()
+        done.append(("rests", first.is_resting))
+
+    def use() -> None:
+        with kept.using(first):
+            first.resume()
+            done.append(("used", first.is_open))
+
+    def close() -> None:
+        kept.close(first)
+        done.append(("closed", first.is_resting))
+
+    def begun(act: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=act, daemon=True)
+        thread.start()
+        return thread
+
+    first.producer.close = end_slowly  # type: ignore[method-assign]
+    rests = begun(lambda: kept.keep(second))
+    assert ending.wait(10)
+    first.producer.close = end  # type: ignore[method-assign]
+    acts = begun(use if does == "use" else close)
+    acts.join(0.1)  # it would be done by then
+    may_end.set()
+    rests.join(10)
+    acts.join(10)
+    assert done == [("rests", True), ("used", True) if does == "use" else ("closed", False)]

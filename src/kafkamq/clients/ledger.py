@@ -159,7 +159,11 @@ class Ledger:
             BrokerError, DeadlineExceededError: Not reached in time; may be repeated.
         """
         held = self._held
-        last = self.open(timeout_s=timeout_s)
+        try:
+            last = self.open(timeout_s=timeout_s)
+        except BaseException:
+            self.producer.close()  # it rests on, which is without a client
+            raise
         if last != held:
             self.producer.close()
             raise FencedError(

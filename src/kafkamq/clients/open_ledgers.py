@@ -25,13 +25,13 @@ class OpenLedgers:
     def __init__(self, most: int = MAX_OPEN) -> None:
         self._most = most
         self._idle: OrderedDict[Ledger, None] = OrderedDict()
-        self._lock = threading.Lock()
+        self._ending: set[Ledger] = set()  # a thread puts them to rest, which takes a while
+        self._changed = threading.Condition()
 
     @contextmanager
     def using(self, ledger: Ledger) -> Iterator[None]:
         """The calling thread owns the ledger inside the block."""
-        with self._lock:
-            self._idle.pop(ledger, None)
+        self._take(ledger)
         try:
             yield
         finally:
@@ -41,16 +41,26 @@ class OpenLedgers:
         """Nobody uses this ledger for now; the one that was not used for longest may rest."""
         if not ledger.is_open:
             return
-        with self._lock:
+        with self._changed:
             self._idle[ledger] = None
-            oldest = None
-            if len(self._idle) > self._most:
-                oldest, _ = self._idle.popitem(last=False)
-        if oldest is not None:
+            if len(self._idle) <= self._most:
+                return
+            oldest, _ = self._idle.popitem(last=False)
+            self._ending.add(oldest)
+        try:
             oldest.rest()
+        finally:
+            with self._changed:
+                self._ending.discard(oldest)
+                self._changed.notify_all()
 
     def close(self, ledger: Ledger) -> None:
         """End a ledger that nobody uses; idempotent."""
-        with self._lock:
-            self._idle.pop(ledger, None)
+        self._take(ledger)
         ledger.close()
+
+    def _take(self, ledger: Ledger) -> None:
+        """The calling thread owns it from here on: no other one may be putting it to rest."""
+        with self._changed:
+            self._changed.wait_for(lambda: ledger not in self._ending)
+            self._idle.pop(ledger, None)
