@@ -104,7 +104,9 @@ def test_04_given_back_comes_back_once(tracked_service: Service, way: str) -> No
     queue = tracked_service.queue("a", redelivery_timeout=T, backoff=QUICK)
     first = queue.consumer()
     if way == "release":  # STARTed and committed, never handed out
-        wait_until(lambda: first.receive_many(1, 0) or first._batch is not None or first._ready)
+        wait_until(
+            lambda: first.receive_many(1, 0) or first._batches.is_open or first._batches.ready
+        )
         assert first.in_flight
         first.close()
     else:

@@ -6,7 +6,6 @@ import atexit
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -21,18 +20,17 @@ from kafkamq.errors import (
     KafkaMQError,
     StateError,
 )
+from kafkamq.kafka.batches import Batches
 from kafkamq.kafka.clock import monotonic_ms
-from kafkamq.kafka.commits import Commit
 from kafkamq.kafka.exact import ExactCommitter
 from kafkamq.kafka.gate import process_gate
 from kafkamq.kafka.handover import ExactHandover, Handover, PlainHandover
 from kafkamq.kafka.heart import Heart
 from kafkamq.kafka.ids import new_consumer_id
 from kafkamq.kafka.message import Message
-from kafkamq.kafka.namespace import IDENTITY_AGE_S, Namespace
+from kafkamq.kafka.namespace import Namespace
 from kafkamq.kafka.reader import MessageReader, group_of
-from kafkamq.kafka.starts import Batch, Starter
-from kafkamq.kafka.tally import WorkerTally
+from kafkamq.kafka.starts import Starter
 from kafkamq.kafka.verdicts import Verdicts
 from kafkamq.kafka.worker import Worker
 from kafkamq.metrics.catalog import IN_FLIGHT
@@ -44,8 +42,6 @@ IDLE_MS = 1000  # without a receive for so long, the heart looks after the group
 MAX_LEAVE_S = 1.0  # how long renewals wait for a batch, when the owner does not
 MAX_EXIT_S = 5.0  # how long the interpreter's end waits for verdicts
 _SLICE_S = 0.25
-_GATE_S = 0.02  # how often R6 is asked again
-MAX_GATHERED = 1000  # messages for which a transaction waits no longer
 _log = logging.getLogger(__name__)
 
 
@@ -70,21 +66,18 @@ class Consumer:
         self._verdicts = verdicts = Verdicts(self._worker, on_lease_lost)
         self._starter = Starter(self._worker, self._intake, self._verdicts)
         self._ahead = ReceiveAhead(first=queue.receive_buffer, maximum=queue.max_in_flight)
-        self._tally = WorkerTally(queue.queue_id)
         self._owner = threading.RLock()
         self._closing = threading.Event()
         self._hurry = threading.Event()  # the present receive has nobody to return to
-        self._batch: Batch | None = None
         self._broken_off: list[Message] | None = None  # what an interrupted receive had taken
-        self._ready: deque[Message] = deque()  # STARTed and committed, not handed out
-        self._ready_count = 0
-        self._ready_ms = 0
         self._received_ms = monotonic_ms()
         self._reader = MessageReader(
             namespace.config, queue, self._intake, self, partial(Message, verdicts)
         )
         self._handover = self._new_handover(namespace.config)
-        self._gather_until_s = 0.0  # monotonic; 0: no batch is being gathered
+        self._batches = Batches(
+            self._worker, self._intake, self._starter, self._reader, self._handover, self._closing
+        )
         process_gate.join(self._worker.leases)
         atexit.register(self._flush_at_exit)
         self._forget_gauge = IN_FLIGHT.watch(lambda: {(queue.queue_id,): self.in_flight})
@@ -215,17 +208,9 @@ class Consumer:
     def _mend(self, handing: Sequence[Message]) -> None:
         """What a broken-off receive had taken or committed is ready, the rest is read again."""
         self._verdicts.taken_back(handing)
-        taken = set(map(id, handing))
-        with self._worker.lock:
-            rest = [message for message in self._ready if id(message) not in taken]
-            self._ready, self._broken_off = deque([*handing, *rest]), []
-        batch = self._batch
-        if batch is not None and batch.is_committed:
-            self._make_ready(batch)
-        elif batch is not None:
-            self._give_up(batch)
-        self._starter.sweep()
-        self._reader.read_again()
+        self._batches.take_back(handing)
+        self._broken_off = []
+        self._batches.mend()
         self._broken_off = None
 
     def _wait_for(self, handing: list[Message], n: int, start: int, timeout: float) -> None:
@@ -237,18 +222,19 @@ class Consumer:
         self._hurry.clear()
         while True:
             left_s = deadline_s - time.monotonic()
-            self._step(start, max(0.0, left_s))
+            self._batches.step(start, max(0.0, left_s))
             self._hand_out(handing, n)
             if handing or left_s <= 0 or self._closing.is_set() or self._hurry.is_set():
                 return
 
     def _hand_out(self, handing: list[Message], n: int) -> None:
         """R5's last step: not what has ended meanwhile."""
-        if not self._ready:
+        batches = self._batches
+        if not batches.ready:
             return
         worker, now_ms = self._worker, monotonic_ms()
         with worker.lock:
-            ready = self._ready
+            ready = batches.ready
             may_hand_out = worker.leases.may_hand_out
             while ready and len(handing) < n:
                 message = ready[0]
@@ -257,7 +243,7 @@ class Consumer:
                 ready.popleft()  # last: an interrupt in between leaves it in both, not in none
             worker.renew_id()
         if not ready:
-            self._ahead.drained(self._ready_count, now_ms - self._ready_ms)
+            self._ahead.drained(batches.ready_count, now_ms - batches.ready_ms)
         self._verdicts.handed_out(handing)
 
     def _cancel_receive(self) -> None:
@@ -268,103 +254,12 @@ class Consumer:
         """Received by a call that was cancelled: the next one gets them. From any thread."""
         self._verdicts.taken_back(messages)
         with self._worker.lock:
-            self._ready.extendleft(reversed(messages))
-
-    def _step(self, wanted: int, timeout_s: float) -> None:
-        """One step from polling to messages that are ready (R5); waits at most ``timeout_s``."""
-        if self._batch is not None:
-            self._finish(self._batch, timeout_s)
-            return
-        if self._worker.namespace.facts() is not self._starter.facts:
-            self._know_topics()
-        room = self._queue.max_in_flight - self._worker.leases.open_count
-        if room <= 0:  # back-pressure: verdicts make room
-            self._closing.wait(min(timeout_s, _GATE_S))
-            return
-        if not len(self._intake):
-            self._reader.poll(wanted, timeout_s)
-        elif self._intake.is_stale(monotonic_ms()):  # R5's 20 s: fetch again
-            self._reader.seek_back()
-        if not len(self._intake) or not self._has_gathered(min(wanted, room), timeout_s):
-            return
-        self._begin(min(wanted, room), timeout_s)
-
-    def _has_gathered(self, wanted: int, timeout_s: float) -> bool:
-        """Whether a batch may begin: it is full, or has waited for more as long as it may."""
-        gather_s = self._handover.gather_s
-        if not gather_s:
-            return True
-        now_s = time.monotonic()
-        self._gather_until_s = self._gather_until_s or now_s + gather_s
-        if len(self._intake) < min(wanted, MAX_GATHERED) and now_s < self._gather_until_s:
-            self._reader.poll(wanted, min(timeout_s, self._gather_until_s - now_s))
-            return False
-        if self._reader.is_skipping:  # of an older position: a transaction would not wait for it
-            self._closing.wait(min(timeout_s, _GATE_S))
-            self._reader.tend()
-            return False
-        self._gather_until_s = 0.0
-        return True
-
-    def _begin(self, wanted: int, timeout_s: float) -> None:
-        try:
-            batch = self._starter.plan(wanted)
-        except BaseException:  # an interrupted plan too: nothing that was taken may be forgotten
-            self._reader.seek_back()
-            raise
-        if batch is None:  # R6: others first
-            self._closing.wait(min(timeout_s, _GATE_S))
-            return
-        self._batch = batch
-        try:
-            self._handover.begin(batch)
-        except BaseException:
-            self._give_up(batch)
-            raise
-
-    def _finish(self, batch: Batch, timeout_s: float) -> None:
-        if batch.is_committed:  # broken off behind that
-            self._make_ready(batch)
-            return
-        try:
-            outcome = self._handover.advance(batch, timeout_s)
-        except BaseException:
-            self._give_up(batch)
-            raise
-        if outcome is Commit.PENDING:
-            return
-        if outcome is Commit.FAILED:
-            _log.info("a commit failed and is made again", extra={"queue": self.queue_id})
-            self._give_up(batch)
-            return
-        batch.is_committed = True
-        self._make_ready(batch)
-
-    def _make_ready(self, batch: Batch) -> None:
-        ready = self._starter.finish(batch)
-        if ready:
-            self._reader.positions.started(ready[-1]._lease.log_begin_ms)
-        with self._worker.lock:  # in one statement: an interrupt leaves them in one of both
-            self._ready, self._batch = deque([*self._ready, *ready]), None
-        self._tally.received(ready)
-        self._ready_count, self._ready_ms = len(self._ready), monotonic_ms()
-
-    def _give_up(self, batch: Batch) -> None:
-        """R5: read again from the committed offset; the next receive works."""
-        self._batch = None
-        self._handover.give_up(batch)
-
-    def _know_topics(self) -> None:
-        """Partitions or settings have changed, or the messages are in another topic (R13)."""
-        namespace, starter = self._worker.namespace, self._starter
-        former, starter.facts = starter.facts, namespace.facts()
-        if starter.facts.are_of_another_topic(former):
-            self._reader.read_anew(namespace.certain_until_s + 2 * IDENTITY_AGE_S)
+            self._batches.ready.extendleft(reversed(messages))
 
     # Membership, told by the reader.
 
     def _is_topic_another(self) -> bool:
-        """Ask whether the topic of the messages was made anew; ``_step`` sees to the rest."""
+        """Ask whether the messages' topic was made anew; ``Batches.step`` sees to the rest."""
         return self._worker.namespace.ask_again() is not self._starter.facts
 
     def _answered(self, message_ids: Sequence[MessageId]) -> None:
@@ -390,8 +285,7 @@ class Consumer:
 
     def _lost(self, partitions: Sequence[int]) -> None:
         """Partitions went to others; leases of what is held stay."""
-        if self._batch is not None:
-            self._handover.lost(self._batch, partitions)
+        self._batches.lost(partitions)
         _log.info(
             "partitions were revoked",
             extra={"queue": self.queue_id, "partitions": list(partitions)},
@@ -487,14 +381,11 @@ class Consumer:
         try:
             if self._broken_off is not None:
                 self._mend(self._broken_off)
-            while self._batch is not None and time.monotonic() < deadline_s:
-                self._finish(self._batch, deadline_s - time.monotonic())
-            if self._batch is not None:
-                self._give_up(self._batch)
-            self._verdicts.release(list(self._ready))
+            self._batches.end(deadline_s)
+            self._verdicts.release(list(self._batches.ready))
         except KafkaMQError as error:
             _log.warning(
                 "messages could not be released; they come back when their leases end",
                 extra={"queue": self.queue_id, "said": str(error)},
             )
-        self._ready.clear()
+        self._batches.ready.clear()

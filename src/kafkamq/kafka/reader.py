@@ -21,16 +21,16 @@ from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.core.intake import Intake
 from kafkamq.errors import KafkaMQError
 from kafkamq.kafka.clock import monotonic_ms
-from kafkamq.kafka.commits import Commit, Committer, is_passing
+from kafkamq.kafka.commits import Commit, is_passing
 from kafkamq.kafka.data_loss import report_loss
 from kafkamq.kafka.membership import Membership, is_eager, leave, max_idle_ms, reader_settings
 from kafkamq.kafka.message import Message
+from kafkamq.kafka.offset_commits import OffsetCommits
 
 __all__ = ["Membership", "MessageReader", "group_of"]
 
 MAX_POLL = 1000  # records of one consume() while our own messages come
 MAX_SKIP = 10_000  # while only foreign ones come
-COMMIT_INTERVAL_MS = 1000  # foreign messages are committed this often
 REQUEST_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 10.0
 _WAIT_S = 0.25  # one blocking wait; between two, errors are looked at
@@ -67,13 +67,9 @@ class MessageReader:
         self._gained_s: dict[int, float] = {}  # partition -> when it was assigned, monotonic
         self._poll_size = MAX_POLL
         self._is_paused = False
-        self._committed_ms = monotonic_ms()
-        self._committer = Committer(self._topic, queue.queue_id)
+        self._commits = OffsetCommits(self._topic, queue, intake, self._note)
         self.positions = Positions(config, group_of_workers(config, queue), queue.queue_id)
         self._asked: Future[list[TopicPartition]] | None = None  # what is committed
-        self._committing: dict[int, int] = {}
-        self._committing_count = 0
-        self._is_skipping = False  # what is being committed is behind foreign messages alone
         self._failure: KafkaMQError | None = None  # of a poll whose caller had no use for it
         # Whether a transaction is under way, which alone decides what is committed.
         self.is_in_transaction: Callable[[], bool] = lambda: False
@@ -194,14 +190,13 @@ class MessageReader:
         """Make a new client after a fatal error; it reads from what is committed."""
         self._intake.revoked(list(self._intake.partitions()))
         self._unplaced.clear()
-        self._committer.give_up()
-        self._is_skipping = False
+        self._commits.give_up()
         self._asked = None
         self._gained_s.clear()
-        old = self._consumer
+        old, commits = self._consumer, self._commits
         self._connect()
-        self._committer.finish(lambda: leave(old), CLOSE_TIMEOUT_S)
-        self._committer = Committer(self._topic, self._queue.queue_id)
+        commits.finish(lambda: leave(old), CLOSE_TIMEOUT_S)
+        self._commits = OffsetCommits(self._topic, self._queue, self._intake, self._note)
 
     # Positions.
 
@@ -253,7 +248,7 @@ class MessageReader:
             start = low
             self._intake.skipped_to(partition, low)
         elif is_new:
-            if not self._commit_now({partition: start}):
+            if not self._commits.commit_now(self._consumer, {partition: start}):
                 return False
             self._intake.placed(partition, start)
         self._read_from(partition, start)
@@ -277,17 +272,6 @@ class MessageReader:
             self._member._answered(self.positions.started_since(found))
         return {number: position.offset for number, position in found.items()}
 
-    def _commit_now(self, offsets: dict[int, int]) -> bool:
-        """Commit and wait, bounded; False: ask again later."""
-        if self._committer.is_pending:  # a batch's, which comes first
-            return False
-        self._committer.begin(self._consumer, offsets)
-        done = self._committer.wait(REQUEST_TIMEOUT_S) is Commit.DONE
-        self._committer.give_up()
-        if done:
-            self._note(offsets)
-        return done
-
     def _note(self, offsets: Mapping[int, int]) -> None:
         self.positions.note(offsets, self._member._topic_id())
 
@@ -299,9 +283,9 @@ class MessageReader:
         asked, self._asked = self._asked, None
         numbers = [number for number in self._gained_s if not self.positions.is_known(number)]
         if asked is None:
-            if numbers and not self._committer.is_pending:
+            if numbers and not self._commits.is_pending:
                 wanted = [TopicPartition(self._topic, number) for number in numbers]
-                self._asked = self._committer.ask(self._consumer, wanted)
+                self._asked = self._commits.ask(self._consumer, wanted)
         elif not asked.done():
             self._asked = asked
         elif asked.exception() is None:
@@ -358,8 +342,7 @@ class MessageReader:
         """``ask_again`` of all: a call was broken off, perhaps with records in its hands."""
         assigned = {each.partition for each in self._consumer.assignment()}
         self._intake.revoked(assigned | set(self._intake.partitions()))
-        self._committer.give_up()
-        self._is_skipping = False
+        self._commits.give_up()
         self._unplaced.update(dict.fromkeys(assigned, _UNKNOWN))
 
     def ask_again(self, partitions: Iterable[int]) -> None:
@@ -376,69 +359,25 @@ class MessageReader:
         Raises:
             BrokerError: It failed, and would fail again.
         """
-        # One after the other, or the older one might come last.
-        if self._is_skipping and self._end_skipping(min(timeout_s, _WAIT_S)) is Commit.PENDING:
-            self.tend()
-            return Commit.PENDING
-        if not self._committer.is_pending:
-            offsets = self._intake.committable()
-            if not offsets:
-                return Commit.DONE
-            self._begin_commit(offsets)
-        outcome = self._committer.wait(min(timeout_s, _WAIT_S))
-        if outcome is Commit.DONE:
-            self.committed(self._committing, self._committing_count)
-        elif outcome is Commit.PENDING and timeout_s > 0:
+        outcome = self._commits.commit(self._consumer, timeout_s)
+        if outcome is Commit.PENDING and (timeout_s > 0 or self.is_skipping):
             self.tend()  # the group may wait for us
         return outcome
 
-    def _begin_commit(self, offsets: dict[int, int]) -> None:
-        self._committing, self._committing_count = offsets, self._intake.uncommitted_count
-        self._committer.begin(self._consumer, offsets)
-
     def committed(self, offsets: dict[int, int], count: int) -> None:
         """These offsets are committed, which are those of ``count`` polled records."""
-        self._intake.committed(offsets, count)
-        self._committed_ms = monotonic_ms()
-        self._note(offsets)
+        self._commits.committed(offsets, count)
 
     @property
     def is_skipping(self) -> bool:
         """Whether a commit is under way that no batch asked for; ``tend`` sees its end."""
-        return self._is_skipping
+        return self._commits.is_skipping
 
     def _commit_skipped(self) -> None:
-        """Foreign messages: by count, and by time when nothing else commits."""
-        if self._is_skipping:
-            self._end_skipping(0.0)
+        self._commits.see_skipped()
         self._note_committed()
-        skipped = self._intake.uncommitted_count
-        if not skipped or self._committer.is_pending or self.is_in_transaction():
-            return
-        is_due = monotonic_ms() - self._committed_ms >= COMMIT_INTERVAL_MS
-        are_many = skipped >= self._queue.max_messages_per_commit and not len(self._intake)
-        if not are_many and not is_due:
-            return
-        offsets = self._intake.committable()
-        if offsets:
-            self._begin_commit(offsets)
-            self._is_skipping = True
-        else:
-            self._intake.committed({})
-
-    def _end_skipping(self, timeout_s: float) -> Commit:
-        """What became of such a commit; the next one says again what was refused."""
-        try:
-            outcome = self._committer.wait(timeout_s)
-        except KafkaMQError as error:
-            _log.info("skipped messages could not be committed", extra={"said": str(error)})
-            outcome = Commit.FAILED
-        if outcome is Commit.DONE:
-            self.committed(self._committing, self._committing_count)
-        elif outcome is Commit.FAILED:
-            self._committed_ms = monotonic_ms()  # not at once again
-        self._is_skipping = outcome is Commit.PENDING
-        return outcome
+        if not self.is_in_transaction():
+            self._commits.skip(self._consumer)
 
     # Membership.
 
@@ -486,14 +425,14 @@ class MessageReader:
         for number in numbers:
             self._unplaced.pop(number, None)
             self._gained_s.pop(number, None)
-            self._committing.pop(number, None)  # it may come back with another's position
+            self._commits.forget(number)  # it may come back with another's position
         self._intake.revoked(numbers)
         self._member._lost(numbers)
 
     def close(self) -> None:
         """Leave the group; what Kafka keeps waiting ends behind us."""
         consumer = self._consumer
-        if not self._committer.finish(lambda: leave(consumer), CLOSE_TIMEOUT_S):
+        if not self._commits.finish(lambda: leave(consumer), CLOSE_TIMEOUT_S):
             _log.warning(
                 "leaving the group takes long and goes on", extra={"queue": self._queue.queue_id}
             )
