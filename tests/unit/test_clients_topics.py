@@ -55,7 +55,7 @@ def test_messages_and_markers_refuse(changed: dict[str, str]) -> None:
 
 def test_good_topics_have_no_findings() -> None:
     assert not list(_of_log(topic()))
-    assert not list(_of_replication(topic()))
+    assert not list(_of_replication([topic()]))
     assert not list(_of_markers(topic(), 43_200_000))
 
 
@@ -84,7 +84,17 @@ def test_dead_letters_never_expire(changed: dict[str, str], expected: list[str])
 
 def test_the_rest_warns() -> None:
     assert levels(_of_status(topic())) == ["warn"]
-    assert levels(_of_replication(topic(replication=2, min_insync_replicas="1"))) == ["warn"] * 2
+    assert levels(_of_replication([topic(replication=2, min_insync_replicas="1")])) == ["warn"] * 2
+    assert levels(_of_replication([topic(replication=3)])) == []
+
+
+def test_what_all_topics_lack_is_one_short_line() -> None:
+    one_broker = [topic(replication=1, min_insync_replicas="1") for _ in range(3)]
+    (line,) = [f"warning: {finding}" for finding in _of_replication(one_broker)]
+    assert line.startswith("warning: cluster: replication factor 1")
+    assert len(line) < 80
+    (finding,) = _of_replication([*one_broker[:1], *[topic(replication=3)] * 2])
+    assert finding.topic == one_broker[0].name
 
 
 @pytest.mark.parametrize(("extra", "expected"), [(HEADROOM_BYTES, []), (0, ["warn", "warn"])])

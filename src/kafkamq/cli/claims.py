@@ -12,6 +12,7 @@ import typer
 from kafkamq.claims import Admin, Claim, Cluster, init_topic
 from kafkamq.cli import claims_log, output
 from kafkamq.cli.options import Json, MetricsPort, connected, serving_metrics
+from kafkamq.clients.reaching import require_brokers
 from kafkamq.clients.signals import stop_event
 from kafkamq.config import ServiceConfig
 from kafkamq.core.claim_history import ClaimEventKind, ClaimHistory
@@ -30,6 +31,7 @@ Rules = Annotated[str, typer.Option("--rules", help="safe, or peer with Go clien
 
 
 def _cluster(config: ServiceConfig, topic: str, interval: float, rules: str = "safe") -> Cluster:
+    require_brokers(config)
     cluster = Cluster(
         config.bootstrap_servers,
         coordination_topic=topic,
@@ -53,6 +55,7 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Create the coordination topic, or check the one that exists."""
+    require_brokers(config)
     created = init_topic(
         config.bootstrap_servers,
         topic,
@@ -130,10 +133,11 @@ def watch(
     topic: Topic = COORDINATION_TOPIC,
     interval: Interval = 60.0,
     heartbeats: Annotated[bool, typer.Option(help="Show renewals as well.")] = False,
-    follow: Annotated[bool, typer.Option(help="Go on for ever.")] = True,
+    follow: Annotated[bool, typer.Option(help="Go on until Ctrl-C.")] = True,
     as_json: Json = False,
 ) -> None:
     """Show how partitions change hands, from the topic's start on."""
+    require_brokers(config)
     histories: dict[int, ClaimHistory] = {}
     for each in scan_topic(config, topic, follow=follow):
         if each.record is None:

@@ -12,6 +12,7 @@ import typer
 from kafkamq.cli import output
 from kafkamq.cli.options import Json, connected, connected_if_named
 from kafkamq.clients.admin import Admin
+from kafkamq.clients.reaching import require_brokers
 from kafkamq.clients.topics import Finding
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, WireError
@@ -48,6 +49,7 @@ def decode_records(
         return
     if config is None:
         raise ConfigError("nothing to decode: give texts, or name a broker")
+    require_brokers(config)
     for each in scan_topic(config, topic):
         body = {"malformed": each.reason} if each.record is None else _record_object(each.record)
         place = {
@@ -72,6 +74,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check the topic and what stands in it; exit code 1 when claims cannot rest on it."""
+    require_brokers(config)
     with Admin(config) as admin:
         info = find_topic(admin, topic)
     findings = list(topic_findings(info, rules="safe", interval_ms=round(interval * 1000)))

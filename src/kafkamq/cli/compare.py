@@ -17,6 +17,7 @@ from kafkamq.cli.compare_page import render, table_rows
 from kafkamq.cli.doctor import kafka_version
 from kafkamq.cli.options import Json, connected_if_named
 from kafkamq.clients.admin import Admin
+from kafkamq.clients.reaching import require_brokers
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.broker import LocalKafka
 from kafkamq.dev.compare import Contender, Measured, Work, parse_range, parse_slow
@@ -136,6 +137,7 @@ def _ends_by_sigterm() -> Iterator[None]:
 def _cluster(config: ServiceConfig | None) -> Iterator[tuple[ServiceConfig, str]]:
     """The user's, or one that ends with the block; and its version."""
     if config is not None:
+        require_brokers(config)
         with Admin(config) as admin:
             cluster = admin.cluster()
         yield config, kafka_version(config, cluster)

@@ -12,6 +12,7 @@ import typer
 from kafkamq.cli import output
 from kafkamq.cli.loading import load_named
 from kafkamq.cli.options import MetricsPort, connected, serving_metrics
+from kafkamq.clients.reaching import require_brokers
 from kafkamq.clients.signals import stop_on_signals
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
@@ -81,6 +82,7 @@ def consume(
         dead_letter_topic=dead_letter_topic,
         max_rate=max_rate,
     )
+    require_brokers(config)
     with serving_metrics(metrics_port):
         try:
             consumer.poll(function)

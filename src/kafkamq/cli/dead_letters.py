@@ -21,6 +21,7 @@ from kafkamq.cli.spark_options import (
     spark_settings,
 )
 from kafkamq.cli.sql_check import check_condition
+from kafkamq.clients.reaching import require_brokers
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.kafka.dead_letters import DeadLetter, Selection, read_dead_letters, redrive
@@ -111,6 +112,7 @@ def ls(
 ) -> None:
     """Count dead letters, per queue and reason."""
     selection = _selection(queue_id, reason, identity)
+    require_brokers(config)
     groups: defaultdict[tuple[str, str], _Group] = defaultdict(_Group)
     with output.progress("Reading dead letters", None) as advance:
         for letter in read_dead_letters(config):
@@ -152,6 +154,7 @@ def peek(
 ) -> None:
     """Look at dead letters; nothing changes."""
     selection = _selection(queue_id, reason, identity)
+    require_brokers(config)
     chosen = (
         letter
         for letter in read_dead_letters(config)
@@ -234,6 +237,8 @@ def redrive_command(
     if where:
         check_condition(where, option="--where")
         settings = spark_settings(conf, properties_file)
+    require_brokers(config)
+    if where:
         selection = _Chosen.by_sql(config, selection, where, master, settings)
     done = 0
     with output.progress("Redriving", limit) as advance:

@@ -16,6 +16,7 @@ from kafkamq.cli import output
 from kafkamq.cli.options import Json, connected_if_named
 from kafkamq.clients.admin import Admin, ClusterInfo
 from kafkamq.clients.broker_release import broker_release
+from kafkamq.clients.reaching import require_brokers
 from kafkamq.clients.topics import check_topics
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.environment import java_from
@@ -100,6 +101,7 @@ def _tried(what: str, check: Callable[[], str]) -> Iterator[Check]:
 
 def _cluster(config: ServiceConfig, *, max_lease_ms: int) -> Iterator[Check]:
     try:
+        require_brokers(config)
         with Admin(config, timeout_s=TIMEOUT_S) as admin:
             cluster = admin.cluster()
         brokers = ", ".join(cluster.brokers.values())

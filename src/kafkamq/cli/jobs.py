@@ -26,6 +26,7 @@ from kafkamq.cli.spark_options import (
     spark_settings,
 )
 from kafkamq.cli.sql_check import check_condition, check_statement, split_statements
+from kafkamq.clients.reaching import require_brokers
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
 
@@ -79,6 +80,7 @@ def view_tables(
     """``view_session`` for a command, which says that Spark starts."""
     from kafkamq.spark.jobs.asking import view_session
 
+    require_brokers(config)
     with ExitStack() as stack:
         with output.working("Starting Spark"):
             app_name = f"kafkamq {name}"

@@ -69,8 +69,8 @@ def errors() -> Console:
 
 
 def note(text: str) -> None:
-    """Says something about what happens, on stderr."""
-    errors().print(escape(text))
+    """Says something about what happens, on stderr; a terminal wraps it where it must."""
+    errors().print(escape(text), soft_wrap=True)
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ from kafkamq.cli.options import (
     serving_metrics,
 )
 from kafkamq.cli.payloads import parse_header, read_lines
+from kafkamq.clients.reaching import require_brokers
 from kafkamq.clients.signals import stop_event
 from kafkamq.config import ServiceConfig, utf8
 from kafkamq.errors import ConfigError, KafkaMQError
@@ -65,6 +66,7 @@ def create(
 ) -> None:
     """Create the topics of a namespace; what is there already stays as it is."""
     with service(config) as connection:
+        require_brokers(config)
         connection.create_topics(
             partitions=partitions,
             marker_partitions=marker_partitions,
@@ -163,7 +165,9 @@ def _send_all(
     sent = 0
     failure: KafkaMQError | None = None
     with service(config) as connection:
-        producer = connection.queue(queue_id).producer()
+        queue = connection.queue(queue_id)
+        require_brokers(config)
+        producer = queue.producer()
         with output.progress(f"Sending to {queue_id}", None) as advance:
             while failure is None:
                 deliveries, refusal = _queue_batch(producer, messages)
@@ -179,7 +183,7 @@ def _send_all(
         output.note(f"{sent:,} messages were sent before the error; they are in the queue.")
         raise failure
     if not as_json:
-        output.note(f"Sent {sent:,} messages to {queue_id}.")
+        output.note(f"Sent {sent:,} {'message' if sent == 1 else 'messages'} to {queue_id}.")
 
 
 def _queue_batch(
@@ -288,6 +292,7 @@ def receive(
             max_deliveries=max_deliveries,
             group=group or None,
         )
+        require_brokers(config)
         with queue.consumer() as consumer:
             silent_since = time.monotonic()
             try:

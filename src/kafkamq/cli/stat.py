@@ -9,6 +9,7 @@ import typer
 
 from kafkamq.cli import output
 from kafkamq.cli.options import TRACKER_HERE, Json, connected
+from kafkamq.clients.reaching import require_brokers
 from kafkamq.config import ServiceConfig
 from kafkamq.kafka.overview import MAX_SCANNED, MarkerPartition, overview
 
@@ -25,6 +26,7 @@ def stat(
     as_json: Json = False,
 ) -> None:
     """Show backlogs, and what the tracker does."""
+    require_brokers(config)
     found = overview(config, max_scanned=max_scanned)
     if as_json:
         output.print_json(

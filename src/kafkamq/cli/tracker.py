@@ -18,6 +18,7 @@ from kafkamq.cli.spark_options import (
     spark_settings,
 )
 from kafkamq.clients.collector import calm_collector
+from kafkamq.clients.reaching import require_brokers
 from kafkamq.clients.signals import stop_on_signals
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import ConfigError
@@ -73,6 +74,7 @@ def tracker(
         )
     stopping = threading.Event()
     stop_on_signals(stopping.set)
+    require_brokers(config)
     output.note(f"Tracking {config.marker_topic} ({engine.value}); Ctrl-C ends it.")
     with serving_metrics(metrics_port):
         if engine is Engine.LOCAL:

@@ -6,6 +6,7 @@ credentials, and that no broker answers. ``ErrorWatch`` is that callback; who wa
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 
@@ -97,6 +98,9 @@ _FORBIDDEN = frozenset(
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
 )
+_NOISE = re.compile(r"^\S+/(bootstrap|\d+): | \(after \d+ms in state \w+\)")
+"""What librdkafka says of itself around the cause."""
+
 _REFUSAL_S = 60.0
 """A refusal of credentials holds so long; librdkafka tries on and tells repetitions within 30 s."""
 
@@ -262,11 +266,23 @@ class ErrorWatch:
             with self._lock:
                 self._down_since = self._transport = self._refused = None
 
+    @property
+    def is_down(self) -> bool:
+        """Whether no broker could be reached, as far as was told."""
+        return self._down_since is not None
+
     def deadline(self, doing: str, timeout_s: float) -> DeadlineExceededError:
         """The error to raise when a bounded wait is over: names the servers and the last cause."""
         text = f"{doing} did not end within {timeout_s:g} s at {self._servers}"
-        cause = self._transport
-        if self._down_since is not None or cause is not None:
-            said = f" ({cause.str()})" if cause is not None else ""
-            text = f"{text}: no broker answers{said}; {_HINTS['_ALL_BROKERS_DOWN']}"
+        if self._down_since is not None or self._transport is not None:
+            text = f"{text}: no broker answers{self._cause()}; {_HINTS['_ALL_BROKERS_DOWN']}"
         return DeadlineExceededError(text)
+
+    def silence(self) -> DeadlineExceededError:
+        """The error of a client that never had an answer."""
+        text = f"no broker answers at {self._servers}{self._cause()}"
+        return DeadlineExceededError(f"{text}; {_HINTS['_ALL_BROKERS_DOWN']}")
+
+    def _cause(self) -> str:
+        cause = self._transport
+        return "" if cause is None else f" ({_NOISE.sub('', cause.str())})"

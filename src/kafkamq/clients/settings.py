@@ -257,6 +257,8 @@ class _ClientLog:
         facility, client, text = (*(str(arg) for arg in args), "", "", "")[:3]
         if facility == "CONFWARN":  # a property of another role: passed on purpose
             return
+        if text.endswith(": retrying"):  # as every start does while a coordinator loads
+            level = logging.DEBUG
         now = time.monotonic()
         if now - self._last.get(facility, -1e9) < 10.0:
             return
@@ -265,11 +267,22 @@ class _ClientLog:
         _log.log(min(level, logging.WARNING), "%s: %s", facility, text, extra={"client": client})
 
 
+class _NoLog:
+    """For a client whose failures its caller tells."""
+
+    def log(self, level: int, _format: str, *args: object) -> None:
+        """Called as that of ``_ClientLog``."""
+
+
 Client = TypeVar("Client", Consumer, Producer, AdminClient)
 
 
 def connect(
-    make: Callable[..., Client], settings: Mapping[str, object], watch: ErrorWatch | None = None
+    make: Callable[..., Client],
+    settings: Mapping[str, object],
+    watch: ErrorWatch | None = None,
+    *,
+    quiet: bool = False,
 ) -> Client:
     """Build a client: librdkafka's refusals become ConfigErrors without secrets.
 
@@ -277,6 +290,7 @@ def connect(
         make: ``Consumer``, ``Producer`` or ``AdminClient``.
         settings: From one of the functions above.
         watch: Becomes its error callback; by default one that nobody asks.
+        quiet: Its own log lines are dropped.
 
     Raises:
         ConfigError: An unknown property, a value out of range, a file that is not there.
@@ -284,7 +298,7 @@ def connect(
     servers = str(settings.get("bootstrap.servers", ""))
     full = {**settings, "error_cb": watch if watch is not None else ErrorWatch(servers)}
     try:
-        return make(full, logger=_ClientLog())
+        return make(full, logger=_NoLog() if quiet else _ClientLog())
     except (KafkaException, TypeError, ValueError) as error:
         said = kafka_error(error).str() if isinstance(error, KafkaException) else str(error)
         for name, value in settings.items():

@@ -238,9 +238,8 @@ def _findings(admin: Admin, config: ServiceConfig, max_lease_ms: int) -> list[Fi
     if config.tracker_topic in topics:
         findings += _of_status(topics[config.tracker_topic])
     findings += _of_sizes(topics, config)
-    for name in (config.message_topic, config.marker_topic, config.dead_letter_topic):
-        if name in topics:
-            findings += _of_replication(topics[name])
+    copied = (config.message_topic, config.marker_topic, config.dead_letter_topic)
+    findings += _of_replication([topics[name] for name in copied if name in topics])
     findings += _of_foreign_tracker(admin, config)
     return sorted(findings, key=lambda finding: finding.level)  # "refuse" < "warn"
 
@@ -342,22 +341,26 @@ def _of_sizes(topics: Mapping[str, TopicInfo], config: ServiceConfig) -> Iterato
             )
 
 
-def _of_replication(topic: TopicInfo) -> Iterator[Finding]:
-    if topic.replication_factor < 3:
-        yield Finding(
-            "warn",
-            topic.name,
-            f"replication factor {topic.replication_factor}: a lost "
-            "disk loses messages; 3 is usual",
-        )
-    in_sync = int(_has(topic, "min.insync.replicas", "1"))
-    if in_sync < 2:
-        yield Finding(
-            "warn",
-            topic.name,
-            f"min.insync.replicas is {in_sync}: a confirmed record "
-            "may be on one broker only; 2 is usual",
-        )
+def _of_replication(topics: Sequence[TopicInfo]) -> Iterator[Finding]:
+    """Of all that hold messages; what is true of all of them is said once."""
+    few = [topic for topic in topics if topic.replication_factor < 3]
+    if few:
+        least = min(topic.replication_factor for topic in few)
+        text = f"replication factor {least}, 3 is usual: a lost disk loses messages"
+        yield Finding("warn", _names(few, topics), text)
+    alone = [
+        topic
+        for topic in topics
+        if topic.replication_factor > 1 and int(_has(topic, "min.insync.replicas", "1")) < 2
+    ]
+    if alone:
+        text = "min.insync.replicas 1, 2 is usual: one broker may have a record alone"
+        yield Finding("warn", _names(alone, topics), text)
+
+
+def _names(some: Sequence[TopicInfo], topics: Sequence[TopicInfo]) -> str:
+    """For a finding: those topics, or the cluster for all of them."""
+    return "" if len(some) == len(topics) else ", ".join(topic.name for topic in some)
 
 
 def _of_foreign_tracker(admin: Admin, config: ServiceConfig) -> Iterator[Finding]:
