@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from click.testing import Result
 from typer.testing import CliRunner
 
 from kafkamq.cli.app import app
@@ -37,11 +38,18 @@ class Commands:
 
     def run(self, *arguments: str, stdin: str | None = None) -> str:
         """Stdout of a command that succeeds."""
+        return self._result(*arguments, stdin=stdin).stdout
+
+    def notes(self, *arguments: str) -> str:
+        """Stderr of a command that succeeds."""
+        return self._result(*arguments, stdin=None).stderr
+
+    def _result(self, *arguments: str, stdin: str | None) -> Result:
         result = CliRunner().invoke(app, arguments, input=stdin, env=self.environment)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         assert result.exit_code == 0, result.output
-        return result.stdout
+        return result
 
     def json(self, *arguments: str, stdin: str | None = None) -> list[dict[str, Any]]:
         """The objects that a command prints with --json."""

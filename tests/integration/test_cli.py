@@ -13,6 +13,7 @@ from tests.integration.queue_logs import ends, set_topic, starts
 from typer.testing import CliRunner
 
 from kafkamq.cli.app import app
+from kafkamq.clients.admin import Admin
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.kafka.tracker import LocalTracker
@@ -60,6 +61,44 @@ def test_queues_are_apart(commands: Commands) -> None:
     commands.run("send", "b", "for b")
     assert [item["payload"] for item in commands.json("receive", "b")] == ["for b"]
     assert [item["payload"] for item in commands.json("receive", "a")] == ["for a"]
+
+
+def test_a_mistyped_queue_is_told_and_leaves_nothing_behind(commands: Commands) -> None:
+    commands.run("send", "orders", "one")
+    commands.run("send", "mails", "later", "--delay", "1000")
+    before = groups(commands)
+    said = commands.notes("receive", "ordres", "--timeout", "1")
+    assert f"nothing was ever sent to ordres in {commands.namespace}; queues there:" in said
+    assert "mails, orders" in said
+    assert "No message in ordres within 1 s." in said
+    for arguments in (("ls",), ("peek",), ("redrive",)):
+        assert "ever sent to ordres" in commands.notes("dlq", *arguments, "--queue", "ordres")
+        assert "ever sent" not in commands.notes("dlq", *arguments, "--queue", "orders")
+    assert groups(commands) == before
+
+
+def test_a_queue_with_delayed_messages_alone_is_none_that_is_mistyped(commands: Commands) -> None:
+    commands.run("send", "mails", "later", "--delay", "1000")
+    assert "ever sent" not in commands.notes("receive", "mails", "--timeout", "0")
+    assert f"kafkamq/{commands.namespace}/mails" in groups(commands)
+
+
+def test_the_first_message_of_a_queue_may_come_while_it_is_waited_for(commands: Commands) -> None:
+    process = commands.process("receive", "q", "--follow")
+    try:
+        assert process.stderr is not None
+        assert "nothing was ever sent to q" in process.stderr.readline()
+        commands.run("send", "q", "first")
+        assert process.stdout is not None
+        assert process.stdout.readline() == "first\n"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def groups(commands: Commands) -> set[str]:
+    with Admin(ServiceConfig(bootstrap_servers=commands.bootstrap)) as admin:
+        return {name for name in admin.groups() if commands.namespace in name}
 
 
 def test_a_file_of_lines(commands: Commands, tmp_path: Path) -> None:

@@ -93,3 +93,33 @@ def test_a_signal_to_the_whole_group_drains(tmp_path: Path, number: signal.Signa
     finally:
         process.kill()
         process.communicate()
+
+
+USES_KAFKA = """
+from kafkamq import Service, Worker
+
+service = Service({bootstrap!r}, {namespace!r})
+service.create_topics(partitions=1, marker_partitions=1, replication_factor=1)
+queue = service.queue("orders")
+service.queue("ordres").producer().send(b"one").result(30)
+worker = Worker(service)
+
+@queue.handler()
+def handle(body: str) -> None:
+    pass
+"""
+
+
+def test_a_queue_that_was_never_used_is_told(
+    tmp_path: Path, bootstrap: str, namespace: str
+) -> None:
+    (tmp_path / "app.py").write_text(USES_KAFKA.format(bootstrap=bootstrap, namespace=namespace))
+    command = [sys.executable, "-m", "kafkamq.cli", "work", "app:worker"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert "ever sent to orders in" in process.stderr.readline()
+        assert process.stderr.readline().startswith("Working as app:worker")
+    finally:
+        process.kill()
+        process.communicate()

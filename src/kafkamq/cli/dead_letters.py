@@ -12,6 +12,7 @@ import typer
 
 from kafkamq.cli import output
 from kafkamq.cli.jobs import view_tables
+from kafkamq.cli.mistyped import warn_of_unused
 from kafkamq.cli.options import Json, connected
 from kafkamq.cli.spark_options import (
     DEFAULT_MASTER,
@@ -24,7 +25,13 @@ from kafkamq.cli.sql_check import check_condition
 from kafkamq.clients.reaching import require_brokers
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
-from kafkamq.kafka.dead_letters import DeadLetter, Selection, read_dead_letters, redrive
+from kafkamq.kafka.dead_letters import (
+    DeadLetter,
+    RedriveReport,
+    Selection,
+    read_dead_letters,
+    redrive,
+)
 from kafkamq.types import DeadLetterReason
 
 __all__ = ["register"]
@@ -119,6 +126,8 @@ def ls(
             advance()
             if letter in selection:
                 groups[letter.queue_id, letter.reason].add(letter)
+    if queue_id and not groups:
+        warn_of_unused(config, queue_id)
     if as_json:
         for (queue, why), group in sorted(groups.items()):
             output.print_json({"queue_id": queue, "reason": why, **asdict(group)})
@@ -161,6 +170,8 @@ def peek(
         if letter in selection and (include_redriven or not letter.is_redriven)
     )
     letters = list(islice(chosen, limit))
+    if queue_id and not letters:
+        warn_of_unused(config, queue_id)
     if as_json:
         for letter in letters:
             output.print_json(_as_json(letter))
@@ -255,9 +266,15 @@ def redrive_command(
             dry_run=dry_run,
             on_progress=on_progress,
         )
+    if queue_id and not (report.selected or report.already_redriven):
+        warn_of_unused(config, queue_id)
     if as_json:
         output.print_json({**asdict(report), "dry_run": dry_run})
-        return
+    else:
+        _say_redriven(report, dry_run=dry_run)
+
+
+def _say_redriven(report: RedriveReport, *, dry_run: bool) -> None:
     verb = "would be redriven" if dry_run else "redriven"
     output.note(
         f"{report.selected if dry_run else report.redriven:,} {verb}, "

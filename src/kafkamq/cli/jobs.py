@@ -17,6 +17,7 @@ import typer
 from rich.markup import escape
 
 from kafkamq.cli import output
+from kafkamq.cli.mistyped import warn_of_unused
 from kafkamq.cli.options import Json, connected
 from kafkamq.cli.spark_options import (
     DEFAULT_MASTER,
@@ -327,6 +328,8 @@ def audit(
         found = run_audit(
             spark, namespace=config.namespace, queue_id=queue_id, top=top, on_step=advance, **given
         )
+    if queue_id and not found.queues:
+        warn_of_unused(config, queue_id)
     if html is not None:
         from kafkamq.cli.audit_page import render
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +18,7 @@ from typing import Annotated, TextIO
 import typer
 
 from kafkamq.cli import output
+from kafkamq.cli.mistyped import is_used
 from kafkamq.cli.options import (
     TRACKER_HERE,
     Json,
@@ -280,7 +283,6 @@ def receive(
         _show(message, verdict, as_json=as_json)
         _settle(message, verdict, delay=delay, reason=reason)
 
-    received = 0
     with (
         stop_event((signal.SIGTERM,)) as stopping,
         serving_metrics(metrics_port),
@@ -293,24 +295,42 @@ def receive(
             group=group or None,
         )
         require_brokers(config)
-        with queue.consumer() as consumer:
-            silent_since = time.monotonic()
-            try:
-                while not stopping.is_set() and (follow or received < wanted):
-                    size = RECEIVE_BATCH if follow else min(wanted - received, RECEIVE_BATCH)
-                    messages = consumer.receive_many(size, 0.5)
-                    _handle_each(consumer, messages, handle)
-                    received += len(messages)
-                    now = time.monotonic()
-                    if messages:
-                        silent_since = now
-                    elif not follow and now - silent_since > timeout:
-                        break
-            except KeyboardInterrupt:
-                output.note("Stopping: what was printed is settled, the rest goes back.")
-            consumer.flush()
+        patience = math.inf if follow else timeout
+        received = 0
+        if is_used(config, queue.config, stopping, patience):
+            with queue.consumer() as consumer:
+                received = _receive(
+                    consumer, handle, stopping, None if follow else wanted, patience
+                )
     if not received and not follow and not as_json:
         output.note(f"No message in {queue_id} within {timeout:g} s.")
+
+
+def _receive(
+    consumer: Consumer,
+    handle: Callable[[Message], None],
+    stopping: threading.Event,
+    wanted: int | None,
+    patience: float,
+) -> int:
+    """Handles so many messages, or all until it is stopped or none has come for too long."""
+    received = 0
+    silent_since = time.monotonic()
+    try:
+        while not stopping.is_set() and (wanted is None or received < wanted):
+            size = RECEIVE_BATCH if wanted is None else min(wanted - received, RECEIVE_BATCH)
+            messages = consumer.receive_many(size, 0.5)
+            _handle_each(consumer, messages, handle)
+            received += len(messages)
+            now = time.monotonic()
+            if messages:
+                silent_since = now
+            elif now - silent_since > patience:
+                break
+    except KeyboardInterrupt:
+        output.note("Stopping: what was printed is settled, the rest goes back.")
+    consumer.flush()
+    return received
 
 
 def _wanted(count: int | None) -> int:

@@ -8,9 +8,12 @@ import typer
 
 from kafkamq.cli import output
 from kafkamq.cli.loading import load_named
+from kafkamq.cli.mistyped import warn_of_unused
 from kafkamq.cli.options import MetricsPort, serving_metrics
+from kafkamq.clients.reaching import require_brokers
 from kafkamq.errors import ConfigError
 from kafkamq.kafka.handlers import Worker
+from kafkamq.types import Backend
 
 __all__ = ["load_worker", "register"]
 
@@ -33,6 +36,12 @@ def work(
 ) -> None:
     """Run a worker's handlers until SIGTERM or Ctrl-C, then let them end."""
     found = load_worker(worker)
+    config = found.service_config
+    if config is not None:
+        require_brokers(config)
+        for queue in found.queues:
+            if queue.backend is Backend.MARKERS:
+                warn_of_unused(config, queue.queue_id, queue.group_id)
     with serving_metrics(metrics_port):
         output.note(f"Working as {worker}; Ctrl-C ends it.")
         found.run()

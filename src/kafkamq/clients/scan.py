@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
@@ -26,7 +26,7 @@ def scan(
     starts: Mapping[int, int] | None = None,
     *,
     group_id: str = "kafkamq.reader",
-) -> Iterator[Message]:
+) -> Generator[Message, None, None]:
     """The committed records of a topic up to the end of each partition, each in log order.
 
     Args:

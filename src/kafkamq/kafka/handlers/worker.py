@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from kafkamq.clients.signals import apart, stop_on_signals
+from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.core.backends import Feature, require
 from kafkamq.core.run_ahead import RunAhead
 from kafkamq.errors import ConfigError, KafkaMQError, StateError
@@ -96,6 +97,17 @@ class Worker:
     def handled(self) -> int:
         """Messages that have got their verdicts."""
         return sum([feeder.handled for feeder in (*self._feeders, *self._stopped)])
+
+    @property
+    def queues(self) -> list[QueueConfig]:
+        """Those whose handlers it runs."""
+        return [spec.queue for spec in self._chosen()]
+
+    @property
+    def service_config(self) -> ServiceConfig | None:
+        """Where its service is; None: in memory."""
+        found = getattr(self._service, "config", None)
+        return found if isinstance(found, ServiceConfig) else None
 
     def start(self) -> None:
         """Check all handlers, connect, and begin in the background.
