@@ -20,6 +20,7 @@ from tests.integration.tracker_logs import Logs, wait_until
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.ledger import LedgerKey, read_positions
+from kafkamq.clients.reader import RecordReader
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import (
     ConfigError,
@@ -97,6 +98,20 @@ def test_a_quarantine_that_cannot_be_written_holds_the_position_and_nothing_else
     admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
     wait_until(lambda: [each.value() for each in tracked.read(topic)] == [b"no marker"])
     wait_until(lambda: position() > bad)
+
+
+def test_what_comes_behind_a_logs_former_end_is_found(logs: Logs) -> None:
+    """Else one START that names no message would cost others their payloads for a minute."""
+    logs.send(3)
+    reader = RecordReader(logs.config, logs.config.message_topic)
+    assert [reader.read(0, 3), reader.read(0, 5)] == [None, None]
+    logs.send(2, value=b"large")
+    for offset in (3, 4):
+        found = reader.read(0, offset)
+        assert found is not None
+        assert found.value() == b"large"
+    assert reader.read(0, 5) is None
+    reader.close()
 
 
 def test_a_newer_version_stops_the_tracker(logs: Logs) -> None:

@@ -21,6 +21,7 @@ MAX_READ_THROUGH = 280
 _BATCH = 1000
 _END_GRACE_S = 3.0  # a new leader may know less for a moment than the old one served
 _END_MEMORY_S = 60.0
+_REQUEST_S = 10.0
 _FOR_EVER_S = 1e9
 
 
@@ -36,14 +37,25 @@ class RecordReader:
 
     def read(self, partition: int, offset: int, *, timeout_s: float = 30.0) -> Message | None:
         """The record at one offset, or None; also when it lies beyond the log's end."""
-        end, seen_s = self._ends.get(partition, (1 << 62, 0.0))
-        if offset >= end and time.monotonic() - seen_s < _END_MEMORY_S:
+        if self._is_beyond(partition, offset):
             return None
         for _offset, message in self.stream(
             partition, (offset,), timeout_s=timeout_s, end_grace_s=_END_GRACE_S
         ):
             return message
         return None
+
+    def _is_beyond(self, partition: int, offset: int) -> bool:
+        """Whether the log did not come so far when that was waited for, and has not since."""
+        end, seen_s = self._ends.get(partition, (1 << 62, 0.0))
+        if offset < end or time.monotonic() - seen_s > _END_MEMORY_S:
+            return False
+        place = TopicPartition(self._topic, partition)
+        try:
+            _, end = self._connected().get_watermark_offsets(place, timeout=_REQUEST_S)
+        except KafkaException as error:
+            raise broker_error(error, f"finding the end of {self._topic}[{partition}]") from error
+        return offset >= end
 
     def stream(
         self,
@@ -114,7 +126,7 @@ class RecordReader:
         if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             # Deleted, or a leader that does not know the end yet.
             low, high = consumer.get_watermark_offsets(
-                TopicPartition(self._topic, partition), timeout=10.0
+                TopicPartition(self._topic, partition), timeout=_REQUEST_S
             )
             known = low if target < low else high
             self._go(consumer, partition, known)
