@@ -29,6 +29,11 @@ class _Kept:
     value: bytes | None
     error: str
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Marker partition and offset."""
+        return self.origin.partition, self.origin.offset
+
 
 class Quarantine:
     """Writes to a namespace's quarantine topic; one owner thread.
@@ -66,6 +71,12 @@ class Quarantine:
             first[number] = min(offset, first.get(number, offset))
         return first
 
+    def passed(self, partition: int, position: int) -> None:
+        """Its owners have seen to all of this marker partition before the position."""
+        for place in [place for place in self._pending if place[0] == partition]:
+            if place[1] < position:
+                del self._pending[place]
+
     def put(self, origin: Origin, *, key: bytes | None, value: bytes | None, error: str) -> None:
         """Queue one record.
 
@@ -76,7 +87,7 @@ class Quarantine:
             error: What is wrong with it.
         """
         kept = _Kept(origin, key, value, error)
-        self._pending[origin.partition, origin.offset] = kept
+        self._pending[kept.place] = kept
         self._send(kept)
 
     def _send(self, kept: _Kept) -> None:
@@ -125,7 +136,8 @@ class Quarantine:
             self._again_s = now_s + _AGAIN_S
             refused, self._refused = self._refused, []
             for kept in refused:
-                self._send(kept)
+                if self._pending.get(kept.place) is kept:
+                    self._send(kept)
 
     def flush(self, *, timeout_s: float = 10.0) -> None:
         """Wait until all is in the log, so that a position behind it may be committed.
@@ -149,7 +161,6 @@ class Quarantine:
         return f"writing to {self._config.quarantine_topic}"
 
     def _delivered(self, kept: _Kept, error: KafkaError | None, message: Message) -> None:
-        place = kept.origin.partition, kept.origin.offset
         if error is not None and is_lasting(error):
             self._failure = error
         if error is not None and error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
@@ -157,4 +168,4 @@ class Quarantine:
             return
         # Too large: its place is in the tracker's log line; the record stays as it is.
         self.dropped += error is not None
-        self._pending.pop(place, None)
+        self._pending.pop(kept.place, None)

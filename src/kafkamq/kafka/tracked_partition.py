@@ -74,7 +74,6 @@ class TrackedPartition:
         self._written = -1  # the position that the ledger holds
         self._written_s = 0.0
         self._end = -1  # the log was read up to here, control records included
-        self._began = 0
         self._kept_from = -1  # no position behind this offset; -1: nothing is kept
         self._retry_s = 0.0  # monotonic: nothing is tried before
         self._pause_s = _FIRST_PAUSE_S
@@ -133,7 +132,6 @@ class TrackedPartition:
         self._written = started.position
         self._written_s = 0.0 if is_written_soon else time.monotonic()
         self._end = -1
-        self._began = started.position
         self._kept_from = -1
         self.succeeded()
 
@@ -182,9 +180,9 @@ class TrackedPartition:
     def keep_from(self, offset: int) -> None:
         """No position behind this record: its copy in the quarantine is not confirmed (R21).
 
-        -1: all are. One that was read before this ownership is not waited for.
+        -1: all are.
         """
-        self._kept_from = offset if offset >= self._began else -1
+        self._kept_from = offset
 
     def position(self) -> int:
         """Where a restart begins (R20)."""

@@ -382,6 +382,7 @@ class LocalTracker:
         elif started is None:
             self._try_later(part, "the owner of partition 0 has not started yet")
         else:
+            self._quarantine.passed(part.number, started.position)
             part.start(started, is_written_soon=self._turns() == 1)
             self._reader.begin(part.number, started.position)
             if part.number == 0:

@@ -1,0 +1,83 @@
+"""Turns of a local tracker's loop, without brokers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kafkamq.clients import quarantine as quarantine_module
+from kafkamq.clients.quarantine import Quarantine
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.core.entry import NEVER
+from kafkamq.kafka.tracked_partition import Started, TrackedPartition
+from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.types import Marker, MarkerType
+from kafkamq.wire.headers import Origin
+
+CONFIG = ServiceConfig(bootstrap_servers="127.0.0.1:1")
+
+
+class Refusing:
+    """A producer for which there is no room."""
+
+    def __init__(self, *_: object) -> None:
+        self.asked: list[bytes | None] = []
+
+    def produce(self, _topic: str, value: bytes | None, *_: object, **__: object) -> None:
+        self.asked.append(value)
+        raise BufferError
+
+    def poll(self, _: float) -> int:
+        return 0
+
+
+@pytest.fixture
+def tracker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One with partition 3, which it does not read yet."""
+    monkeypatch.setattr(quarantine_module, "connect", Refusing)
+    made: Any = object.__new__(LocalTracker)
+    made._config = CONFIG
+    made._partitions = {3: partition(3)}
+    made._quarantine = Quarantine(CONFIG)
+    made._reader = SimpleNamespace(begin=lambda *_: None)
+    return made
+
+
+def partition(number: int) -> TrackedPartition:
+    return TrackedPartition(CONFIG.marker_topic, number, TrackerConfig(), NEVER)
+
+
+def started(position: int) -> Started:
+    ledger: Any = SimpleNamespace(last=SimpleNamespace(batch=1), epoch=1)
+    return Started(ledger, position, "us")
+
+
+def set_aside(tracker: Any, offset: int, value: bytes = b"bad") -> None:
+    origin = Origin(CONFIG.marker_topic, 3, offset, 0)
+    tracker._quarantine.put(origin, key=b"k", value=value, error="no marker")
+
+
+def test_what_another_owner_has_passed_does_not_hide_what_is_not_in_the_quarantine(
+    tracker: Any,
+) -> None:
+    part = tracker._partitions[3]
+    tracker._started(part, started(100))
+    set_aside(tracker, 100)
+    tracker._guard_positions()
+    part = tracker._partitions[3] = partition(3)  # another replica had it meanwhile
+    tracker._started(part, started(200))
+    set_aside(tracker, 250)
+    part.core.apply(300, 1000, Marker(MarkerType.TICK, consumer_id="us", engine_epoch=1))
+    tracker._guard_positions()
+    assert part.position() == 250
+
+
+def test_a_record_that_is_read_again_is_written_once(tracker: Any) -> None:
+    set_aside(tracker, 100, b"first")
+    set_aside(tracker, 100, b"again")
+    producer = tracker._quarantine._producer
+    producer.asked.clear()
+    tracker._guard_positions()
+    assert producer.asked == [b"again"]
