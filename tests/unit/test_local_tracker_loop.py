@@ -11,6 +11,9 @@ from kafkamq.clients import quarantine as quarantine_module
 from kafkamq.clients.quarantine import Quarantine
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.core.entry import NEVER
+from kafkamq.errors import DeadlineExceededError
+from kafkamq.kafka import marker_reader
+from kafkamq.kafka.marker_reader import MarkerReader
 from kafkamq.kafka.tracked_partition import Started, TrackedPartition
 from kafkamq.kafka.tracker import LocalTracker
 from kafkamq.types import Marker, MarkerType
@@ -35,14 +38,27 @@ class Refusing:
 
 @pytest.fixture
 def tracker(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """One with partition 3, which it does not read yet."""
+    """One with two partitions, which it does not read yet."""
     monkeypatch.setattr(quarantine_module, "connect", Refusing)
     made: Any = object.__new__(LocalTracker)
     made._config = CONFIG
-    made._partitions = {3: partition(3)}
+    made._partitions = {number: partition(number) for number in (3, 4)}
     made._quarantine = Quarantine(CONFIG)
     made._reader = SimpleNamespace(begin=lambda *_: None)
+    made._starting = 1
     return made
+
+
+class Busy:
+    """Workers that are never idle, and do what they are told later."""
+
+    running = 1000
+
+    def __init__(self) -> None:
+        self.begun: list[Any] = []
+
+    def submit(self, job: Any, *_: object) -> None:
+        self.begun.append(job)
 
 
 def partition(number: int) -> TrackedPartition:
@@ -64,6 +80,7 @@ def test_what_another_owner_has_passed_does_not_hide_what_is_not_in_the_quaranti
 ) -> None:
     part = tracker._partitions[3]
     tracker._started(part, started(100))
+    tracker._starting = 1
     set_aside(tracker, 100)
     tracker._guard_positions()
     part = tracker._partitions[3] = partition(3)  # another replica had it meanwhile
@@ -81,3 +98,30 @@ def test_a_record_that_is_read_again_is_written_once(tracker: Any) -> None:
     producer.asked.clear()
     tracker._guard_positions()
     assert producer.asked == [b"again"]
+
+
+def test_one_partition_starts_however_much_is_due_elsewhere(tracker: Any) -> None:
+    workers = tracker._workers = Busy()
+    tracker._starter = SimpleNamespace(start=lambda *_: None)
+    tracker._starting = 0
+    first, second = tracker._partitions.values()
+    for _ in range(2):
+        tracker._act(first)
+        tracker._act(second)
+    assert len(workers.begun) == 1
+    tracker._start_failed(first, DeadlineExceededError("no answer"))
+    tracker._act(second)
+    assert len(workers.begun) == 2
+
+
+def test_a_loop_whose_quarantine_is_full_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    client = SimpleNamespace(
+        subscribe=lambda *_, **__: None,
+        poll=waited.append,
+        consume=lambda *_: pytest.fail("nothing is read"),
+    )
+    monkeypatch.setattr(marker_reader, "connect", lambda *_: client)
+    reader = MarkerReader(CONFIG, on_assigned=lambda _: None, on_revoked=lambda _: None)
+    assert reader.poll(0.02, is_full=True) == []
+    assert sum(waited) == 0.02

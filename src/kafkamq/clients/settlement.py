@@ -20,7 +20,7 @@ from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.core.delivery import Carry, Settle
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError
 
-__all__ = ["SettleReport", "SettlementError", "Settler"]
+__all__ = ["REFUSALS", "SettleReport", "SettlementError", "Settler"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,10 +28,8 @@ _MAX_ATTEMPTS = 8
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 2.0
 _WRITE_S = 8.0  # what a transaction may take; it begins when its rows are ready (R22)
-_HOPELESS = frozenset(
+REFUSALS = frozenset(
     {
-        "UNKNOWN_MEMBER_ID",  # the partition went to another member of the group
-        "ILLEGAL_GENERATION",
         "TOPIC_AUTHORIZATION_FAILED",
         "GROUP_AUTHORIZATION_FAILED",
         "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
@@ -40,6 +38,11 @@ _HOPELESS = frozenset(
         "_SSL",
     }
 )
+"""Codes of what somebody must mend."""
+_HOPELESS = REFUSALS | {
+    "UNKNOWN_MEMBER_ID",  # the partition went to another member of the group
+    "ILLEGAL_GENERATION",
+}
 
 
 @dataclass(slots=True)

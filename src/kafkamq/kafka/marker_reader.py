@@ -98,7 +98,8 @@ class MarkerReader:
     def poll(self, timeout_s: float, *, is_full: bool = False) -> list[Message]:
         """Serve the group, then return what there is to read: records and ends of partitions.
 
-        Waits up to ``timeout_s`` for the first record. ``is_full``: nothing is read now.
+        Waits up to ``timeout_s`` for the first record. ``is_full``: nothing is read now, and it
+        waits as long.
 
         Raises:
             BrokerError: Credentials, or another error that waiting does not mend.
@@ -113,7 +114,8 @@ class MarkerReader:
                     on_revoke=self._revoked,
                     on_lost=self._revoked,
                 )
-            self._report(self._member.poll(0))  # rebalances happen in here
+            # Rebalances happen in here; the member itself has nothing to read.
+            self._report(self._member.poll(timeout_s if is_full else 0))
             if is_full:
                 return []
             messages = self._reader.consume(_BATCH, 0)

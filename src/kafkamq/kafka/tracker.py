@@ -21,7 +21,7 @@ from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import OutcomeUnknownError, may_pass
 from kafkamq.clients.open_ledgers import MAX_OPEN
 from kafkamq.clients.quarantine import Quarantine
-from kafkamq.clients.settlement import SettlementError, SettleReport
+from kafkamq.clients.settlement import REFUSALS, SettlementError, SettleReport
 from kafkamq.clients.ticker import Ticker
 from kafkamq.clients.topics import require_topics
 from kafkamq.clients.tracker_metrics import TrackerMetrics
@@ -101,6 +101,7 @@ class LocalTracker:
         self._workers = Workers(_THREADS, name="kafkamq-tracker")
         for _ in range(_THREADS):
             self._workers.submit(self._settlers.add, lambda _: None, _raise)
+        self._starting = 0  # partitions
         self._next_status_s = 0.0  # monotonic
         self._is_closed = False
         self._reader = MarkerReader(config, on_assigned=self._assigned, on_revoked=self._revoked)
@@ -335,11 +336,12 @@ class LocalTracker:
         """Whatever a partition needs now.
 
         What nobody waits for is begun by an idle worker: behind a thousand starts, or positions, a
-        redelivery would be late.
+        redelivery would be late. But one start is always under way: all are busy for as long as
+        more falls due than they can settle.
         """
         is_idle = self._workers.running < _THREADS
         if part.phase is Phase.WAITING:
-            if is_idle and part.may_try() and not part.is_busy:
+            if (is_idle or not self._starting) and part.may_try() and not part.is_busy:
                 self._start(part)
             return
         now_ms = monotonic_ms()
@@ -367,6 +369,7 @@ class LocalTracker:
         """Open the ledger in a worker (R22)."""
         part.phase = Phase.STARTING
         part.is_busy = True
+        self._starting += 1
         old, part.ledger = part.ledger, None
         self._workers.submit(
             partial(self._starter.start, part.number, old),
@@ -376,6 +379,7 @@ class LocalTracker:
 
     def _started(self, part: TrackedPartition, started: Started | None) -> None:
         part.is_busy = False
+        self._starting -= 1
         if not self._is_ours(part):
             if started is not None:
                 self._ledgers.close(started.ledger)
@@ -391,6 +395,7 @@ class LocalTracker:
 
     def _start_failed(self, part: TrackedPartition, error: KafkaMQError) -> None:
         part.is_busy = False
+        self._starting -= 1
         if not self._is_ours(part):
             return
         if not may_pass(error):
@@ -463,7 +468,7 @@ class LocalTracker:
         _log.warning("a settlement failed", extra={"partition": part.number, "why": str(error)})
         if isinstance(error, SettlementError):
             cause = error.__cause__
-            if isinstance(cause, BrokerError) and cause.code in _FINAL:
+            if isinstance(cause, BrokerError) and cause.code in REFUSALS:
                 raise cause
             part.core.aborted(error.actions)  # known not to be done: ask again
             part.batch += 1
@@ -479,18 +484,6 @@ class LocalTracker:
 
 def _raise(error: KafkaMQError) -> None:
     raise error
-
-
-_FINAL = frozenset(
-    {
-        "TOPIC_AUTHORIZATION_FAILED",
-        "GROUP_AUTHORIZATION_FAILED",
-        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
-        "CLUSTER_AUTHORIZATION_FAILED",
-        "_AUTHENTICATION",
-        "_SSL",
-    }
-)
 
 
 def _placed(error: UnsupportedVersionError, topic: str, number: int, offset: int) -> Exception:
