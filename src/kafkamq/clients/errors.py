@@ -51,9 +51,9 @@ _HINTS = {
     "_TRANSPORT": "check bootstrap_servers, security.protocol and that the broker runs",
     "_ALL_BROKERS_DOWN": "check bootstrap_servers and that the brokers run",
     "_UNKNOWN_TOPIC": "create the topics first: `kafkamq create` or Service.create_topics()",
-    "_UNKNOWN_PARTITION": "the topic has fewer partitions than expected; was it made anew?",
+    "_UNKNOWN_PARTITION": "the topic has fewer partitions than expected; was it recreated?",
     "UNKNOWN_TOPIC_OR_PART": "create the topics first: `kafkamq create` or Service.create_topics()",
-    "UNKNOWN_TOPIC_ID": "the topic was deleted or made anew; restart",
+    "UNKNOWN_TOPIC_ID": "the topic was deleted or recreated; restart",
     "TOPIC_AUTHORIZATION_FAILED": "grant this principal Read, Write and Describe on the topic",
     "GROUP_AUTHORIZATION_FAILED": "grant this principal Read on the group",
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "grant this principal Write on transactional ids that "
@@ -67,7 +67,7 @@ _HINTS = {
     "POLICY_VIOLATION": "the cluster's policy refuses these settings",
     "UNSUPPORTED_VERSION": "kafkamq needs Kafka 2.8 or newer",
     "_AUTO_OFFSET_RESET": "the log has no such position: it was truncated or deleted there, or the "
-    "topic made anew",
+    "topic recreated",
     "_MAX_POLL_EXCEEDED": "the process did not poll for max.poll.interval.ms; it was paused or "
     "blocked",
     "INVALID_TRANSACTION_TIMEOUT": "lower transaction.timeout.ms, or raise the brokers' "

@@ -78,7 +78,7 @@ def require_inside(key: LedgerKey, position: int, first: int, end: int) -> None:
         )
     if position > end:
         raise DataLossError(
-            f"{where} ends at {end}: the topic was truncated or made anew; {reset}",
+            f"{where} ends at {end}: the topic was truncated or recreated; {reset}",
             code="OFFSET_OUT_OF_RANGE",
         )
 

@@ -30,7 +30,7 @@ def report_loss(
     else:
         text = (
             f"the position {position} of {where} is beyond the log's end {high}: the topic "
-            "was truncated or made anew"
+            "was truncated or recreated"
         )
     if queue.on_data_loss == "raise":
         raise DataLossError(

@@ -332,7 +332,7 @@ class MessageReader:
             gained_before_s: Partitions that are ours since then (monotonic) nobody has read anew.
         """
         assigned = {each.partition for each in self._consumer.assignment()}
-        _log.warning("the topic was made anew", extra={"topic": self._topic})
+        _log.warning("the topic was recreated", extra={"topic": self._topic})
         self._intake.revoked(self._intake.partitions())
         for partition in assigned:
             was_ours = self._gained_s.get(partition, 0.0) < gained_before_s

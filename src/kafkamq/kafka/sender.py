@@ -130,7 +130,7 @@ class Sender:
                         if kafka_error(error).code() != KafkaError._FATAL:
                             raise
                         self._must_renew = True
-                        full = "the producer is made anew"
+                        full = "the producer is being recreated"
             except KafkaException as error:
                 if is_refreshed or not self._refresh(topic, error):
                     raise broker_error(error, f"sending to {topic}") from error
@@ -220,7 +220,7 @@ class Sender:
             end_producer(old)
             self._is_ending = False
         self._fatal = None
-        _log.error("the producer failed for good and was made anew: %s", said)
+        _log.error("the producer failed for good and was recreated: %s", said)
 
     def _flush_at_exit(self) -> None:
         if self._closed.is_set() or self._guard.is_foreign:

@@ -219,7 +219,7 @@ class Starter:
         if not is_known and error is None:
             writer.watch.check(doing)
             if writer.is_idle and not batch.is_reported:
-                error = KafkaError(KafkaError._PURGE_QUEUE, "their client was made anew")
+                error = KafkaError(KafkaError._PURGE_QUEUE, "their client was recreated")
         if error is not None:
             if error.code() in _PURGED:  # with the client of another thread's fatal error
                 said = f"{doing} failed: {error.str()} ({error.name()}); receive again"

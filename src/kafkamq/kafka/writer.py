@@ -210,7 +210,7 @@ class MarkerWriter:
                 self.watch = ErrorWatch(self._servers)
                 self._client = connect(Producer, self._settings, self.watch)
             end_producer(spent)
-        _log.warning("the markers producer was made anew after a fatal error")
+        _log.warning("the markers producer was recreated after a fatal error")
 
     def close(self) -> None:
         """End the client; what is still queued fails. Idempotent."""

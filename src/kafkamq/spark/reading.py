@@ -240,7 +240,7 @@ class LogReader:
         if wanted.start < start:
             gone = f"{start - wanted.start} records are gone"
         else:
-            gone = "the topic was made anew or truncated"
+            gone = "the topic was recreated or truncated"
         return DataLossError(
             f"{where} holds offsets {start} to {end}, the position is {wanted.start}: {gone}; "
             "nothing was skipped. Longer retention prevents it; to go on without them, start anew "

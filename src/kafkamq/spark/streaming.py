@@ -118,9 +118,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if beyond and self._is_same(start):
             number = beyond[0]
             what = f"{topic}[{number}] ends at {ends[number]}, below the position {starts[number]}"
-            cause = "the topic was made anew or truncated"
+            cause = "the topic was recreated or truncated"
         else:
-            what, cause = f"topic {topic} is not the one of the checkpoint", "it was made anew"
+            what, cause = f"topic {topic} is not the one of the checkpoint", "it was recreated"
         if self.options.fail_on_data_loss:
             raise DataLossError(
                 f"{what}: {cause}; nothing was skipped. Start with a new checkpoint if that was "

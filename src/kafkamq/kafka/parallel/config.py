@@ -134,7 +134,7 @@ class ParallelConfig:
                 raise ConfigError(f"{name} is {value!r}: it must be {minimum} to {maximum:,}")
         attempts = self.max_attempts
         if attempts is not None and (not _is_whole(attempts) or attempts < 1):
-            raise ConfigError(f"max_attempts is {attempts!r}: at least 1, or None: for ever")
+            raise ConfigError(f"max_attempts is {attempts!r}: at least 1, or None: forever")
         if not isinstance(self.backoff, Backoff) and not callable(self.backoff):
             raise ConfigError(f"backoff is {self.backoff!r}: give a Backoff or a function")
         if self.batch_linger_ms and not self.batch_size:

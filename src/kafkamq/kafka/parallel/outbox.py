@@ -198,7 +198,7 @@ class Outbox:
                 self._watch = ErrorWatch(self._service.bootstrap_servers)
                 self._client = self._made()
                 self._spent.append(failed)
-                _log.warning("the producer was made anew after a fatal error")
+                _log.warning("the producer was recreated after a fatal error")
 
     def _serve(self) -> None:
         """The thread: delivery reports."""

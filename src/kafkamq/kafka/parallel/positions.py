@@ -162,5 +162,5 @@ def data_loss(
         )
     return (
         f"the position {position} of {where} is beyond the log's end {high}: the topic was"
-        " truncated or made anew"
+        " truncated or recreated"
     )
