@@ -23,7 +23,7 @@ class _Slow(logging.Handler):
         self.begun, self.may_end = threading.Event(), threading.Event()
 
     def emit(self, line: logging.LogRecord) -> None:
-        if "made anew" in line.getMessage():
+        if "recreated" in line.getMessage():
             self.begun.set()
             self.may_end.wait(5)
 
