@@ -18,6 +18,8 @@ _TRANSACTIONS = ("tests/unit/test_parallel_transactions.py",)
 _PROCESSES = ("tests/unit/test_parallel_processes.py",)
 _RESULTS = ("tests/unit/test_parallel_results.py",)
 _VERDICTS = ("tests/unit/test_parallel_verdicts.py",)
+_HANGING = "core/hanging.py"
+_HANGING_TESTS = ("tests/unit/test_hanging.py",)
 _RETRIES = ("tests/unit/test_retries.py",)
 
 OF_PARALLEL = [
@@ -374,5 +376,37 @@ OF_PARALLEL = [
         "            if letter.lane.state is LaneState.CLOSED:",
         "            if letter.due_s < 0:",
         _VERDICTS,
+    ),
+    Mutant(
+        "hanging",
+        "handlers hang although one of them has ended",
+        _HANGING,
+        "now_s - max(self.calls, key=_began_s).began_s",
+        "now_s - min(self.calls, key=_began_s).began_s",
+        _HANGING_TESTS,
+    ),
+    Mutant(
+        "hanging",
+        "handlers hang although a slot is free",
+        _HANGING,
+        "if self.count and len(self.calls) >= self.count:",
+        "if self.calls:",
+        _HANGING_TESTS,
+    ),
+    Mutant(
+        "hanging",
+        "a blocked loop goes unnoticed",
+        _HANGING,
+        "hung_s = self._blocked_s(now_s)",
+        "hung_s = 0.0",
+        _HANGING_TESTS,
+    ),
+    Mutant(
+        "hanging",
+        "another record is named than the one that hangs",
+        _DESK,
+        "len(records) - 1 - length_hint(current[1])",
+        "0",
+        _HANGING_TESTS,
     ),
 ]

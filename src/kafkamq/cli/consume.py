@@ -64,6 +64,9 @@ def consume(
     drain: Annotated[
         float, typer.Option(min=0.0, help="At Ctrl-C: s to process what was read already.")
     ] = 0.0,
+    hung_after: Annotated[
+        float, typer.Option(min=0.001, help="s for which all handlers may hang; then: not live.")
+    ] = 43_200.0,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Process records with a function, many at once, until Ctrl-C."""
@@ -81,6 +84,7 @@ def consume(
         max_attempts=max_attempts,
         dead_letter_topic=dead_letter_topic,
         max_rate=max_rate,
+        hung_after=hung_after,
     )
     require_brokers(config)
     with serving_metrics(metrics_port):

@@ -27,8 +27,8 @@ def health(
 ) -> None:
     """Ask a worker or tracker that serves --metrics-port whether it is alive and can work.
 
-    Exit code 0: yes; 1: no, or nobody answers. Ready means for a worker that it runs, for a tracker
-    that it has read what its predecessor wrote, and redelivers.
+    Exit code 0: yes; 1: no, or nobody answers. Ready means for a worker that it runs and its
+    handlers do not hang, for a tracker that it has read what its predecessor wrote, and redelivers.
     """
     path = "/live" if live else "/ready"
     found = _ask(host, port, path)
@@ -36,10 +36,17 @@ def health(
         output.print_json(found)
     else:
         rows = [
-            (loop["name"], loop["is_live"], loop["is_ready"], loop["age_s"], loop["max_age_s"])
+            (
+                loop["name"],
+                loop["is_live"],
+                loop["is_ready"],
+                loop["age_s"],
+                loop["max_age_s"],
+                loop.get("said", ""),
+            )
             for loop in found["loops"]
         ]
-        columns = ("loop", "alive", "ready", "age in s", "at most")
+        columns = ("loop", "alive", "ready", "age in s", "at most", "now")
         output.print_table(f"{path[1:]}: {'yes' if found['ok'] else 'no'}", columns, rows)
     if not found["ok"]:
         raise typer.Exit(1)

@@ -145,6 +145,11 @@ class Message:
         return self._record.timestamp()[1]
 
     @property
+    def topic(self) -> str:
+        """The topic that this copy stands in."""
+        return self._record.topic() or ""
+
+    @property
     def message_id(self) -> MessageId:
         """Where this copy stands; a redelivered message has another one."""
         return self._lease.message_id

@@ -1,7 +1,8 @@
 """Liveness and readiness: the ages of this process's loops.
 
 A loop that matters (a worker's heart, a tracker's turn) beats; who has not beaten for longer than
-it may is taken for hung. Standard library only.
+it may is taken for hung. Handlers beat nothing: how long a pool of them hangs is asked of it.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-__all__ = ["Health", "Loop", "LoopState", "health"]
+from kafkamq.core.hanging import Slots
+
+__all__ = ["Handlers", "Health", "Loop", "LoopState", "Watched", "health"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +26,19 @@ class LoopState:
     age_s: float  # since its last turn
     max_age_s: float
     is_ready: bool
+    said: str = ""  # more, for people
 
     @property
     def is_live(self) -> bool:
         """Whether it has turned lately."""
         return self.age_s <= self.max_age_s
+
+
+class Watched(Protocol):
+    """Something whose state is asked for."""
+
+    def state(self) -> LoopState:
+        """How it is now; must not wait."""
 
 
 class Loop:
@@ -48,12 +60,39 @@ class Loop:
         return LoopState(self.name, age_s, self._max_age_s, self._is_ready())
 
 
+class Handlers:
+    """The handlers of one pool; their age is the time for which all of them hang.
+
+    Args:
+        name: For people.
+        max_age_s: After so long the process is not live.
+        slots: The pool at this moment; must not wait.
+    """
+
+    def __init__(self, name: str, max_age_s: float, slots: Callable[[], Slots]) -> None:
+        self.name = name
+        self._max_age_s = max_age_s
+        self._slots = slots
+
+    def state(self) -> LoopState:
+        """How they are now."""
+        slots = self._slots()
+        now_s = time.monotonic()
+        return LoopState(
+            self.name,
+            slots.hung_s(now_s),
+            self._max_age_s,
+            slots.is_ready(now_s),
+            slots.describe(now_s),
+        )
+
+
 class Health:
     """The loops of a process; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loops: list[Loop] = []
+        self._loops: list[Watched] = []
 
     def add(
         self, name: str, *, max_age_s: float, is_ready: Callable[[], bool] = lambda: True
@@ -66,11 +105,15 @@ class Health:
             is_ready: Whether it can do its work; must not wait.
         """
         loop = Loop(name, max_age_s, is_ready)
-        with self._lock:
-            self._loops.append(loop)
+        self.watch(loop)
         return loop
 
-    def remove(self, loop: Loop) -> None:
+    def watch(self, watched: Watched) -> None:
+        """Something else begins that is asked for its state."""
+        with self._lock:
+            self._loops.append(watched)
+
+    def remove(self, loop: Watched) -> None:
         """It has ended as it should; idempotent."""
         with self._lock:
             self._loops = [other for other in self._loops if other is not loop]

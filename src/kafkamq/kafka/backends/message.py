@@ -80,11 +80,6 @@ class TopicMessage(Message):
         return MessageId(self._record.partition() or 0, self._record.offset() or 0)
 
     @property
-    def topic(self) -> str:
-        """The topic that it stands in."""
-        return self._record.topic() or ""
-
-    @property
     def deadline(self) -> float:
         """When the lease ends, in seconds of ``time.monotonic()``; infinite where there is none."""
         return cast("TopicConsumer", self._verdicts)._moment_s(self._deadline_ms)

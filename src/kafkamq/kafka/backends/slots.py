@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
 
+from kafkamq.core.hanging import Slots
 from kafkamq.core.lanes import LaneState
 from kafkamq.kafka.parallel.desk import Desk, Worker
 from kafkamq.kafka.parallel.record import ParallelRecord
@@ -75,6 +76,10 @@ class SlotPool:
         with self._idle:
             self._is_abandoned = True
             self._idle.notify_all()
+
+    def slots(self) -> Slots:
+        """Handlers are not its business: it hands messages out."""
+        return Slots(0, ())
 
     def advance_woken(self, limit: int) -> list[tuple[Slot, ParallelRecord]]:
         """Records of slots that were woken, at most so many."""

@@ -11,8 +11,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from kafkamq.core.hanging import Slots
 from kafkamq.kafka.handlers.calls import Calls
-from kafkamq.kafka.handlers.pools import STOPPED, timed_out
+from kafkamq.kafka.handlers.pools import STOPPED, call_of, timed_out
+from kafkamq.kafka.loop_beat import LoopBeat
 from kafkamq.kafka.message import Message
 from kafkamq.kafka.parallel.coroutines import new_loop
 
@@ -30,21 +32,25 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self.beat: LoopBeat | None = None
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop; running."""
         if self._loop is None:
             loop = self._loop = new_loop()
+            self.beat = LoopBeat(loop)
             self._thread = threading.Thread(target=self._run, name="kafkamq-loop", daemon=True)
             self._thread.start()
             return loop
         return self._loop
 
     def _run(self) -> None:
-        loop = self._loop
+        loop, beat = self._loop, self.beat
         assert loop is not None
+        assert beat is not None
         asyncio.set_event_loop(loop)
         try:
+            beat.start()
             loop.run_forever()
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
@@ -74,7 +80,8 @@ class CoroutinePool:
         self._ready: deque[Message] = deque()
         self._parked: deque[asyncio.Future[None]] = deque()
         self._tasks: list[asyncio.Task[None]] = []
-        self._open: dict[int, Message] = {}  # who takes a message out gives its verdict
+        self._open: dict[int, tuple[Message, float]] = {}  # with the time at which it was begun;
+        # who takes a message out gives its verdict
         self._left_alone: set[asyncio.Task[object]] = set()
         self._running = 0
         self._finished = 0
@@ -105,6 +112,16 @@ class CoroutinePool:
     def finished(self) -> int:
         """How many have their verdict."""
         return self._finished
+
+    def slots(self) -> Slots:
+        """What its coroutines are at, and when their loop turned last."""
+        beat = self._thread.beat
+        running = list(self._open.values())
+        return Slots(
+            self._calls.spec.concurrency,
+            [call_of(message, began_s) for message, began_s in running],
+            None if beat is None else beat.turned_s,
+        )
 
     def withdraw(self) -> list[Message]:
         """Begin no more. Waits for nothing: a handler may be blocking the loop."""
@@ -138,9 +155,9 @@ class CoroutinePool:
             self._settle(key, STOPPED)
 
     def _settle(self, key: int, outcome: object) -> None:
-        message = self._open.pop(key, None)
-        if message is not None:
-            self._calls.settle(message, outcome)
+        found = self._open.pop(key, None)
+        if found is not None:
+            self._calls.settle(found[0], outcome)
 
     async def _cancel(self) -> None:
         self._is_abandoned = True
@@ -164,7 +181,7 @@ class CoroutinePool:
                 self._running -= 1
                 continue
             key = id(message)
-            self._open[key] = message
+            self._open[key] = message, time.monotonic()
             try:
                 self._settle(key, await self._handle(message))
             except asyncio.CancelledError:

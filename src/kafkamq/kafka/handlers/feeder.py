@@ -13,7 +13,7 @@ from kafkamq.kafka.consumer import Consumer
 from kafkamq.kafka.handlers.pools import HandlerPool
 from kafkamq.kafka.handlers.spec import HandlerSpec
 from kafkamq.kafka.handlers.telemetry import Telemetry
-from kafkamq.metrics.health import health
+from kafkamq.metrics.health import Handlers, health
 
 __all__ = ["Feeder"]
 
@@ -34,6 +34,7 @@ class Feeder:
         room: The pool sets it when a message has its verdict.
         ahead: How many messages may wait in the pool.
         telemetry: Is told of batches.
+        hung_after_ms: Handlers that all hang for so long are not live; None: the queue's max_lease.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class Feeder:
         room: threading.Event,
         ahead: RunAhead,
         telemetry: Telemetry | None = None,
+        *,
+        hung_after_ms: int | None = None,
     ) -> None:
         self._telemetry = telemetry
         self.spec = spec
@@ -58,6 +61,11 @@ class Feeder:
         name = f"kafkamq-feed-{spec.queue.queue_id}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._loop = health.add(f"receiving of {spec.queue.queue_id}", max_age_s=_MAX_TURN_S)
+        longest_ms = spec.queue.max_lease_ms if hung_after_ms is None else hung_after_ms
+        self._handlers = Handlers(
+            f"handlers of {spec.queue.queue_id}", longest_ms / 1000, self._pool.slots
+        )
+        health.watch(self._handlers)
 
     @property
     def is_alive(self) -> bool:
@@ -96,6 +104,7 @@ class Feeder:
             KafkaMQError: Verdicts could not be confirmed; their messages come back.
         """
         health.remove(self._loop)
+        health.remove(self._handlers)
         try:
             if self._thread.ident is not None:  # else another queue could not start
                 self._finish_handlers(deadline_s)

@@ -13,11 +13,12 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from kafkamq.core.hanging import Call, Slots
 from kafkamq.kafka.handlers.calls import Calls
 from kafkamq.kafka.message import Message
 from kafkamq.types import Nack
 
-__all__ = ["STOPPED", "HandlerPool", "ThreadPool", "timed_out"]
+__all__ = ["STOPPED", "HandlerPool", "ThreadPool", "call_of", "timed_out"]
 
 STOPPED = Nack(reason="the worker was stopped before its handler had ended")
 _WATCH_S = 0.05
@@ -27,6 +28,12 @@ _log = logging.getLogger(__name__)
 def timed_out(calls: Calls) -> Nack:
     """The verdict on a message whose handler takes too long."""
     return Nack(reason=f"the handler took longer than {calls.spec.timeout_ms / 1000:g} s")
+
+
+def call_of(message: Message, began_s: float) -> Call:
+    """A call of a handler for a message."""
+    place = message.message_id
+    return Call(began_s, (message.topic, place.partition, place.offset))
 
 
 class HandlerPool(Protocol):
@@ -40,6 +47,9 @@ class HandlerPool(Protocol):
 
     def finished(self) -> int:
         """How many messages have their verdict, of those that were submitted."""
+
+    def slots(self) -> Slots:
+        """What its slots are at; from any thread."""
 
     def withdraw(self) -> list[Message]:
         """Begin no more; what was submitted and not begun."""
@@ -110,6 +120,12 @@ class ThreadPool:
         """How many have their verdict."""
         with self._lock:
             return self._retired + sum([slot.finished for slot in self._slots])
+
+    def slots(self) -> Slots:
+        """What its threads are at; the time last, as another call may begin in between."""
+        slots = list(self._slots)
+        running = [(message, slot) for slot in slots for message in slot.current[:1]]
+        return Slots(len(slots), [call_of(message, slot.began_s) for message, slot in running])
 
     def withdraw(self) -> list[Message]:
         """Begin no more."""

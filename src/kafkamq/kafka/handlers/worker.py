@@ -6,10 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Protocol
 
 from kafkamq.clients.signals import apart, stop_on_signals
-from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.config import QueueConfig, ServiceConfig, milliseconds
 from kafkamq.core.backends import Feature, require
 from kafkamq.core.run_ahead import RunAhead
 from kafkamq.errors import ConfigError, KafkaMQError, StateError
@@ -59,6 +60,7 @@ class Worker:
         drain: float = DRAIN_S,
         on_lease_lost: Callable[[Message], None] | None = None,
         telemetry: bool | None = None,
+        hung_after: float | timedelta | None = None,
     ) -> None:
         """Starts nothing.
 
@@ -70,6 +72,12 @@ class Worker:
             drain: s that handlers have to end when the worker stops; then they are given back.
             on_lease_lost: As for ``Queue.consumer``.
             telemetry: Spans and metrics through OpenTelemetry; None: when its SDK is installed.
+            hung_after: s for which all handlers of a queue may hang: none of them ends, or their
+                event loop is blocked. Then the process is not live (``kafkamq health --live``);
+                after 5 minutes it is not ready. None: the queue's ``max_lease``.
+
+        Raises:
+            ConfigError: ``hung_after`` is no positive time.
         """
         self._service = service
         self._queues = None if queues is None else frozenset(queues)
@@ -77,6 +85,9 @@ class Worker:
         self._drain_s = drain
         self._told = on_lease_lost
         self._telemetry = telemetry
+        self._hung_after_ms = None
+        if hung_after is not None:
+            self._hung_after_ms = milliseconds(hung_after, name="hung_after", minimum=1)
         self._feeders: list[Feeder] = []
         self._stopped: list[Feeder] = []  # for what they have handled
         self._processes: list[ProcessCalls] = []
@@ -177,7 +188,9 @@ class Worker:
             is_ahead=spec.queue.backend is not Backend.SHARE,
         )
         consumer = self._service.open_consumer(spec, plan)
-        feeder = Feeder(spec, consumer, pool, room, ahead, telemetry)
+        feeder = Feeder(
+            spec, consumer, pool, room, ahead, telemetry, hung_after_ms=self._hung_after_ms
+        )
         self._feeders.append(feeder)
         return feeder
 

@@ -2,7 +2,8 @@
 
 Each answer names its batch and its record. An outcome that the parent must act on is told at once;
 what is simply done is told at the end of the batch. A process that dies tells nothing more: how far
-it came with each record stands in memory that both see, with the number of the batch.
+it came with each record stands in memory that both see, with the number of the batch. Behind that
+stands when it began the last one, in ns of the clock that both have.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import pickle
 from collections.abc import Callable, MutableSequence, Sequence
 from enum import IntEnum
 from multiprocessing.connection import Connection
+from time import monotonic_ns
 from typing import TypeAlias
 
 from kafkamq.errors import ConfigError
@@ -84,6 +86,7 @@ def _work(
     for number, (shard, record) in enumerate(pieces):
         if shard in stopped:  # not before the one in front of it
             continue
+        marks[-1] = monotonic_ns()
         marks[number] = _mark(batch, Step.BEGUN)
         try:
             outcome = awaited(handler(record))

@@ -106,6 +106,7 @@ class ParallelConfig:
     revoke_timeout_ms: int = 2_000  # for what is in flight, when partitions are revoked
     stall_after_ms: int = 60_000  # thresholdForTimeSpendInQueueWarning
     park_stalled: bool = False  # a stalled record that waits for a retry: to the dead letters
+    hung_after_ms: int = 43_200_000  # handlers that all hang for so long: not alive
     max_rate: float | None = None  # records a second, of this consumer
     limits: FlowLimits = field(default_factory=FlowLimits)  # messageBufferSize, per partition
     start: str = "earliest"  # of a group without commits: or "latest", or "none" (an error)
@@ -126,6 +127,7 @@ class ParallelConfig:
             ("commit_timeout_ms", 1, 600_000),
             ("send_timeout_ms", 1, 600_000),
             ("stall_after_ms", 1, 1 << 40),
+            ("hung_after_ms", 1, 1 << 40),
         ):
             value = getattr(self, name)
             if not _is_whole(value):

@@ -9,8 +9,10 @@ from contextlib import suppress
 from time import monotonic
 from typing import cast
 
+from kafkamq.core.hanging import Slots
 from kafkamq.core.lanes import LaneState, Run
 from kafkamq.errors import StateError
+from kafkamq.kafka.loop_beat import LoopBeat
 from kafkamq.kafka.parallel.desk import Failed, Worker
 from kafkamq.kafka.parallel.handling import UNTRIED, Handling, end_batch, outcomes_of, take_batch
 from kafkamq.kafka.parallel.inside import enter
@@ -54,6 +56,7 @@ class CoroutinePool:
         self._workers = [CoroutineWorker() for _ in range(count)]
         self._is_own = loop is None
         self._loop = new_loop() if loop is None else loop
+        self._beat = LoopBeat(self._loop)
         self._loop_thread = 0
         self._all: asyncio.Task[None] | None = None
         self._ended = threading.Event()
@@ -125,8 +128,13 @@ class CoroutinePool:
         if self._all is not None:
             self._all.cancel()
 
+    def slots(self) -> Slots:
+        """What its coroutines are at, and when their loop turned last."""
+        return Slots(len(self._workers), self._desk.calls(), self._beat.turned_s)
+
     async def _work_all(self) -> None:
         self._loop_thread = threading.get_ident()
+        self._beat.start()
         enter(self._settler.config)
         tasks = [asyncio.ensure_future(self._work(worker)) for worker in self._workers]
         try:
@@ -138,6 +146,7 @@ class CoroutinePool:
         except Exception as error:  # noqa: BLE001 - a worker less must not go unnoticed
             self._settler.fail(error)
         finally:
+            self._beat.stop()
             for task in tasks:
                 task.cancel()
 

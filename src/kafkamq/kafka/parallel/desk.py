@@ -10,10 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from operator import length_hint
 from time import monotonic
 from typing import Protocol
 
 from kafkamq.core.flow import RateLimit, RunSize
+from kafkamq.core.hanging import Call
 from kafkamq.core.lanes import Lane, Run
 from kafkamq.core.offsets import OffsetTracker
 from kafkamq.core.shards import Scheduler
@@ -411,6 +413,18 @@ class Desk:
                 self._relieve(worker)
             self._wake(len(self._idle))
 
+    def calls(self) -> list[Call]:
+        """What workers are at.
+
+        No time is kept of each record: one that takes longer than a moment was begun when its
+        worker took it, or ``STUCK_S`` later, as ``tend`` takes back what is behind it.
+        """
+        with self.lock:
+            found = [(worker, _at(worker)) for worker in self._workers if worker.taken > 0]
+            return [
+                Call(worker.began_s, record.place) for worker, record in found if record is not None
+            ]
+
     def in_flight_count(self) -> int:
         """Records in workers' hands."""
         with self.lock:
@@ -424,3 +438,13 @@ class Desk:
     def now_ms(self) -> int:
         """The clock that due times are of."""
         return monotonic_ms()
+
+
+def _at(worker: Worker) -> ParallelRecord | None:
+    """The record that a worker is at, the first one of a list; None: it is between two."""
+    current, runs = worker.current, worker.runs
+    if current is not None and current[0] in runs:
+        records = current[0].records
+        at = len(records) - 1 - length_hint(current[1])
+        return records[max(at, 0)] if records else None
+    return next((run.records[0] for run in runs if run.records), None)

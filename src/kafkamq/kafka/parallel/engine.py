@@ -14,6 +14,7 @@ from typing import Protocol
 from confluent_kafka import Message
 
 from kafkamq.core.flow import PartitionFlow, Stall, StallGuard
+from kafkamq.core.hanging import Slots
 from kafkamq.core.lanes import Lane
 from kafkamq.kafka.parallel.commits import Committer, Duty
 from kafkamq.kafka.parallel.config import CommitMode, ParallelConfig, Partition
@@ -63,6 +64,9 @@ class Pool(Protocol):
 
     def cancel(self) -> None:
         """End handlers that are still at it, where that is possible."""
+
+    def slots(self) -> Slots:
+        """What its workers are at; from any thread."""
 
 
 class Engine:
@@ -115,6 +119,11 @@ class Engine:
     def duties(self) -> list[Duty]:
         """The partitions assigned at the moment."""
         return self._all_duties()
+
+    def slots(self) -> Slots:
+        """What its handlers are at; from any thread."""
+        pool = self._pool
+        return Slots(0, ()) if pool is None or self.ended.is_set() else pool.slots()
 
     # Beginning and end.
 

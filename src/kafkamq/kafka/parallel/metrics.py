@@ -11,6 +11,7 @@ from kafkamq.kafka.parallel.commits import Duty
 from kafkamq.kafka.parallel.engine import Engine, State
 from kafkamq.metrics import Counter, Gauge, health, register
 from kafkamq.metrics.families import Labels
+from kafkamq.metrics.health import Handlers
 
 __all__ = ["watch_engine"]
 
@@ -91,9 +92,14 @@ def watch_engine(engine: Engine) -> Callable[[], None]:
         is_ready=lambda: engine.state is State.RUNNING and bool(engine.duties()),
     )
     engine.on_turn = loop.beat
+    handlers = Handlers(
+        f"handlers of parallel consumer {group}", engine.config.hung_after_ms / 1000, engine.slots
+    )
+    health.watch(handlers)
 
     def end() -> None:
         health.remove(loop)
+        health.remove(handlers)
         for forget in ends:
             forget()
 

@@ -65,6 +65,10 @@ class ParallelOptions(TypedDict, total=False):
     """A record that holds the committed offset back for so long is reported; 60."""
     on_stall: str | Callable[[str, int, int, float], object]
     """Then: "report" (the default), "dead-letter", or a function of topic, partition, offset, s."""
+    hung_after: float | timedelta
+    """For so long all handlers may hang: none ends, or their event loop is blocked. Then health
+    says that the consumer is not alive; after 5 minutes, that it is not ready. 43,200 (12 hours),
+    as the longest lease of a queue: set it to what your longest handler may take."""
     max_rate: float | None
     """Records a second, at most."""
     max_open: int
@@ -138,6 +142,7 @@ def make_config(
         send_timeout_ms=_ms("send_timeout", options.get("send_timeout", 30.0)),
         revoke_timeout_ms=milliseconds(options.get("revoke_timeout", 2.0), name="revoke_timeout"),
         stall_after_ms=_ms("stall_after", options.get("stall_after", 60.0)),
+        hung_after_ms=_ms("hung_after", options.get("hung_after", 43_200.0)),
         park_stalled=options.get("on_stall") == "dead-letter",
         max_rate=max_rate,
         limits=_limits(max_open, options),

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import replace
 
+from kafkamq.core.hanging import Call, Slots
 from kafkamq.core.shards import NullKeys, Ordering
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.kafka.children import start_child
@@ -35,6 +36,7 @@ _log = logging.getLogger(__name__)
 _local = threading.local()
 Handler = Callable[[PlainRecord], object]
 Shard = Callable[[ParallelRecord], object]
+Place = tuple[str, int, int]
 
 
 class WorkerDiedError(KafkaMQError):
@@ -71,6 +73,12 @@ class _ProcessPool(ThreadPool):
         super().__init__(
             replace(handling, handler=self._remote, takes_lists=True), config.processes
         )
+
+    def slots(self) -> Slots:
+        """As ``ThreadPool.slots``; a process that goes on in its list does not hang."""
+        at = self._remote.progress()
+        calls = super().slots().calls
+        return Slots(len(self._workers), [at.get(call.place, call) for call in calls])
 
     def join(self, timeout_s: float) -> bool:
         """As ``ThreadPool.join``; then the processes end."""
@@ -143,6 +151,12 @@ class _Remote:
                 outcomes = [UNTRIED if isinstance(o, WorkerDiedError) else o for o in outcomes]
         return outcomes
 
+    def progress(self) -> dict[Place, Call]:
+        """What processes are at, by the first record of the list of each."""
+        with self._lock:
+            found = [process.progress() for process in self._processes]
+        return dict([each for each in found if each is not None])
+
     def _make(self) -> _Process:
         process = _Process(self._handler, wants_results=self._wants_results)
         with self._lock:
@@ -190,11 +204,12 @@ class _Process:
 
     def __init__(self, handler: Handler, *, wants_results: bool) -> None:
         context = multiprocessing.get_context("spawn")
-        self._marks: MutableSequence[int] = context.RawArray("q", MAX_TAKE)
+        self._marks: MutableSequence[int] = context.RawArray("q", MAX_TAKE + 1)
         self._process, self._pipe = start_child(
             serve, self._marks, handler, wants_results, name="kafkamq-worker"
         )
         self._batch = 0
+        self._pieces: Sequence[Piece] = ()
         self._lock = threading.Lock()
         self.was_ready = False
         self.exit_code: int | None = None
@@ -211,6 +226,7 @@ class _Process:
     def call(self, pieces: Sequence[Piece]) -> tuple[list[object], bool]:
         """The outcome of each, and whether the process has died over them."""
         self._batch += 1
+        self._pieces = pieces
         told: dict[int, object] = {}  # by number
         has_died = False
         try:
@@ -219,7 +235,16 @@ class _Process:
         except (EOFError, OSError):
             has_died = True
             self._add_marked(told, len(pieces))
+        finally:
+            self._pieces = ()
         return _in_order(pieces, told), has_died
+
+    def progress(self) -> tuple[Place, Call] | None:
+        """The first record of its list, and the one that it is at; None: it has begun none."""
+        places = [(each.topic, each.partition, each.offset) for _, each in self._pieces]
+        marks = zip(places, self._marks, strict=False)
+        begun = [at for at, mark in marks if step_of(mark, self._batch) is not Step.WAITING]
+        return (places[0], Call(self._marks[-1] / 1e9, begun[-1])) if begun else None
 
     def _listen(self, told: dict[int, object]) -> None:
         """To what is said of this batch, up to its end."""

@@ -68,6 +68,11 @@ class ParallelRecord:
         return self._raw.partition() or 0
 
     @property
+    def place(self) -> tuple[str, int, int]:
+        """Topic, partition and offset."""
+        return self.topic, self.partition, self.offset
+
+    @property
     def headers(self) -> list[tuple[str, bytes | None]]:
         """Its headers, in order; names may repeat."""
         return list(headers_of(self._raw))

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from time import monotonic
 
+from kafkamq.core.hanging import Slots
 from kafkamq.core.lanes import LaneState, Run
 from kafkamq.kafka.parallel.desk import Failed, Worker
 from kafkamq.kafka.parallel.handling import UNTRIED, Handling, end_batch, outcomes_of, take_batch
@@ -65,6 +66,10 @@ class ThreadPool:
 
     def cancel(self) -> None:
         """A thread cannot be ended: what it is at goes on, and does not count."""
+
+    def slots(self) -> Slots:
+        """What its threads are at."""
+        return Slots(len(self._workers), self._desk.calls())
 
     def _run(self, worker: ThreadWorker) -> None:
         enter(self._settler.config)

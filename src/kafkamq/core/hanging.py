@@ -1,0 +1,79 @@
+"""When the handlers of a pool are taken for hung; pure.
+
+A slot is one of those who call a handler: a thread, a coroutine, a process. A pool hangs while
+every slot is at the call that it is at: since the youngest of these calls began. One slot that ends
+its call, or has none, shows that the pool works. Coroutines hang, too, while their event loop does
+not turn, whatever number of them is at a call.
+
+Times are s of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["READY_S", "Call", "Slots"]
+
+READY_S = 300.0
+"""A pool that hangs for so long is not ready any more."""
+_BLOCKED_S = 3.0  # an event loop notes that it turns once a second
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a handler that has not ended."""
+
+    began_s: float
+    place: tuple[str, int, int]  # topic, partition and offset of its message; the first of a list
+
+    def __str__(self) -> str:
+        topic, partition, offset = self.place
+        return f"{topic}-{partition}@{offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """A moment of a pool."""
+
+    count: int
+    calls: Sequence[Call]  # at most one of each slot
+    turned_s: float | None = None  # when its event loop turned last; None: it has none
+
+    @property
+    def oldest(self) -> Call | None:
+        """The call that has gone on for longest."""
+        return min(self.calls, key=_began_s, default=None)
+
+    def hung_s(self, now_s: float) -> float:
+        """For how long nothing has ended although every slot is at it; 0: it works."""
+        hung_s = self._blocked_s(now_s)
+        if self.count and len(self.calls) >= self.count:
+            hung_s = max(hung_s, now_s - max(self.calls, key=_began_s).began_s)
+        return hung_s
+
+    def _blocked_s(self, now_s: float) -> float:
+        """For how long its event loop has been blocked; 0: it is not."""
+        silent_s = 0.0 if self.turned_s is None else now_s - self.turned_s
+        return silent_s if silent_s >= _BLOCKED_S else 0.0
+
+    def is_ready(self, now_s: float) -> bool:
+        """Whether it does not hang, or not for long."""
+        return self.hung_s(now_s) < READY_S
+
+    def describe(self, now_s: float) -> str:
+        """The same for people; empty while there is nothing to say."""
+        oldest, blocked_s = self.oldest, self._blocked_s(now_s)
+        said = []
+        if oldest is not None:
+            said = [
+                f"{len(self.calls)} of {self.count} handlers at work, the oldest for "
+                f"{max(0.0, now_s - oldest.began_s):.0f} s at {oldest}"
+            ]
+        if blocked_s:
+            said.append(f"the event loop is blocked for {blocked_s:.0f} s")
+        return "; ".join(said)
+
+
+def _began_s(call: Call) -> float:
+    return call.began_s

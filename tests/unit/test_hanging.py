@@ -1,0 +1,227 @@
+"""Handlers that hang: when a pool of them is taken for hung, and what its health says of them."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+from tests.unit import parallel_handlers as handlers
+from tests.unit.test_parallel_desk import Room
+from tests.unit.test_parallel_processes import records
+
+from kafkamq import ConfigError, Worker
+from kafkamq.core.hanging import Call, Slots
+from kafkamq.kafka.parallel.options import make_config
+from kafkamq.kafka.parallel.processes import _Process
+from kafkamq.metrics.health import Handlers, Health, LoopState, health
+from kafkamq.testing import MemoryService
+
+HOUR_S = 3600.0
+
+
+def at(*began_s: float) -> list[Call]:
+    return [Call(begun, ("orders", 3, number)) for number, begun in enumerate(began_s)]
+
+
+@pytest.mark.parametrize(
+    ("slots", "hung_s"),
+    [
+        (Slots(0, ()), 0),
+        (Slots(2, ()), 0),
+        (Slots(2, at(100)), 0),  # the other one is free
+        (Slots(2, at(100, 900)), 100),  # since the youngest began
+        (Slots(2, at(100, 1000)), 0),  # one has ended its call just now
+        (Slots(1, at(100)), 900),
+        (Slots(2, at(100), turned_s=999.5), 0),
+        (Slots(2, at(100), turned_s=400), 600),  # the loop holds all of them up
+        (Slots(2, (), turned_s=400), 600),
+        (Slots(2, at(100, 900), turned_s=400), 600),
+        (Slots(2, at(100, 300), turned_s=999), 700),
+    ],
+)
+def test_a_pool_hangs_while_no_slot_ends_its_call(slots: Slots, hung_s: float) -> None:
+    assert slots.hung_s(1000) == hung_s
+    assert slots.is_ready(1000) is (hung_s < 300)
+
+
+def test_the_oldest_message_is_named_with_its_age() -> None:
+    assert Slots(2, ()).describe(1000) == ""
+    assert Slots(4, at(990, 400, 700), turned_s=1000).describe(1000) == (
+        "3 of 4 handlers at work, the oldest for 600 s at orders-3@1"
+    )
+    assert Slots(4, at(990), turned_s=940).describe(1000) == (
+        "1 of 4 handlers at work, the oldest for 10 s at orders-3@0; "
+        "the event loop is blocked for 60 s"
+    )
+
+
+def test_health_asks_handlers_for_their_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = SimpleNamespace(monotonic=lambda: now.s, s=1000.0)
+    monkeypatch.setattr(sys.modules[Health.__module__], "time", now)
+    slots = Slots(2, at(900, 1000))
+    own = Health()
+    pool = Handlers("of a test", HOUR_S, lambda: slots)
+    own.watch(pool)
+    verdicts = []
+    for age_s in (0.0, 299.0, 300.0, HOUR_S, HOUR_S + 1):
+        now.s = 1000 + age_s
+        verdicts.append((own.is_live(), own.is_ready()))
+    assert verdicts == [(True, True), (True, True), (True, False), (True, False), (False, False)]
+    (state,) = own.states()
+    assert "the oldest for 3701 s at orders-3@0" in state.said
+    slots = Slots(2, at(900))  # one has ended
+    assert own.is_ready()
+    own.remove(pool)
+    assert own.states() == []
+
+
+class Gate:
+    """Where handlers hang."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.begun = 0
+        self._lock = threading.Lock()
+
+    def pass_by(self) -> None:
+        with self._lock:
+            self.begun += 1
+        assert self.opened.wait(60)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.opened.set()
+
+
+def state_of(name: str) -> LoopState:
+    (found,) = [state for state in health.states() if state.name == name]
+    return found
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_a_worker_whose_threads_all_hang_is_not_live(gate: Gate) -> None:
+    service = MemoryService()
+    queue = service.queue("hanging")
+
+    @queue.handler(concurrency=2)
+    def handle(body: str) -> None:
+        if body != "quick":
+            gate.pass_by()
+
+    with Worker(service, hung_after=0.05) as worker:
+        queue.producer().send(b"quick")
+        queue.producer().send(b"a")
+        wait_until(lambda: gate.begun == 1 and worker.handled == 1)
+        state = state_of("handlers of hanging")
+        assert (state.age_s, state.is_live, state.is_ready) == (0, True, True)
+        assert re.match(r"1 of 2 handlers at work, the oldest for \d+ s at memory\.", state.said)
+        queue.producer().send(b"b")
+        wait_until(lambda: not state_of("handlers of hanging").is_live)
+        assert state_of("handlers of hanging").said.startswith("2 of 2 handlers at work")
+        gate.opened.set()
+        wait_until(lambda: worker.handled == 3)
+        state = state_of("handlers of hanging")
+        assert (state.age_s, state.is_live, state.said) == (0, True, "")
+    assert "handlers of hanging" not in {state.name for state in health.states()}
+
+
+def test_a_blocked_event_loop_hangs_all_of_its_coroutines(gate: Gate) -> None:
+    service = MemoryService()
+    queue = service.queue("blocked")
+
+    @queue.handler(concurrency=8)
+    async def handle(_: str) -> None:
+        gate.pass_by()  # forgot that it must not wait
+
+    with Worker(service, hung_after=0.05) as worker:
+        assert state_of("handlers of blocked").is_live
+        queue.producer().send(b"a")
+        wait_until(lambda: not state_of("handlers of blocked").is_live)
+        said = state_of("handlers of blocked").said
+        assert said.startswith("1 of 8 handlers at work")
+        assert "the event loop is blocked for" in said
+        gate.opened.set()
+        wait_until(lambda: worker.handled == 1 and state_of("handlers of blocked").is_live)
+
+
+def test_without_a_time_it_is_the_queues_longest_lease() -> None:
+    service = MemoryService()
+    queue = service.queue("long", max_lease=1000.0)
+    queue.handler()(lambda message: None)
+    with Worker(service):
+        assert state_of("handlers of long").max_age_s == 1000
+    for wrong in (0, -1, "1"):
+        with pytest.raises(ConfigError, match="hung_after"):
+            Worker(service, hung_after=wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="hung_after"):
+            make_config(
+                service.config,
+                "topic",
+                "group",
+                ordering="key",
+                concurrency=1,
+                options={"hung_after": wrong},  # type: ignore[typeddict-item]
+            )
+
+
+def test_the_desk_knows_what_workers_are_at() -> None:
+    room = Room()
+    room.speed_up()
+    room.add("aaaabbbb")
+    one, two = room.workers
+    assert room.desk.calls() == []
+    room.desk.exchange(one)
+    assert [str(call) for call in room.desk.calls()] == ["topic-0@0"]  # not begun yet
+    room.work(one, 2)  # two are done, the third is begun
+    assert [str(call) for call in room.desk.calls()] == ["topic-0@2"]
+    room.desk.tend()  # takes back what is behind it
+    (call,) = room.desk.calls()
+    assert (str(call), call.began_s) == ("topic-0@2", one.began_s)
+    room.desk.exchange(two)
+    assert len(room.desk.calls()) == 2
+
+
+def test_a_list_is_named_by_its_first_record() -> None:
+    room = Room(batch_size=4)
+    room.add("abcd")
+    one, _ = room.workers
+    room.desk.exchange(one)
+    list(one.pending)
+    assert [str(call) for call in room.desk.calls()] == ["topic-0@0"]
+
+
+def test_a_process_that_goes_on_in_its_list_does_not_hang(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(handlers.SEEN, f"{tmp_path}/seen")
+    process = _Process(handlers.work, wants_results=False)
+    seen: list[tuple[float, tuple[str, int, int]]] = []
+    try:
+        assert process.is_ready()
+        pieces = [(None, each.plain()) for each in records("a", "b", "c")]
+        caller = threading.Thread(target=process.call, args=(pieces,))
+        caller.start()
+        while caller.is_alive():
+            found = process.progress()
+            if found is not None:
+                first, call = found
+                assert first == ("topic", 0, 0)
+                seen.append((call.began_s, call.place))
+        assert process.progress() is None
+    finally:
+        process.end()
+    assert [offset for _, (_, _, offset) in sorted(set(seen))] == [0, 1, 2]
