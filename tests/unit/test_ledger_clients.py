@@ -9,8 +9,10 @@ from typing import cast
 import pytest
 from confluent_kafka import TopicPartition
 
+from kafkamq.clients import committed
 from kafkamq.clients import ledger as module
 from kafkamq.clients.admin import Admin
+from kafkamq.clients.errors import ErrorWatch
 from kafkamq.clients.ledger import Ledger, LedgerKey, newest_start
 from kafkamq.clients.open_ledgers import OpenLedgers
 from kafkamq.config import ServiceConfig, TrackerConfig
@@ -110,6 +112,40 @@ def test_the_owner_of_partition_0_finds_the_epoch_when_its_ledger_is_lost(
     admin.hold(800, 4, engine="spark-1")
     assert newest_start(cast(Admin, admin), KEYS) == admin.held[KEYS[800].transactional_id]
     assert admin.asked == [KEYS[number].transactional_id for number in (0, 5, 800)]
+
+
+def test_the_consumer_of_partition_0_is_kept_whatever_is_asked_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Starts run in some threads at once: one reads its own ledger while another asks for id 0."""
+    made: list[str] = []
+    often, seldom = KEYS[0], KEYS[5]
+
+    class FakeConsumer:
+        def __init__(self, _kind: object, settings: dict[str, object], _watch: object) -> None:
+            made.append(str(settings["group.id"]))
+
+        def committed(
+            self, partitions: list[TopicPartition], *, timeout: float
+        ) -> list[TopicPartition]:
+            if partitions[0].partition == often.partition:
+                ask(seldom)
+            return partitions
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(committed, "connect", FakeConsumer)
+    kept = {often.transactional_id}
+    offsets = committed.CommittedOffsets(CONFIG, ErrorWatch("x:1"), kept=kept)
+
+    def ask(key: LedgerKey) -> None:
+        place = TopicPartition(key.topic, key.partition)
+        offsets.read([(key.transactional_id, place)], stable=False, timeout_s=1.0)
+
+    for _ in range(3):
+        ask(often)
+    assert made.count(often.transactional_id) == 1
 
 
 def test_others_wait_for_the_owner_of_partition_0(admin: FakeAdmin) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__
     ResourceType,
 )
 
-from kafkamq.clients.committed import MAX_KEPT, CommittedOffsets
+from kafkamq.clients.committed import CommittedOffsets
 from kafkamq.clients.errors import UNANSWERED, ErrorWatch, broker_error, kafka_error
 from kafkamq.clients.settings import admin_settings, connect
 from kafkamq.config import ServiceConfig
@@ -71,11 +71,16 @@ class Admin:
     Every method raises ``BrokerError`` at once for wrong credentials, and
     ``DeadlineExceededError``, naming the servers, when no broker answers within ``timeout_s``.
 
-    ``kept_groups``: Groups whose offsets are asked for often; each keeps a consumer.
+    ``kept_groups``: Those whose offsets are asked for often, each of which keeps a consumer; None:
+    some of all that are asked for.
     """
 
     def __init__(
-        self, config: ServiceConfig, *, timeout_s: float = 30.0, kept_groups: int = MAX_KEPT
+        self,
+        config: ServiceConfig,
+        *,
+        timeout_s: float = 30.0,
+        kept_groups: Collection[str] | None = None,
     ) -> None:
         self.config = config
         self._timeout_s = timeout_s

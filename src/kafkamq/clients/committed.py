@@ -8,7 +8,7 @@ issue 5040), which is when a tracker asks. A consumer's own look-up has neither 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -18,7 +18,7 @@ from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError
 
-__all__ = ["MAX_KEPT", "CommittedOffsets"]
+__all__ = ["CommittedOffsets"]
 
 MAX_KEPT = 64  # idle consumers; each has a few threads
 MAX_THREADS = 8  # a new consumer takes some 70 ms to find its coordinator
@@ -27,9 +27,14 @@ _Key = tuple[str, bool]
 
 
 class CommittedOffsets:
-    """Consumers by group, kept for the next question; thread-safe."""
+    """Consumers by group, kept for the next question; thread-safe.
 
-    def __init__(self, config: ServiceConfig, watch: ErrorWatch, *, kept: int = MAX_KEPT) -> None:
+    ``kept``: Groups that are asked for often; only their consumers are kept. None: of any.
+    """
+
+    def __init__(
+        self, config: ServiceConfig, watch: ErrorWatch, *, kept: Collection[str] | None = None
+    ) -> None:
         self._config = config
         self._kept = kept
         self._watch = watch
@@ -106,7 +111,8 @@ class CommittedOffsets:
 
     def _keep(self, key: _Key, consumer: Consumer) -> None:
         with self._lock:
-            if not self._is_closed and key not in self._idle and len(self._idle) < self._kept:
+            has_room = len(self._idle) < MAX_KEPT and (self._kept is None or key[0] in self._kept)
+            if has_room and not self._is_closed and key not in self._idle:
                 self._idle[key] = consumer
                 return
         consumer.close()

@@ -401,7 +401,8 @@ def claim(
     """
     keys = [LedgerKey.of_markers(config, partition) for partition in range(partitions)]
     begun = Claim() if begun is None else begun
-    with Admin(config, timeout_s=timeout_s, kept_groups=1) as admin:
+    often = {keys[0].transactional_id}
+    with Admin(config, timeout_s=timeout_s, kept_groups=often) as admin:
         bounds = admin.log_bounds(config.marker_topic, range(partitions))
         if not takeover:
             require_own(newest_start(admin, keys), engine)

@@ -42,7 +42,7 @@ class PartitionStarter:
     ) -> None:
         self._config = config
         self._takeover = tracker.takeover
-        self._admin = Admin(config, kept_groups=1)  # id 0's, for every start
+        self._admin = Admin(config, kept_groups={self._key(0).transactional_id})  # of every start
         self._partitions = partitions
         self._ledgers = ledgers
         self._lock = threading.Lock()
