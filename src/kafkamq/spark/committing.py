@@ -9,7 +9,9 @@ messages anew.
 
 The rows of a repeated batch may be others than before: a table that they are joined with has
 changed. Then the log tells, message by message: one with a verdict had it in the transaction that
-the ledger speaks of, and its output; one without was STARTed anew, and had no output.
+the ledger speaks of, and its output; one without was STARTed anew, and had no output. Who was
+thought dead may have committed after that. So the log is asked again behind these STARTs, when
+nobody but this task can commit any more.
 
 A transaction begins when its rows are ready, and ENDs come last: while it is open, nobody reads on
 in the partitions that it has written.
@@ -31,8 +33,10 @@ from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.grouping import group_key
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.reading import log_reader
-from kafkamq.spark.tokens import NACKED, AckToken, decode_token
+from kafkamq.spark.starting import BATCH, VERDICTS
+from kafkamq.spark.tokens import ENDED, NACKED, AckToken, decode_token
 from kafkamq.spark.verdicts import ACK_COLUMNS, AckSettings, End, find_late, read_verdicts
+from kafkamq.types import MarkerType, MessageId, Outcome
 from kafkamq.wire.ledger import Position
 from kafkamq.wire.partitions import key_partition
 
@@ -56,6 +60,7 @@ RESULT_SCHEMA = "ends BIGINT, written BIGINT, skipped BIGINT, late BIGINT, place
 """What a task reports: ENDs, rows written and passed over, late ENDs and some of their messages."""
 
 _SLOT = "_slot"
+_OPEN = 0  # beside ENDED and NACKED: a message without a verdict of this batch
 _MAX_NAMED = 100
 _TIMEOUT_S = 30.0
 _TRIES = 3
@@ -186,15 +191,15 @@ def _transact(
     # have been fenced by the worker that had the slot in between.
     ledger = Ledger(config, settings.key(number), engine=settings.engine, epoch=settings.epoch)
     try:
-        is_written = _is_written(ledger.open(), ends, settings, batch, number)
-        output = [each.record for each in records if not is_written(each.token)]
+        before = _before(ledger.open(), ends, settings, batch, number)
+        output = [each.record for each in records if before(each.token) == _OPEN]
         ledger.begin()
         for record in output:
             ledger.producer.produce(record, timeout_s=_TIMEOUT_S)
         if output:
             ledger.producer.flush()
         for end in ends:
-            if is_written(end.token) and end.token.start_offset == NACKED:
+            if before(end.token) == NACKED:
                 continue  # an ack now would be one without its output, which is not written again
             partition, key, value = end.record
             ledger.producer.produce(
@@ -211,28 +216,67 @@ def _transact(
     return len(output)
 
 
-def _is_written(
+def _before(
     last: Position | None, ends: Sequence[End], settings: CommitSettings, batch: int, number: int
-) -> Callable[[AckToken], bool]:
-    """Whether an earlier transaction has a message's output, as the slot's ledger and the log say.
+) -> Callable[[AckToken], int]:
+    """What an earlier transaction of the batch said of a message, with its output: ENDED or NACKED.
 
     Raises:
         StateError: The ledger is of a later batch, or of another one with this number.
     """
-    if last is None or last.batch < batch:
-        return lambda token: False
+    if last is None or last.batch < batch:  # or Kafka has forgotten it: the log has not
+        return lambda token: token.start_offset if token.start_offset < 0 and token.plan else _OPEN
     digest, *plans = last.source_hash.split(" ")
-    if last.batch == batch and digest == _digest(ends):
-        return lambda token: True
+    is_whole = last.batch == batch and digest == _digest(ends)
     is_same = last.batch == batch and not set(plans).isdisjoint(_plans(ends))
-    if not is_same or last.epoch == settings.epoch:  # else its tokens are older than the ledger
+    if not is_whole and (not is_same or last.epoch == settings.epoch):
         raise StateError(
             "checkpoint older than its ledger, or rows that changed while the query ran: slot "
             f"{number} of {last.engine} has written batch {last.batch} ({last.source_hash}), the "
             f"query is at batch {batch} ({_digest(ends)}); start the query again, and if that "
             "repeats restore the newest checkpoint, or start with an empty one"
         )
-    return lambda token: token.start_offset < 0  # ENDED or NACKED when it was read again
+    since = _said_since(ends, settings.ack.config)
+    otherwise = ENDED if is_whole else _OPEN
+
+    def before(token: AckToken) -> int:
+        if token.start_offset < 0:
+            return token.start_offset
+        return since.get(_place(token.message_id), otherwise)
+
+    return before
+
+
+def _said_since(ends: Sequence[End], config: ServiceConfig) -> dict[tuple[int, int], int]:
+    """Verdicts of this batch behind the STARTs of these messages: ENDED or NACKED, by place.
+
+    Call it when earlier runs are fenced. It waits for transactions that are open there.
+    """
+    first: dict[int, int] = {}
+    for token in (end.token for end in ends):
+        if token.start_offset >= 0:
+            known = first.get(token.marker_partition, token.start_offset)
+            first[token.marker_partition] = min(known, token.start_offset)
+    if not first:
+        return {}
+    log = marker_log(config)
+    ours = tuple(f"{BATCH}{plan}-" for plan in _plans(ends))
+    said: dict[tuple[int, int], int] = {}
+    for partition, upto in log.tops(first).items():
+        for _, _, _, marker in log.read(partition, first[partition], upto):
+            if marker is None or marker.message_id is None or marker.of_schedule:
+                continue
+            if marker.type is not MarkerType.END or not marker.consumer_id.startswith(ours):
+                continue
+            if marker.outcome in VERDICTS:
+                place = _place(marker.message_id)
+                is_nack = marker.outcome is Outcome.NACK and said.get(place) != ENDED
+                said[place] = NACKED if is_nack else ENDED
+    return said
+
+
+def _place(one: MessageId) -> tuple[int, int]:
+    return one.partition, one.offset
 
 
 def _plans(ends: Sequence[End]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -115,6 +115,12 @@ class MarkerLog:
     def ends(self, partitions: Sequence[int]) -> dict[int, int]:
         """Offset behind the last committed marker of each partition."""
         return self._reader.log_ends(self._topic, partitions)
+
+    def tops(self, partitions: Collection[int]) -> dict[int, int]:
+        """Offset behind the last marker of each partition, whether committed or not yet."""
+        with Admin(self._config) as admin:
+            ends = admin.log_ends(self._topic)
+        return {partition: ends[partition][1] for partition in partitions}
 
     def read(
         self, partition: int, start: int, end: int

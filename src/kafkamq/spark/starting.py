@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BATCH",
     "EXPIRED",
+    "VERDICTS",
     "QueuePartition",
     "StartPlan",
     "identity_of",
@@ -63,7 +64,7 @@ EXPIRED = "expired"  # R10: the reason of a REJECT that nobody was asked for
 VOID = "void"  # who ends what nobody was handed: no verdict on the message
 MAX_INLINE_BYTES = 65_536  # R11
 _SETTLED = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
-_VERDICTS = (Outcome.ACK, Outcome.NACK, Outcome.REJECT)
+VERDICTS = (Outcome.ACK, Outcome.NACK, Outcome.REJECT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,11 +363,11 @@ class _Starter:
         elif marker.consumer_id == VOID:  # a handler's own reason may be "expired" too
             if marker.outcome is Outcome.REJECT:
                 history.expired.add(one.offset)
-        elif marker.outcome in _VERDICTS and not marker.consumer_id.startswith(self._consumers):
+        elif marker.outcome in VERDICTS and not marker.consumer_id.startswith(self._consumers):
             if marker.outcome is Outcome.ACK:
                 history.settled.setdefault(one.offset, offset)
             else:
                 history.given_back.add(one.offset)
-        elif marker.outcome in _VERDICTS:
+        elif marker.outcome in VERDICTS:
             is_nack = marker.outcome is Outcome.NACK
             history.verdicts[one.offset] = is_nack and history.verdicts.get(one.offset, True)

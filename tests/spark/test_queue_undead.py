@@ -1,0 +1,129 @@
+"""A task that was thought dead commits its slot while the same batch is repeated elsewhere.
+
+A driver is killed, its executors notice later; or an executor does not answer for a while, and its
+tasks are given to others. The parts are called as Spark calls them; a broker, but no Spark.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from tests.integration.tracker_logs import Logs, read_topic
+from tests.spark.test_queue_reader import OPTIONS, SCHEMA, plan, rows, tasks_of
+
+from kafkamq.spark.committing import CommitSettings, commit_slots
+from kafkamq.spark.leasing import QueueReader
+from kafkamq.spark.options import parse_source_options
+from kafkamq.spark.verdicts import AckSettings
+from kafkamq.types import MarkerType
+
+pytestmark = pytest.mark.spark
+
+_EMPTY = dict.fromkeys(("verdict", "delay", "reason", "headers", "partition", "topic", "key"))
+Rows = list[dict[str, Any]]
+
+
+class Batch:
+    """One batch of two messages, which several runs work on."""
+
+    def __init__(self, logs: Logs) -> None:
+        self.logs = logs
+        self.out = f"{logs.config.namespace}-out"
+        admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+        admin.create_topics([NewTopic(self.out, 1, 1)])[self.out].result(30)
+        logs.send(3, key=b"emails")
+        self._options = parse_source_options(OPTIONS, logs.config)
+        self._readers = [QueueReader(self._options, SCHEMA)]
+        self._begin = self._readers[0].initialOffset()
+        self._planned, self._tasks = plan(self._readers[0], self._begin)
+
+    def handed_out(self, *, again: bool = False) -> Rows:
+        """The rows: of the first run, or of a run that repeats the batch."""
+        if not again:
+            return rows(self._readers[0], self._tasks)
+        self._readers.append(QueueReader(self._options, SCHEMA))
+        return rows(self._readers[-1], tasks_of(self._readers[-1], self._begin, self._planned))
+
+    def commit(self, found: Rows, verdicts: Mapping[int, str], *, epoch: int) -> tuple[int, int]:
+        """In a worker; rows of output that were written, and passed over."""
+        settings = CommitSettings(
+            ack=AckSettings(config=self.logs.config),
+            topic=self.out,
+            engine="undead",
+            epoch=epoch,
+            slots=1,
+        )
+        output = [
+            {**_EMPTY, "ack_token": row["ack_token"], "_slot": 0, **_row(at, verdicts[at])}
+            for row in found
+            if (at := row["offset"]) in verdicts
+        ]
+        (done,) = commit_slots(iter([pa.RecordBatch.from_pylist(output)]), settings, 0)
+        result = done.to_pylist()[0]
+        return result["written"], result["skipped"]
+
+    def outputs(self) -> Counter[bytes | None]:
+        return Counter(each.value() for each in read_topic(self.logs.bootstrap, self.out))
+
+    def ends(self, offset: int) -> set[str]:
+        return {
+            marker.outcome.name
+            for _, marker in self.logs.markers()
+            if marker.type is MarkerType.END
+            and marker.message_id is not None
+            and marker.message_id.offset == offset
+        }
+
+    def close(self) -> None:
+        for each in self._readers:
+            each.stop()
+
+
+def _row(offset: int, verdict: str) -> dict[str, Any]:
+    is_acked = verdict == "ack"
+    value = b"%d" % offset if is_acked else None
+    return {"value": value, "verdict": verdict, "delay": None if is_acked else 600.0}
+
+
+@pytest.fixture
+def batch(bootstrap: str, namespace: str) -> Iterator[Batch]:
+    made = Batch(Logs(bootstrap, namespace))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("epoch", [1, 2], ids=["executor lost", "driver lost"])
+def test_what_it_nacked_is_not_acked_without_its_output(batch: Batch, epoch: int) -> None:
+    first = batch.handed_out()
+    again = batch.handed_out(again=True)  # before the first one commits
+    batch.commit(first, {0: "nack", 1: "ack", 2: "ack"}, epoch=1)
+    batch.commit(again, {0: "ack", 1: "ack", 2: "ack"}, epoch=epoch)
+    assert batch.ends(0) == {"NACK"}, "an ack now would be one whose output nobody wrote"
+    assert batch.outputs() == Counter([b"1", b"2"])
+
+
+def test_what_it_wrote_is_not_written_again_beside_other_rows(batch: Batch) -> None:
+    first = batch.handed_out()
+    again = batch.handed_out(again=True)
+    assert batch.commit(first, {0: "ack", 1: "ack"}, epoch=1) == (2, 0)
+    assert batch.commit(again, {1: "ack", 2: "ack"}, epoch=2) == (1, 1)
+    assert batch.outputs() == Counter([b"0", b"1", b"2"])
+
+
+def test_a_batch_that_is_repeated_after_kafka_has_forgotten_the_ledger(batch: Batch) -> None:
+    """It does so after ``offsets.retention.minutes``; the markers may be kept for longer."""
+    every = {0: "nack", 1: "ack", 2: "ack"}
+    assert batch.commit(batch.handed_out(), every, epoch=1) == (2, 0)
+    config = batch.logs.config
+    group = f"kafkamq.{config.ledger_topic}.undead.0"
+    admin = AdminClient({"bootstrap.servers": batch.logs.bootstrap})
+    admin.delete_consumer_groups([group])[group].result(30)
+    again = batch.handed_out(again=True)
+    assert batch.commit(again, {**every, 0: "ack"}, epoch=1) == (0, 3)
+    assert batch.ends(0) == {"NACK"}
+    assert batch.outputs() == Counter([b"1", b"2"])
