@@ -29,7 +29,7 @@ from tests.spark.test_queue_reader import (
     tasks_of,
 )
 
-from kafkamq.errors import FencedError, StateError
+from kafkamq.errors import ConfigError, FencedError, StateError
 from kafkamq.spark.committing import CommitSettings, commit_slots
 from kafkamq.spark.leasing import QueueReader
 from kafkamq.spark.options import parse_source_options
@@ -97,6 +97,27 @@ def test_what_another_query_s_batch_has_ended_is_not_handed_out(
         assert offsets(rows(later, tasks)) == [2, 3], "its own"
     finally:
         later.stop()
+
+
+def test_a_checkpoint_of_another_queue_is_refused(logs: Logs, reader: QueueReader) -> None:
+    """What the other one has not done up to there would be passed over, for its workers too."""
+    logs.send(2, key=b"others")
+    logs.send(1, key=b"emails")
+    begin = reader.initialOffset()
+    planned, _ = plan(reader, begin)
+    other = parse_source_options({**OPTIONS, "queue": "others"}, logs.config)
+    wrong, right = QueueReader(other, SCHEMA), QueueReader(other, SCHEMA)
+    try:
+        text = "the checkpoint is of queue emails, the query reads others: name another folder"
+        with pytest.raises(ConfigError, match=text):
+            wrong.latestOffset(planned, ReadMaxRows(100))
+        with pytest.raises(ConfigError, match=text):
+            wrong.partitions(begin, planned)
+        _, tasks = plan(right)
+        assert offsets(rows(right, tasks)) == [0, 1]
+    finally:
+        wrong.stop()
+        right.stop()
 
 
 def is_latest(owner: QueueOwner) -> bool:

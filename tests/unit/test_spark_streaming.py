@@ -7,6 +7,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
 from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError
 from kafkamq.spark import streaming
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.reading import LogRange
@@ -97,3 +98,16 @@ def test_a_broker_that_tells_no_topic_id_does_not_make_the_stream_forget_it(
     known, cluster.topic_id = cluster.topic_id, ""
     end, _ = batch(stream(), at)  # of a driver that has started again
     assert known in str(end)
+
+
+def test_a_checkpoint_of_another_topic_is_refused(cluster: Cluster) -> None:
+    """All of this one would be read anew, beside the checkpoint's position."""
+    reader = stream()
+    at, _ = batch(reader, reader.initialOffset())
+    other = stream(topic="invoices")
+    for call in (
+        lambda: other.latestOffset(at, ReadAllAvailable()),
+        lambda: other.partitions(at, at),
+    ):
+        with pytest.raises(ConfigError, match=r"of topic orders, .* reads invoices: name another"):
+            call()

@@ -46,7 +46,7 @@ from kafkamq.spark.starting import (
     identity_of,
     read_started,
 )
-from kafkamq.spark.streaming import StreamOffsets, StreamReader
+from kafkamq.spark.streaming import StreamOffsets, StreamReader, of_another
 from kafkamq.types import MessageId
 from kafkamq.wire.headers import DELIVERY_COUNT, read_message_headers
 from kafkamq.wire.keys import join_key
@@ -194,6 +194,7 @@ class QueueReader(StreamReader):
     ) -> dict[str, dict[str, int | str]]:
         """Where the next batch ends; the one before is done when this is called."""
         self._renew_no_more()
+        self._require_own(start)
         self._check()
         topic = self.options.topic
         # Workers of the queue may have gone on where an earlier run of the query stopped.
@@ -212,6 +213,12 @@ class QueueReader(StreamReader):
             found[_FROM] = {str(number): at for number, at in self._moved_on.items()}
         self._planned = found
         return found
+
+    def _require_own(self, offsets: StreamOffsets) -> None:
+        super()._require_own(offsets)
+        planned = offsets.get(_PLAN, {})  # no batch yet, or by an earlier release: nothing
+        if planned and self.options.queue_id not in planned:
+            raise of_another("queue", ", ".join(planned), self.options.queue_id)
 
     def _cut(
         self, starts: dict[int, int], ends: dict[int, int], rows: int | None
@@ -257,6 +264,7 @@ class QueueReader(StreamReader):
 
     def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
         """One task for each partition with news; its leases are renewed from now on."""
+        self._require_own(end)
         self._check()
         self._renew_no_more()
         is_new = self._planned == end

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from kafkamq.errors import DataLossError
+from kafkamq.errors import ConfigError, DataLossError
 from kafkamq.spark.options import SourceOptions, chosen_partitions
 from kafkamq.spark.planning import resolve, topic_id
 from kafkamq.spark.reading import LogRange, LogReader, log_reader, shared_out
@@ -28,7 +28,7 @@ from kafkamq.spark.rows import FoldedFrom, FoldedPartition, RangePartition, read
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["StreamOffsets", "StreamReader"]
+__all__ = ["StreamOffsets", "StreamReader", "of_another"]
 
 _TOPOLOGY_S = 5.0  # how often a stream looks for added partitions, and for a topic made anew
 _log = logging.getLogger(__name__)
@@ -75,6 +75,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: StreamOffsets, limit: ReadLimit
     ) -> dict[str, dict[str, int | str]]:
         """Where the next batch ends."""
+        self._require_own(start)
         topic = self.options.topic
         reader = log_reader(self.options.config)
         numbers = self._partitions(reader, start)
@@ -91,6 +92,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         untold = {int(number): int(at) for number, at in start.get(topic, {}).items()}
         self._topic_id = self._topic_id or self._id_of(start)
         return self._offsets(untold | found, start.get(_BEGIN, {}))
+
+    def _require_own(self, offsets: StreamOffsets) -> None:
+        """Refuse the checkpoint of something else: its position says nothing of ours."""
+        topic = self.options.topic
+        if topic not in offsets:
+            known = ", ".join(name for name in offsets if not name.startswith(":"))
+            raise of_another("topic", known, topic)
 
     def _cut(
         self, starts: dict[int, int], ends: dict[int, int], rows: int | None
@@ -171,6 +179,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
         """One task for each partition with news."""
+        self._require_own(end)
         return [self._task(wanted, end) for wanted in self._ranges(start, end)]
 
     def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[LogRange]:
@@ -196,3 +205,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a worker."""
         return read_rows(partition, self.options, self._schema)
+
+
+def of_another(kind: str, known: str, wanted: str) -> ConfigError:
+    """The error for the checkpoint of another topic or queue."""
+    return ConfigError(
+        f"the checkpoint is of {kind} {known}, the query reads {wanted}: name another folder"
+    )
