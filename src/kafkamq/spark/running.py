@@ -16,9 +16,10 @@ from kafkamq.spark.ticking import TickKeeper
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Run"]
+__all__ = ["Run", "pause_s"]
 
 _log = logging.getLogger(__name__)
+_MAX_PAUSE_S = 30.0
 _TOPOLOGY_S = 10.0  # how often added marker partitions are looked for
 
 
@@ -82,3 +83,8 @@ class Run:
             _log.info("the query could not be stopped, the JVM may be gone")
         self.keeper.close()
         self.reader.close()
+
+
+def pause_s(tries: int) -> float:
+    """Before the next start: 0.25 s, then twice as long each time, up to the bound."""
+    return min(_MAX_PAUSE_S, 0.25 * 2.0 ** min(tries, 10))

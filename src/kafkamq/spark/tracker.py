@@ -39,7 +39,7 @@ from kafkamq.spark.parallelism import FIRST_LOOK_S, cores, tracker_tasks
 from kafkamq.spark.progress import watching
 from kafkamq.spark.query import QueryPlan, query_failure, start_query
 from kafkamq.spark.reading import log_reader
-from kafkamq.spark.running import Run
+from kafkamq.spark.running import Run, pause_s
 from kafkamq.spark.session import build_session, end_session, has_session
 from kafkamq.spark.ticking import TickKeeper
 from kafkamq.wire.status import TrackerStatus
@@ -55,7 +55,6 @@ MAX_TASKS = 10_000
 _STEP_S = 0.1
 _ADOPT_S = 30.0
 _MAX_FAILURES = 20  # in a row, without a batch in between
-_MAX_PAUSE_S = 30.0
 _MAX_TURN_S = 90.0  # a restart of the query, with its pause, is one turn
 _LONG_BATCH_S = 60.0  # then it is not ready
 _MAX_BATCH_S = 600.0  # then it hangs
@@ -263,7 +262,8 @@ class SparkTracker:
 
     def _mind(self) -> None:
         """The thread beside the query: TICKs, added partitions, restarts."""
-        failures = 0
+        failures = 0  # runs in a row that ended before a batch
+        refusals = 0  # starts in a row that did not come about: brokers may be away for days
         assert self._loop is not None, "it was started"
         assert self._batches is not None, "it was started"
         try:
@@ -289,9 +289,9 @@ class SparkTracker:
                         error,
                         extra={"failures": failures},
                     )
-                self._stopping.wait(min(_MAX_PAUSE_S, 0.5 * 2.0 ** (failures - 1)))
+                self._stopping.wait(pause_s(failures + refusals))
                 if not self._stopping.is_set():
-                    failures += self._relaunch()
+                    refusals = 0 if self._relaunch() else refusals + 1
         except BaseException as error:  # noqa: BLE001 - handed to wait() and stop()
             self._error = error
             _log.error("the tracker ended: %s", error)
@@ -338,8 +338,8 @@ class SparkTracker:
         )
         self._end_run()
 
-    def _relaunch(self) -> int:
-        """Start again unless another engine did meanwhile; returns failures to count."""
+    def _relaunch(self) -> bool:
+        """Start again unless another engine did meanwhile; whether it runs now."""
         try:
             self._launch(takeover=False)
         except ConfigError as error:  # claim(takeover=False): another engine's epoch is the latest
@@ -348,8 +348,8 @@ class SparkTracker:
             raise
         except KafkaMQError as error:
             _log.warning("not started yet: %s", error)
-            return 1
-        return 0
+            return False
+        return True
 
     def _add_partitions(self, run: Run) -> None:
         """Claim marker partitions that were added; the source finds them by itself (R26)."""
