@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -76,8 +79,36 @@ class Odd:
     how: complex = 0j
 
 
+class Level(Enum):
+    LOW = 1
+    HIGH = 2
+
+
+@dataclass
+class Stock:
+    counts: dict[int, Line]
+    by_kind: Mapping[Kind, int] = field(default_factory=dict)
+    by_price: dict[Decimal, str] = field(default_factory=dict)
+    level: Literal[Level.HIGH, "any"] = "any"
+    names: Sequence[str] = ()
+    marks: AbstractSet[str] = frozenset()
+    more: Mapping = field(default_factory=dict)
+    some: typing.Sequence = ()
+
+
+def of_stock(body: Stock) -> None: ...
+def of_mapping(body: Mapping[UUID, Sequence[int]]) -> None: ...
+def of_sequence(body: Sequence[Literal["a", "b"]]) -> None: ...
+def of_float_keys(body: dict[float, str]) -> None: ...
+def of_level_keys(body: dict[Level, str]) -> None: ...
+def of_literal_keys(body: dict[Literal[1, 2], str]) -> None: ...
+def of_union_keys(body: dict[int | str, str]) -> None: ...
+def of_bytes_literal(body: list[Literal[b"x"]]) -> None: ...
 def of_priced(body: Priced) -> None: ...
 def of_odd(body: Odd) -> None: ...
+
+
+STOCK = Stock({7: Line("x"), -1: Line("y")})
 
 
 def parsed(function, payload):
@@ -114,6 +145,24 @@ def parsed(function, payload):
                 "g",
             ),
         ),
+        (of_stock, b'{"counts": {"7": {"item": "x"}, "-1": {"item": "y"}}}', STOCK),
+        (
+            of_stock,
+            b'{"counts": {}, "by_kind": {"big": 3}, "by_price": {"1.10": "x"}, "level": 2,'
+            b' "names": ["x"], "marks": ["y"], "more": {"a": [1]}, "some": [1, "z"]}',
+            Stock(
+                {},
+                {Kind.BIG: 3},
+                {Decimal("1.10"): "x"},
+                Level.HIGH,
+                ["x"],
+                {"y"},
+                {"a": [1]},
+                [1, "z"],
+            ),
+        ),
+        (of_mapping, b'{"00000000-0000-0000-0000-000000000001": [1]}', {UUID(int=1): [1]}),
+        (of_sequence, b'["a", "b"]', ["a", "b"]),
     ],
 )
 def test_bodies(function, payload, body) -> None:
@@ -140,6 +189,16 @@ def test_bodies(function, payload, body) -> None:
         (of_priced, b'{"tags": [1]}', r"the body.tags\[0\] is a number: it must be str"),
         (of_priced, b'{"pair": [1]}', "the body.pair has 1 items: it must have 2"),
         (of_priced, b'{"unit": "secret"}', "the body.unit is none of the values"),
+        (of_stock, b'{"counts": {"secret": {"item": "x"}}}', "a key of the body.counts is no int"),
+        (of_stock, b'{"counts": {"07": {"item": "x"}}}', "a key of the body.counts is no int"),
+        (of_stock, b'{"counts": {"7": 1}}', "the body.counts.7 is a number: it must be an object"),
+        (of_stock, b'{"counts": {}, "by_kind": {"secret": 1}}', "of the body.by_kind is no Kind"),
+        (of_stock, b'{"counts": {}, "by_price": {"1": "x", "1.0": "y"}}', "are the same Decimal"),
+        (of_stock, b'{"counts": {}, "level": 1}', "the body.level is none of the values"),
+        (of_stock, b'{"counts": {}, "level": true}', "the body.level is none of the values"),
+        (of_stock, b'{"counts": {}, "names": "secret"}', "names is a string: it must be Sequence"),
+        (of_stock, b'{"counts": {}, "more": []}', "the body.more is a list: it must be Mapping"),
+        (of_mapping, b"[]", "the body is a list: it must be Mapping"),
         (of_model, b'{"id": "secret"}', "^id: Input should be a valid integer"),
         (of_dict, b"[" * 100_000, "nested too deeply|no JSON"),
     ],
@@ -158,7 +217,20 @@ def test_what_has_a_default_keeps_it() -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [of_nothing, of_two, of_set, of_odd, with_hidden_body, with_late_message, 7],
+    [
+        of_nothing,
+        of_two,
+        of_set,
+        of_odd,
+        of_float_keys,
+        of_level_keys,
+        of_literal_keys,
+        of_union_keys,
+        of_bytes_literal,
+        with_hidden_body,
+        with_late_message,
+        7,
+    ],
 )
 def test_handlers_that_take_something_else(function) -> None:
     with pytest.raises(ConfigError):

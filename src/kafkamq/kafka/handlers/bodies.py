@@ -7,7 +7,7 @@ import functools
 import inspect
 import json
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, get_args, get_origin
 
 from kafkamq.errors import ConfigError
@@ -22,7 +22,7 @@ from kafkamq.kafka.message import Message
 
 __all__ = ["Binder", "BodyError", "MessageLike"]
 
-_JSON_TYPES = (dict, list, int, float, bool)
+_JSON_TYPES = (dict, list, int, float, bool, Mapping, Sequence)
 
 
 class MessageLike(Protocol):

@@ -5,9 +5,18 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import (
+    Callable,
+    Collection,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    Sequence,
+    Set,
+)
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -23,7 +32,13 @@ _LISTS: dict[Any, Callable[[list[Any]], Any]] = {
     set: set,
     frozenset: frozenset,
     tuple: tuple,
+    Sequence: list,
+    MutableSequence: list,
+    Collection: list,
+    Set: set,
 }
+_DICTS = (dict, Mapping, MutableMapping)
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,3999}")  # Python reads no longer ones
 
 
 def _zulu(text: str) -> str:
@@ -64,20 +79,42 @@ def check_type(annotation: Any, where: str, _known: frozenset[Any] = frozenset()
         for field in dataclasses.fields(plain):
             if field.init:  # the others are not given, nor are class variables
                 check_type(hints[field.name], f"{where}.{field.name}", _known | {plain})
-    elif is_union(plain) or origin in _LISTS or origin is dict:
-        for kind in get_args(plain):
+    elif is_union(plain) or origin in _LISTS or origin in _DICTS:
+        kinds = get_args(plain)
+        if origin in _DICTS and kinds:
+            _check_key(kinds[0], where)
+            kinds = kinds[1:]
+        for kind in kinds:
             if kind is not Ellipsis:
                 check_type(kind, where, _known)
-    elif not (
-        origin in _FROM_TEXT
-        or origin is Literal
-        or typing.is_typeddict(plain)
-        or (isinstance(plain, type) and issubclass(plain, enum.Enum))
-    ):
+    elif origin is Literal:
+        _check_literal(plain, where)
+    elif not (origin in _FROM_TEXT or typing.is_typeddict(plain) or _is_enum(plain)):
         raise ConfigError(
             f"{where} is annotated {annotation!r}: a field is JSON (str, int, dict, list, ...), a "
             "dataclass, a pydantic model, an Enum, a Literal, datetime, date, time, Decimal, UUID, "
-            "tuple or set"
+            "tuple, set, Sequence or Mapping"
+        )
+
+
+def _check_literal(annotation: Any, where: str) -> None:
+    for each in get_args(annotation):
+        if not isinstance(_in_json(each), str | int | float | None):
+            raise ConfigError(f"{where} is annotated {annotation!r}: JSON has no {each!r}")
+
+
+def _check_key(annotation: Any, where: str) -> None:
+    kind = _unwrapped(annotation)
+    if get_origin(kind) is Literal:
+        is_text = all(isinstance(_in_json(each), str) for each in get_args(kind))
+    elif _is_enum(kind):
+        is_text = all(isinstance(each.value, str) for each in kind)
+    else:
+        is_text = kind in (str, int, Any, object) or kind in _FROM_TEXT
+    if not is_text:
+        raise ConfigError(
+            f"{where} has keys annotated {annotation!r}: JSON's are texts, and can become str, "
+            "int, an Enum or a Literal of texts, datetime, date, time, Decimal or UUID"
         )
 
 
@@ -98,15 +135,12 @@ def convert(value: Any, annotation: Any, where: str) -> Any:
     if is_union(plain):
         return _one_of(value, get_args(plain), where)
     if origin is Literal:
-        if not any(type(value) is type(each) and value == each for each in get_args(plain)):
-            raise BodyError(f"{where} is none of the values that it may be")
-        return value
+        return _literal(value, get_args(plain), where)
     if origin in _LISTS:
         return _several(value, origin, get_args(plain), where)
-    if origin is dict and isinstance(value, dict) and get_args(plain):
-        _, item = get_args(plain)
-        return {name: convert(each, item, f"{where}.{name}") for name, each in value.items()}
-    if origin in _FROM_TEXT or (isinstance(origin, type) and issubclass(origin, enum.Enum)):
+    if origin in _DICTS and isinstance(value, dict) and get_args(plain):
+        return _object(value, get_args(plain), where)
+    if origin in _FROM_TEXT or _is_enum(origin):
         return _scalar(value, origin, where)
     wanted = dict if typing.is_typeddict(plain) else origin
     if not _fits(value, wanted):
@@ -123,6 +157,46 @@ def _unwrapped(annotation: Any) -> Any:
             annotation = annotation.__supertype__
         else:
             return annotation
+
+
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, enum.Enum)
+
+
+def _in_json(value: Any) -> Any:
+    """A value of a ``Literal`` as JSON has it."""
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+def _literal(value: Any, allowed: tuple[Any, ...], where: str) -> Any:
+    for each in allowed:
+        known = _in_json(each)
+        if type(value) is type(known) and value == known:
+            return each
+    raise BodyError(f"{where} is none of the values that it may be")
+
+
+def _object(value: dict[str, Any], kinds: tuple[Any, ...], where: str) -> dict[Any, Any]:
+    key, item = kinds
+    found = {
+        _key(name, key, where): convert(each, item, f"{where}.{name}")
+        for name, each in value.items()
+    }
+    if len(found) != len(value):  # such as 1 and 1.0
+        raise BodyError(f"two keys of {where} are the same {_name(key)}")
+    return found
+
+
+def _key(name: str, annotation: Any, where: str) -> Any:
+    """A key of an object, which JSON has as a text."""
+    kind = _unwrapped(annotation)
+    if kind in (str, Any, object):
+        return name
+    if kind is int:
+        if not _WHOLE.fullmatch(name):
+            raise BodyError(f"a key of {where} is no int")
+        return int(name)
+    return convert(name, kind, f"a key of {where}")
 
 
 def _is_model(annotation: Any) -> bool:
