@@ -12,10 +12,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from tests.faults.stage import Stage
 from tests.integration.tracker_logs import Logs, wait_until
+from tests.sure_producer import SureProducer
 
 from kafkamq.clients.ticker import StatusReader
 from kafkamq.config import ServiceConfig
@@ -64,7 +65,7 @@ def test_hostile_markers(bootstrap: str, namespace: str, tmp_path: Path) -> None
         for role in ("tracker", "worker", "worker"):
             stage.start(role)
         stage.start("sender", count=4000, rate=300.0)
-        producer = Producer({"bootstrap.servers": bootstrap})
+        producer = SureProducer({"bootstrap.servers": bootstrap})
         bad = 0
         for _ in range(1000):
             value = hostile(stage.chance, 1)
@@ -75,7 +76,7 @@ def test_hostile_markers(bootstrap: str, namespace: str, tmp_path: Path) -> None
             producer.produce(stage.config.marker_topic, value, partition=partition)
             producer.poll(0)
             time.sleep(0.008)
-        assert producer.flush(20) == 0
+        producer.confirm(20)
         stage.fault("hostile markers", bad)
         stage.replace(stage.playing("tracker")[0])  # it folds all of them once more
         stage.replace(stage.playing("worker")[0])
@@ -214,7 +215,7 @@ def test_a_million_due_at_once(bootstrap: str, namespace: str) -> None:
     """
     million = 1_000_000
     logs = Logs(bootstrap, namespace, partitions=1, marker_partitions=2)
-    producer = Producer(
+    producer = SureProducer(
         {
             "bootstrap.servers": bootstrap,
             "linger.ms": 20,
@@ -235,7 +236,7 @@ def test_a_million_due_at_once(bootstrap: str, namespace: str) -> None:
         producer.produce(logs.config.marker_topic, value, partition=marker_partition(0, offset, 2))
         if offset % 10_000 == 0:
             producer.poll(0)
-    assert producer.flush(60) == 0
+    producer.confirm(60)
     with _tracker_process(logs.config) as process, closing(StatusReader(logs.config)) as statuses:
 
         def are_back() -> bool:

@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from confluent_kafka import Producer as KafkaProducer
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.integration import tracker_logs
+from tests.sure_producer import SureProducer
 
 from kafkamq.claims import Cluster, init_topic
 from kafkamq.core.claim_audit import ClaimAudit
@@ -35,7 +35,7 @@ class ClaimTopics:
         init_topic(bootstrap, self.coordination, partitions=2, heartbeat_interval=interval_s)
         self.create(self.work, partitions)
         self.filled = 0
-        self.producer = KafkaProducer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+        self.producer = SureProducer({"bootstrap.servers": bootstrap, "linger.ms": 5})
 
     def create(self, topic: str, partitions: int, **config: str) -> None:
         settings = dict(config)
@@ -62,7 +62,7 @@ class ClaimTopics:
             self.producer.produce(
                 self.work, str(number).encode(), partition=number % self.partitions
             )
-        assert self.producer.flush(30) == 0
+        self.producer.confirm(30)
         self.filled += count
 
     def write(self, *values: str | bytes, partition: int | None = None, **headers: bytes) -> None:
@@ -74,7 +74,7 @@ class ClaimTopics:
             self.producer.produce(
                 self.coordination, value, partition=where, headers=list(headers.items())
             )
-        assert self.producer.flush(30) == 0
+        self.producer.confirm(30)
 
     def records(self) -> Iterator[tuple[int, int, int, MarshalRecord | None]]:
         """Everything in the coordination topic: partition, offset, broker's time, record."""

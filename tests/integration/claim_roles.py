@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.integration.claim_logs import wait_for
 from tests.integration.cli_tools import Commands
 from tests.integration.tracker_logs import Logs
+from tests.sure_producer import SureProducer
 
 from kafkamq.claims import Cluster, RangeClaims, init_topic
 from kafkamq.clients.admin import Admin
@@ -66,7 +67,7 @@ def _prepare(logs: Logs, coordination: str = "") -> None:
     work = f"{namespace}.work"
     admin.create_topics([NewTopic(work, PARTITIONS, 1)])[work].result(15)
     wait_for(lambda: work in admin.list_topics(timeout=15).topics)
-    producer = Producer({"bootstrap.servers": logs.bootstrap})
+    producer = SureProducer({"bootstrap.servers": logs.bootstrap})
     for number in range(10):
         producer.produce(work, str(number), partition=number % PARTITIONS)
     if coordination:
@@ -75,7 +76,7 @@ def _prepare(logs: Logs, coordination: str = "") -> None:
         if coordination == "claims":
             record = f"Heartbeat/1/{int(time.time())}/i/c/other/{work}/0/0"
             producer.produce(name, record, headers=[("kafkamq-interval-ms", b"3000")])
-    assert producer.flush(15) == 0
+    producer.confirm(15)
 
 
 def _check_committed(logs: Logs) -> None:

@@ -9,8 +9,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.sure_producer import SureProducer
 
 from kafkamq import ParallelConsumer, ParallelRecord
 
@@ -42,7 +43,7 @@ def fill(
     }
     if transactional_id:
         settings["transactional.id"] = transactional_id
-    producer = Producer(settings)
+    producer = SureProducer(settings)
     if transactional_id:
         producer.init_transactions(30)
         producer.begin_transaction()
@@ -50,7 +51,7 @@ def fill(
         key_bytes = None if key is None else key.encode()
         producer.produce(topic, b"%d" % number, key_bytes, partition, headers=list(headers))
         producer.poll(0)
-    assert producer.flush(30) == 0
+    producer.confirm(30)
     if transactional_id:
         (producer.abort_transaction if is_aborted else producer.commit_transaction)(30)
 

@@ -128,7 +128,7 @@ def test_old_records_do_not_set_the_clock_back(topics: ClaimTopics) -> None:
     topics.create(name, 1, **{"message.timestamp.type": "CreateTime", "retention.ms": "-1"})
     hour_ago_ms = round(time.time() * 1000) - 3_600_000
     topics.producer.produce(name, "nonsense", partition=0, timestamp=hour_ago_ms)
-    assert topics.producer.flush(15) == 0
+    topics.producer.confirm(15)
     entry = ConfigEntry(
         "message.timestamp.type", "LogAppendTime", incremental_operation=AlterConfigOpType.SET
     )

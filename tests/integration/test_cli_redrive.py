@@ -8,11 +8,12 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from confluent_kafka import Message, Producer
+from confluent_kafka import Message
 from tests.integration.cli_tools import Commands, wait_until
 from tests.integration.parallel_tools import fill, make, make_topic
 from tests.integration.queue_logs import receive_all
 from tests.integration.raw_producer import write_raw
+from tests.sure_producer import SureProducer
 
 from kafkamq import Reject, Service
 from kafkamq.clients.admin import Admin
@@ -44,7 +45,7 @@ class Letters:
         self.config = ServiceConfig(
             bootstrap_servers=commands.bootstrap, namespace=commands.namespace
         )
-        self._producer = Producer(
+        self._producer = SureProducer(
             {"bootstrap.servers": commands.bootstrap, "enable.idempotence": True}
         )
 
@@ -77,7 +78,7 @@ class Letters:
                 join_key(queue, "key"),
                 headers=list(headers),
             )
-        assert self._producer.flush(30) == 0
+        self._producer.confirm(30)
 
     def bury(
         self, queue: bytes, *, payload: bytes | None, payload_at: Origin | None = None
@@ -93,7 +94,7 @@ class Letters:
             payload_at=payload_at,
         )
         self._producer.produce(self.config.dead_letter_topic, payload, None, headers=list(headers))
-        assert self._producer.flush(30) == 0
+        self._producer.confirm(30)
 
     def records(self, topic: str) -> list[Message]:
         """All of a topic. A transaction ends for readers a moment after it has for its writer."""
@@ -153,11 +154,11 @@ def test_what_was_redriven_before_brokers_told_the_topic_s_id_is_not_redriven_ag
 ) -> None:
     letters.write("one", "two")
     (first,) = (one for one in read_dead_letters(letters.config) if one.id == "one")
-    producer = Producer({"bootstrap.servers": letters.commands.bootstrap})
+    producer = SureProducer({"bootstrap.servers": letters.commands.bootstrap})
     producer.produce(
         letters.config.ledger_topic, b"1", done_key(b"", first.partition, first.offset)
     )
-    assert producer.flush(30) == 0
+    producer.confirm(30)
     (report,) = letters.commands.json("dlq", "redrive", "--queue", "q")
     assert (report["redriven"], report["already_redriven"]) == (1, 1)
     assert letters.redriven() == {"two": 1}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.integration.queue_logs import make_service, markers, receive_all, starts
 from tests.integration.tracker_logs import Logs, wait_until
+from tests.sure_producer import SureProducer
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.ledger import LedgerKey, read_positions
@@ -156,7 +157,7 @@ def test_a_dead_producers_open_transaction_delays_and_no_more(
 ) -> None:
     """It holds every reader of its partition back until the broker ends it."""
     logs = Logs(bootstrap, namespace, marker_partitions=1)
-    dead = Producer(
+    dead = SureProducer(
         {
             "bootstrap.servers": bootstrap,
             "transactional.id": f"{namespace}.dead",
@@ -168,7 +169,7 @@ def test_a_dead_producers_open_transaction_delays_and_no_more(
         wait_until(lambda: tracker.is_live)
         dead.begin_transaction()
         dead.produce(logs.config.marker_topic, encode_tick("nobody", 1), partition=0)
-        assert dead.flush(20) == 0  # and now it is dead
+        dead.confirm(20)  # and now it is dead
         ids = logs.send(50)
         logs.start(*ids, timeout_ms=500)
         wait_until(lambda: len(logs.ends(Outcome.REDELIVERED)) == len(ids))

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer
+from confluent_kafka import Consumer, KafkaException, ShareConsumer
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.sure_producer import SureProducer
 
 import kafkamq.dev.broker as module
 from kafkamq.dev import LocalKafka, LocalKafkaError, cache_dir_from, java_from
@@ -44,10 +45,10 @@ def create_topic(bootstrap: str, topic: str) -> None:
 
 
 def produce(bootstrap: str, topic: str, *values: bytes, **settings: str) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap, **settings})
+    producer = SureProducer({"bootstrap.servers": bootstrap, **settings})
     for value in values:
         producer.produce(topic, value)
-    assert producer.flush(30) == 0
+    producer.confirm(30)
 
 
 def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
@@ -80,7 +81,9 @@ def test_the_shared_broker_carries_messages(bootstrap: str, namespace: str) -> N
 
 
 def test_topics_are_not_created_by_accident(bootstrap: str, namespace: str) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap, "topic.metadata.propagation.max.ms": 500})
+    producer = SureProducer(
+        {"bootstrap.servers": bootstrap, "topic.metadata.propagation.max.ms": 500}
+    )
     failed: list[object] = []
     producer.produce(namespace, b"x", on_delivery=lambda error, message: failed.append(error))
     producer.flush(60)
@@ -126,11 +129,11 @@ def test_transactions_end_soon_after_their_timeout(own_broker: LocalKafka, names
     bootstrap = own_broker.bootstrap_servers
     create_topic(bootstrap, namespace)
     settings = {"bootstrap.servers": bootstrap, "transactional.id": namespace}
-    abandoned = Producer({**settings, "transaction.timeout.ms": 1000})
+    abandoned = SureProducer({**settings, "transaction.timeout.ms": 1000})
     abandoned.init_transactions(30)
     abandoned.begin_transaction()
     abandoned.produce(namespace, b"open")
-    assert abandoned.flush(30) == 0
+    abandoned.confirm(30)
     produce(bootstrap, namespace, b"after")
     assert consume(bootstrap, namespace, 1) == [b"after"]
 

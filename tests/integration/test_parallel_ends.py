@@ -8,7 +8,6 @@ import time
 from collections import Counter
 
 import pytest
-from confluent_kafka import Producer
 from tests.integration.parallel_tools import (
     Seen,
     committed,
@@ -18,6 +17,7 @@ from tests.integration.parallel_tools import (
     read_all,
     wait_until,
 )
+from tests.sure_producer import SureProducer
 
 from kafkamq import (
     BrokerError,
@@ -287,10 +287,10 @@ def test_a_dead_letter_that_is_too_large_refers_to_its_record(
 ) -> None:
     topic = make_topic(bootstrap, namespace)
     letters = make_topic(bootstrap, f"{namespace}-dead", max_message_bytes="2000")
-    producer = Producer({"bootstrap.servers": bootstrap})
+    producer = SureProducer({"bootstrap.servers": bootstrap})
     producer.produce(topic, b"x" * 100_000, b"large value", headers=[("a", b"1")])
     producer.produce(topic, b"large headers", b"key", headers=[("a", b"x" * 100_000)])
-    assert producer.flush(30) == 0
+    producer.confirm(30)
     attempts: Counter[int] = Counter()
 
     def handle(record: ParallelRecord) -> Reject:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from tests.integration.queue_logs import (
     delete_group,
     die,
@@ -16,6 +16,7 @@ from tests.integration.queue_logs import (
     wait_until,
 )
 from tests.integration.test_holes import make_anew
+from tests.sure_producer import SureProducer
 
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.groups import group_of
@@ -177,10 +178,10 @@ def test_a_new_queue_reads_no_more_of_the_ledger_than_may_be_its_own(
         send(service, "a", *payloads(0, 20))
         with service.queue("a").consumer() as consumer:
             ack_all(consumer, 20)
-        producer = Producer({"bootstrap.servers": bootstrap})
+        producer = SureProducer({"bootstrap.servers": bootstrap})
         for number in range(32):
             producer.produce(ledger, b"x", b"another's", partition=number)
-        assert producer.flush(30) == 0
+        producer.confirm(30)
         delete_group(bootstrap, group_of(service.config, "a"))
         seen.clear()
         send(service, "a", b"new")

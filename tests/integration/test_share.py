@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from tests.contract.worlds import World, receive, wait_until, world_of
+from tests.sure_producer import SureProducer
 
 from kafkamq import ConfigError, LeaseLostError, Nack, Reject, Worker
 from kafkamq.dev import LocalKafka
@@ -178,17 +178,17 @@ def test_dead_letters_that_are_refused_for_a_minute() -> None:
             return None
 
         topic_settings(broker.bootstrap_servers, letters, max_message_bytes="100")
-        sender = Producer({"bootstrap.servers": broker.bootstrap_servers})  # ours refuses now
+        sender = SureProducer({"bootstrap.servers": broker.bootstrap_servers})  # ours refuses now
         with Worker(world.service) as first, Worker(world.service):
             for number in range(100):
                 sender.produce(queue.config.topic, b"%d" % number)
-            assert sender.flush(30) == 0
+            sender.confirm(30)
             assert not first.wait(60.0)
             assert world.letters(queue) == []
             topic_settings(broker.bootstrap_servers, letters, max_message_bytes="2000000")
             for number in range(100, 150):
                 sender.produce(queue.config.topic, b"%d" % number)
-            assert sender.flush(30) == 0
+            sender.confirm(30)
             wait_until(lambda: len(seen) == 50, "the good ones", 120.0)
             found: set[bytes | None] = set()
             wanted = {b"%d" % number for number in range(100)}

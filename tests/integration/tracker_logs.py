@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
+from tests.sure_producer import SureProducer
 
 from kafkamq.clients.topics import create_topics
 from kafkamq.config import ServiceConfig, TrackerConfig
@@ -79,7 +80,7 @@ class Logs:
             marker_retention_ms=self.marker_retention_ms,
             max_lease_ms=self.max_lease_ms,
         )
-        self._producer = Producer({"bootstrap.servers": self.bootstrap, "acks": "all"})
+        self._producer = SureProducer({"bootstrap.servers": self.bootstrap, "acks": "all"})
         self.sent: dict[MessageId, int] = {}  # broker timestamps of the messages
 
     # ---- what senders and workers write
@@ -111,7 +112,7 @@ class Logs:
                     break
                 except BufferError:
                     self._producer.poll(0.1)
-        assert self._producer.flush(30) == 0
+        self._producer.confirm(30)
         assert not refused, refused
         return done
 

@@ -46,7 +46,7 @@ def test_a_driver_that_is_killed_while_it_acknowledges(
     expected = Counter(b"%d" % number for number in range(MESSAGES))
     for number in range(MESSAGES):
         logs._producer.produce(logs.config.message_topic, b"%d" % number, b"work", number % 2)
-    assert logs._producer.flush(30) == 0
+    logs._producer.confirm(30)
     with tracker_process(logs.config):
         with queue_driver(logs, tmp_path / "checkpoint", out) as process:
 

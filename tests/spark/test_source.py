@@ -9,10 +9,11 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.raw_producer import write_raw
 from tests.integration.tracker_logs import wait_until
+from tests.sure_producer import SureProducer
 
 from kafkamq.clients.records import all_headers
 from kafkamq.config import ServiceConfig
@@ -40,11 +41,11 @@ def source(spark: SparkSession, bootstrap: str) -> str:
 
 
 def produce(bootstrap: str, topic: str, count: int, *, partition: int = 0, first: int = 0) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+    producer = SureProducer({"bootstrap.servers": bootstrap, "linger.ms": 5})
     for number in range(first, first + count):
         headers = [("n", b"%d" % number), ("null", None)] if number % 2 else None
         producer.produce(topic, b"%d" % number, b"k%d" % number, partition, headers=headers)
-    assert producer.flush(30) == 0
+    producer.confirm(30)
 
 
 def test_a_header_name_that_is_no_text_costs_that_record_its_headers_alone(
@@ -64,7 +65,7 @@ def test_a_header_name_that_is_no_text_costs_that_record_its_headers_alone(
 
 def transact(bootstrap: str, topic: str, *, aborted: list[bool], each: int = 50) -> None:
     """Transactions on partition 0, one after the other; record n of the committed ones is n."""
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic})
+    producer = SureProducer({"bootstrap.servers": bootstrap, "transactional.id": topic})
     producer.init_transactions(30)
     number = 0
     for is_aborted in aborted:
@@ -72,7 +73,7 @@ def transact(bootstrap: str, topic: str, *, aborted: list[bool], each: int = 50)
         for _ in range(each):
             producer.produce(topic, b"aborted" if is_aborted else b"%d" % number, partition=0)
             number += not is_aborted
-        assert producer.flush(30) == 0
+        producer.confirm(30)
         if is_aborted:
             producer.abort_transaction(30)
         else:
