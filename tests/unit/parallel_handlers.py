@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
+
+from tests.waiting import wait_until
 
 from kafkamq import Ack, Nack, OutgoingRecord
 from kafkamq.kafka.parallel import ParallelConsumer
@@ -39,9 +40,9 @@ def refuse_some(record: PlainRecord) -> object:
 
 
 def work(record: PlainRecord) -> None:
-    """Takes a while, and ends."""
+    """Ends when a signal was sent to it."""
     Path(f"{os.environ[SEEN]}.begun").touch()
-    time.sleep(0.3)
+    wait_until(Path(f"{os.environ[SEEN]}.sent").exists, "a signal")
     note(record)
 
 

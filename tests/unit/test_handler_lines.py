@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 
 import pytest
+from tests.waiting import wait_until
 
 from kafkamq import Backoff, Reject, Worker
 from kafkamq.testing import MemoryService
@@ -23,10 +23,7 @@ def lines_of(handler: object, caplog: pytest.LogCaptureFixture, wanted: int) -> 
     queue.producer().send(b"secret", id="job-7")
     logger = "kafkamq.kafka.handlers.calls"
     with caplog.at_level(logging.INFO, logger=logger), Worker(service):
-        until_s = time.monotonic() + 30
-        while not service.dead_letters("orders"):
-            assert time.monotonic() < until_s, "there is no dead letter"
-            time.sleep(0.01)
+        wait_until(lambda: service.dead_letters("orders"), "a dead letter")
     lines = [record.getMessage() for record in caplog.records if record.name == logger]
     assert len(lines) == wanted, lines
     assert not any("secret" in line for line in lines)

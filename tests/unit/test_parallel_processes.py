@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 from tests.unit import parallel_handlers as handlers
 from tests.unit.test_parallel_desk import PLACE, Room
+from tests.waiting import wait_until
 
 from kafkamq import Ack, ConfigError, OutgoingRecord
 from kafkamq.config import Backoff
@@ -93,13 +93,6 @@ def child() -> _Process:
     return process
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
 def test_who_dies_idle_takes_nothing_along(
     remote: Callable[..., _Remote], seen: Callable[[], Counter[int]]
 ) -> None:
@@ -120,8 +113,9 @@ def test_signals_to_the_group_are_the_parents(
     call = remote(handlers.work)
 
     def send() -> None:
-        wait_for(Path(os.environ[handlers.SEEN] + ".begun").exists)
+        wait_until(Path(os.environ[handlers.SEEN] + ".begun").exists)
         os.kill(call._processes[0]._process.pid, number)
+        Path(os.environ[handlers.SEEN] + ".sent").touch()
 
     thread = threading.Thread(target=send)
     thread.start()
@@ -169,7 +163,7 @@ def test_innocents_are_processed_once_and_are_no_dead_letters(
             room.desk.tend()
             return room.committable == 5
 
-        wait_for(is_done)
+        wait_until(is_done)
         assert letters == [4]
         assert seen() == Counter(range(4))
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 from tests.unit.test_parallel_desk import Room
+from tests.waiting import wait_until
 
 from kafkamq import Ack, Reject
 from kafkamq.config import Backoff
@@ -97,12 +97,13 @@ class Works:
         self.room.add(keys)
         self.room.speed_up()
         pool.start()
-        deadline_s = time.monotonic() + 30
+
+        def tended() -> bool:
+            self.room.desk.tend()
+            return is_done()
+
         try:
-            while not is_done():
-                assert time.monotonic() < deadline_s
-                self.room.desk.tend()
-                time.sleep(0.002)
+            wait_until(tended, "all results")
         finally:
             self.room.desk.stop()
             pool.join(30)

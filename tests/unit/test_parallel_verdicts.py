@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.unit.parallel_handlers import SpeechlessError
 from tests.unit.test_parallel_desk import Placed, Room
+from tests.waiting import wait_until
 
 from kafkamq import Ack, BrokerError, ConfigError, Nack, Reject
 from kafkamq.config import Backoff
@@ -175,10 +176,7 @@ def work_off(office: Office, handler: Callable[..., object], keys: str) -> None:
     pool = ThreadPool(handling, 1)
     pool.start()
     room.add(keys)
-    deadline_s = time.monotonic() + 30
-    while room.desk.scheduler.has_ready or room.desk.in_flight_count():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
+    wait_until(lambda: not (room.desk.scheduler.has_ready or room.desk.in_flight_count()))
     room.desk.stop()
     assert pool.join(30)
 
