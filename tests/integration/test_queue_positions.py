@@ -23,6 +23,7 @@ from kafkamq.clients.groups import group_of
 from kafkamq.clients.scan import scan
 from kafkamq.config import ServiceConfig
 from kafkamq.kafka import Consumer, Service
+from kafkamq.wire.positions import encode_group_position, position_prefix
 
 
 def send(service: Service, queue_id: str, *payloads: bytes) -> None:
@@ -123,6 +124,34 @@ def test_what_a_killed_worker_had_begun_is_the_tracker_s_alone(
             held = {message.payload: 2 for message in messages[15:]}
             assert came == held | {p: 1 for p in payloads(0, 50) if p not in begun}
             assert consumer.receive(1.0) is None
+
+
+def test_what_a_killed_worker_began_after_a_quiet_hour_does_not_come_again(
+    bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last position is of before that hour, and other queues were busy meanwhile."""
+    with make_service(bootstrap, namespace, partitions=1) as service:
+        queue = service.queue("a")
+        send(service, "a", *payloads(0, 10))
+        worker = queue.consumer()
+        for message in receive_all(worker, 10):
+            message.ack()
+        positions = worker._reader.positions
+        wait_until(lambda: positions._known and not positions._pending)
+        monkeypatch.setattr(positions, "write", lambda: None)
+        (position,) = positions._known.values()
+        quiet = replace(position, at_ms=position.at_ms - 3_600_000)
+        producer = Producer({"bootstrap.servers": bootstrap, "partitioner": "murmur2_random"})
+        key = position_prefix(group_of(service.config, "a")) + b"0"
+        producer.produce(service.config.ledger_topic, encode_group_position(quiet), key)
+        assert producer.flush(30) == 0
+        send(service, "a", *payloads(10, 20))
+        ack_all(worker, 10)
+        die(worker)
+        delete_group(bootstrap, group_of(service.config, "a"))
+        send(service, "a", b"new")
+        with queue.consumer() as consumer:
+            assert ack_all(consumer, 1) == [b"new"]
 
 
 def test_a_group_of_the_version_before_is_kept_as_soon_as_it_is_known(

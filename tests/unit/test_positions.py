@@ -8,11 +8,16 @@ import pytest
 from confluent_kafka import Message as Record
 
 from kafkamq.clients import positions as module
-from kafkamq.clients.positions import MARGIN_MS, Positions
+from kafkamq.clients.positions import AGAIN_S, MARGIN_MS, Positions
 from kafkamq.config import ServiceConfig
 from kafkamq.types import MessageId
 from kafkamq.wire.markers import encode_start
-from kafkamq.wire.positions import GroupPosition, encode_group_position, position_prefix
+from kafkamq.wire.positions import (
+    GroupPosition,
+    decode_group_position,
+    encode_group_position,
+    position_prefix,
+)
 
 TOPIC_ID = b"t" * 16
 DAY_MS = 86_400_000
@@ -44,6 +49,7 @@ class Markers:
         self._since_ms = 0
         monkeypatch.setattr(module, "scan", self._scan)
         monkeypatch.setattr(Positions, "_markers_since", self._markers_since)
+        monkeypatch.setattr(Positions, "_with_messages", lambda _, found: found)
 
     def _markers_since(self, since_ms: int) -> dict[int, int]:
         self._since_ms = since_ms
@@ -97,3 +103,59 @@ def test_a_position_of_a_topic_that_may_be_another_one_is_none(
     monkeypatch.setattr(module, "scan", lambda *_, **__: iter(ledger))
     monkeypatch.setattr(Positions, "_ledger_starts", lambda *_: {0: 0})
     assert positions().find([0], present) == {}
+
+
+class Ledger:
+    """What producers write, in the order in which it arrives."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.records: list[tuple[bytes, GroupPosition]] = []
+        self.now_s = 1000.0
+        monkeypatch.setattr(module, "connect", lambda *_: self)
+        monkeypatch.setattr(module, "end_producer", lambda _: None)
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now_s)
+
+    def produce(self, _: str, value: bytes, key: bytes, **__: object) -> None:
+        self.records.append((key, decode_group_position(value)))
+
+    def poll(self, _: float) -> int:
+        return 0
+
+    def flush(self, _: float) -> int:
+        return 0
+
+
+def test_a_former_owners_record_that_comes_late_does_not_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was paused, or out of reach, while the next owner finished all; then nothing changes."""
+    ledger = Ledger(monkeypatch)
+    former, owner = positions(), positions()
+    former.note({0: 100}, TOPIC_ID)
+    owner.note({0: 150}, TOPIC_ID)
+    owner.write()
+    former.write()
+    assert [position.offset for _, position in ledger.records] == [150, 100]
+    for _ in range(3):
+        ledger.now_s += AGAIN_S / 2
+        owner.write()
+    assert [position.offset for _, position in ledger.records] == [150, 100, 150]
+    owner.forget([0])
+    ledger.now_s += AGAIN_S
+    owner.write()
+    ledger.now_s += AGAIN_S
+    owner.write()
+    assert len(ledger.records) <= 4, "another one owns it"
+
+
+def test_a_position_is_as_new_as_the_starts_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst after a quiet night: what is STARTed next is looked for from the burst on."""
+    ledger = Ledger(monkeypatch)
+    worker = positions()
+    worker.note({0: 100}, TOPIC_ID)
+    worker.started(1_000)
+    worker.note({0: 150}, TOPIC_ID)  # before it is told when these were STARTed
+    worker.started(DAY_MS)
+    worker.write()
+    ((_, position),) = ledger.records
+    assert (position.offset, position.at_ms) == (150, DAY_MS)

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -22,6 +23,7 @@ from confluent_kafka import Message as Record
 from kafkamq.clients.admin import Admin
 from kafkamq.clients.errors import ErrorWatch, broker_error, may_pass, raised_error
 from kafkamq.clients.producers import end_producer
+from kafkamq.clients.reader import RecordReader
 from kafkamq.clients.scan import scan
 from kafkamq.clients.settings import connect, consumer_settings, producer_settings
 from kafkamq.config import ServiceConfig
@@ -41,6 +43,7 @@ __all__ = ["Positions"]
 
 MARGIN_MS = 60_000  # brokers' clocks differ; STARTs come for so long after the latest one known
 REFUSED_S = 60.0  # after a refusal the next try waits so long
+AGAIN_S = 600.0  # what has not changed is written again: a former owner's record may come late
 _REQUEST_S = 10.0
 _WITHOUT = frozenset({"TOPIC_AUTHORIZATION_FAILED", "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"})
 """A worker without the right to read goes on, as one of the version before did."""
@@ -62,6 +65,7 @@ class Positions:
         self._started_ms = 0  # broker time of the latest committed START
         self._producer: Producer | None = None
         self._retry_s = 0.0  # monotonic
+        self._again_s = time.monotonic() + AGAIN_S
         self._has_warned = False
         self._is_closed = False
 
@@ -101,10 +105,15 @@ class Positions:
         """Queue what was noted since the last call; waits for nothing."""
         if self._producer is not None:
             self._serve(0.0)
-        if not self._pending or self._is_closed or time.monotonic() < self._retry_s:
+        now_s = time.monotonic()
+        if now_s >= self._again_s:
+            self._again_s = now_s + AGAIN_S
+            with self._lock:
+                self._pending.update(self._known)
+        if not self._pending or self._is_closed or now_s < self._retry_s:
             return
         with self._lock:
-            positions = {number: self._known[number] for number in self._pending}
+            positions = {number: self._as_of_now(number) for number in self._pending}
             self._pending.clear()
             for number in self._leaving:
                 self._known.pop(number, None)
@@ -128,6 +137,11 @@ class Positions:
             self._refused(positions, error)
             return
         self._serve(0.0)
+
+    def _as_of_now(self, number: int) -> GroupPosition:
+        """All STARTs that were told are below what is known: those above it will be newer."""
+        known = self._known[number]
+        return replace(known, at_ms=self._started_ms or known.at_ms)
 
     def _serve(self, timeout_s: float) -> None:
         assert self._producer is not None, "there is something to serve"
@@ -229,21 +243,43 @@ class Positions:
     def started_since(self, positions: Mapping[int, GroupPosition]) -> list[MessageId]:
         """Messages of the queue at or above these positions whose STARTs are in the log.
 
-        Reads a minute or two of the markers for each time at which positions were written: from
-        before that time until no such START has come for a minute.
+        Reads a minute or two of the markers for each time at which positions were written, or the
+        first message above one came, if that was later: from before that time until no such START
+        has come for a minute.
 
         Raises:
             BrokerError, DeadlineExceededError: No answer; ask again.
         """
         started: list[MessageId] = []
         try:
-            for first_ms, last_ms in _times(positions.values()):
-                started += self._started_between(first_ms, last_ms, positions)
+            above = self._with_messages(positions)
+            for first_ms, last_ms in _times(above.values()):
+                started += self._started_between(first_ms, last_ms, above)
         except BrokerError as error:
             if error.code not in _WITHOUT:
                 raise
             self._warn("STARTs behind a kept position cannot be read", str(error))
         return started
+
+    def _with_messages(self, positions: Mapping[int, GroupPosition]) -> dict[int, GroupPosition]:
+        """Those above which there are messages; no START of these is older than the first one.
+
+        A position can be much older: its queue had nothing to do until shortly before the end.
+        """
+        topic = self._config.message_topic
+        with Admin(self._config) as admin:
+            bounds = admin.log_bounds(topic, sorted(positions))
+        reader = RecordReader(self._config, topic, group_id=self._group)
+        above: dict[int, GroupPosition] = {}
+        try:
+            for number, position in positions.items():
+                if position.offset < bounds[number][1]:
+                    first = reader.read(number, position.offset)
+                    came_ms = 0 if first is None else first.timestamp()[1]
+                    above[number] = replace(position, at_ms=max(position.at_ms, came_ms))
+        finally:
+            reader.close()
+        return above
 
     def _started_between(
         self, first_ms: int, last_ms: int, positions: Mapping[int, GroupPosition]

@@ -26,11 +26,17 @@ _FOR_EVER_S = 1e9
 
 
 class RecordReader:
-    """A read_committed reader of one topic; one owner thread. It never commits."""
+    """A read_committed reader of one topic; one owner thread.
 
-    def __init__(self, config: ServiceConfig, topic: str) -> None:
+    It never commits: of the group it needs the right to describe it.
+    """
+
+    def __init__(
+        self, config: ServiceConfig, topic: str, *, group_id: str = "kafkamq.reader"
+    ) -> None:
         self._config = config
         self._topic = topic
+        self._group_id = group_id
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._consumer: Consumer | None = None
         self._ends: dict[int, tuple[int, float]] = {}  # by partition: end, monotonic s
@@ -139,7 +145,7 @@ class RecordReader:
         if self._consumer is None:
             settings = consumer_settings(
                 self._config,
-                group_id="kafkamq.reader",
+                group_id=self._group_id,
                 **{
                     "enable.partition.eof": True,
                     "queued.min.messages": 2 * _BATCH,
