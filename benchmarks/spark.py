@@ -33,6 +33,7 @@ from benchmarks.connector import connector_jars
 from benchmarks.rows import Row, finish, show
 from benchmarks.spark_sink import sink_rates
 from benchmarks.spark_source import source_rates
+from benchmarks.spark_sparse import sparse_row
 from benchmarks.spark_sustained import in_flight_rows, sustained_rows
 from benchmarks.spark_tracker import cpu_s, due_at_once_s, idle_cores, wait_until_live
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -58,7 +59,7 @@ SILENT_EVERY = 100
 TIMEOUT_MS = 6_000
 WARM_UP = 500_000  # markers; three batches
 PATIENCE_S = 300.0
-PARTS = ("tracker", "sustained", "source", "sink", "executors")
+PARTS = ("tracker", "sparse", "sustained", "source", "sink", "executors")
 
 
 class Load:
@@ -108,10 +109,12 @@ class Load:
 
 
 @contextmanager
-def namespace(servers: str) -> Iterator[tuple[ServiceConfig, str]]:
+def namespace(
+    servers: str, marker_partitions: int = MARKER_PARTITIONS
+) -> Iterator[tuple[ServiceConfig, str]]:
     """A fresh namespace and a checkpoint folder."""
     config = ServiceConfig(bootstrap_servers=servers, namespace=f"bench-{uuid.uuid4().hex[:8]}")
-    create_topics(config, partitions=4, marker_partitions=MARKER_PARTITIONS)
+    create_topics(config, partitions=4, marker_partitions=marker_partitions)
     with tempfile.TemporaryDirectory(prefix="kafkamq-bench-") as folder:
         yield config, f"{folder}/checkpoint"
 
@@ -223,6 +226,17 @@ def measure_in_flight(servers: str, options: argparse.Namespace) -> list[Row]:
             lambda: tracker(config, checkpoint, options.trigger),
             messages=options.due,
             partitions=MARKER_PARTITIONS,
+        )
+
+
+def measure_sparse(spark: SparkSession, servers: str, options: argparse.Namespace) -> Row:
+    """A small batch beside a state of many chunks, and beside none."""
+    with (
+        namespace(servers, 2) as (config, checkpoint),
+        tracker(config, checkpoint, 0.05) as running,
+    ):
+        return sparse_row(
+            config, running, spark, schedules=options.sparse, batches=options.sparse_batches
         )
 
 
@@ -386,6 +400,8 @@ def measure(servers: str, options: argparse.Namespace, broker: int | None) -> li
                 add(*measure_lateness(servers, options.seconds, rate, options.trigger))
             add(*measure_in_flight(servers, options))
             add(*measure_ends(servers, options, options.trigger, broker))
+        if "sparse" in options.parts:
+            add(measure_sparse(spark, servers, options))
         if "sustained" in options.parts:
             add(*measure_sustained(servers, options, broker))
         if "source" in options.parts:
@@ -412,6 +428,8 @@ def main() -> int:
         "--rate", type=int, nargs="+", default=[5_000, 10_000], help="markers/s of that load"
     )
     parser.add_argument("--due", type=int, default=1_000_000, help="messages due at once")
+    parser.add_argument("--sparse", type=int, default=100_000, help="SCHEDULEs, far apart")
+    parser.add_argument("--sparse-batches", type=int, default=15, help="of one record, to measure")
     parser.add_argument("--sustained", type=float, default=300.0, help="seconds of steady load")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds without any work")
     parser.add_argument("--trigger", type=float, default=1.0, help="seconds between batches")

@@ -14,7 +14,12 @@ __all__ = ["check_tracker"]
 
 
 def check_tracker(tracker: RedeliveryTracker) -> None:
-    """Assert the invariants; loads every chunk."""
+    """Assert the invariants; loads every page and chunk."""
+    table = tracker.table
+    before = table.open, table.first_start_offset(), table.next_change_ms()
+    table.open_pages(table.pages.closed)
+    after = table.open, table.first_start_offset(), table.next_change_ms()
+    assert before == after, "a page is summed up"
     references: dict[int, int] = {}
     for chunk in tracker.table.chunks.values():
         _check_chunk(tracker, chunk)

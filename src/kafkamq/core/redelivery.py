@@ -476,6 +476,7 @@ class RedeliveryTracker:
         return self._identities(of_schedule=True)
 
     def _identities(self, of_schedule: bool) -> set[MessageId]:
+        self.table.open_pages(self.table.pages.closed)
         return {
             chunk.identity(slot)
             for chunk in self.table.chunks.values()

@@ -1,7 +1,10 @@
-"""A tracker's state in a state store: one index, and the chunks that changed (R18).
+"""A tracker's state in a state store: one index, and the chunks and pages that changed (R18).
 
-The index is JSON: the clock, the holders and a line for each chunk. A chunk is what
-``Chunk.dump`` writes. Chunks are fetched when a record or the clock touches them.
+The index is JSON: the clock, the holders, and a line for each chunk; of a thousand and more only
+for those that changed last, the others' lines are in pages (``pages.py``). A chunk is what
+``Chunk.dump`` writes. Chunks and pages are fetched when a record or the clock touches them.
+
+A state without pages is of version 1, as before there were any.
 """
 
 from __future__ import annotations
@@ -14,20 +17,22 @@ from kafkamq.core.chunks import Chunk, ChunkKey
 from kafkamq.core.clock import LogClock
 from kafkamq.core.entry import NEVER
 from kafkamq.core.holders import Holder
+from kafkamq.core.pages import LIMITS, Page, PageLimits, Pages, listed_chunks
 from kafkamq.core.redelivery import RedeliveryTracker
 from kafkamq.errors import UnsupportedVersionError, WireError
 
 __all__ = ["STATE_VERSION", "Snapshot", "chunk_id", "restore_tracker", "take_snapshot"]
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+_Line = list[str | int]
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What to write: the index always, the chunks that changed, and what to remove."""
+    """What to write: the index always, what changed, and what to remove."""
 
     index: bytes
-    changed: dict[str, bytes]  # by chunk_id
+    changed: dict[str, bytes]  # chunks by chunk_id, and pages
     removed: list[str]
 
 
@@ -48,29 +53,29 @@ def _chunk_key(name: str) -> ChunkKey:
     )
 
 
-def take_snapshot(tracker: RedeliveryTracker) -> Snapshot:
+def _page_id(number: int) -> str:
+    """A page's name in the store; no chunk has such a one."""
+    return f"page/{number}"
+
+
+def take_snapshot(tracker: RedeliveryTracker, limits: PageLimits = LIMITS) -> Snapshot:
     """What changed since the last snapshot; the tracker goes on as it is."""
+    table, pages = tracker.table, tracker.table.pages
+    listed = listed_chunks(table, limits)
     changed: dict[str, bytes] = {}
-    lines: list[list[str | int]] = []
-    for key, chunk in tracker.table.chunks.items():
-        name = chunk_id(key)
+    for chunk in listed:
         if chunk.dirty:
-            changed[name] = chunk.dump()
+            changed[chunk_id(chunk.key)] = chunk.dump()
             chunk.dirty = False
-        lines.append(
-            [
-                name,
-                chunk.wake_ms,
-                chunk.open_count(),
-                chunk.first_start_offset(),
-                chunk.wanted,
-                chunk.asked,
-                chunk.ended_ms,
-            ]
-        )
-    removed = [chunk_id(key) for key in tracker.table.export()]
-    index = {
-        "version": STATE_VERSION,
+    removed = [chunk_id(key) for key in table.export()]
+    for page in pages.open:
+        if page.keys:
+            _write_page(page, [table.chunks[key] for key in page.keys], changed)
+        else:
+            removed.append(_page_id(page.number))
+    pages.open = [page for page in pages.open if page.keys]
+    index: dict[str, object] = {
+        "version": 2 if pages.open or pages.closed else 1,
         "next_offset": tracker.next_offset,
         "clock": [tracker.clock.now_ms, tracker.clock.last_ms],
         "late_verdicts": tracker.late_verdicts,
@@ -89,9 +94,47 @@ def take_snapshot(tracker: RedeliveryTracker) -> Snapshot:
             ]
             for holder in tracker.holders.used()
         ],
-        "chunks": lines,
+        "chunks": [_line(chunk) for chunk in listed],
     }
-    return Snapshot(json.dumps(index, separators=(",", ":")).encode(), changed, removed)
+    if index["version"] == 2:
+        index["pages"] = [_page_line(page) for page in (*pages.closed, *pages.open)]
+        index["next_page"] = pages.next_number
+    return Snapshot(_encoded(index), changed, removed)
+
+
+def _write_page(page: Page, chunks: list[Chunk], changed: dict[str, bytes]) -> None:
+    data = _encoded([_line(chunk) for chunk in chunks])
+    if data != page.stored:
+        changed[_page_id(page.number)] = page.stored = data
+    page.sum_up(chunks)
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _line(chunk: Chunk) -> _Line:
+    return [
+        chunk_id(chunk.key),
+        chunk.wake_ms,
+        chunk.open_count(),
+        chunk.first_start_offset(),
+        chunk.wanted,
+        chunk.asked,
+        chunk.ended_ms,
+    ]
+
+
+def _page_line(page: Page) -> _Line:
+    return [
+        page.number,
+        chunk_id(page.first),
+        chunk_id(page.last),
+        page.wake_ms,
+        page.change_ms,
+        page.first_start_offset,
+        page.size,
+    ]
 
 
 def restore_tracker(
@@ -104,7 +147,7 @@ def restore_tracker(
     carry_after_ms: int = NEVER,
     engine: tuple[str, int] | None = None,
 ) -> RedeliveryTracker:
-    """The tracker that a snapshot describes; chunks are fetched by ``load_chunk`` when needed.
+    """The tracker that a snapshot describes; ``load_chunk`` fetches chunks and pages when needed.
 
     It is live only for the engine that was live when the snapshot was taken (R17).
 
@@ -143,13 +186,35 @@ def restore_tracker(
             holder.renewed_until_ms = until_ms
             holder.references = references
             tracker.holders.restore(holder)
-        tracker.table.adopt([_stored_chunk(line) for line in state["chunks"]], stored)
+        pages = Pages(
+            [_stored_page(line) for line in state.get("pages", ())],
+            state.get("next_page", 0),
+            lambda page: _read_page(load_chunk(_page_id(page.number))),
+        )
+        tracker.table.adopt([_stored_chunk(line) for line in state["chunks"]], stored, pages)
     except (ValueError, KeyError, TypeError) as error:
         raise WireError(f"tracker state cannot be read: {error!r}") from error
     return tracker
 
 
-def _stored_chunk(line: list[str | int]) -> Chunk:
+def _read_page(data: bytes) -> tuple[bytes, list[Chunk]]:
+    return data, [_stored_chunk(line) for line in json.loads(data)]
+
+
+def _stored_page(line: _Line) -> Page:
+    number, first, last, wake_ms, change_ms, first_offset, size = line
+    return Page(
+        int(number),
+        _chunk_key(str(first)),
+        _chunk_key(str(last)),
+        wake_ms=int(wake_ms),
+        change_ms=int(change_ms),
+        first_start_offset=int(first_offset),
+        size=int(size),
+    )
+
+
+def _stored_chunk(line: _Line) -> Chunk:
     name, wake_ms, size, first, wanted, asked, ended_ms = line
     chunk = Chunk(_chunk_key(str(name)))
     chunk.entries = None

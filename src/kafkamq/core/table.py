@@ -8,6 +8,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from kafkamq.core.chunks import Chunk, ChunkKey
 from kafkamq.core.entry import ENDED_MEMORY_MS, NEVER, Entry
 from kafkamq.core.holders import Holder
+from kafkamq.core.pages import Page, Pages
 
 __all__ = ["ChunkTable"]
 
@@ -27,6 +28,7 @@ class ChunkTable:
         open: Entries, in all chunks.
         unsettled: Those that are wanted or asked for.
         wanting: Keys of all chunks in which something is wanted, and maybe of others.
+        pages: Where the chunks are that are neither here nor gone.
     """
 
     __slots__ = (
@@ -39,6 +41,7 @@ class ChunkTable:
         "chunks",
         "next_wake_ms",
         "open",
+        "pages",
         "unsettled",
         "wanting",
     )
@@ -56,17 +59,21 @@ class ChunkTable:
         self.wanting: dict[ChunkKey, None] = {}
         self._load_chunk = load_chunk
         self._stored_holders: Mapping[int, Holder] = {}
+        self.pages = Pages()
 
-    def adopt(self, chunks: list[Chunk], stored_holders: Mapping[int, Holder]) -> None:
+    def adopt(
+        self, chunks: list[Chunk], stored_holders: Mapping[int, Holder], pages: Pages
+    ) -> None:
         """Begin with chunks that lie in the state store; holders as their numbers name them."""
         self._stored_holders = stored_holders
+        self.pages = pages
         self.chunks = {chunk.key: chunk for chunk in chunks}
         self._exported = set(self.chunks)
         self._wakes = [(chunk.wake_ms, chunk.key) for chunk in chunks if chunk.wake_ms < NEVER]
         heapify(self._wakes)
-        self.next_wake_ms = self._wakes[0][0] if self._wakes else NEVER
+        self.next_wake_ms = min(self._wakes[0][0] if self._wakes else NEVER, pages.wake_ms)
         filled = [chunk for chunk in chunks if chunk.size]
-        self.open = sum(chunk.size for chunk in filled)
+        self.open = sum(chunk.size for chunk in filled) + sum(page.size for page in pages.closed)
         self.unsettled = sum(chunk.wanted + chunk.asked for chunk in filled)
         self.wanting = {chunk.key: None for chunk in filled if chunk.wanted}
         for chunk in filled:
@@ -79,12 +86,30 @@ class ChunkTable:
         self._exported = set(self.chunks)
         return gone
 
+    def open_pages(self, pages: list[Page]) -> None:
+        """Have the chunks of closed pages here."""
+        for chunk in self.pages.read(pages):
+            self.chunks[chunk.key] = chunk
+            self._exported.add(chunk.key)
+            if chunk.wake_ms < NEVER:
+                heappush(self._wakes, (chunk.wake_ms, chunk.key))
+            if chunk.size:
+                self.enlist(chunk, chunk.min_start_offset)
+
+    def _turn_up(self, key: ChunkKey) -> Chunk | None:
+        """A chunk that was not here, from its page; None: there is none."""
+        page = self.pages.of(key)
+        if page is None:
+            return None
+        self.open_pages([page])
+        return self.chunks.get(key)
+
     def find(self, key: ChunkKey) -> tuple[Chunk, dict[int, Entry]]:
         """The chunk and its entries; an empty one that is not kept when there is none.
 
         One that is not among the entries may be packed: ``chunk.unpack``.
         """
-        chunk = self.chunks.get(key)
+        chunk = self.chunks.get(key) or self._turn_up(key)
         if chunk is None:
             return Chunk(key), {}
         entries = chunk.entries
@@ -92,7 +117,7 @@ class ChunkTable:
 
     def obtain(self, key: ChunkKey) -> tuple[Chunk, dict[int, Entry]]:
         """As ``find``, but a chunk is made when there is none."""
-        chunk = self.chunks.get(key)
+        chunk = self.chunks.get(key) or self._turn_up(key)
         if chunk is None:
             chunk = self.chunks[key] = Chunk(key)
         entries = chunk.entries
@@ -161,8 +186,8 @@ class ChunkTable:
                 chunk.listed_wake_ms = chunk.wake_ms
                 heapreplace(heap, (chunk.wake_ms, key))
             else:
-                return at_ms
-        return NEVER
+                return min(at_ms, self.pages.change_ms)
+        return self.pages.change_ms
 
     def first_start_offset(self) -> int:
         """Smallest start offset of an open entry; NEVER when there is none."""
@@ -175,14 +200,14 @@ class ChunkTable:
                 continue
             first = chunk.first_start_offset()  # it never goes back
             if first == offset:
-                return offset
+                return min(offset, self.pages.first_start_offset)
             if first == NEVER:
                 heappop(heap)
                 chunk.listed_first = None
             else:
                 chunk.listed_first = first
                 heapreplace(heap, (first, key))
-        return NEVER
+        return self.pages.first_start_offset
 
     def wake_at(self, chunk: Chunk, at_ms: int) -> None:
         """The chunk wakes after ``at_ms``."""
@@ -199,7 +224,9 @@ class ChunkTable:
 
         Chunks that hold nothing, and have forgotten what ended, are dropped.
         """
-        wakes = self._wakes
+        wakes, pages = self._wakes, self.pages
+        if pages.wake_ms < now_ms:
+            self.open_pages([page for page in pages.closed if page.wake_ms < now_ms])
         while wakes and wakes[0][0] < now_ms:
             wake_ms, key = heappop(wakes)
             chunk = self.chunks.get(key)
@@ -214,4 +241,4 @@ class ChunkTable:
                     continue
             if chunk.wake_ms < NEVER:
                 heappush(wakes, (chunk.wake_ms, key))
-        self.next_wake_ms = wakes[0][0] if wakes else NEVER
+        self.next_wake_ms = min(wakes[0][0] if wakes else NEVER, pages.wake_ms)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from kafkamq.core.delivery import Carry, Settle
 from kafkamq.core.entry import NEVER
+from kafkamq.core.pages import LIMITS, PageLimits
 from kafkamq.core.redelivery import RedeliveryTracker
 from kafkamq.core.snapshot import restore_tracker, take_snapshot
 from kafkamq.testing.naive import NaiveTracker
@@ -30,15 +31,16 @@ class StateStore:
     index: bytes = b""
     chunks: dict[str, bytes] = field(default_factory=dict)
     loads: int = 0
+    limits: PageLimits = LIMITS
 
     def load(self, name: str) -> bytes:
-        """One chunk; counted."""
+        """One chunk or page; counted."""
         self.loads += 1
         return self.chunks[name]
 
     def save(self, tracker: RedeliveryTracker) -> None:
         """Write what changed."""
-        snapshot = take_snapshot(tracker)
+        snapshot = take_snapshot(tracker, self.limits)
         self.index = snapshot.index
         self.chunks.update(snapshot.changed)
         for name in snapshot.removed:
@@ -91,7 +93,12 @@ def plan_of_batches(
 
 
 def check_agreement(
-    records: Batch, seed: int, *, partition: int = 0, carry_after_ms: int = NEVER
+    records: Batch,
+    seed: int,
+    *,
+    partition: int = 0,
+    carry_after_ms: int = NEVER,
+    limits: PageLimits = LIMITS,
 ) -> int:
     """Fold the log three ways and assert that nobody can tell them apart.
 
@@ -100,6 +107,7 @@ def check_agreement(
         seed: Draws the batches, and which transactions abort.
         partition: The marker partition that it is the log of.
         carry_after_ms: As for ``RedeliveryTracker``.
+        limits: Of the state in the store.
 
     Returns:
         How many actions were planned.
@@ -111,7 +119,7 @@ def check_agreement(
     abort_rate = rng.choice((0.0, 0.3))
     first_offset = records[0].offset if records else 0
     at_once = RedeliveryTracker(first_offset, partition=partition, carry_after_ms=carry_after_ms)
-    store = StateStore()
+    store = StateStore(limits=limits)
     store.save(RedeliveryTracker(first_offset, partition=partition))
     naive = NaiveTracker(
         first_offset,
@@ -128,11 +136,13 @@ def check_agreement(
         actions = naive.plan()
         planned += len(actions)
         _equal(where, "plan", actions, (at_once.plan, stored.plan))
-        _equal_views(where, naive, (at_once, stored))
         failed = [action for action in actions if rng.random() < abort_rate]
         for tracker in (at_once, stored, naive):
             tracker.aborted(failed)
         store.save(stored)
+        _equal_views(where, naive, (at_once, stored))
+        again = store.restore(partition=partition, carry_after_ms=carry_after_ms)
+        _equal_views(where, naive, (at_once, again))
     return planned
 
 
@@ -142,10 +152,6 @@ def _equal_views(
     first, second = trackers
     state = naive.state()
     entries = state.entries
-    opened = {message_id for of_schedule, message_id in entries if not of_schedule}
-    _equal(where, "in_progress", opened, (first.in_progress, second.in_progress))
-    scheduled = {message_id for of_schedule, message_id in entries if of_schedule}
-    _equal(where, "scheduled", scheduled, (first.scheduled, second.scheduled))
     offset = min((entry.start_offset for entry in entries.values()), default=state.next_offset)
     _equal(where, "position", offset, (first.committable_offset, second.committable_offset))
     for tracker in trackers:
@@ -154,6 +160,10 @@ def _equal_views(
         assert tracker.malformed == state.malformed, f"malformed: {where}"
         assert tracker.clock_ms == state.now_ms, f"clock_ms: {where}"
         assert tracker.next_offset == state.next_offset, f"next_offset: {where}"
+    opened = {message_id for of_schedule, message_id in entries if not of_schedule}
+    _equal(where, "in_progress", opened, (first.in_progress, second.in_progress))
+    scheduled = {message_id for of_schedule, message_id in entries if of_schedule}
+    _equal(where, "scheduled", scheduled, (first.scheduled, second.scheduled))
 
 
 def _equal(
