@@ -6,7 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -19,6 +24,7 @@ from tests.integration.queue_logs import delete_group
 from tests.integration.tracker_logs import Logs, wait_until
 
 from kafkamq.clients.admin import Admin
+from kafkamq.clients.errors import kafka_error
 from kafkamq.clients.ledger import LedgerKey, read_positions
 from kafkamq.clients.reader import RecordReader
 from kafkamq.config import ServiceConfig, TrackerConfig
@@ -98,6 +104,41 @@ def test_a_quarantine_that_cannot_be_written_holds_the_position_and_nothing_else
     admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
     wait_until(lambda: [each.value() for each in tracked.read(topic)] == [b"no marker"])
     wait_until(lambda: position() > bad)
+
+
+def test_a_tracker_goes_on_without_the_topics_that_it_only_writes_to(
+    bootstrap: str,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """librdkafka refuses records at once when a topic has not been there for some time."""
+    logs = Logs(bootstrap, namespace, kafka={"topic.metadata.propagation.max.ms": "100"})
+    gone = [logs.config.quarantine_topic, logs.config.tracker_topic]
+    refused: set[str] = set()
+    for module in ("quarantine", "ticker"):
+
+        def seen(error: KafkaException, module: str = module) -> KafkaError:
+            refused.add(module)
+            return kafka_error(error)
+
+        monkeypatch.setattr(f"kafkamq.clients.{module}.kafka_error", seen)
+    with LocalTracker(logs.config, FAST).in_thread() as tracker:
+        wait_until(lambda: tracker.is_live)
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        for deleted in admin.delete_topics(gone).values():
+            deleted.result(30)
+
+        def are_missed() -> bool:
+            logs.raw_marker(1, b"no marker")  # something to tell, of both kinds
+            return tracker.is_over or len(refused) == 2
+
+        wait_until(are_missed)
+        (id_,) = logs.send()
+        logs.start(id_, timeout_ms=500)
+        wait_until(lambda: tracker.is_over or logs.ends(Outcome.REDELIVERED) == [id_])
+    for topic in gone:
+        assert caplog.text.count(f"writing to {topic} failed") == 1
 
 
 def test_what_comes_behind_a_logs_former_end_is_found(logs: Logs) -> None:

@@ -141,10 +141,10 @@ def test_what_a_killed_worker_began_after_a_quiet_hour_does_not_come_again(
         monkeypatch.setattr(positions, "write", lambda: None)
         (position,) = positions._known.values()
         quiet = replace(position, at_ms=position.at_ms - 3_600_000)
-        producer = Producer({"bootstrap.servers": bootstrap, "partitioner": "murmur2_random"})
+        producer = SureProducer({"bootstrap.servers": bootstrap, "partitioner": "murmur2_random"})
         key = position_prefix(group_of(service.config, "a")) + b"0"
         producer.produce(service.config.ledger_topic, encode_group_position(quiet), key)
-        assert producer.flush(30) == 0
+        producer.confirm(30)
         send(service, "a", *payloads(10, 20))
         ack_all(worker, 10)
         die(worker)

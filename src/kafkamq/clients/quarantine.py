@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from functools import partial
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
-from kafkamq.clients.errors import ErrorWatch, broker_error, is_lasting, raised_error
+from kafkamq.clients.errors import (
+    ErrorWatch,
+    broker_error,
+    is_lasting,
+    kafka_error,
+    may_pass,
+    raised_error,
+)
 from kafkamq.clients.producers import end_producer
 from kafkamq.clients.settings import connect, producer_settings
 from kafkamq.config import ServiceConfig
@@ -16,6 +24,7 @@ from kafkamq.wire.headers import ERROR, ORIGIN, Origin, cut_text
 
 __all__ = ["Quarantine"]
 
+_log = logging.getLogger(__name__)
 _MAX_PENDING = 5_000
 _AGAIN_S = 1.0
 
@@ -51,6 +60,7 @@ class Quarantine:
         self._failure: KafkaError | None = None  # one that waiting does not mend
         self._refused: list[_Kept] = []
         self._again_s = 0.0  # monotonic: not before
+        self._has_warned = False
         self.dropped = 0
         """Records that were too large for the topic: only their place and error were kept."""
 
@@ -97,23 +107,25 @@ class Quarantine:
             (ORIGIN, kept.origin.encode()),
             (ERROR, cut_text(kept.error).encode()),
         ]
-        for content in (kept.value, None):
+        produce = partial(
+            self._producer.produce,
+            self._config.quarantine_topic,
+            key=kept.key,
+            headers=headers,
+            on_delivery=lambda error, _: self._delivered(kept, error),
+        )
+        try:
             try:
-                self._producer.produce(
-                    self._config.quarantine_topic,
-                    content,
-                    kept.key,
-                    headers=headers,
-                    on_delivery=partial(self._delivered, kept),
-                )
-                return
-            except BufferError:  # noqa: PERF203 - two turns at most
-                self._refused.append(kept)
-                return
-            except KafkaException as refused:
-                if content is None:
-                    raise broker_error(refused, self._doing()) from refused
+                produce(value=kept.value)
+            except KafkaException as error:
+                if kafka_error(error).code() != KafkaError.MSG_SIZE_TOO_LARGE:
+                    raise
                 self.dropped += 1
+                produce(value=None)
+        except BufferError:
+            self._refused.append(kept)
+        except KafkaException as error:
+            self._delivered(kept, kafka_error(error))
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Serve reports, and write again what was refused a while ago.
@@ -160,11 +172,15 @@ class Quarantine:
     def _doing(self) -> str:
         return f"writing to {self._config.quarantine_topic}"
 
-    def _delivered(self, kept: _Kept, error: KafkaError | None, message: Message) -> None:
+    def _delivered(self, kept: _Kept, error: KafkaError | None) -> None:
         if error is not None and is_lasting(error):
             self._failure = error
         if error is not None and error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
             self._refused.append(kept)
+            wrapped = broker_error(error, self._doing())
+            if not may_pass(wrapped) and not self._has_warned:
+                self._has_warned = True
+                _log.warning("%s", wrapped)
             return
         # Too large: its place is in the tracker's log line; the record stays as it is.
         self.dropped += error is not None

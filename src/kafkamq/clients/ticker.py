@@ -11,12 +11,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from kafkamq.clients.admin import Admin
-from kafkamq.clients.errors import ErrorWatch, broker_error, is_lasting, raised_error
+from kafkamq.clients.errors import (
+    ErrorWatch,
+    broker_error,
+    is_lasting,
+    kafka_error,
+    may_pass,
+    raised_error,
+)
 from kafkamq.clients.producers import end_producer
 from kafkamq.clients.settings import connect, consumer_settings, producer_settings
 from kafkamq.config import ServiceConfig
@@ -131,15 +137,17 @@ class Ticker:
         self._send(key, status)
 
     def _send(self, key: bytes, status: TrackerStatus) -> None:
-        topic = self._config.tracker_topic
         try:
             self._open().produce(
-                topic, encode_status(status), key, on_delivery=partial(self._published, status)
+                self._config.tracker_topic,
+                encode_status(status),
+                key,
+                on_delivery=lambda error, _: self._published(status, error),
             )
         except BufferError:
             self._refuse(key, status)
-        except KafkaException as error:
-            raise broker_error(error, f"writing to {topic}") from error
+        except KafkaException as error:  # such as that there is no such topic
+            self._published(status, kafka_error(error))
 
     def _refuse(self, key: bytes, status: TrackerStatus) -> None:
         """Write it again later, unless there is a newer one."""
@@ -147,7 +155,7 @@ class Ticker:
             if self._unwritten.get(key) is status:
                 self._refused.add(key)
 
-    def _published(self, status: TrackerStatus, error: KafkaError | None, message: Message) -> None:
+    def _published(self, status: TrackerStatus, error: KafkaError | None) -> None:
         """What a status has become."""
         key = status_key(status.topic, status.partition)
         if error is not None:
@@ -156,9 +164,12 @@ class Ticker:
             with self._lock:
                 if self._unwritten.get(key) is status:
                     del self._unwritten[key]
-        if error is not None and is_lasting(error) and not self._has_warned:
+        if error is None or self._has_warned:
+            return
+        wrapped = broker_error(error, f"writing to {self._config.tracker_topic}")
+        if not may_pass(wrapped):
             self._has_warned = True
-            _log.warning("%s", broker_error(error, f"writing to {self._config.tracker_topic}"))
+            _log.warning("%s", wrapped)
 
     def _publish_again(self) -> None:
         """Those that were refused, at most once in ``_AGAIN_S``: a refusal may come at once."""
