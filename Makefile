@@ -11,7 +11,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 JOBS ?= 2
-PURE_TESTS := tests/model tests/sim
+PARTS := rules queues brokers spark
+PART ?= $(PARTS)
+FAULTS_rules := tests/model tests/sim tests/unit tests/wire
+FAULTS_queues := tests/contract tests/integration tests/interop
+FAULTS_brokers := $(filter-out tests/faults/test_spark%,$(wildcard tests/faults/test_*.py))
+FAULTS_spark := tests/spark tests/e2e $(wildcard tests/faults/test_spark*.py)
 NONE := 5# how pytest says that PYTEST_ARGS select nothing there
 ARGS ?=
 # Tests start hundreds of processes: none of them is to compile what another one has.
@@ -35,12 +40,17 @@ test: lint ## lint, then all tests but the fault suite
 	@$(COMPILE)
 	$(BIN)/python -m pytest -m "not faults" -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
-test-faults: $(VENV)/.installed ## faults injected into real brokers; takes up to an hour
+test-faults: $(VENV)/.installed ## kills, cuts and long runs; PART=rules, queues, brokers or spark, all without it
 	@tools/check_machine java
 	@$(COMPILE)
-	$(BIN)/python -m pytest -m faults -n $(JOBS) $(PURE_TESTS) $(PYTEST_ARGS) || test $$? = $(NONE)
-	$(BIN)/python -m pytest -m faults -n $(JOBS) --dist loadfile $(PURE_TESTS:%=--ignore=%) \
-		$(PYTEST_ARGS) || test $$? = $(NONE)
+	@failed=; for part in $(PART); do \
+		$(MAKE) --no-print-directory test-faults-$$part || failed="$$failed $$part"; \
+	done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
+
+test-faults-%: $(VENV)/.installed
+	$(if $(FAULTS_$*),,$(error PART is one or more of $(PARTS)))
+	$(BIN)/python -m pytest -m faults -n $(JOBS) $(if $(filter rules,$*),,--dist loadfile) \
+		$(FAULTS_$*) $(PYTEST_ARGS) || test $$? = $(NONE)
 
 mutants: $(VENV)/.installed ## break each rule on a copy of the tree: its tests must fail
 	$(BIN)/python tools/run_mutants.py --jobs $(JOBS) $(ARGS)

@@ -125,7 +125,9 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.faults), signal.SIGKILL]
+)
 def test_everything_ends_with_the_demo(number: signal.Signals) -> None:
     process = start_demo("--messages", "50000", "--engine", "local")
     assert process.stdout is not None

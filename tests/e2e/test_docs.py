@@ -22,6 +22,7 @@ DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 _BLOCK = re.compile(r"^```(\w+) run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#]+?)(#[^)]*)?\)")
 TIMEOUT_S = 120
+LONG = {"jobs", "sink", "spark"}  # start Spark, again for each block
 
 
 def blocks(language: str) -> list[object]:
@@ -30,8 +31,9 @@ def blocks(language: str) -> list[object]:
     for document in DOCUMENTS:
         kinds = _BLOCK.findall(document.read_text(encoding="utf-8"))
         own = [text for kind, text in kinds if kind == language]
+        marks = [pytest.mark.faults] if document.stem in LONG else []
         found += [
-            pytest.param(text, id=f"{document.stem}-{number}")
+            pytest.param(text, id=f"{document.stem}-{number}", marks=marks)
             for number, text in enumerate(own, start=1)
         ]
     return found

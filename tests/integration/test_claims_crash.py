@@ -71,6 +71,7 @@ def die_at_each_step(topics: ClaimTopics, folder: Path, plan: list[tuple[str, in
     assert topics.audit().dual_claims == []
 
 
+@pytest.mark.faults
 def test_at_most_once_killed(bootstrap: str, tmp_path: Path) -> None:
     """A few of the steps; the next test has them all."""
     topics = ClaimTopics(bootstrap, interval_s=2.0)

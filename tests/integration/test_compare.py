@@ -36,6 +36,7 @@ def test_a_killed_process_and_a_report(bootstrap: str, namespace: str, tmp_path:
     assert left_behind(bootstrap, namespace) == []
 
 
+@pytest.mark.faults
 def test_backends_side_by_side(bootstrap: str, namespace: str) -> None:
     arguments = ("--only", "markers,share", "--workers", "1", "--handler-ms", "0-1")
     (said,) = Commands(bootstrap, namespace).json("compare", *SMALL, *arguments)

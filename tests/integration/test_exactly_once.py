@@ -236,6 +236,7 @@ def _place(identity: MessageId | None) -> tuple[int, int]:
     return identity.partition, identity.offset
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_killed_workers_start_nothing_twice(bootstrap: str, namespace: str, tmp_path: Path) -> None:
     """Kills and rebalances under load; the log has at most one START of each message."""

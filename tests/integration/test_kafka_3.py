@@ -20,6 +20,7 @@ from kafkamq.dev import LocalKafka
 from kafkamq.dev.environment import cache_dir_from, java_from
 
 
+@pytest.mark.faults
 def test_a_queue_on_kafka_3_9(namespace: str) -> None:
     """Sent, lost with its worker, delivered again, given back, and dead after its last delivery."""
     places = {"cache_dir": cache_dir_from(os.environ), "java": java_from(os.environ)}

@@ -16,6 +16,7 @@ KILLS = 4
 BATCH = 3000
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_killed_while_firing_loses_nothing_and_repeats_nothing(
     bootstrap: str, namespace: str

@@ -16,6 +16,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
     return Notes(tmp_path / "seen")
 
 
+@pytest.mark.faults
 def test_processes_are_killed(bootstrap: str, namespace: str, notes: Notes) -> None:
     topic = make_topic(bootstrap, namespace, 2)
     again = kill_children(bootstrap, topic, namespace, notes, records=1000, kills=4)

@@ -36,6 +36,7 @@ def watchful() -> Iterator[LocalKafka]:
         yield broker
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_a_short_soak(bootstrap: str, namespace: str) -> None:
     verdict = soak(

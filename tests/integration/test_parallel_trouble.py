@@ -45,6 +45,7 @@ def broker() -> Iterator[LocalKafka]:
         yield broker
 
 
+@pytest.mark.faults
 def test_closing_while_no_broker_answers_is_bounded_and_loses_nothing(
     broker: LocalKafka, namespace: str
 ) -> None:
@@ -171,11 +172,11 @@ def test_revoked_in_the_middle_of_a_transaction(
     is_inside, revoked = threading.Event(), threading.Event()
     revoke = first._engine.revoked
 
-    def slow(plan: object) -> None:
+    def slow(*plan: object) -> None:
         if joining.is_set() and not revoked.is_set():
             is_inside.set()
             assert revoked.wait(60)
-        send_offsets(plan)
+        send_offsets(*plan)
 
     def told(partitions: object) -> None:
         revoked.set()

@@ -135,6 +135,7 @@ def test_a_tracker_follows_the_executors(
     verdict(logs).require_ok()
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_a_queue_that_is_acknowledged_follows_the_executors(

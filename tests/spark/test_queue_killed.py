@@ -81,6 +81,7 @@ def acknowledge(
     return [part.to_pylist()[0] for part in parts]
 
 
+@pytest.mark.faults
 def test_each_output_is_there_once_after_a_kill_in_the_middle(
     bootstrap: str, namespace: str
 ) -> None:

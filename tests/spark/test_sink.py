@@ -231,6 +231,7 @@ write_stream(rows.select("key", "value"), config, topic=sys.argv[2] + ".out",
 """
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(500)
 def test_a_writer_that_is_killed_neither_loses_nor_repeats(
     spark: SparkSession, config: ServiceConfig, checkpoint: str

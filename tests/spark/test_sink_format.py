@@ -123,6 +123,7 @@ def _second_task_fails(topics: Topics, flag: Path) -> Callable[[Iterator[Any]], 
 HEADED = ("key", "value", "array(named_struct('key', 'n', 'value', value)) AS headers")
 
 
+@pytest.mark.faults
 def test_a_batch_that_was_cut_short_is_completed_byte_for_byte(
     spark: SparkSession, topics: Topics, checkpoint: str, tmp_path: Path
 ) -> None:

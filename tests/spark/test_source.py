@@ -207,6 +207,7 @@ def test_deleted_records_stop_it_and_are_counted(
         read(spark, source, topic, startingOffsets=starting).count()
 
 
+@pytest.mark.faults
 def test_loss_under_a_stream_stops_it_or_is_passed(
     spark: SparkSession, source: str, bootstrap: str, topic: str, checkpoint: str
 ) -> None:

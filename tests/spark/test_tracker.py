@@ -162,6 +162,7 @@ def _ids(pairs: list[tuple[int, int]]) -> set[MessageId]:
     return {MessageId(partition, offset) for partition, offset in pairs}
 
 
+@pytest.mark.faults
 def test_a_lost_checkpoint_loses_no_message(
     spark: SparkSession, logs: Logs, checkpoint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -186,6 +187,7 @@ def test_a_lost_checkpoint_loses_no_message(
     verdict(logs).require_ok()
 
 
+@pytest.mark.faults
 def test_an_older_copy_of_the_checkpoint_is_refused(
     spark: SparkSession, logs: Logs, checkpoint: str
 ) -> None:
@@ -205,6 +207,7 @@ def test_an_older_copy_of_the_checkpoint_is_refused(
         tracker.start()
 
 
+@pytest.mark.faults
 def test_a_later_start_takes_over_and_the_earlier_one_stops(
     spark: SparkSession, logs: Logs, checkpoint: str
 ) -> None:
@@ -254,6 +257,7 @@ def test_local_and_spark_engines_take_over_from_each_other(
     verdict(logs).require_ok()
 
 
+@pytest.mark.faults
 def test_added_marker_partitions_are_tracked_without_a_restart(
     spark: SparkSession, logs: Logs, checkpoint: str
 ) -> None:

@@ -22,6 +22,7 @@ KILLS = 3
 BATCH = 2000
 
 
+@pytest.mark.faults
 def test_a_driver_that_is_killed_while_it_fires(
     spark: SparkSession, bootstrap: str, namespace: str, checkpoint: str
 ) -> None:
