@@ -150,7 +150,7 @@ def _probe(service: Service) -> None:
             wait_until(lambda: _health(port).returncode == 0)
             answer = json.loads(_health(port, "--live").stdout)
             assert answer["ok"]
-            assert [loop["name"] for loop in answer["loops"]] == ["tracker"]
+            assert [loop["name"] for loop in answer["loops"]] == [f"tracker of {config.namespace}"]
         finally:
             tracker.send_signal(signal.SIGTERM)
             tracker.wait(30)

@@ -344,7 +344,7 @@ def test_a_batch_that_hangs_is_neither_ready_nor_live(
             wait_until(lambda: not health.is_ready(), timeout_s=PATIENCE_S)
             wait_until(lambda: not health.is_live(), timeout_s=PATIENCE_S)
             (hung,) = [state for state in health.states() if not state.is_live]
-            assert hung.name == "batches of the tracker"
+            assert hung.name == f"batches of the tracker of {logs.config.namespace}"
         finally:
             for pid in workers:
                 os.kill(pid, signal.SIGCONT)

@@ -106,7 +106,8 @@ class LocalTracker:
         self._is_closed = False
         self._reader = MarkerReader(config, on_assigned=self._assigned, on_revoked=self._revoked)
         self._metrics = TrackerMetrics(config, self.statuses)
-        self._loop = health.add("tracker", max_age_s=_MAX_TURN_S, is_ready=self._is_ready)
+        name = f"tracker of {config.namespace}"
+        self._loop = health.add(name, max_age_s=_MAX_TURN_S, is_ready=self._is_ready)
 
     # ---- running
 
@@ -167,7 +168,7 @@ class LocalTracker:
             except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
                 _log.error("the tracker has stopped", extra={"why": str(error)})
                 failures.append(error)
-                hung.append(health.add("tracker that has failed", max_age_s=0.0))
+                hung.append(health.add(f"{self._loop.name} that has failed", max_age_s=0.0))
 
         thread = threading.Thread(target=run, name="kafkamq-tracker", daemon=True)
         thread.start()

@@ -152,8 +152,9 @@ class SparkTracker:
             self._watching.close()
             raise
         self._metrics = TrackerMetrics(self.config, lambda: self.statuses().values())
-        self._loop = health.add("tracker", max_age_s=_MAX_TURN_S, is_ready=self._is_ready)
-        self._batches = health.add("batches of the tracker", max_age_s=_MAX_BATCH_S)
+        name = f"tracker of {self.config.namespace}"
+        self._loop = health.add(name, max_age_s=_MAX_TURN_S, is_ready=self._is_ready)
+        self._batches = health.add(f"batches of the {name}", max_age_s=_MAX_BATCH_S)
         self._thread.start()
         return self
 
