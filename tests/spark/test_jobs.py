@@ -258,7 +258,20 @@ def test_an_audit_tells_who_did_what(life: Life, tmp_path: Path) -> None:
         ElementTree.fromstring(plot)
     (alone,) = life.commands.json("audit", "--queue", "mails")
     assert alone["nacked"] == 1
-    assert "orders" in life.commands.run("audit")
+    text = life.commands.run("audit")
+    assert "orders" in text
+    assert "took p99" in text
+    assert "No attempt was found" in life.commands.notes("audit", "--queue", "nosuch")
+
+
+def test_an_id_that_was_sent_again_is_one_line_of_an_audit(life: Life) -> None:
+    (again,) = life.send("orders", "o3")
+    life.work("orders", again, outcome=Outcome.NACK, consumer="bob")
+    _, orders = life.commands.json("audit")
+    assert (orders["messages"], orders["sent_again"]) == (5, 1)
+    (o3,) = [each for each in orders["poison"] if each["id"] == "o3"]
+    assert (o3["sent"], o3["attempts"], o3["outcome"]) == (2, 2, "NACK")
+    assert "1 of the 5 messages were sent again" in life.commands.notes("audit")
 
 
 def test_times_and_bars() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
 from kafkamq.clients.settings import (
+    _ClientLog,
     admin_settings,
     connect,
     consumer_settings,
@@ -186,3 +188,14 @@ def test_what_librdkafka_refuses_is_a_config_error(name: str, value: str) -> Non
     settings = producer_settings(ServiceConfig(bootstrap_servers="127.0.0.1:1", kafka=kafka))
     with pytest.raises(ConfigError, match=name):
         connect(Producer, settings)
+
+
+def test_what_librdkafka_tries_again_by_itself_is_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = "Failed to acquire idempotence PID: Coordinator load in progress: retrying"
+    with caplog.at_level(logging.INFO, logger="kafkamq.librdkafka"):
+        _ClientLog().log(logging.WARNING, "%s %s %s", "GETPID", "kafkamq", said)
+        assert not caplog.records
+        _ClientLog().log(logging.WARNING, "%s %s %s", "FAIL", "kafkamq", "Connection refused")
+        assert [record.levelno for record in caplog.records] == [logging.WARNING]

@@ -343,18 +343,31 @@ def audit(
 
 
 def _print_audit(found: Audit) -> None:
+    if not found.queues:
+        output.note("No attempt was found.")
+        return
     output.print_table(
-        "",
+        "Attempts, and what is left",
         (
-            "queue", "messages", "attempts", "acked", "nacked", "rejected", "leases lost",
-            "dead letters", "in flight", "wait p50", "wait p99", "took p50", "late p99",
+            "queue", "messages", "attempts", "acked", "nacked", "rejected", "lost",
+            "dead", "in flight",
         ),
         [
             (
                 queue.queue_id, queue.messages, queue.attempts, queue.acked, queue.nacked,
                 queue.rejected, queue.leases_lost, sum(queue.dead_letters.values()),
-                sum(queue.in_flight.values()), queue.wait_p50_s, queue.wait_p99_s,
-                queue.took_p50_s, queue.late_p99_s,
+                sum(queue.in_flight.values()),
+            )
+            for queue in found.queues
+        ],
+    )  # fmt: skip
+    output.print_table(
+        "Seconds: waited, worked until the ack, redelivered late",
+        ("queue", "wait p50", "wait p99", "took p50", "took p99", "late p50", "late p99"),
+        [
+            (
+                queue.queue_id, queue.wait_p50_s, queue.wait_p99_s, queue.took_p50_s,
+                queue.took_p99_s, queue.late_p50_s, queue.late_p99_s,
             )
             for queue in found.queues
         ],
