@@ -12,11 +12,11 @@ from kafkamq.clients.quarantine import Quarantine
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.core.entry import NEVER
 from kafkamq.errors import DeadlineExceededError
-from kafkamq.kafka import marker_reader
+from kafkamq.kafka import clock, marker_reader
 from kafkamq.kafka.marker_reader import MarkerReader
 from kafkamq.kafka.tracked_partition import Started, TrackedPartition
 from kafkamq.kafka.tracker import LocalTracker
-from kafkamq.types import Marker, MarkerType
+from kafkamq.types import Marker, MarkerType, MessageId
 from kafkamq.wire.headers import Origin
 
 CONFIG = ServiceConfig(bootstrap_servers="127.0.0.1:1")
@@ -125,3 +125,27 @@ def test_a_loop_whose_quarantine_is_full_waits_for_it(monkeypatch: pytest.Monkey
     reader = MarkerReader(CONFIG, on_assigned=lambda _: None, on_revoked=lambda _: None)
     assert reader.poll(0.02, is_full=True) == []
     assert sum(waited) == 0.02
+
+
+def test_a_machine_that_was_suspended_asks_for_the_time_when_it_goes_on(
+    tracker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log is silent, and a lease in it has ended meanwhile."""
+    now_s = [0]
+    monkeypatch.setattr(clock, "_now_ns", lambda: now_s[0] * 1_000_000_000)
+    ticks: list[int] = []
+    tracker._ticker = SimpleNamespace(tick=lambda number, **_: ticks.append(number))
+    tracker._workers = Busy()
+    part = tracker._partitions[3] = partition(3)
+    tracker._started(part, started(0))
+    part.tick_sent(0)
+    part.tick_done(0)
+    part.core.apply(0, 1000, Marker(MarkerType.TICK, consumer_id="us", engine_epoch=1))
+    start = Marker(MarkerType.START, MessageId(0, 1), redeliver_after_ms=3_600_000)
+    part.core.apply(1, 1000, start)
+    part.was_read()
+    tracker._act(part)
+    assert ticks == []
+    now_s[0] += 7200
+    tracker._act(part)
+    assert ticks == [3]

@@ -1,4 +1,4 @@
-"""The clock that leases are judged by; it goes on while the machine is suspended."""
+"""The clock that leases and TICKs are judged by; it goes on while the machine is suspended."""
 
 from __future__ import annotations
 

@@ -13,9 +13,10 @@ from kafkamq.config import TrackerConfig
 from kafkamq.core.delivery import Carry, Settle
 from kafkamq.core.redelivery import RedeliveryTracker
 from kafkamq.core.ticks import TickPolicy
+from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.wire.status import TrackerStatus
 
-__all__ = ["ENGINE", "Phase", "Started", "TrackedPartition", "monotonic_ms"]
+__all__ = ["ENGINE", "Phase", "Started", "TrackedPartition"]
 
 ENGINE = "local"
 """The engine's name in ledgers: its replicas are one engine (R22)."""
@@ -24,11 +25,6 @@ _MAX_LOOSE = 128  # R18: entries of a chunk of 4096 that are kept as objects
 _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _LEDGER_REFRESH_S = 3600.0  # Kafka forgets offsets of a group that is silent for days
-
-
-def monotonic_ms() -> int:
-    """The process's own clock; never compared with log time."""
-    return time.monotonic_ns() // 1_000_000
 
 
 class Phase(Enum):

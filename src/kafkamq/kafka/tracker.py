@@ -37,10 +37,11 @@ from kafkamq.errors import (
     UnsupportedVersionError,
     WireError,
 )
+from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.marker_reader import MarkerReader
 from kafkamq.kafka.partition_start import PartitionStarter
 from kafkamq.kafka.settlers import SETTLE_S, Settlers
-from kafkamq.kafka.tracked_partition import Phase, Started, TrackedPartition, monotonic_ms
+from kafkamq.kafka.tracked_partition import Phase, Started, TrackedPartition
 from kafkamq.kafka.workers import Workers
 from kafkamq.metrics.catalog import LATENESS
 from kafkamq.metrics.health import Loop, health
