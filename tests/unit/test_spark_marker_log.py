@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kafkamq.clients.settings import connect
 from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError
+from kafkamq.spark import marker_log
 from kafkamq.spark.marker_log import MarkerLog
 
 
@@ -27,3 +30,35 @@ def test_a_start_is_not_tried_for_longer_than_ended_ids_are_known(
     config = ServiceConfig(bootstrap_servers="127.0.0.1:1", kafka={"message.timeout.ms": "120000"})
     MarkerLog(config)
     assert [int(each["message.timeout.ms"]) for each in made] == [30_000]
+
+
+class Unknown:
+    """A producer that knows nothing of the partition; asking anew takes a second, or fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, answers: bool) -> None:
+        self.now_s = 0.0
+        self.answers = answers
+        monkeypatch.setattr(marker_log, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        self.log = MarkerLog(ServiceConfig(bootstrap_servers="127.0.0.1:1"))
+        self.log._producer = self  # type: ignore[assignment]
+
+    def produce(self, *_: object, **__: object) -> None:
+        raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        self.now_s += 1.0
+        assert self.now_s < 1000.0, "it asks forever"
+        if not self.answers:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    def poll(self, _: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_partition_that_does_not_exist_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """The topic was recreated with fewer; and one that cannot be asked for ends no renewals."""
+    with pytest.raises(BrokerError, match=r"kafkamq\.markers"):
+        Unknown(monkeypatch, answers=answers).log.write([(5, b"k", b"v")])

@@ -21,6 +21,7 @@ from kafkamq.wire.markers import decode_marker
 __all__ = ["MarkerLog", "Place", "marker_log"]
 
 _FLUSH_S = 40.0  # longer than message.timeout.ms
+_ADDED_S = 10.0  # brokers know of a partition that was added by then
 _MAX_BYTES = 17 * 1024 * 1024  # the broker's limit decides
 
 
@@ -75,6 +76,7 @@ class MarkerLog:
             BrokerError, DeadlineExceededError: Not all are; some may be.
         """
         doing = f"writing to {self._topic}"
+        added_s = time.monotonic() + _ADDED_S
         reports = []
         for partition, key, value in markers:
             report = _Report()
@@ -87,10 +89,10 @@ class MarkerLog:
                     self._producer.poll(0.1)
                     self._watch.check(doing)
                 except KafkaException as error:
-                    inner = kafka_error(error)
-                    if inner.code() != KafkaError._UNKNOWN_PARTITION:
-                        raise broker_error(error, doing) from error
-                    self._producer.list_topics(self._topic, timeout=10.0)  # it was added just now
+                    is_unknown = kafka_error(error).code() == KafkaError._UNKNOWN_PARTITION
+                    if not is_unknown or time.monotonic() > added_s:
+                        raise broker_error(error, f"{doing}[{partition}]") from error
+                    self._look_up(doing)  # it was added just now
         deadline_s = time.monotonic() + _FLUSH_S
         while self._producer.flush(1.0):
             self._watch.check(doing)
@@ -103,6 +105,13 @@ class MarkerLog:
             assert report.place is not None, "flushed: it was reported"
             places.append(report.place)
         return places
+
+    def _look_up(self, doing: str) -> None:
+        try:
+            self._producer.list_topics(self._topic, timeout=_ADDED_S)
+        except KafkaException as error:
+            raise broker_error(error, doing) from error
+        self._producer.poll(0.1)
 
     def retention_ms(self) -> int:
         """Of the markers topic; negative: for ever. R8: a nack waits at most a quarter of it."""
