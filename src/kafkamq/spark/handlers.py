@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from kafkamq.errors import ConfigError
+from kafkamq.spark.verdicts import MAX_DELAY_S
 from kafkamq.types import Ack, Nack, Reject
+from kafkamq.wire.headers import cut_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -203,9 +205,9 @@ def _judge(verdict: Verdict) -> _Done:
     if isinstance(verdict, str):
         return _Done("ack", result=verdict.encode())
     if isinstance(verdict, Nack):
-        return _Done("nack", verdict.delay, verdict.reason)
+        return _Done("nack", _delay(verdict.delay), _text(verdict.reason))
     if isinstance(verdict, Reject):
-        return _Done("reject", None, verdict.reason)
+        return _Done("reject", None, _text(verdict.reason))
     raise TypeError(
         f"the handler returned a {type(verdict).__name__}: return None, Ack, Nack, Reject, bytes "
         "or a text"
@@ -218,7 +220,25 @@ def _failed(error: Exception, message: StreamMessage) -> _Done:
         exc_info=error,
         extra={"queue": message.queue_id, "message_id": message.id},
     )
-    return _Done("nack", None, f"{type(error).__name__}: {error}")
+    name = type(error).__name__
+    try:
+        return _Done("nack", None, _text(f"{name}: {error}"))
+    except Exception:  # noqa: BLE001 - of the user's own __str__
+        return _Done("nack", None, name)
+
+
+def _text(reason: object) -> str:
+    """As it can be a column's: without lone surrogates."""
+    return cut_text(reason if isinstance(reason, str) else repr(reason))
+
+
+def _delay(delay: object) -> float | None:
+    if delay is None:
+        return None
+    seconds = float(delay)  # type: ignore[arg-type]  # whatever it is, that is the question
+    if not 0.0 <= seconds <= MAX_DELAY_S:
+        raise ValueError(f"delay is {delay}: it must be seconds, from 0 to a year's")
+    return seconds
 
 
 def _with(part: pa.RecordBatch, done: Sequence[_Done]) -> pa.RecordBatch:

@@ -25,8 +25,8 @@ from kafkamq.wire.partitions import marker_key
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["ACK_COLUMNS", "AckSettings", "End", "check_columns", "find_late", "read_end",
-           "read_verdicts"]  # fmt: skip
+__all__ = ["ACK_COLUMNS", "MAX_DELAY_S", "AckSettings", "End", "check_columns", "find_late",
+           "read_end", "read_verdicts"]  # fmt: skip
 
 ACK_COLUMNS: Mapping[str, str] = {
     "ack_token": "STRING",
@@ -37,7 +37,7 @@ ACK_COLUMNS: Mapping[str, str] = {
 """Columns that say what becomes of a row's message; ``ack_token`` must be there."""
 
 _OUTCOMES = {"ack": Outcome.ACK, "nack": Outcome.NACK, "reject": Outcome.REJECT}
-_MAX_DELAY_S = 366 * 86_400.0
+MAX_DELAY_S = 366 * 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ def read_end(row: Mapping[str, Any], settings: AckSettings) -> End:
         reason = cut_text(row.get("reason") or "")
     if outcome is Outcome.NACK:
         delay_s = row.get("delay")
-        if delay_s is not None and not 0.0 <= float(delay_s) <= _MAX_DELAY_S:
+        if delay_s is not None and not 0.0 <= float(delay_s) <= MAX_DELAY_S:
             raise ConfigError(f"delay is {delay_s}: it must be seconds, from 0 to a year's")
         delay_ms = nack_delay_ms(
             None if delay_s is None else round(float(delay_s) * 1000),
