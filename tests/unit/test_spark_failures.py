@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
+from pyspark import SparkContext
+
 from kafkamq.errors import FencedError
-from kafkamq.spark.failures import QueryFailedError, advised, query_failure
+from kafkamq.spark.failures import QueryFailedError, SparkGoneError, advised, query_failure
+from kafkamq.spark.jobs.asking import sql_errors
+from kafkamq.spark.queues import Acknowledged, AckQuery
 
 
 def test_a_query_that_never_worked_points_at_its_checkpoint() -> None:
@@ -29,3 +38,27 @@ def test_what_java_says_is_the_failure() -> None:
     text = "An error occurred while calling o2.start.\n: java.io.IOException: bad \x1b[2J\n\tat"
     said = str(query_failure(RuntimeError(text)))
     assert said == "the Spark query ended: java.io.IOException: bad ?[2J"
+
+
+class Query:
+    """Of a JVM that is gone."""
+
+    def awaitTermination(self, timeout: float | None = None) -> None:  # noqa: N802 - Spark's
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    def stop(self) -> None:
+        raise Py4JError("Answer from Java side is empty")
+
+
+@pytest.mark.parametrize("timeout_s", [None, 1.0])
+def test_a_query_whose_jvm_has_ended_says_so(
+    monkeypatch: pytest.MonkeyPatch, timeout_s: float | None
+) -> None:
+    with subprocess.Popen(["true"]) as process:
+        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
+        query = AckQuery(Query(), Acknowledged())  # type: ignore[arg-type]
+        with pytest.raises(SparkGoneError, match="JVM has ended"):
+            query.wait(timeout_s)
+        query.stop()
+        with pytest.raises(SparkGoneError, match="JVM has ended"), sql_errors("--where"):
+            query.query.stop()

@@ -30,7 +30,12 @@ from kafkamq.spark.committing import (
     with_slots,
 )
 from kafkamq.spark.ending import rows_of, write_ends
-from kafkamq.spark.failures import QueryFailedError, query_failure
+from kafkamq.spark.failures import (
+    QueryFailedError,
+    is_spark_gone,
+    query_failure,
+    spark_failure,
+)
 from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, cores
 from kafkamq.spark.sink_rows import MAX_SLOTS, check_types
 from kafkamq.spark.source import FORMAT, register_source, registered_config
@@ -132,8 +137,10 @@ class AckQuery:
         """Wait for its end; False: it still runs.
 
         Raises:
-            KafkaMQError: What it failed with, where that is kafkamq's; else Spark's own error.
+            KafkaMQError: What it failed with, where that is kafkamq's, and that the JVM is gone;
+                else Spark's own error.
         """
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
         from pyspark.errors import PySparkException
 
         try:
@@ -146,10 +153,19 @@ class AckQuery:
             if isinstance(ours, QueryFailedError):
                 raise
             raise ours from error
+        except (Py4JError, OSError) as error:
+            raise spark_failure(error) from error
 
     def stop(self) -> None:
         """End it; the batch under way is repeated at the next start."""
-        self.query.stop()
+        from py4j.protocol import Py4JError
+
+        try:
+            self.query.stop()
+        except (Py4JError, OSError) as error:
+            if not is_spark_gone():
+                raise
+            _log.info("the query ended with its JVM", extra={"said": str(error)})
 
 
 def ack(

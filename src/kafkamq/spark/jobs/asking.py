@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
+from kafkamq.spark.failures import is_spark_gone, spark_failure
 from kafkamq.spark.query import QueryFailedError, query_failure
 from kafkamq.spark.session import build_session, end_session, has_session
 from kafkamq.spark.views import VIEWS, register_views
@@ -58,6 +59,7 @@ def sql_errors(option: str) -> Iterator[None]:
         ConfigError: The statement is wrong; says where, and what there is.
         KafkaMQError: Everything else that ended the query.
     """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
     from pyspark.errors import PySparkException
 
     try:
@@ -65,6 +67,10 @@ def sql_errors(option: str) -> Iterator[None]:
             yield
     except KafkaMQError:
         raise
+    except (Py4JError, OSError) as error:
+        if not is_spark_gone():
+            raise
+        raise spark_failure(error) from error
     except PySparkException as error:
         ours = query_failure(error)
         is_wrong_sql = (error.getSqlState() or "").startswith(_WRONG_SQL)
