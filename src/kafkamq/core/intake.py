@@ -7,7 +7,7 @@ of our own queue that has no START, or else everything polled: foreign ones are 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
@@ -48,6 +48,7 @@ class Intake(Generic[Message]):
         self._next: dict[int, int] = {}  # partition -> next offset to poll
         self._committed: dict[int, int] = {}  # also: where the first poll began
         self._taken: dict[int, int] = {}  # partition -> first offset whose START is under way
+        self._held: dict[int, int] = {}  # partition held back -> first offset whose START is late
         self._uncommitted = 0  # records polled since the last commit, foreign ones too
 
     def __len__(self) -> int:
@@ -65,6 +66,11 @@ class Intake(Generic[Message]):
     def next_offset(self, partition: int, default: int) -> int:
         """The next offset to poll."""
         return self._next.get(partition, default)
+
+    @property
+    def held(self) -> Collection[int]:
+        """Partitions that are held back: records of theirs are not to be polled."""
+        return self._held
 
     # Facts.
 
@@ -104,6 +110,7 @@ class Intake(Generic[Message]):
         """Partitions are gone: what was polled from them is another owner's."""
         for partition in partitions:
             self._drop(partition)
+            self._held.pop(partition, None)
             self._next.pop(partition, None)
             self._committed.pop(partition, None)
 
@@ -138,8 +145,27 @@ class Intake(Generic[Message]):
         return messages
 
     def started(self) -> None:
-        """The STARTs of everything taken are in the log: it may be committed (R5)."""
+        """The STARTs of everything taken are in the log, unless it is held back (R5)."""
         self._taken.clear()
+
+    def hold(self, late: Mapping[int, int]) -> None:
+        """Some STARTs are late: their partitions stand still, whatever becomes of the others.
+
+        Args:
+            late: The first such message of each of these partitions; it and all behind it is
+                neither committed nor, but for what was taken already, taken.
+        """
+        for partition, offset in late.items():
+            self._held[partition] = offset
+            first = next((m.offset for m in self._queue if m.partition == partition), None)
+            if first is not None:
+                self._drop_polled(partition)
+                self._next[partition] = first
+
+    def go_on(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Their STARTs are in the log after all; returns where to read on."""
+        gone_on = [number for number in partitions if self._held.pop(number, None) is not None]
+        return {number: self._next[number] for number in gone_on}
 
     def is_stale(self, monotonic_ms: int) -> bool:
         """Whether the head was polled too long ago to be STARTed (R5): fetch again."""
@@ -152,7 +178,8 @@ class Intake(Generic[Message]):
         for message in self._queue:
             waiting.setdefault(message.partition, message.offset)
         for partition, next_offset in self._next.items():
-            offset = self._taken.get(partition, waiting.get(partition, next_offset))
+            offset = waiting.get(partition, next_offset)
+            offset = self._taken.get(partition, self._held.get(partition, offset))
             if offset != self._committed.get(partition):
                 result[partition] = offset
         return result
@@ -161,18 +188,25 @@ class Intake(Generic[Message]):
         """Forget what was polled and not committed; returns where to seek to.
 
         Args:
-            partitions: Those concerned; None: all.
+            partitions: Those concerned; None: all that are not held back.
         """
-        chosen = list(self._next) if partitions is None else list(partitions)
+        if partitions is None:
+            chosen = [number for number in self._next if number not in self._held]
+        else:
+            chosen = list(partitions)
         result = {}
         for partition in chosen:
             if partition in self._committed:
                 self._drop(partition)
+                self._held.pop(partition, None)
                 self._next[partition] = result[partition] = self._committed[partition]
         return result
 
     def _drop(self, partition: int) -> None:
         self._taken.pop(partition, None)
+        self._drop_polled(partition)
+
+    def _drop_polled(self, partition: int) -> None:
         if any(message.partition == partition for message in self._queue):
             self._queue = deque(m for m in self._queue if m.partition != partition)
 

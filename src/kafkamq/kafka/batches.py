@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from kafkamq.core.intake import Intake
+from kafkamq.errors import KafkaMQError
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.kafka.commits import Commit
 from kafkamq.kafka.handover import Handover
@@ -17,11 +18,13 @@ from kafkamq.kafka.namespace import IDENTITY_AGE_S
 from kafkamq.kafka.reader import MessageReader
 from kafkamq.kafka.starts import Batch, Starter
 from kafkamq.kafka.tally import WorkerTally
+from kafkamq.kafka.verdicts import Verdicts
 from kafkamq.kafka.worker import Worker
 
 __all__ = ["Batches"]
 
 MAX_GATHERED = 1000  # messages for which a transaction waits no longer
+_LATE_S = 0.05  # how often it is looked whether late STARTs are known
 _GATE_S = 0.02  # how often R6 is asked again
 _log = logging.getLogger(__name__)
 
@@ -60,12 +63,19 @@ class Batches:
 
     def step(self, wanted: int, timeout_s: float) -> None:
         """One step from polling to messages that are ready; waits at most ``timeout_s``."""
+        if self._batch is None:
+            self._batch = self._handover.next_late(is_settled=True)
         if self._batch is not None:
             self._finish(self._batch, timeout_s)
             return
         if self._worker.namespace.facts() is not self._starter.facts:
             self._know_topics()
+        late_count = self._handover.late_count
+        if late_count:  # they may be known at any moment
+            timeout_s = min(timeout_s, _LATE_S)
+        # What is late does not keep the others from going on, but has a bound.
         room = self._queue.max_in_flight - self._worker.leases.open_count
+        room += min(late_count, self._queue.max_in_flight)
         if room <= 0:  # back-pressure: verdicts make room
             self._closing.wait(min(timeout_s, _GATE_S))
             return
@@ -147,6 +157,7 @@ class Batches:
         namespace, starter = self._worker.namespace, self._starter
         former, starter.facts = starter.facts, namespace.facts()
         if starter.facts.are_of_another_topic(former):
+            self._handover.give_up_late()
             self._reader.read_anew(namespace.certain_until_s + 2 * IDENTITY_AGE_S)
 
     def take_back(self, handing: Sequence[Message]) -> None:
@@ -163,17 +174,37 @@ class Batches:
             self._make_ready(batch)
         elif batch is not None:
             self._give_up(batch)
+        self._handover.give_up_late()
         self._starter.sweep()
         self._reader.read_again()
 
     def lost(self, partitions: Sequence[int]) -> None:
         """Partitions went to others; leases of what is held stay."""
-        if self._batch is not None:
-            self._handover.lost(self._batch, partitions)
+        self._handover.lost(self._batch, partitions)
 
     def end(self, deadline_s: float) -> None:
         """See what is under way through, and give up what is not in time (monotonic seconds)."""
-        while self._batch is not None and time.monotonic() < deadline_s:
-            self._finish(self._batch, deadline_s - time.monotonic())
+        while time.monotonic() < deadline_s:
+            batch = self._batch or self._handover.next_late(is_settled=False)
+            if batch is None:
+                return
+            self._batch = batch
+            try:
+                self._finish(batch, deadline_s - time.monotonic())
+            except KafkaMQError as error:  # given up; the others may come through
+                _log.warning(
+                    "messages could not be released; they come back when their leases end",
+                    extra={"queue": self._queue.queue_id, "said": str(error)},
+                )
         if self._batch is not None:
             self._give_up(self._batch)
+        self._handover.give_up_late()
+
+    def release(self, verdicts: Verdicts) -> None:
+        """R8: RELEASE of what is ready, also of what is put back meanwhile."""
+        while self.ready:
+            released = list(self.ready)
+            verdicts.release(released)
+            gone = set(map(id, released))
+            with self._worker.lock:
+                self.ready = deque(each for each in self.ready if id(each) not in gone)

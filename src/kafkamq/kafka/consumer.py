@@ -382,10 +382,9 @@ class Consumer:
             if self._broken_off is not None:
                 self._mend(self._broken_off)
             self._batches.end(deadline_s)
-            self._verdicts.release(list(self._batches.ready))
+            self._batches.release(self._verdicts)
         except KafkaMQError as error:
             _log.warning(
                 "messages could not be released; they come back when their leases end",
                 extra={"queue": self.queue_id, "said": str(error)},
             )
-        self._batches.ready.clear()

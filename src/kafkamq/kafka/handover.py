@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -16,6 +17,7 @@ from kafkamq.kafka.starts import Batch, Starter
 __all__ = ["ExactHandover", "Handover", "PlainHandover"]
 
 _SLICE_S = 0.25
+_log = logging.getLogger(__name__)
 
 
 class Handover(Protocol):
@@ -33,7 +35,21 @@ class Handover(Protocol):
     def give_up(self, batch: Batch) -> None:
         """Forget the batch, and read again what it held."""
 
-    def lost(self, batch: Batch, partitions: Sequence[int]) -> None:
+    def next_late(self, *, is_settled: bool) -> Batch | None:
+        """One that was set aside as others went on; ``advance`` it. None: there is none.
+
+        Args:
+            is_settled: Only one of whose STARTs it is known what became of them.
+        """
+
+    @property
+    def late_count(self) -> int:
+        """Messages of such batches."""
+
+    def give_up_late(self) -> None:
+        """Give up all of these."""
+
+    def lost(self, batch: Batch | None, partitions: Sequence[int]) -> None:
         """Partitions went to another member."""
 
     def close(self) -> None:
@@ -41,13 +57,19 @@ class Handover(Protocol):
 
 
 class PlainHandover:
-    """R5: a crash between the two writes costs a second START, never a message."""
+    """R5: a crash between the two writes costs a second START, never a message.
+
+    A marker partition that does not answer for a second does not hold up the others: what waits
+    for it is set aside, with all behind it in its partitions of the messages topic, which are read
+    no further until it is known what became of it.
+    """
 
     gather_s = 0.0
 
     def __init__(self, starter: Starter, reader: MessageReader) -> None:
         self._starter = starter
         self._reader = reader
+        self._late: list[Batch] = []
 
     def begin(self, batch: Batch) -> None:
         """Write the STARTs, and read on while the brokers take them."""
@@ -58,18 +80,72 @@ class PlainHandover:
     def advance(self, batch: Batch, timeout_s: float) -> Commit:
         """See the STARTs in the log, then commit the offsets."""
         began_s = time.monotonic()
-        if not batch.is_started and not self._starter.wait(batch, timeout_s):
+        if not batch.is_started and not self._has_started(batch, timeout_s):
             return Commit.PENDING
         return self._reader.commit(max(0.0, timeout_s - (time.monotonic() - began_s)))
 
-    def give_up(self, batch: Batch) -> None:
-        """Seek back to the committed offset."""
-        self._starter.abandon(batch)
-        self._reader.seek_back(batch.partitions())
+    def _has_started(self, batch: Batch, timeout_s: float) -> bool:
+        known = {number for late in self._late for number in late.late_routes()}
+        if not self._starter.wait(batch, timeout_s, known):
+            if not batch.is_overdue(known):
+                return False
+            self._set_aside(batch)
+            self._starter.wait(batch, 0.0)  # of what is left all is reported
+        if batch.is_late:
+            self._reader.go_on(batch.partitions())
+            self._late = [late for late in self._late if late is not batch]
+        return True
 
-    def lost(self, batch: Batch, partitions: Sequence[int]) -> None:
+    def _set_aside(self, batch: Batch) -> None:
+        """Go on with what is reported. An interrupt leaves all in one of both batches, or both."""
+        late = batch.late_part()
+        self._late = [*self._late, late]
+        batch.keep_but(late)
+        self._reader.hold(late.first_offsets())
+        _log.warning(
+            "STARTs are not confirmed, others go on",
+            extra={"marker_partitions": sorted(late.routes), "messages": len(late.messages)},
+        )
+
+    def next_late(self, *, is_settled: bool) -> Batch | None:
+        """The oldest one."""
+        for batch in self._late:
+            if not is_settled or self._starter.is_settled(batch):
+                return batch
+        return None
+
+    @property
+    def late_count(self) -> int:
+        """Messages that wait for marker partitions that do not answer."""
+        return sum(len(batch.messages) for batch in self._late)
+
+    def give_up(self, batch: Batch) -> None:
+        """Seek back to the committed offset; with it goes what is behind it, or has failed, too."""
+        partitions = batch.partitions()
+        also = [
+            late
+            for late in self._late
+            if late is not batch
+            and (late.error() is not None or not partitions.isdisjoint(late.partitions()))
+        ]
+        self._forget([batch, *also])
+
+    def give_up_late(self) -> None:
+        """Seek back to the committed offsets."""
+        self._forget(self._late)
+
+    def _forget(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self._starter.abandon(batch)
+        self._late = [batch for batch in self._late if batch not in batches]
+        for batch in batches:
+            self._reader.seek_back(batch.partitions())
+
+    def lost(self, batch: Batch | None, partitions: Sequence[int]) -> None:
         """What was of those partitions is another member's."""
-        self._starter.drop(batch, partitions)
+        for each in [*self._late, *([] if batch is None or batch in self._late else [batch])]:
+            self._starter.drop(each, partitions)
+        self._forget([late for late in self._late if not late.messages and late is not batch])
 
     def close(self) -> None:
         """Nothing is owned."""
@@ -112,13 +188,25 @@ class ExactHandover:
             self._reader.tend()
         return outcome
 
+    def next_late(self, *, is_settled: bool) -> Batch | None:
+        """None: a transaction is all or nothing."""
+        return None
+
+    @property
+    def late_count(self) -> int:
+        """None."""
+        return 0
+
+    def give_up_late(self) -> None:
+        """There are none."""
+
     def give_up(self, batch: Batch) -> None:
         """Ask the group where to read from: it knows what became of the transaction."""
         self._committer.give_up()
         self._starter.undo(batch)
         self._reader.ask_again(batch.partitions())
 
-    def lost(self, batch: Batch, partitions: Sequence[int]) -> None:
+    def lost(self, batch: Batch | None, partitions: Sequence[int]) -> None:
         """The transaction decides: it names the membership from before."""
         for number in partitions:  # they may come back with another's position
             self._offsets.pop(number, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from time import monotonic
 
@@ -149,7 +149,8 @@ class MessageReader:
             assert partition is not None, "records have a partition"
             assert offset is not None, "records have an offset"
             if partition != last_partition:  # seldom: they come in runs
-                last_partition, is_unplaced = partition, partition in self._unplaced
+                last_partition = partition
+                is_unplaced = partition in self._unplaced or partition in self._intake.held
                 if not is_unplaced:
                     first.setdefault(partition, offset)
             if is_unplaced:
@@ -311,8 +312,29 @@ class MessageReader:
         self._consumer.assign([*others, target])
 
     def seek_back(self, partitions: Iterable[int] | None = None) -> None:
-        """Read again from the committed offsets (R5); None: all partitions."""
-        for partition, offset in self._intake.rewind(partitions).items():
+        """Read again from the committed offsets (R5); None: all that are not held back."""
+        held = set(self._intake.held)
+        offsets = self._intake.rewind(partitions)
+        self._seek(offsets)
+        self._resume_these(held.intersection(offsets))
+
+    def hold(self, late: Mapping[int, int]) -> None:
+        """Read no more of these partitions, whose STARTs are late from these offsets on."""
+        self._intake.hold(late)
+        self._consumer.pause([TopicPartition(self._topic, number) for number in late])
+
+    def go_on(self, partitions: Iterable[int]) -> None:
+        """Read on in those of the partitions that were held back."""
+        offsets = self._intake.go_on(partitions)
+        self._seek(offsets)
+        self._resume_these(offsets)
+
+    def _resume_these(self, partitions: Collection[int]) -> None:
+        if partitions and not self._is_paused:  # else with all others
+            self._consumer.resume([TopicPartition(self._topic, each) for each in partitions])
+
+    def _seek(self, offsets: Mapping[int, int]) -> None:
+        for partition, offset in offsets.items():
             try:
                 self._consumer.seek(TopicPartition(self._topic, partition, offset))
             except KafkaException as error:  # noqa: PERF203 - it is gone, or stands still
@@ -333,6 +355,7 @@ class MessageReader:
         """
         assigned = {each.partition for each in self._consumer.assignment()}
         _log.warning("the topic was recreated", extra={"topic": self._topic})
+        self._is_paused = self._is_paused or bool(self._intake.held)
         self._intake.revoked(self._intake.partitions())
         for partition in assigned:
             was_ours = self._gained_s.get(partition, 0.0) < gained_before_s
@@ -341,6 +364,7 @@ class MessageReader:
     def read_again(self) -> None:
         """``ask_again`` of all: a call was broken off, perhaps with records in its hands."""
         assigned = {each.partition for each in self._consumer.assignment()}
+        self._is_paused = self._is_paused or bool(self._intake.held)
         self._intake.revoked(assigned | set(self._intake.partitions()))
         self._commits.give_up()
         self._unplaced.update(dict.fromkeys(assigned, _UNKNOWN))
@@ -408,9 +432,10 @@ class MessageReader:
     def _resume(self) -> None:
         if self._is_paused:
             self._is_paused = False
-            assignment = self._consumer.assignment()
-            if assignment:
-                self._consumer.resume(assignment)
+            held = self._intake.held
+            going_on = [each for each in self._consumer.assignment() if each.partition not in held]
+            if going_on:
+                self._consumer.resume(going_on)
 
     def _assigned(self, _: KafkaConsumer, partitions: list[TopicPartition]) -> None:
         self._gained_s.update((each.partition, monotonic()) for each in partitions)

@@ -7,7 +7,7 @@ Whatever fails in between, ``Consumer`` gives the batch up, under a new consumer
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ __all__ = ["Batch", "Starter"]
 MAX_TRANSACTION_BYTES = 16 * 1024 * 1024  # of payloads in one, as for trackers (R16)
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 _STARTED, _HELD = LeaseState.STARTED, LeaseState.HELD  # a look-up per message costs 0.4 us
+PATIENCE_MS = 1000  # so long everything waits for a marker partition that does not answer
 _END_S = 0.05  # how long one step waits for an END that is under way
 
 
@@ -42,6 +43,9 @@ class Batch:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.routes: dict[int, RouteStarts] = {}  # by marker partition
+        self.is_last = False  # a last delivery, alone (R6)
+        self.is_late = False  # it was set aside: its partitions are held back
+        self.waited_ms = 0  # monotonic; since when its STARTs are waited for
         self.is_started = False  # every START is in the log
         self.is_committed = False  # ... and the offsets behind them are committed
 
@@ -68,6 +72,48 @@ class Batch:
     def is_reported(self) -> bool:
         """Whether every START is known to be in the log or failed."""
         return all(route.is_reported for route in self.routes.values())
+
+    def late_routes(self) -> set[int]:
+        """Marker partitions whose STARTs are not all known to be in the log."""
+        return {number for number, route in self.routes.items() if not route.is_reported}
+
+    def is_overdue(self, known: Collection[int]) -> bool:
+        """Whether those that are late are not to be waited for; ``known``: are so anyway."""
+        if self.is_last or self.is_late:
+            return False
+        late = self.late_routes()
+        has_waited = monotonic_ms() - self.waited_ms >= PATIENCE_MS
+        return bool(late) and (has_waited or late.issubset(known))
+
+    def late_part(self) -> Batch:
+        """What is not reported, and what is behind such a message in its partition.
+
+        This batch is as it was; ``keep_but`` takes the part out.
+        """
+        part, behind = Batch(), set()
+        part.is_late = True
+        late = self.late_routes()
+        for message in self.messages:
+            if message._lease.marker_partition in late:
+                behind.add(message.partition)
+            if message.partition in behind:
+                part.messages.append(message)
+        part.routes = {number: self.routes[number] for number in late}
+        return part
+
+    def keep_but(self, part: Batch) -> None:
+        """Go on without that part; in one statement, which an interrupt does or does not see."""
+        gone = set(map(id, part.messages))
+        rest = [message for message in self.messages if id(message) not in gone]
+        routes = {number: of for number, of in self.routes.items() if number not in part.routes}
+        self.messages, self.routes = rest, routes
+
+    def first_offsets(self) -> dict[int, int]:
+        """Of its messages in each partition."""
+        first: dict[int, int] = {}
+        for message in self.messages:
+            first.setdefault(message.partition, message.offset)
+        return first
 
 
 class Starter:
@@ -108,6 +154,7 @@ class Starter:
         if not self._enter(now_ms, is_last):
             return None
         batch = Batch()
+        batch.is_last = is_last
         try:
             with worker.lock:
                 worker.renew_id()
@@ -206,16 +253,24 @@ class Starter:
         for partition, starts in batch.starts().items():
             self._worker.writer.write_many(partition, starts)
 
-    def wait(self, batch: Batch, timeout_s: float) -> bool:
+    def is_settled(self, batch: Batch) -> bool:
+        """Whether ``wait`` says at once what became of its STARTs."""
+        is_known = batch.is_reported or batch.error() is not None
+        return is_known or self._worker.writer.is_idle
+
+    def wait(self, batch: Batch, timeout_s: float, known: Collection[int] = ()) -> bool:
         """Whether all that was written is in the log, by its own reports; waits for it.
+
+        Not for longer than until it is overdue, where these marker partitions are late anyway.
 
         Raises:
             BrokerError: One of them failed, or will never be reported; ``abandon`` the batch.
         """
         writer = self._worker.writer
         doing = f"writing STARTs to {writer.topic}"
-        is_known = writer.wait_for(lambda: batch.is_reported, timeout_s)
-        error = batch.error()
+        batch.waited_ms = batch.waited_ms or monotonic_ms()
+        writer.wait_for(lambda: batch.is_reported or batch.is_overdue(known), timeout_s)
+        is_known, error = batch.is_reported, batch.error()
         if not is_known and error is None:
             writer.watch.check(doing)
             if writer.is_idle and not batch.is_reported:
