@@ -160,3 +160,49 @@ def test_what_went_before_its_commit_is_not_done() -> None:
             committer.see_committed(20)
     finally:
         assert committer.end(20)
+
+
+class ShortMetadata(Commits):
+    """A coordinator that takes no maps, until it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.takes_maps = False
+        self.metadata: list[str] = []
+
+    def commit(self, commits: list[OffsetCommit]) -> None:
+        self.metadata += [each.metadata for each in commits]
+        if not self.takes_maps and any(each.metadata for each in commits):
+            raise KafkaException(KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE))
+        super().commit(commits)
+
+
+def test_maps_that_were_refused_are_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr("kafkamq.kafka.parallel.commits.monotonic", lambda: now_s[0])
+    room, commits = Room(), ShortMetadata()
+    duty = Duty(room.lane, PartitionFlow(FlowLimits()), StallGuard(stall_after_ms=1000), 0, -1)
+    committer = Committer(
+        room.desk.config, room.desk, commits, lambda: [duty], room.stats, pytest.fail
+    )
+    room.add("abcdefgh")
+    done = iter(range(1, 8))
+
+    def commit_after(seconds: float) -> list[bool]:
+        """One more is done, behind one that is not; whether each commit that follows has a map."""
+        now_s[0] += seconds
+        room.lane.tracker.complete([next(done)])
+        commits.metadata.clear()
+        while duty.committed_version != room.lane.tracker.version:
+            committer._commit()
+        return [bool(each) for each in commits.metadata]
+
+    assert commit_after(0) == [True, False]
+    assert commit_after(59) == [False]
+    assert commit_after(1) == [True, False]  # still refused: the pause is twice as long
+    assert commit_after(60) == [False]
+    commits.takes_maps = True
+    assert commit_after(60) == [True]
+    assert commit_after(0) == [True]
+    commits.takes_maps = False
+    assert commit_after(0) == [True, False]

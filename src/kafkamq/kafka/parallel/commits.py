@@ -40,6 +40,8 @@ _GONE = frozenset(
     }
 )
 _SOON_S = 0.05  # until the next commit, while a map is too long
+_NO_MAPS_S = 60.0  # after a broker refused a map: until one is tried again, doubled each time
+_MAX_NO_MAPS_S = 3600.0
 _log = logging.getLogger(__name__)
 
 
@@ -145,7 +147,8 @@ class Committer:
         self._duties = duties
         self._stats = stats
         self._fail = fail
-        self._with_maps = True
+        self._no_maps_s = _NO_MAPS_S
+        self._no_maps_until_s = 0.0
         self._may_succeed = False  # the last commit failed, and the same may succeed soon
         self._refusal: tuple[KafkaMQError, bool] | None = None  # of it, and whether that passes
         self._wanted = threading.Condition()
@@ -296,13 +299,19 @@ class Committer:
         self._may_succeed = inner.code() not in _GONE
         _log.info("a commit failed and is made again", extra={"code": inner.name()})
 
+    @property
+    def _with_maps(self) -> bool:
+        return monotonic() >= self._no_maps_until_s
+
     def _go_without_maps(self) -> None:
-        self._with_maps = False
+        """For a while: the next coordinator, or this one with another setting, may take them."""
+        self._no_maps_until_s = monotonic() + self._no_maps_s
         _log.error(
             "the broker takes shorter commit metadata than offset maps need: commits go without"
-            " maps from now on; raise offset.metadata.max.bytes to 4096",
-            extra={"group": self._config.group_id},
+            " maps for a while; raise offset.metadata.max.bytes to 4096",
+            extra={"group": self._config.group_id, "again_s": self._no_maps_s},
         )
+        self._no_maps_s = min(2 * self._no_maps_s, _MAX_NO_MAPS_S)
 
     def confirm(self, plan: Plan) -> None:
         """Note that Kafka has it, and tell the user."""
@@ -311,6 +320,8 @@ class Committer:
                 duty.committed_version = progress.version
                 duty.committed_offset = progress.committable_offset
         self._refusal = None
+        if any(each.metadata for each in plan.commits):
+            self._no_maps_s = _NO_MAPS_S
         self._stats.commits += 1
         self._stats.last_commit_s = monotonic()
         self._stats.map_chars = max(len(each.metadata) for each in plan.commits)

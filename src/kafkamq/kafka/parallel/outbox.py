@@ -60,7 +60,6 @@ class Outbox:
             DeadlineExceededError: The queue stayed full.
             StateError: Closed.
         """
-        client = self._connected()
 
         def delivered(error: KafkaError | None, message: Message) -> None:
             if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
@@ -71,6 +70,7 @@ class Outbox:
 
         deadline_s = 0.0
         while True:
+            client = self._connected()
             try:
                 client.produce(
                     topic,
@@ -81,7 +81,7 @@ class Outbox:
                     headers=list(headers) if headers else None,
                 )
                 return
-            except BufferError:  # noqa: PERF203 - the loop is the waiting
+            except BufferError:
                 now_s = monotonic()
                 deadline_s = deadline_s or now_s + self._send_timeout_s
                 if now_s >= deadline_s:
@@ -90,8 +90,9 @@ class Outbox:
                     ) from None
                 sleep(0.005)  # the thread makes room
             except KafkaException as error:
-                self._renew_if_fatal(client, error)
-                raise broker_error(error, f"sending to {topic}") from error
+                if not _has_ended(error):
+                    raise broker_error(error, f"sending to {topic}") from error
+                self._renew(client)
 
     def _send_alone(
         self,
@@ -104,21 +105,27 @@ class Outbox:
         partition: int,
     ) -> None:
         """In a delivery report: send it again, in a batch of its own."""
-        try:
-            if self._alone is None:
-                self._alone = self._made(batch_num_messages=1)
-            self._alone.produce(
-                topic,
-                value,
-                key,
-                partition,
-                on_delivery=on_delivery,
-                headers=list(headers) if headers else None,
-            )
-        except KafkaException as error:
-            on_delivery(kafka_error(error), refused)
-        except (KafkaMQError, BufferError):  # it may fit another time
-            on_delivery(KafkaError(KafkaError._QUEUE_FULL), refused)
+        while True:
+            client = self._alone
+            try:
+                if client is None:
+                    client = self._alone = self._made(batch_num_messages=1)
+                client.produce(
+                    topic,
+                    value,
+                    key,
+                    partition,
+                    on_delivery=on_delivery,
+                    headers=list(headers) if headers else None,
+                )
+            except KafkaException as error:
+                if client is not None and _has_ended(error):
+                    self._renew(client)
+                    continue
+                on_delivery(kafka_error(error), refused)
+            except (KafkaMQError, BufferError):  # it may fit another time
+                on_delivery(KafkaError(KafkaError._QUEUE_FULL), refused)
+            return
 
     def park(
         self, topic: str, group_id: str, record: ParallelRecord, reason: DeadLetterReason, said: str
@@ -189,34 +196,41 @@ class Outbox:
         settings = producer_settings(self._service, partitioner="murmur2_random", **more)
         return connect(Producer, settings, self._watch)
 
-    def _renew_if_fatal(self, failed: Producer, error: KafkaException) -> None:
-        inner = error.args[0]
-        if not isinstance(inner, KafkaError) or not inner.fatal():
-            return
+    def _renew(self, failed: Producer) -> None:
+        """A fatal error ended one of the producers: the next send finds another."""
         with self._lock:
             if self._client is failed:
                 self._watch = ErrorWatch(self._service.bootstrap_servers)
                 self._client = self._made()
-                self._spent.append(failed)
-                _log.warning("the producer was recreated after a fatal error")
+            elif self._alone is failed:
+                self._alone = None
+            else:  # another thread was quicker
+                return
+            self._spent.append(failed)
+        _log.warning("the producer was recreated after a fatal error")
 
     def _serve(self) -> None:
         """The thread: delivery reports."""
         enter(self._config)
         while not self._is_closed:
-            client = self._client
-            if client is not None:
+            for client, wait_s in ((self._client, _POLL_S), (self._alone, 0.0)):
+                if client is None:
+                    continue
                 try:
-                    client.poll(_POLL_S)
+                    client.poll(wait_s)
                 except BaseException:  # noqa: BLE001 - the other reports must come all the same
                     _log.exception("a delivery report could not be passed on")
-                if self._alone is not None:
-                    self._alone.poll(0)
             self._end_spent()
 
     def _end_spent(self) -> None:
         while self._spent:
             end_producer(self._spent.pop())
+
+
+def _has_ended(error: KafkaException) -> bool:
+    """Whether it ended its producer, or says that another one did."""
+    inner = kafka_error(error)
+    return inner.fatal() or inner.code() == KafkaError._FATAL
 
 
 def _forms(
