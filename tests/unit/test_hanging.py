@@ -224,4 +224,4 @@ def test_a_process_that_goes_on_in_its_list_does_not_hang(
         assert process.progress() is None
     finally:
         process.end()
-    assert [offset for _, (_, _, offset) in sorted(set(seen))] == [0, 1, 2]
+    assert list(dict.fromkeys(offset for _, (_, _, offset) in seen)) == [0, 1, 2]
