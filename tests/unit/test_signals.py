@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 import pytest
+
+from kafkamq.clients.signals import keeping_interrupts, stop_on_signals
 
 AT_THE_WORST_MOMENT = """
 import os, signal, threading
@@ -52,3 +55,21 @@ undo()
 assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_what_starts_meanwhile_does_not_take_ctrl_c() -> None:
+    """As a SparkContext does, whose handler asks the JVM."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        undo = stop_on_signals(lambda: None)
+        ours = signal.getsignal(signal.SIGINT)
+        with keeping_interrupts():
+            signal.signal(signal.SIGINT, lambda *_: None)
+        assert signal.getsignal(signal.SIGINT) is ours
+        undo()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with keeping_interrupts():
+            signal.signal(signal.SIGINT, ours)
+        assert signal.getsignal(signal.SIGINT) is ours  # nobody had set one
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["apart", "stop_event", "stop_on_signals"]
+__all__ = ["apart", "keeping_interrupts", "stop_event", "stop_on_signals"]
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
@@ -42,6 +42,22 @@ def stop_on_signals(
             signal.signal(number, handler)
 
     return undo
+
+
+@contextmanager
+def keeping_interrupts() -> Iterator[None]:
+    """Keep the handler of SIGINT that the program has set, whatever the block sets.
+
+    A starting SparkContext sets one that asks the JVM, which fails in the middle of another
+    question. Where there is none but Python's own, Spark's stays: it cancels the jobs.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        is_set = before not in (signal.default_int_handler, signal.SIG_DFL, None)
+        if is_set and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

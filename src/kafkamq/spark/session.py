@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from kafkamq.clients.signals import keeping_interrupts
 from kafkamq.errors import ConfigError
 from kafkamq.spark.cluster import package_archive
 from kafkamq.spark.daemon import THREADLESS
@@ -137,7 +138,8 @@ def build_session(
     builder = SparkSession.builder
     for name, value in every.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    with keeping_interrupts():
+        spark = builder.getOrCreate()
     if not every["spark.master"].startswith("local"):
         spark.sparkContext.addPyFile(str(package_archive()))
     globals()["_built"] = spark.sparkContext
