@@ -124,6 +124,24 @@ def test_a_start_is_not_tried_for_longer_than_ended_ids_are_known(
     assert int(str(marker_settings(of(name, value))[name])) == used
 
 
+@pytest.mark.parametrize(("value", "used"), [("900000", 60_000), ("20000", 20_000)])
+def test_a_killed_process_holds_readers_back_for_a_minute_at_most(value: str, used: int) -> None:
+    long = of("transaction.timeout.ms", value)
+    settings = transactional_settings(long, transactional_id="t")
+    assert int(str(settings["transaction.timeout.ms"])) == used
+    # Whose transactions may take long: what the user says.
+    settings = transactional_settings(long, transactional_id="t", transaction_timeout_ms=60_000)
+    assert settings["transaction.timeout.ms"] == value
+
+
+@pytest.mark.parametrize("name", ["reconnect.backoff.ms", "reconnect.backoff.max.ms"])
+def test_markers_are_not_kept_from_a_broker_that_returned(name: str) -> None:
+    assert marker_settings(of(name, "600000"))[name] == 1000
+    assert marker_settings(of(name, "200"))[name] == "200"
+    assert consumer_settings(of(name, "600000"), group_id="g")[name] == "600000"
+    connect(Producer, marker_settings(of(name, "600000")))
+
+
 @pytest.mark.parametrize("name", ["message.timeout.ms", "delivery.timeout.ms"])
 def test_a_long_message_timeout_is_no_obstacle_to_transactions(name: str) -> None:
     settings = transactional_settings(of(name, "60000"), transactional_id="t")

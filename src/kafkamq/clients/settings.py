@@ -47,11 +47,13 @@ class Role(Enum):
 
 
 MAX_START_MS = 30_000  # R5
+MAX_TRANSACTION_MS = 60_000  # each step of ours gives up sooner; a killed process's goes on so long
+MAX_RECONNECT_MS = 1000  # a KEEPALIVE that waits for longer costs leases
 _MAX_MESSAGE_BYTES = 20 * 1024 * 1024
 
 _EVERYWHERE: dict[str, object] = {
     "client.id": "kafkamq",
-    "reconnect.backoff.max.ms": 1000,  # R5: a returned broker is used at once
+    "reconnect.backoff.max.ms": MAX_RECONNECT_MS,  # R5: a returned broker is used at once
     "socket.keepalive.enable": True,
 }
 _DEFAULTS: dict[Role, dict[str, object]] = {
@@ -171,19 +173,30 @@ def producer_settings(config: ServiceConfig, **ours: object) -> dict[str, object
 def transactional_settings(
     config: ServiceConfig, *, transactional_id: str, **ours: object
 ) -> dict[str, object]:
-    """Properties of a transactional producer; message timeouts end within the transaction's."""
+    """Properties of a transactional producer; message timeouts end within the transaction's.
+
+    A transaction of a killed process holds readers back until its timeout, so the user's is bounded
+    by a minute; but not where the caller proposes one, whose transactions may take long.
+    """
     settings = _settings(
         config, Role.TRANSACTIONAL, {"transactional.id": transactional_id, **_dotted(ours)}
     )
+    if "transaction_timeout_ms" not in ours:
+        _cap(settings, "transaction.timeout.ms", MAX_TRANSACTION_MS)
     # librdkafka refuses a longer one; a user who set it for the other producers means no harm.
     _cap_timeout(settings, settings["transaction.timeout.ms"])
     return settings
 
 
 def marker_settings(config: ServiceConfig, **ours: object) -> dict[str, object]:
-    """``producer_settings`` whose records fail within 30 s: R5 and R12 rest on that."""
+    """``producer_settings`` whose records fail within 30 s: R5 and R12 rest on that.
+
+    And which looks for a broker that returns as often as leases need it.
+    """
     settings = producer_settings(config, **ours)
     _cap_timeout(settings, MAX_START_MS)
+    for name in ("reconnect.backoff.ms", "reconnect.backoff.max.ms"):
+        _cap(settings, name, MAX_RECONNECT_MS)
     return settings
 
 
@@ -192,6 +205,11 @@ def _cap_timeout(settings: dict[str, object], limit: object) -> None:
         value = settings.get(name)
         if value is not None and not 0 < _int(value) <= _int(limit):  # 0: without end
             settings[name] = limit
+
+
+def _cap(settings: dict[str, object], name: str, limit: int) -> None:
+    if _int(settings.get(name, 0)) > limit:
+        settings[name] = limit
 
 
 def admin_settings(config: ServiceConfig, **ours: object) -> dict[str, object]:

@@ -93,6 +93,7 @@ class TransactionCommitter(Committer):
             config.service,
             f"kafkamq.{config.group_id}.{uuid.uuid4().hex}",
             partitioner="murmur2_random",
+            transaction_timeout_ms=10_000,  # proposed, so that users may raise it
         )
         self._has_begun = False
         self._failure: BaseException | None = None  # of a send: the transaction must not commit
