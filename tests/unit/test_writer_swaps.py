@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
 
 import pytest
 from confluent_kafka import Message as Record
@@ -146,3 +149,81 @@ def test_a_batch_waits_for_its_own_reports_alone() -> None:
     waits.join(10)
     assert done == [True]
     assert len(parts.worker.writer) > 0
+
+
+class _Trouble:
+    """A writer whose client fails for good again and again, and what became of each marker."""
+
+    SWAPS = 20
+
+    def __init__(self, writer: MarkerWriter) -> None:
+        self.writer = writer
+        self.is_over = threading.Event()
+        self.written: list[bytes] = []
+        self.reported: list[Record] = []
+        self.refused: list[bytes] = []
+        self.raised: list[BaseException] = []
+
+    def _report(self, _: object, marker: Record) -> None:
+        # One call: after a fatal error reports run with it raised, and what follows fails.
+        self.reported.append(marker)
+
+    def write(self, name: bytes) -> None:
+        """One by itself and two together, again and again."""
+        count = 0
+        while not self.is_over.wait(0.0005):
+            one, *two = values = [b"%s/%d" % (name, count + more) for more in range(3)]
+            many: list[dict[str, Any]] = [
+                {"value": value, "key": b"key", "callback": self._report} for value in two
+            ]
+            self.written += values
+            count += 3
+            try:
+                self.writer.write(one, b"key", 0, self._report)
+            except BrokerError:
+                self.refused.append(one)
+            try:
+                self.writer.write_many(1, many)
+            except BrokerError:
+                self.refused.extend(each["value"] for each in many if "_error" in each)
+
+    def serve(self, call: Callable[[], object]) -> None:
+        while not self.is_over.is_set():
+            with suppress(BrokerError):  # that the client has failed: one of them is told
+                call()
+
+    def fail(self) -> None:
+        """Let one client after the other fail, when markers were written to it."""
+        failed: list[object] = []
+        while len(failed) < self.SWAPS:
+            with self.writer._serving:  # or its client could be gone meanwhile
+                client = self.writer._client
+                if client not in failed and len(client):
+                    failed.append(client)
+                    fail_for_good(self.writer)
+        self.is_over.set()
+
+    def watched(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the test names it
+            self.raised.append(error)
+            self.is_over.set()
+
+
+def test_each_marker_has_one_outcome_however_often_its_client_is_swapped() -> None:
+    writer = Parts().worker.writer
+    trouble = _Trouble(writer)
+    calls = [partial(trouble.write, b"%d" % number) for number in range(4)]
+    calls += [partial(trouble.serve, call) for call in (partial(writer.flush, 0.01), writer.poll)]
+    threads = [
+        threading.Thread(target=trouble.watched, args=(call,)) for call in (*calls, trouble.fail)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    writer.close()  # what is left is reported as failed
+    assert not trouble.raised
+    outcomes = Counter([*trouble.refused, *(each.value() or b"" for each in trouble.reported)])
+    assert outcomes == Counter(trouble.written)
