@@ -125,6 +125,10 @@ class MarkerLog:
         """Offset behind the last committed marker of each partition."""
         return self._reader.log_ends(self._topic, partitions)
 
+    def reached(self, partitions: Sequence[int], at_ms: int) -> set[int]:
+        """Those of these partitions that have a marker of this broker time or later."""
+        return self._reader.reached(self._topic, partitions, at_ms)
+
     def tops(self, partitions: Collection[int]) -> dict[int, int]:
         """Offset behind the last marker of each partition, whether committed or not yet."""
         with Admin(self._config) as admin:

@@ -112,6 +112,11 @@ class LogReader:
         behind = [number for number, offset in found.items() if offset < 0]
         return found | self.log_ends(topic, behind)
 
+    def reached(self, topic: str, partitions: Sequence[int], at_ms: int) -> set[int]:
+        """Those that have a record whose time is not before ``at_ms``."""
+        found = self._offsets(topic, partitions, max(0, at_ms), 30.0)
+        return {number for number, offset in found.items() if offset >= 0}
+
     def _offsets(
         self, topic: str, partitions: Sequence[int], which: int, timeout_s: float
     ) -> dict[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -131,13 +130,16 @@ def read_end(row: Mapping[str, Any], settings: AckSettings) -> End:
 def find_late(log: MarkerLog, ends: Sequence[End]) -> list[AckToken]:
     """Those whose ENDs came too late (R9), judged as a tracker judges: by folding the log.
 
-    Only looked for where so much time has gone by that a lease could have ended.
+    Only looked for where so much log time has gone by that a lease could have ended.
     """
-    now_ms = time.time() * 1000
+    tokens = [end.token for end in ends if end.token.start_offset >= 0]
+    if not tokens:
+        return []
+    at_ms = min(token.start_ms + token.timeout_ms // 2 for token in tokens)
+    reached = log.reached(sorted({token.marker_partition for token in tokens}), at_ms)
     oldest: dict[int, int] = {}
-    for end in ends:
-        token = end.token
-        if token.start_offset >= 0 and now_ms - token.start_ms > token.timeout_ms / 2:
+    for token in tokens:
+        if token.marker_partition in reached:
             first = oldest.get(token.marker_partition, token.start_offset)
             oldest[token.marker_partition] = min(first, token.start_offset)
     if not oldest:
