@@ -7,7 +7,6 @@ credentials, and that no broker answers. ``ErrorWatch`` is that callback; who wa
 from __future__ import annotations
 
 import re
-import threading
 import time
 
 from confluent_kafka import KafkaError, KafkaException
@@ -223,7 +222,6 @@ class ErrorWatch:
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._servers = bootstrap_servers
-        self._lock = threading.Lock()
         self._fatal: KafkaError | None = None  # the client is unusable
         self._refused: KafkaError | None = None  # wrong credentials
         self._refused_s = 0.0  # monotonic
@@ -232,20 +230,21 @@ class ErrorWatch:
 
     def __call__(self, error: KafkaError) -> None:
         """Take an error from librdkafka; called inside poll, consume or flush."""
+        # No lock: librdkafka may call with an exception pending, which comes up between taking one
+        # and releasing it; then every later call would wait for it for good.
         code = error.code()
-        with self._lock:
-            if error.fatal():
-                self._fatal = self._fatal or error
-            elif code in _CREDENTIALS:
-                self._refused, self._refused_s = error, time.monotonic()
-            elif code == KafkaError._ALL_BROKERS_DOWN:
-                if self._down_since is None:
-                    self._down_since = time.monotonic()
-            elif code == KafkaError._TRANSPORT and _TLS_ALERT in error.str():
-                self._refused = KafkaError(KafkaError._SSL, error.str())
-                self._refused_s = time.monotonic()
-            elif code in (KafkaError._TRANSPORT, KafkaError._RESOLVE):
-                self._transport = error
+        if error.fatal():
+            self._fatal = self._fatal or error
+        elif code in _CREDENTIALS:
+            self._refused, self._refused_s = error, time.monotonic()
+        elif code == KafkaError._ALL_BROKERS_DOWN:
+            if self._down_since is None:
+                self._down_since = time.monotonic()
+        elif code == KafkaError._TRANSPORT and _TLS_ALERT in error.str():
+            self._refused = KafkaError(KafkaError._SSL, error.str())
+            self._refused_s = time.monotonic()
+        elif code in (KafkaError._TRANSPORT, KafkaError._RESOLVE):
+            self._transport = error
 
     def check(self, doing: str) -> None:
         """Raise what no waiting can mend.
@@ -263,8 +262,7 @@ class ErrorWatch:
     def forget(self) -> None:
         """A call succeeded: what was wrong with the connection is over."""
         if any(known is not None for known in (self._down_since, self._transport, self._refused)):
-            with self._lock:
-                self._down_since = self._transport = self._refused = None
+            self._down_since = self._transport = self._refused = None
 
     @property
     def is_down(self) -> bool:
