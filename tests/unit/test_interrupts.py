@@ -209,7 +209,10 @@ def _interrupted(call: Callable[[], object], at: int) -> bool:
     return False
 
 
-def _run(receive: Callable[[Consumer], list[Message]], at: int, late_waits: int = 0) -> bool:
+def _run(
+    receive: Callable[[Consumer], list[Message]], at: int, late_waits: int = 0, again: int = -1
+) -> bool:
+    """``again``: the line of the next receive where it is interrupted once more."""
     consumer = _worker()
     consumer._worker.writer.late_waits = late_waits  # type: ignore[attr-defined]
     writer, reader = consumer._worker.writer, consumer._reader
@@ -219,6 +222,8 @@ def _run(receive: Callable[[Consumer], list[Message]], at: int, late_waits: int 
         handed.extend(receive(consumer))
 
     was_hit = _interrupted(call, at)
+    if was_hit and again >= 0:
+        _interrupted(call, again)
     left = 3  # receives in a row without a message
     while left:
         found = consumer.receive_many(3, 0.0)
@@ -269,6 +274,15 @@ def test_an_interrupt_of_a_receive_leaves_nothing_behind(name: str) -> None:
     rng = random.Random(name)
     while _run(RECEIVES[name], at):
         at += rng.randint(1, 9)
+    assert at > 100
+
+
+def test_a_second_interrupt_leaves_nothing_behind_either() -> None:
+    """As the call that mends what the first one broke off is broken off."""
+    rng = random.Random(2)
+    at = 0
+    while _run(RECEIVES["iteration"], at, again=rng.randint(0, 60)):
+        at += rng.randint(1, 4)
     assert at > 100
 
 

@@ -203,7 +203,9 @@ class Consumer:
 
     def _note(self, error: BaseException, handing: list[Message]) -> None:
         if not isinstance(error, KafkaMQError):
-            self._broken_off = handing
+            noted = set(map(id, handing))  # a call that mends may be broken off, too
+            before = self._broken_off or ()
+            self._broken_off = [*handing, *(each for each in before if id(each) not in noted)]
 
     def _mend(self, handing: Sequence[Message]) -> None:
         """What a broken-off receive had taken or committed is ready, the rest is read again."""
