@@ -78,7 +78,9 @@ class World:
         monkeypatch.setattr(ticking, "StatusReader", lambda _: self)
         config = ServiceConfig(bootstrap_servers="nowhere:1")
         self.topic = config.marker_topic
-        self.keeper = TickKeeper(config, TrackerConfig(), engine="e", epoch=1, trigger_ms=1000)
+        self.keeper = TickKeeper(
+            config, TrackerConfig(), engine="e", epoch=1, token="t", trigger_ms=1000
+        )
         self.keeper.begin([0])
 
     # What the keeper has in place of a Ticker and a StatusReader.

@@ -7,6 +7,7 @@ among them.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,8 @@ class FoldSettings:
     longest_ms: int  # R23: half of it
     max_actions: int  # R16
     starting: dict[int, int] = field(default_factory=dict)  # first offsets; absent: added later, 0
+    # Of this start alone: epochs begin anew where Kafka has forgotten the ledgers.
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 class FoldProcessor(StatefulProcessor):
@@ -133,7 +136,7 @@ class FoldProcessor(StatefulProcessor):
 
     def _tracker(self, index: bytes | None, partition: int) -> RedeliveryTracker:
         settings = self._settings
-        engine = (settings.engine, settings.epoch)
+        engine = (settings.token, settings.epoch)
         if index is None:
             return RedeliveryTracker(
                 settings.starting.get(partition, 0),

@@ -9,7 +9,8 @@ Blocks are grouped by marker partition, which partition p of n tasks folds in ta
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+import secrets
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig, TrackerConfig
@@ -40,6 +41,7 @@ class QueryPlan:
     carry_after_ms: int
     trigger_ms: int
     max_markers: int  # per batch: back-pressure when the log is far ahead
+    token: str = field(default_factory=lambda: secrets.token_hex(8))  # of this start's TICKs (R17)
 
 
 # Where the session says nothing. A batch reads each row once: a cache would only grow, 8 MB a task.
@@ -91,6 +93,7 @@ def _start(spark: SparkSession, plan: QueryPlan) -> StreamingQuery:
         FoldSettings(
             engine=note.engine,
             epoch=plan.epoch,
+            token=plan.token,
             max_lease_ms=plan.tracker.max_lease_ms,
             carry_after_ms=plan.carry_after_ms,
             longest_ms=2 * plan.carry_after_ms,

@@ -43,6 +43,7 @@ class TickKeeper:
         *,
         engine: str,
         epoch: int,
+        token: str,
         trigger_ms: int = 0,
     ) -> None:
         self._trigger_ms = trigger_ms
@@ -52,6 +53,7 @@ class TickKeeper:
         self._max_silence_ms = tracker.max_silence_ms
         self._engine = engine
         self._epoch = epoch
+        self._token = token  # in the TICKs: which of them this start waits for
         self._ticker = Ticker(config)
         self._reader = StatusReader(config)
         self._policies: dict[int, TickPolicy] = {}
@@ -67,7 +69,7 @@ class TickKeeper:
         """
         numbers = list(partitions)
         offsets = self._ticker.tick_all(
-            numbers, engine=self._engine, epoch=self._epoch, timeout_s=timeout_s
+            numbers, engine=self._token, epoch=self._epoch, timeout_s=timeout_s
         )
         now_ms = _monotonic_ms()
         for number in numbers:
@@ -107,7 +109,7 @@ class TickKeeper:
                 self._rests_since_ms[number] = now_ms
                 _log.debug("TICK wanted", extra={"partition": number})
                 self._ticker.tick(
-                    number, engine=self._engine, epoch=self._epoch, on_done=self._on_done
+                    number, engine=self._token, epoch=self._epoch, on_done=self._on_done
                 )
 
     def batch_done(self, ends: Mapping[int, int]) -> None:

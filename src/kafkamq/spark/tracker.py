@@ -176,6 +176,7 @@ class SparkTracker:
             self.tracker,
             engine=plan.note.engine,
             epoch=plan.epoch,
+            token=plan.token,
             trigger_ms=plan.trigger_ms,
         )
         try:
