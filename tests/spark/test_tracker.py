@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     NewPartitions,
@@ -27,6 +27,7 @@ from tests.spark.tracker_runs import (
     wait_until,
     wait_until_live,
 )
+from tests.sure_producer import SureProducer
 
 from kafkamq.clients.ledger import LedgerKey, read_positions
 from kafkamq.config import TrackerConfig
@@ -274,7 +275,8 @@ def test_added_marker_partitions_are_tracked_without_a_restart(
             for chunk in range(1000)
             if logs.place(MessageId(0, chunk * 4096)) == 2
         )
-        logs._producer = Producer({"bootstrap.servers": logs.bootstrap})  # it knows the new count
+        # It knows the new count.
+        logs._producer = SureProducer({"bootstrap.servers": logs.bootstrap})
         logs.start(new, timeout_ms=1000)
         wait_until(lambda: settled(logs, *ids, new), timeout_s=PATIENCE_S)
     key = LedgerKey.of_markers(logs.config, 2)
