@@ -157,3 +157,27 @@ def test_without_such_sockets_everyone_does_its_own(
     assert first.owners.run(0, "a") == "A"
     assert second.owners.run(0, "b") == "B"
     assert len(first.done) == len(second.done) == 1
+
+
+def test_what_is_to_be_done_soon_is_done_in_one_thread() -> None:
+    before = threading.active_count()
+    running, may_go_on = threading.Event(), threading.Event()
+    done = threading.Semaphore(0)
+
+    def perform(slot: int, request: object) -> object:
+        running.set()
+        assert may_go_on.wait(30.0)
+        done.release()
+        if request == 0:
+            raise ZeroDivisionError("a bug")
+        return None
+
+    owners = Owners(uuid.uuid4().hex, perform)
+    for number in range(1000):
+        owners.soon(number % 4, number)
+    assert running.wait(30.0)
+    most = threading.active_count()
+    may_go_on.set()
+    assert all(done.acquire(timeout=30.0) for _ in range(1000))
+    assert most <= before + 1
+    owners.close()

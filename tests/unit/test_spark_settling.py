@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
+from kafkamq.clients.open_ledgers import MAX_OPEN
 from kafkamq.clients.settlement import SettleReport
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.spark import settling
+from kafkamq.spark import partition_ledgers, settling
 from kafkamq.spark.blocks import encode_actions
 from kafkamq.spark.settling import SettleSettings
 from kafkamq.wire.status import TrackerStatus, encode_status
@@ -77,11 +81,10 @@ def test_a_tracker_that_has_ended_is_dropped_in_time(monkeypatch: pytest.MonkeyP
 
 
 class Committed:
-    """In place of a Settler, a Ticker and a Ledger: what was committed."""
+    """In place of a Settler, a Ticker and ledgers: what was committed."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self.last = self.key = None
-        self.is_open = True
         self.positions: list[tuple[int, int]] = []
 
     def settle(
@@ -100,6 +103,13 @@ class Committed:
 
     poll = prepare
 
+    @contextmanager
+    def using(self, _: int) -> Iterator[Committed]:
+        yield self
+
+    def turns(self) -> int:
+        return 1
+
 
 def test_a_new_process_writes_the_position_of_its_first_batch(
     monkeypatch: pytest.MonkeyPatch,
@@ -107,7 +117,6 @@ def test_a_new_process_writes_the_position_of_its_first_batch(
     """Where batches are rare, each one has new processes: Spark ends those that rest."""
     log = Committed()
     monkeypatch.setattr(settling, "Settler", lambda *_: log)
-    monkeypatch.setattr(settling, "ledger", lambda *_, **__: log)
 
     def settle(desk: settling._Desk, batch: int) -> None:
         position = 10 * batch
@@ -121,7 +130,7 @@ def test_a_new_process_writes_the_position_of_its_first_batch(
         }
         assert desk.settle(row, batch) == 0
 
-    desk = settling._Desk(settings("a"), log)  # type: ignore[arg-type]  # a Ticker
+    desk = settling._Desk(settings("a"), log, log)  # type: ignore[arg-type]  # in place of both
     settle(desk, 7)
     assert not log.positions, "nobody waits for it"
     settle(desk, 8)
@@ -133,3 +142,57 @@ def test_a_new_process_writes_the_position_of_its_first_batch(
     settle(desk, 9)
     settle(desk, 10)
     assert log.positions == [(7, 70), (9, 90)]
+
+
+class OneLedger:
+    """In place of a Ledger: whether its client is there."""
+
+    open_ones: ClassVar[set[int]] = set()
+    most = 0
+
+    def __init__(self, _: object, key: object, *, admin: object, **__: object) -> None:
+        assert admin is not None, "one for all"
+        self.number = id(self)
+
+    @property
+    def is_open(self) -> bool:
+        return self.number in self.open_ones
+
+    def open(self) -> None:
+        self.open_ones.add(self.number)
+        OneLedger.most = max(OneLedger.most, len(self.open_ones))
+
+    def rest(self) -> None:
+        self.open_ones.discard(self.number)
+
+    close = rest
+
+
+def test_a_process_keeps_few_of_its_ledgers_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    admins: list[SimpleNamespace] = []
+
+    def admin(_: object, **__: object) -> SimpleNamespace:
+        admins.append(SimpleNamespace(close=lambda: None))
+        return admins[-1]
+
+    monkeypatch.setattr(partition_ledgers, "Ledger", OneLedger)
+    monkeypatch.setattr(partition_ledgers, "Admin", admin)
+    config = ServiceConfig(bootstrap_servers="x:1", namespace="many")
+    ledgers = partition_ledgers.PartitionLedgers(config, engine="e", epoch=1)
+    for _ in range(2):
+        for partition in range(1000):
+            with ledgers.using(partition) as own:
+                assert own.is_open
+    assert len(OneLedger.open_ones) == MAX_OPEN
+    assert OneLedger.most == MAX_OPEN + 1  # the one in use
+    assert len(admins) == 1
+    assert ledgers.turns() * MAX_OPEN >= 1000
+    ledgers.close()
+    assert not OneLedger.open_ones
+
+
+def test_a_partition_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Committed()
+    monkeypatch.setattr(settling, "Settler", lambda *_: log)
+    desk = settling._Desk(settings("a"), log, log)  # type: ignore[arg-type]  # in place of both
+    assert [desk.wants_preparing(number) for number in (1, 2, 1, 2)] == [True, True, False, False]

@@ -8,9 +8,7 @@ transaction as what it speaks of, so it can neither lag nor lead.
 
 from __future__ import annotations
 
-import os
 import random
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +30,6 @@ __all__ = [
     "LedgerKey",
     "claim",
     "latest",
-    "ledger",
     "newest_start",
     "read_ledgers",
     "read_positions",
@@ -280,26 +277,6 @@ class Ledger:
             finally:
                 consumer.close()
         return self._group
-
-
-_cache: dict[tuple[object, ...], Ledger] = {}
-_cache_lock = threading.Lock()
-
-
-def ledger(config: ServiceConfig, key: LedgerKey, *, engine: str, epoch: int) -> Ledger:
-    """This process's ledger of that key, engine and epoch, made once (not opened); R22.
-
-    One thread at a time may use it. A fork starts with none. An older epoch's is closed.
-    """
-    place = (os.getpid(), config.bootstrap_servers, *sorted(config.kafka.items()), key)
-    with _cache_lock:
-        found = _cache.get(place)
-        if found is not None and (found.engine, found.epoch) == (engine, epoch):
-            return found
-        if found is not None:
-            found.close()
-        made = _cache[place] = Ledger(config, key, engine=engine, epoch=epoch)
-        return made
 
 
 def read_positions(

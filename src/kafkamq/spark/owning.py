@@ -20,6 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 from kafkamq.errors import KafkaMQError
 from kafkamq.spark.failures import error_named
@@ -51,6 +52,8 @@ class Owners:
         self._owned: dict[int, socket.socket] = {}
         self._peers: dict[int, socket.socket] = {}
         self._served: set[socket.socket] = set()
+        self._later: SimpleQueue[tuple[int, object] | None] | None = None
+        self._later_lock = threading.Lock()
 
     def run(self, slot: int, request: object) -> object:
         """Have the slot's owner perform a request, and become it where there is none.
@@ -79,8 +82,22 @@ class Owners:
         return self._do(slot, request)
 
     def soon(self, slot: int, request: object) -> None:
-        """Perform a request beside what else is done in this process; its result is dropped."""
-        _thread(self._do, slot, request)
+        """Perform a request beside what else is done in this process; its result is dropped.
+
+        One after the other, in one thread: there may be one for each of a thousand partitions.
+        """
+        with self._later_lock:
+            if self._later is None:
+                self._later = SimpleQueue()
+                _thread(self._do_later, self._later)
+            self._later.put((slot, request))
+
+    def _do_later(self, later: SimpleQueue[tuple[int, object] | None]) -> None:
+        while (wanted := later.get()) is not None:
+            try:
+                self._do(*wanted)
+            except Exception:  # noqa: BLE001, PERF203 - nobody waits for it, and others are behind
+                _log.exception("what was to be done soon failed", extra={"slot": wanted[0]})
 
     def _do(self, slot: int, request: object) -> object:
         with self._locks[slot]:
@@ -141,6 +158,13 @@ class Owners:
 
     def close(self) -> None:
         """Give up what is owned; who waits for an answer does it itself. Idempotent."""
+        with self._later_lock:
+            later, self._later = self._later, None
+        if later is not None:
+            with suppress(Empty):  # what nobody has begun
+                while True:
+                    later.get_nowait()
+            later.put(None)
         owned, self._owned = self._owned, {}
         for each in (*owned.values(), *self._served, *self._peers.values()):
             with suppress(OSError):

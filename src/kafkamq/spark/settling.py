@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from kafkamq.clients.ledger import Ledger, LedgerKey, ledger
+from kafkamq.clients.ledger import Ledger
 from kafkamq.clients.settlement import Settler
 from kafkamq.clients.ticker import Ticker
 from kafkamq.config import ServiceConfig, TrackerConfig
@@ -37,6 +37,7 @@ from kafkamq.spark.blocks import decode_actions
 from kafkamq.spark.daemon import POOL, SETTLING, calm_worker
 from kafkamq.spark.lateness import lateness_text
 from kafkamq.spark.owning import Owners
+from kafkamq.spark.partition_ledgers import PartitionLedgers
 from kafkamq.wire.status import decode_status
 
 if TYPE_CHECKING:
@@ -129,7 +130,10 @@ class _Worker:
         self.used_s = 0.0  # monotonic; when it was asked for last
         self._slots = settings.slots
         ticker = Ticker(settings.config, timeout_ms=_STATUS_TIMEOUT_MS)
-        self._desks = defaultdict[int, _Desk](partial(_Desk, settings, ticker))
+        self._ledgers = PartitionLedgers(
+            settings.config, engine=settings.engine, epoch=settings.epoch
+        )
+        self._desks = defaultdict[int, _Desk](partial(_Desk, settings, ticker, self._ledgers))
         self._owners = Owners(f"{settings.engine}/{settings.epoch}", self._perform)
 
     def settle(self, row: dict[str, object], batch: int) -> int:
@@ -155,25 +159,27 @@ class _Worker:
         if done is None:
             return None
         partition = _int(row["partition"])
-        if not desk.is_ready(partition):
+        if desk.wants_preparing(partition):
             self._owners.soon(slot, partition)
         return done
 
     def close(self) -> None:
         """Leave the slots to others."""
         self._owners.close()
+        self._ledgers.close()
 
 
 class _Desk:
-    """Settles the rows of one slot: readers, producers, times of positions; one caller at once."""
+    """Settles the rows of one slot: readers, ledgers, times of positions; one caller at once."""
 
-    def __init__(self, settings: SettleSettings, ticker: Ticker) -> None:
+    def __init__(self, settings: SettleSettings, ticker: Ticker, ledgers: PartitionLedgers) -> None:
         self.settings = settings
+        self._ledgers = ledgers
         self._settler = Settler(settings.config, settings.tracker)
         self._ticker = ticker
         self._written_s: dict[int, float] = {}  # monotonic; when a position was written
         self._first: dict[int, tuple[int, int, str]] = {}  # not written: position, batch, source
-        self._prepared: set[int] = set()
+        self._prepared: set[int] = set()  # ... or soon
 
     def settle(self, row: Mapping[str, object], batch: int) -> int | None:
         """Settle one row of the fold; returns the number of its actions, None: not all yet."""
@@ -206,16 +212,19 @@ class _Desk:
     ) -> bool:
         """Actions, if any, and the position; whether nothing is left to be done."""
         self._first.pop(partition, None)
-        own = self._ledger(partition, batch, source)
-        report = self._settler.settle(
-            own, actions, position=position, batch=batch, source_hash=source
-        )
+        with self._ledgers.using(partition) as own:
+            self._check(own, batch, source)
+            report = self._settler.settle(
+                own, actions, position=position, batch=batch, source_hash=source
+            )
         self._written_s[partition] = time.monotonic()
         return not report.left
 
-    def is_ready(self, partition: int) -> bool:
-        """Whether nothing is left to be prepared."""
-        return partition in self._prepared
+    def wants_preparing(self, partition: int) -> bool:
+        """Whether it is to be prepared; nobody is told so twice."""
+        wants = partition not in self._prepared
+        self._prepared.add(partition)
+        return wants
 
     def prepare(self, partition: int) -> None:
         """Connect before something is due: the first one would be late by that.
@@ -223,41 +232,33 @@ class _Desk:
         The position is written, too. Spark ends processes that rest, so in a namespace with little
         to do each batch may meet a new one, which knows of no position that is due.
         """
-        self._prepared.add(partition)
         with suppress(KafkaMQError):  # whoever settles first meets it again
-            self._open(partition)
             self._settler.prepare()
             first = self._first.pop(partition, None)
             if first is not None:
                 self._write(partition, (), *first)
+            else:
+                with self._ledgers.using(partition):
+                    pass  # it is open
 
     def _is_position_due(self, partition: int) -> bool:
-        interval_s = self.settings.tracker.position_interval_ms / 1000
+        """Where partitions share open ledgers, each writes so many times as seldom."""
+        interval_s = self._ledgers.turns() * self.settings.tracker.position_interval_ms / 1000
         now_s = time.monotonic()
         return now_s - self._written_s.get(partition, now_s) >= interval_s
 
-    def _ledger(self, partition: int, batch: int, source: str) -> Ledger:
-        """The partition's ledger, open and checked against this batch."""
-        own = self._open(partition)
+    def _check(self, own: Ledger, batch: int, source: str) -> None:
+        """The ledger is not ahead of this batch."""
         last, key = own.last, own.key
         if last is None or last.engine != self.settings.engine:
-            return own
+            return
         is_other = last.batch == batch and last.source_hash not in ("", source)
         if last.batch > batch or is_other:
             raise StateError(
-                f"checkpoint older than its ledger: {key.topic}[{partition}] is settled up to "
+                f"checkpoint older than its ledger: {key.topic}[{key.partition}] is settled up to "
                 f"batch {last.batch} (source {last.source_hash}), the query is at batch {batch} "
                 f"(source {source}); restore the newest checkpoint, or start with an empty one"
             )
-        return own
-
-    def _open(self, partition: int) -> Ledger:
-        settings = self.settings
-        key = LedgerKey.of_markers(settings.config, partition)
-        own = ledger(settings.config, key, engine=settings.engine, epoch=settings.epoch)
-        if not own.is_open:
-            own.open()
-        return own
 
 
 _workers: dict[tuple[int, str, str], _Worker] = {}
