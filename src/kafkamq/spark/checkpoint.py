@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from kafkamq.errors import ConfigError
+from kafkamq.errors import ConfigError, StateError
+from kafkamq.wire.ledger import Position
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,6 +57,25 @@ class CheckpointNote:
     def place(self, checkpoint: str) -> str:
         """Where Spark's own files are."""
         return f"{checkpoint.rstrip('/')}/{self.folder}" if self.folder else checkpoint
+
+    def require_newest(self, positions: Mapping[int, Position], newest_batch: int) -> None:
+        """Refuse a checkpoint that was restored from an older copy: its batches would be skipped.
+
+        Args:
+            positions: What the ledgers hold, by marker partition.
+            newest_batch: The last one that this checkpoint knows.
+
+        Raises:
+            StateError: A ledger is ahead of it.
+        """
+        for number, position in positions.items():
+            # A ledger says 0 also where no batch is done yet.
+            if position.engine == self.engine and position.batch > max(0, newest_batch):
+                raise StateError(
+                    f"checkpoint older than its ledger: {self.topic}[{number}] is settled up to "
+                    f"batch {position.batch}, the checkpoint ends at batch {newest_batch}; restore "
+                    "the newest one, or start with an empty folder (nothing is lost)"
+                )
 
     def tasks_of(self, batch: int) -> int:
         """Into how many slots a batch of a sink is cut: always the same, however often it runs."""

@@ -11,6 +11,7 @@ from kafkamq.spark.parallelism import NEXT_LOOK_S
 from kafkamq.spark.progress import batch_ends
 from kafkamq.spark.query import QueryPlan
 from kafkamq.spark.reading import LogReader
+from kafkamq.spark.stages import Stages
 from kafkamq.spark.ticking import TickKeeper
 
 if TYPE_CHECKING:
@@ -27,7 +28,13 @@ class Run:
     """One start of the engine, while it runs; used by the minding thread."""
 
     def __init__(
-        self, plan: QueryPlan, keeper: TickKeeper, query: StreamingQuery, *, first_look_s: float
+        self,
+        plan: QueryPlan,
+        keeper: TickKeeper,
+        query: StreamingQuery,
+        *,
+        first_look_s: float,
+        stages: Stages,
     ) -> None:
         self.plan = plan
         self.keeper = keeper
@@ -36,6 +43,7 @@ class Run:
         self.has_progressed = False
         self.is_turning = True  # lately a batch ended, or there was nothing to do
         self._batch = -1
+        self._stages = stages
         self._looked_s = time.monotonic()
         self._counted_s = time.monotonic()
         self._size_due_s = time.monotonic() + first_look_s
@@ -51,6 +59,8 @@ class Run:
             self.is_turning = not self.query.status["isTriggerActive"]
             return
         self.is_turning = True
+        if not self.has_progressed:
+            self._stages.done("first batch")
         self._batch = progress["batchId"]
         self.has_progressed = True
         self.keeper.batch_done(batch_ends(progress, self.plan.config.marker_topic))

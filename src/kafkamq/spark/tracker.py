@@ -41,6 +41,7 @@ from kafkamq.spark.query import QueryPlan, query_failure, start_query
 from kafkamq.spark.reading import log_reader
 from kafkamq.spark.running import Run, pause_s
 from kafkamq.spark.session import build_session, end_session, has_session
+from kafkamq.spark.stages import Stages
 from kafkamq.spark.ticking import TickKeeper
 from kafkamq.wire.status import TrackerStatus
 
@@ -122,6 +123,7 @@ class SparkTracker:
         self._error: BaseException | None = None
         self._metrics: TrackerMetrics | None = None
         self._watching = ExitStack()
+        self._stages = Stages()
         self._loop: Loop | None = None
         self._batches: Loop | None = None
 
@@ -134,8 +136,10 @@ class SparkTracker:
             QueryFailedError: Spark cannot read the checkpoint, or write there.
             BrokerError, DeadlineExceededError: The brokers do not answer.
         """
+        self._stages = Stages()
         for finding in require_topics(self.config, max_lease_ms=self.tracker.max_lease_ms):
             _log.warning("topic check: %s", finding)
+        self._stages.done("topics")
         spark = self._given_session
         self._owns_session = spark is None and not has_session()
         if spark is None:
@@ -144,6 +148,7 @@ class SparkTracker:
                 master=self._master,
                 settings=self._settings,
             )
+        self._stages.done("session")
         self._spark = spark
         self._watching.enter_context(watching(spark, _query_label))
         try:
@@ -181,12 +186,14 @@ class SparkTracker:
         )
         try:
             keeper.begin(range(self._partitions))
+            self._stages.done("ticks")
             self._claimed = Claim()  # the next start has an epoch of its own
             query = start_query(self._spark, plan)
+            self._stages.done("query")
         except BaseException:
             keeper.close()
             raise
-        self._run = Run(plan, keeper, query, first_look_s=self._first_look_s)
+        self._run = Run(plan, keeper, query, first_look_s=self._first_look_s, stages=self._stages)
         self._is_growing = False
         _log.info(
             "tracker started",
@@ -196,6 +203,7 @@ class SparkTracker:
                 "epoch": plan.epoch,
                 "partitions": self._partitions,
                 "tasks": plan.note.tasks,
+                "took_s": dict(self._stages.took_s),
             },
         )
 
@@ -207,6 +215,7 @@ class SparkTracker:
         there = cores(spark)
         wanted = self._tasks or tracker_tasks(info.partitions, there)
         note = read_note(spark, self._checkpoint, topic=topic)
+        self._stages.done("checkpoint")
         is_new = note is None
         note = note or CheckpointNote.new("spark", topic=topic, tasks=wanted)
         if self._tasks is None:  # grow, when the last look said so, and never shrink
@@ -221,6 +230,7 @@ class SparkTracker:
             takeover=takeover,
             begun=self._claimed,
         )
+        self._stages.done("claim")
         if is_new:
             note = replace(note, starting=self._first_offsets(claimed, is_lost=True))
             write_note(spark, self._checkpoint, note)
@@ -230,7 +240,8 @@ class SparkTracker:
             self._claimed = Claim()  # its batches are those of the folder before
             drop_folder(spark, self._checkpoint, old)
         else:
-            _require_newest(note, claimed, last_batch(spark, note.place(self._checkpoint)))
+            newest = last_batch(spark, note.place(self._checkpoint))
+            note.require_newest(claimed.positions, newest)
         retention_ms = int(info.settings.get("retention.ms", "-1"))
         return QueryPlan(
             config=config,
@@ -342,6 +353,7 @@ class SparkTracker:
 
     def _relaunch(self) -> bool:
         """Start again unless another engine did meanwhile; whether it runs now."""
+        self._stages = Stages()
         try:
             self._launch(takeover=False)
         except ConfigError as error:  # claim(takeover=False): another engine's epoch is the latest
@@ -455,18 +467,6 @@ class SparkTracker:
 def _query_label(name: str) -> str:
     """The tracker's own query is always ``tracker``: its name has the engine's id in it."""
     return "tracker" if name.startswith("kafkamq tracker of ") else name
-
-
-def _require_newest(note: CheckpointNote, claimed: Claim, newest_batch: int) -> None:
-    """Refuse a checkpoint that was restored from an older copy: its batches would be skipped."""
-    for number, position in claimed.positions.items():
-        # A ledger says 0 also where no batch is done yet.
-        if position.engine == note.engine and position.batch > max(0, newest_batch):
-            raise StateError(
-                f"checkpoint older than its ledger: {note.topic}[{number}] is settled up to batch "
-                f"{position.batch}, the checkpoint ends at batch {newest_batch}; restore the "
-                "newest one, or start with an empty folder (nothing is lost)"
-            )
 
 
 def run_spark_tracker(
