@@ -46,6 +46,11 @@ def work(record: PlainRecord) -> None:
     note(record)
 
 
+def step(record: PlainRecord) -> None:
+    """Ends when the file of its offset is there."""
+    wait_until(Path(f"{os.environ[SEEN]}.{record.offset}").exists, "leave to go on")
+
+
 class HomeboundError(Exception):
     """Cannot be made in the process of the test."""
 

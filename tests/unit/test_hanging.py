@@ -7,12 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from tests.unit import parallel_handlers as handlers
 from tests.unit.test_parallel_desk import Room
 from tests.unit.test_parallel_processes import records
+from tests.waiting import wait_until
 
 from kafkamq import ConfigError, Worker
 from kafkamq.core.hanging import Call, Slots
@@ -205,23 +207,30 @@ def test_a_list_is_named_by_its_first_record() -> None:
 
 
 def test_a_process_that_goes_on_in_its_list_does_not_hang(
-    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(handlers.SEEN, f"{tmp_path}/seen")
-    process = _Process(handlers.work, wants_results=False)
-    seen: list[tuple[float, tuple[str, int, int]]] = []
+    process = _Process(handlers.step, wants_results=False)
+
+    def is_at(offset: int) -> bool:
+        found = process.progress()
+        return found is not None and found[1].place == ("topic", 0, offset)
+
+    began: list[float] = []
     try:
         assert process.is_ready()
         pieces = [(None, each.plain()) for each in records("a", "b", "c")]
         caller = threading.Thread(target=process.call, args=(pieces,))
         caller.start()
-        while caller.is_alive():
+        for offset in range(3):
+            wait_until(lambda: is_at(offset), "the next record")  # noqa: B023
             found = process.progress()
-            if found is not None:
-                first, call = found
-                assert first == ("topic", 0, 0)
-                seen.append((call.began_s, call.place))
+            assert found is not None
+            assert found[0] == ("topic", 0, 0)
+            began.append(found[1].began_s)
+            Path(f"{tmp_path}/seen.{offset}").touch()
+        caller.join(60)
         assert process.progress() is None
     finally:
         process.end()
-    assert list(dict.fromkeys(offset for _, (_, _, offset) in seen)) == [0, 1, 2]
+    assert sorted(set(began)) == began
