@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -106,13 +105,6 @@ def gate() -> Iterator[Gate]:
 def state_of(name: str) -> LoopState:
     (found,) = [state for state in health.states() if state.name == name]
     return found
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def test_a_worker_whose_threads_all_hang_is_not_live(gate: Gate) -> None:
