@@ -360,8 +360,7 @@ def measure_late_executors(servers: str) -> Row:
         tempfile.TemporaryDirectory(prefix="kafkamq-bench-") as folder,
         LocalSpark(Path(folder, "cluster"), workers=1) as cluster,
     ):
-        settings = {**EXECUTOR_SETTINGS, "spark.executor.memory": "400m"}
-        spark = build_session(master=cluster.master, settings=settings)
+        spark = build_session(master=cluster.master, settings=EXECUTOR_SETTINGS)
         try:
             with SparkTracker(config, checkpoint=f"file://{folder}/checkpoint", spark=spark) as one:
                 wait_until_live(one, 2 * MARKER_PARTITIONS)
