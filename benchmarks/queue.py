@@ -26,7 +26,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from benchmarks import lease_rows, tracker_rows
+from benchmarks import lease_rows, sparse_rows, tracker_rows
 from benchmarks.rows import Row, finish, show
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaException, TopicPartition
@@ -52,8 +52,9 @@ MANY = 1000  # marker partitions
 class Bench:
     """The broker, and topics that rounds share."""
 
-    def __init__(self, servers: str, messages: int, rounds: int) -> None:
+    def __init__(self, servers: str, messages: int, rounds: int, *, sparse_due: int) -> None:
         self.servers = servers
+        self.sparse_due = sparse_due
         self.messages = messages
         self.rounds = rounds
 
@@ -356,6 +357,10 @@ class Bench:
         with self.service(marker_partitions=MANY) as service:
             return tracker_rows.start_many(service.config, MANY)
 
+    def sparse(self) -> list[Row]:
+        """Due messages that lie far apart: the local tracker beside the seeks alone."""
+        return sparse_rows.sparse(lambda: self.service(marker_partitions=1), self.sparse_due)
+
     def million(self) -> list[Row]:
         """A million messages in flight: memory, a restart, and all of them due at once."""
         count, timeout_ms = 1_000_000, 60_000
@@ -448,13 +453,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON list, last")
     parser.add_argument("--messages", type=int, default=200_000, help="per round")
+    parser.add_argument("--sparse-due", type=int, default=10_000, help="50,000: one whole plan")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bootstrap-servers", default="", help="use this cluster")
     parser.add_argument("--only", default="", help="run the benches whose names contain this")
     args = parser.parse_args()
     calm_collector()
     with _broker(args.bootstrap_servers) as servers:
-        bench = Bench(servers, args.messages, args.rounds)
+        bench = Bench(servers, args.messages, args.rounds, sparse_due=args.sparse_due)
         rows = []
         for run in (
             bench.hand_out,
@@ -467,6 +473,7 @@ def main() -> int:
             bench.held,
             bench.keepalives,
             bench.many,
+            bench.sparse,
             bench.million,
         ):
             if args.only in run.__name__:
