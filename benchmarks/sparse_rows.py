@@ -37,7 +37,7 @@ _PAYLOAD = b"x" * 100
 _CHUNK = 200_000  # records
 _MAX_RATIO = 1.2
 _MAX_PAUSE_S = 5.0
-_PATIENCE_S = 120.0  # without a copy
+_PATIENCE_S = 900.0  # without a copy; before the first one the whole log is folded
 
 
 def sparse(service: Callable[[], AbstractContextManager[Service]], count: int) -> list[Row]:
