@@ -256,8 +256,8 @@ OF_TIME = [
         "R4",
         "a quarter of the longest timeout instead of the shortest",
         HOLDERS_PY,
-        "return min((holder.timeout_ms for holder in self.used()), default=0)",
-        "return max((holder.timeout_ms for holder in self.used()), default=0)",
+        "return min(self._timeouts, default=0)",
+        "return max(self._timeouts, default=0)",
         TICKS,
     ),
     Mutant(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from tests.unit.core_fold import START_MS, Fold, T, message
 
+from kafkamq.core.holders import Holder, Holders
 from kafkamq.types import Outcome
 
 
@@ -163,3 +166,36 @@ def test_r08_release_is_believed_of_the_holder_only() -> None:
     assert fold.state(1) == "held"
     fold.end(START_MS, Outcome.RELEASE, message(1), by="b")
     assert fold.state(1) == "due"
+
+
+def held(holders: Holders) -> int:
+    return min((holder.timeout_ms for holder in holders.used()), default=0)
+
+
+def test_r04_the_shortest_timeout_is_of_those_that_hold() -> None:
+    holders = Holders()
+    assert holders.shortest_timeout_ms() == 0
+    slow = holders.join("a", 900, 5000, 1000)
+    quick = holders.join("b", 300, 5000, 1000)
+    other = holders.join("c", 300, 5000, 1000)
+    holders.leave(quick)
+    assert holders.shortest_timeout_ms() == 300
+    holders.leave(other)
+    assert holders.shortest_timeout_ms() == 900
+    assert holders.join("b", 300, 5000, 1000) is quick
+    assert holders.shortest_timeout_ms() == 300
+    holders.leave(quick)
+    holders.leave(slow)
+    assert holders.shortest_timeout_ms() == 0
+
+
+def test_r04_the_shortest_timeout_after_many_holders_were_dropped() -> None:
+    random, holders = Random(4), Holders()
+    joined: list[Holder] = []
+    for number in range(5000):
+        if len(joined) > 20 or (joined and random.random() < 0.4):
+            holders.leave(joined.pop(random.randrange(len(joined))))
+        else:
+            timeout_ms = random.randrange(1, 400)
+            joined.append(holders.join(f"consumer {number}", timeout_ms, 5000, 1000))
+        assert holders.shortest_timeout_ms() == held(holders)

@@ -42,12 +42,13 @@ class Holder:
 class Holders:
     """The holders of one marker partition, by terms and by consumer."""
 
-    __slots__ = ("_by_consumer", "_by_terms", "_idle", "next_number")
+    __slots__ = ("_by_consumer", "_by_terms", "_idle", "_timeouts", "next_number")
 
     def __init__(self) -> None:
         self.next_number = 0
         self._by_terms: dict[tuple[str, int, int], list[Holder]] = {}
         self._by_consumer: dict[str, list[Holder]] = {}
+        self._timeouts: dict[int, int] = {}  # how many holders with entries have it
         self._idle = 0
 
     def join(
@@ -60,6 +61,7 @@ class Holders:
                 if holder.renewed_until_ms <= deadline_ms:
                     if holder.references == 0:
                         self._idle -= 1
+                        self._timeouts[timeout_ms] = self._timeouts.get(timeout_ms, 0) + 1
                     holder.references += 1
                     return holder
         holder = Holder(self.next_number, consumer_id, timeout_ms, max_lease_ms)
@@ -69,16 +71,22 @@ class Holders:
         return holder
 
     def restore(self, holder: Holder) -> None:
-        """Take in a holder that was just made, or read from a state store."""
+        """Take in a holder with entries: just made, or read from a state store."""
         terms = (holder.consumer_id, holder.timeout_ms, holder.max_lease_ms)
         self._by_terms.setdefault(terms, []).append(holder)
         self._by_consumer.setdefault(holder.consumer_id, []).append(holder)
+        self._timeouts[holder.timeout_ms] = self._timeouts.get(holder.timeout_ms, 0) + 1
 
     def leave(self, holder: Holder) -> None:
         """An entry is held no more; holders without entries are dropped now and then."""
         holder.references -= 1
         if holder.references == 0:
             self._idle += 1
+            others = self._timeouts[holder.timeout_ms] - 1
+            if others:
+                self._timeouts[holder.timeout_ms] = others
+            else:
+                del self._timeouts[holder.timeout_ms]
             if self._idle > _MAX_IDLE:
                 self._sweep()
 
@@ -91,7 +99,7 @@ class Holders:
 
     def shortest_timeout_ms(self) -> int:
         """Smallest timeout among holders with entries; 0 when nothing is held."""
-        return min((holder.timeout_ms for holder in self.used()), default=0)
+        return min(self._timeouts, default=0)
 
     def used(self) -> list[Holder]:
         """Holders that have entries."""
@@ -106,6 +114,7 @@ class Holders:
         used = self.used()
         self._by_terms.clear()
         self._by_consumer.clear()
+        self._timeouts.clear()
         self._idle = 0
         for holder in used:
             self.restore(holder)

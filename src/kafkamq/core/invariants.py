@@ -29,6 +29,8 @@ def check_tracker(tracker: RedeliveryTracker) -> None:
                 references[number] = references.get(number, 0) + 1
     used = {holder.number: holder.references for holder in tracker.holders.used()}
     assert used == references, "holders count their entries"
+    shortest_ms = min((holder.timeout_ms for holder in tracker.holders.used()), default=0)
+    assert tracker.holders.shortest_timeout_ms() == shortest_ms, "timeouts are counted"
     assert tracker.committable_offset() <= tracker.next_offset, "a position is in the past"
     _check_table(tracker)
 
