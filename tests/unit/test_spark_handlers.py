@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kafkamq.spark.handlers import _run
+from kafkamq.spark.handlers import _log, _run
 from kafkamq.types import Nack, Reject
 
 
@@ -38,7 +38,11 @@ VERDICTS: list[tuple[Callable[[], Any], str, str]] = [
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_verdict_that_cannot_be_written_as_it_is(is_async: bool) -> None:
+def test_a_verdict_that_cannot_be_written_as_it_is(
+    is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_log, "disabled", True)  # pytest-xdist takes no lone surrogates either
+
     def handler(message: Any) -> Any:
         return VERDICTS[int(message.payload)][0]()
 

@@ -183,6 +183,11 @@ class Service:
         return Queue(self, config)
 
     @property
+    def cluster(self) -> ServiceConfig | None:
+        """Where the brokers are; None: there are none (``testing.MemoryService``)."""
+        return self.config
+
+    @property
     def handlers(self) -> list[HandlerSpec]:
         """What ``Queue.handler`` has registered; a ``Worker`` runs them."""
         return self._handlers

@@ -174,6 +174,10 @@ class MemoryService(Service):
         self.clock = clock if clock is not None else _RealClock()
         self._stores: dict[str, _Store] = {}
 
+    @property
+    def cluster(self) -> None:
+        """There are no brokers."""
+
     def create_topics(
         self, *, partitions: int = 8, marker_partitions: int = 8, replication_factor: int = -1
     ) -> None:

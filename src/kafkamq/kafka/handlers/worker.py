@@ -40,6 +40,10 @@ class HandlerSource(Protocol):
     def handlers(self) -> list[HandlerSpec]:
         """What was registered on its queues."""
 
+    @property
+    def cluster(self) -> ServiceConfig | None:
+        """Where its brokers are; None: it needs none."""
+
     def open_consumer(self, spec: HandlerSpec, plan: ConsumerPlan) -> Consumer:
         """A consumer for a handler."""
 
@@ -117,8 +121,7 @@ class Worker:
     @property
     def service_config(self) -> ServiceConfig | None:
         """Where its service is; None: in memory."""
-        found = getattr(self._service, "config", None)
-        return found if isinstance(found, ServiceConfig) else None
+        return self._service.cluster
 
     def start(self) -> None:
         """Check all handlers, connect, and begin in the background.
