@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,13 +19,16 @@ from confluent_kafka import Producer as KafkaProducer
 
 from kafkamq.clients.admin import Admin
 from kafkamq.config import ServiceConfig
-from kafkamq.types import MessageId, Outcome
+from kafkamq.core.redelivery import RedeliveryTracker
+from kafkamq.kafka.tracked_partition import MAX_LOOSE
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 from kafkamq.wire.markers import StartEncoder, encode_end
 from kafkamq.wire.partitions import marker_key, marker_partition
 
 __all__ = [
     "LOAD_TOPIC_ID",
     "TrackerProcess",
+    "density",
     "start_many",
     "wait_until",
     "write_pairs",
@@ -200,6 +204,29 @@ def start_many(config: ServiceConfig, partitions: int) -> list[Row]:
         Row(f"{name}: one of each redelivered", all_s, None, None, "s", None, True),
         Row(f"{name}: connections", used, None, None, "connections", 100, used <= 100),
     ]
+
+
+def density(entries: int = 1_000_000) -> list[Row]:
+    """Bytes of an open message, where a queue has one in so many of its partition's offsets.
+
+    What tracemalloc counts; it needs no broker.
+    """
+    rows = []
+    for one_in in (1, 10, 60, 100, 1000, 10_000):
+        tracker = RedeliveryTracker(max_loose=MAX_LOOSE)
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(entries):
+            message_id = MessageId(0, number * one_in, LOAD_TOPIC_ID, 1)
+            start = Marker(MarkerType.START, message_id, _HOUR_MS, consumer_id="c" * 24)
+            tracker.apply(number, 1_000_000 + number // 100, start)
+        after, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert tracker.open_count() == entries
+        each = (after - before) / entries
+        name = f"{entries:,} open, one in {one_in:,} offsets: each"
+        rows.append(Row(name, each, None, None, "bytes", 60, each <= 60))
+    return rows
 
 
 def count(config: ServiceConfig, topic: str) -> int:

@@ -170,24 +170,32 @@ OF_TRACKERS = [
         "R18",
         "packed entries lose their verdicts",
         PACKED,
-        "        if entry.verdict_offset >= 0:\n",
-        "        if entry.verdict_offset < 0:\n",
+        "0 if verdict_offset < 0 else verdict_offset - start_offset",
+        "0",
         PACKING,
     ),
     Mutant(
         "R18",
         "what was taken stays packed",
         PACKED,
-        "        self._rows[(slot + 1) * _ROW.size - 2] = 0\n",
-        "",
+        "        entry = page.pop(index, self._holders)\n",
+        "        entry = page.read(index, self._holders)\n",
         PACKING,
     ),
     Mutant(
         "R20",
         "packed entries do not hold the position",
-        CHUNKS,
-        "            return min(loose, self.packed.first_start_offset())\n",
-        "            return loose\n",
+        PACKED,
+        "            self.min_start_offset = min((row[0] for row in rows), default=NEVER)\n",
+        "            self.min_start_offset = NEVER\n",
+        PACKING,
+    ),
+    Mutant(
+        "R3",
+        "a packed entry that is renewed is forgotten",
+        REDELIVERY,
+        "        page.wake_ms = min(page.changes_ms)\n",
+        "        page.wake_ms = NEVER\n",
         PACKING,
     ),
     Mutant(
@@ -308,9 +316,8 @@ OF_TRACKERS = [
         "R20",
         "due entries do not hold the position",
         CHUNKS,
-        "        for entry in self.entries.values():  # in the order of their first markers\n"
-        "            return entry.start_offset\n",
-        "        for entry in self.entries.values():\n"
+        "        for entry in self.in_order().values():\n            return entry.start_offset\n",
+        "        for entry in self.in_order().values():\n"
         "            if not entry.flags & DUE:\n"
         "                return entry.start_offset\n",
         PLAN,

@@ -47,7 +47,7 @@ class Pair:
 
 
 def packed(tracker: RedeliveryTracker) -> int:
-    return sum(c.packed.count for c in tracker.table.chunks.values() if c.packed is not None)
+    return tracker.table.packed.count
 
 
 def test_a_verdicts_offset_outlives_packing() -> None:
@@ -56,7 +56,7 @@ def test_a_verdicts_offset_outlives_packing() -> None:
     pair.record(1001, end(1, Outcome.NACK, delay=500))
     for offset in range(2, 5):
         pair.record(1002, start(offset))
-    assert packed(pair.packing) >= 3
+    assert packed(pair.packing) >= 2
     pair.record(1600, Marker(MarkerType.TICK))
     (settle,) = pair.packing.plan()
     assert isinstance(settle, Settle)
@@ -112,14 +112,57 @@ def test_packing_changes_nothing(seed: int) -> None:
     pair.packing.check()
 
 
-def test_a_held_message_takes_few_bytes() -> None:
-    count = 4 * 4096
-    tracker = RedeliveryTracker(max_loose=128)
+@pytest.mark.parametrize("one_in", [1, 100, 10_000])
+def test_pages_are_split_and_joined(one_in: int) -> None:
+    random, pair, held = Random(one_in), Pair(), []
+    for number in random.sample(range(1500), 1500):
+        pair.record(1000, start(number * one_in))
+        held.append(number * one_in)
+    pair.compare()
+    random.shuffle(held)
+    for offset in held[:1400]:
+        pair.record(1001, end(offset, Outcome.ACK))
+    pair.compare()
+    pair.record(1002 + T, Marker(MarkerType.TICK))  # a grace (R3)
+    pair.record(1003 + 2 * T, Marker(MarkerType.TICK))
+    assert packed(pair.packing)
+    for _ in range(4):
+        plan = pair.plain.plan(limit=30)
+        pair.packing.plan(limit=30)
+        assert len(plan) in (30, 10)
+    assert pair.packing.due_count() == 100
+    assert pair.packing.plan() == []
+    pair.compare()
+    for offset in held[1400:]:
+        pair.record(9000, end(offset, Outcome.REDELIVERED))
+    assert pair.packing.open_count() == packed(pair.packing) == 0
+
+
+def test_a_renewed_page_wakes_again() -> None:
+    pair = Pair()
+    for offset in range(0, 1000, 100):
+        pair.record(1000, start(offset))
+    for at_ms in range(1500, 9000, 500):
+        pair.record(at_ms, Marker(MarkerType.KEEPALIVE, None, T, consumer_id="a"))
+        pair.compare()
+    assert packed(pair.packing) >= 8
+    assert not pair.packing.due_count()
+    for at_ms in range(9000, 12_500, 500):
+        pair.record(at_ms, Marker(MarkerType.TICK))
+        pair.compare()
+    assert pair.packing.due_count() == 10
+    assert list(pair.packing.plan()) == list(pair.plain.plan())
+
+
+@pytest.mark.parametrize("one_in", [1, 10, 60, 100, 1000, 10_000])
+def test_a_held_message_takes_few_bytes(one_in: int) -> None:
+    count = 8 * 1024
+    tracker = RedeliveryTracker(max_loose=16)
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        for offset in range(count):
-            tracker.apply(offset, 1_000_000 + offset // 10, start(offset))
+        for number in range(count):
+            tracker.apply(number, 1_000_000 + number // 10, start(number * one_in))
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

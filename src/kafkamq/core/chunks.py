@@ -17,7 +17,6 @@ from kafkamq.core.entry import (
     Entry,
 )
 from kafkamq.core.holders import Holder
-from kafkamq.core.packed import PackedEntries
 from kafkamq.types import MessageId
 
 __all__ = ["Chunk", "ChunkKey", "chunk_key"]
@@ -27,6 +26,7 @@ ChunkKey = tuple[bool, bytes, int, int, int]
 
 _SLOT_MASK = CHUNK_OFFSETS - 1
 _BITMAP_BYTES = CHUNK_OFFSETS // 8
+_NOTHING_ENDED = bytearray()  # of all chunks; another one takes its place
 _HEAD = struct.Struct("<qB")  # ended_ms, has a bitmap
 _ENTRY = struct.Struct("<HHiqqqq")  # slot, flags, holder number, then the four times and offsets
 
@@ -45,8 +45,7 @@ def chunk_key(message_id: MessageId, of_schedule: bool) -> ChunkKey:
 class Chunk:
     """One chunk: entries by slot in the order of their first marker, ended bits, and a summary.
 
-    ``entries`` is None while the chunk lies in a state store; the summary is always there. When
-    some entries are packed, ``entries`` has the others, in any order.
+    ``entries`` is None while the chunk lies in a state store; the summary is always there.
     ``wake_ms`` is a lower bound of the next time at which something in it changes by itself.
     """
 
@@ -57,11 +56,12 @@ class Chunk:
         "ended",
         "ended_ms",
         "entries",
+        "is_mixed",
+        "is_packed",
         "key",
         "listed_first",
         "listed_wake_ms",
         "min_start_offset",
-        "packed",
         "size",
         "wake_ms",
         "wanted",
@@ -70,9 +70,10 @@ class Chunk:
     def __init__(self, key: ChunkKey) -> None:
         self.key = key
         self.entries: dict[int, Entry] | None = {}
-        self.packed: PackedEntries | None = None
+        self.is_packed = False  # others of its entries may be in a page
+        self.is_mixed = False  # entries are not in order: one that was packed came back
         self.agenda: list[int] | None = None  # heap of (time << 12 | slot); None: not built
-        self.ended = bytearray()
+        self.ended = _NOTHING_ENDED
         self.ended_ms = -NEVER
         self.dirty = True  # not in the state store as it is
         self.wake_ms = NEVER
@@ -87,56 +88,25 @@ class Chunk:
         """Open entries."""
         if self.entries is None:
             return self.size
-        return len(self.entries) + (0 if self.packed is None else self.packed.count)
+        return len(self.entries)
 
     def first_start_offset(self) -> int:
         """Smallest start offset of an open entry; NEVER when there is none."""
         if self.entries is None:
             return self.min_start_offset
-        if self.packed is not None:
-            loose = min((entry.start_offset for entry in self.entries.values()), default=NEVER)
-            return min(loose, self.packed.first_start_offset())
-        for entry in self.entries.values():  # in the order of their first markers
+        for entry in self.in_order().values():
             return entry.start_offset
         return NEVER
 
-    def pack(self, max_loose: int) -> dict[int, Entry]:
-        """Turn all entries into bytes, until not even half of ``max_loose`` are packed.
-
-        Returns the new ``entries``, without any.
-        """
-        if self.packed is None:
-            self.packed = PackedEntries(max_loose // 2)
-        for slot, entry in self.unpacked().items():
-            self.packed.put(slot, entry)
-        entries: dict[int, Entry] = {}
-        self.entries = entries
-        return entries
-
-    def unpacked(self) -> dict[int, Entry]:
-        """The entries that are not packed."""
-        assert self.entries is not None, "the chunk is here, not in a store"
-        return self.entries
-
-    def unpack(self, slot: int) -> Entry | None:
-        """The entry of a slot that is not among ``entries``, put there; None: it is nowhere."""
-        packed = self.packed
-        entry = None if packed is None else packed.take(slot)
-        if packed is not None and entry is not None:
-            self.unpacked()[slot] = entry
-            if packed.count < packed.minimum:
-                self.unpack_all()
-        return entry
-
-    def unpack_all(self) -> dict[int, Entry]:
-        """All entries as objects, in the order of their first markers."""
-        entries, packed = self.unpacked(), self.packed
-        if packed is not None:
-            found = [*entries.items(), *packed.take_all()]
-            found.sort(key=_first_marker)
-            entries.clear()  # in place: the caller of ``unpack`` may have it
+    def in_order(self) -> dict[int, Entry]:
+        """The entries, in the order of their first markers."""
+        entries = self.entries
+        assert entries is not None, "the chunk is here, not in a store"
+        if self.is_mixed:
+            self.is_mixed = False
+            found = sorted(entries.items(), key=_first_marker)
+            entries.clear()  # in place: a caller may have it
             entries.update(found)
-            self.packed = None
         return entries
 
     def build_agenda(self, times: list[int]) -> list[int]:
@@ -163,7 +133,7 @@ class Chunk:
     def dump(self) -> bytes:
         """The chunk as bytes for a state store; holders by their numbers, -1 is none."""
         parts = [_HEAD.pack(self.ended_ms, bool(self.ended)), bytes(self.ended)]
-        for slot, entry in self.unpack_all().items():
+        for slot, entry in self.in_order().items():
             number = -1 if entry.holder is None else entry.holder.number
             parts.append(
                 _ENTRY.pack(

@@ -40,12 +40,13 @@ class Holder:
 
 
 class Holders:
-    """The holders of one marker partition, by terms and by consumer."""
+    """The holders of one marker partition, by terms, by consumer and by number."""
 
-    __slots__ = ("_by_consumer", "_by_terms", "_idle", "_timeouts", "next_number")
+    __slots__ = ("_by_consumer", "_by_terms", "_idle", "_timeouts", "by_number", "next_number")
 
     def __init__(self) -> None:
         self.next_number = 0
+        self.by_number: dict[int, Holder] = {}
         self._by_terms: dict[tuple[str, int, int], list[Holder]] = {}
         self._by_consumer: dict[str, list[Holder]] = {}
         self._timeouts: dict[int, int] = {}  # how many holders with entries have it
@@ -75,6 +76,7 @@ class Holders:
         terms = (holder.consumer_id, holder.timeout_ms, holder.max_lease_ms)
         self._by_terms.setdefault(terms, []).append(holder)
         self._by_consumer.setdefault(holder.consumer_id, []).append(holder)
+        self.by_number[holder.number] = holder
         self._timeouts[holder.timeout_ms] = self._timeouts.get(holder.timeout_ms, 0) + 1
 
     def leave(self, holder: Holder) -> None:
@@ -103,17 +105,13 @@ class Holders:
 
     def used(self) -> list[Holder]:
         """Holders that have entries."""
-        return [
-            holder
-            for holders in self._by_consumer.values()
-            for holder in holders
-            if holder.references > 0
-        ]
+        return [holder for holder in self.by_number.values() if holder.references > 0]
 
     def _sweep(self) -> None:
         used = self.used()
         self._by_terms.clear()
         self._by_consumer.clear()
+        self.by_number.clear()
         self._timeouts.clear()
         self._idle = 0
         for holder in used:

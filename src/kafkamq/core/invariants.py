@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kafkamq.core.chunks import Chunk
 from kafkamq.core.entry import ASKED, CARRY, DUE, HELD, NEVER, STATE
+from kafkamq.core.packed import PackedPage
 
 if TYPE_CHECKING:
     from kafkamq.core.redelivery import RedeliveryTracker
@@ -20,6 +21,8 @@ def check_tracker(tracker: RedeliveryTracker) -> None:
     table.open_pages(table.pages.closed)
     after = table.open, table.first_start_offset(), table.next_change_ms()
     assert before == after, "a page is summed up"
+    _check_packed(tracker)
+    table.unpack_all()
     references: dict[int, int] = {}
     for chunk in tracker.table.chunks.values():
         _check_chunk(tracker, chunk)
@@ -33,6 +36,19 @@ def check_tracker(tracker: RedeliveryTracker) -> None:
     assert tracker.holders.shortest_timeout_ms() == shortest_ms, "timeouts are counted"
     assert tracker.committable_offset() <= tracker.next_offset, "a position is in the past"
     _check_table(tracker)
+
+
+def _check_packed(tracker: RedeliveryTracker) -> None:
+    """Pages are in order, and wake in time."""
+    pages = [each for each in tracker.table.chunks.values() if isinstance(each, PackedPage)]
+    rows = sum(page.open_count() for page in pages)
+    assert tracker.table.packed.count == rows, "rows are counted"
+    _check_table(tracker)
+    for page in pages:
+        assert page.offsets, "a page without rows is gone"
+        assert list(page.offsets) == sorted(set(page.offsets)), "rows are in order"
+        assert page.wake_ms <= min(page.changes_ms), "a page wakes in time"
+        assert page.wanted == len(page.wanted_offsets()), "wanted rows are counted"
 
 
 def _check_table(tracker: RedeliveryTracker) -> None:

@@ -48,6 +48,7 @@ from kafkamq.core.entry import (
 )
 from kafkamq.core.holders import Holders
 from kafkamq.core.invariants import check_tracker
+from kafkamq.core.packed import PackedPage
 from kafkamq.core.table import ChunkTable
 from kafkamq.core.ticks import Wake
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
@@ -72,7 +73,7 @@ class RedeliveryTracker:
         engine: (engine id, epoch) of the owner; nothing is planned before its TICK was read (R17).
             None: a tracker without an owner (tests, replays), live from the beginning.
         load_chunk: Fetches a chunk from a state store (``core/snapshot.py``).
-        max_loose: Entries of a chunk that are kept as objects; if there are more they are packed.
+        max_loose: Entries that are kept as objects; if there are more the old ones are packed.
     """
 
     def __init__(
@@ -92,14 +93,13 @@ class RedeliveryTracker:
         self.late_verdicts = 0
         self.malformed = 0
         self.clock = LogClock()
-        self.table = ChunkTable(load_chunk)
         self.holders = Holders()
+        self.table = ChunkTable(self.holders.by_number, self.changes_at, load_chunk, max_loose)
         self.engine = engine
         self.is_live = engine is None
         self._max_lease_ms = max_lease_ms
         self._longest_ms = longest_ms
         self._carry_after_ms = carry_after_ms
-        self._max_loose = max_loose
         self._appliers: dict[MarkerType, Callable[[int, Marker], None]] = {
             MarkerType.START: self._apply_start,
             MarkerType.KEEPALIVE: self._apply_keepalive,
@@ -137,33 +137,23 @@ class RedeliveryTracker:
         slot = chunk.slot_of(message_id)
         now_ms = self.clock.now_ms
         deadline_ms = now_ms + marker.redeliver_after_ms
-        entry = entries.get(slot) or chunk.unpack(slot)
+        entry = entries.get(slot)
+        if entry is None and chunk.is_packed:
+            entry = self.table.unpack(chunk, slot)
         if entry is None:
             if chunk.has_ended(slot, now_ms):  # R12: a zombie's late START
                 return
-            if len(entries) >= self._max_loose:
-                entries = chunk.pack(self._max_loose)
             max_lease_ms = min(marker.max_lease_ms or self._max_lease_ms, self._longest_ms)
             holder = self.holders.join(
                 marker.consumer_id, marker.redeliver_after_ms, max_lease_ms, deadline_ms
             )
             entry = Entry(deadline_ms, offset, now_ms, HELD, holder)
-            self._enter(chunk, entries, slot, entry)
+            self.table.enter(chunk, entries, slot, entry, now_ms)
         elif entry.flags & STATE == HELD and entry.holder is not None:
             # The newer START holds it; count, limits and beginning stay those of the first.
             self._hold(
                 chunk, slot, entry, marker.consumer_id, marker.redeliver_after_ms, deadline_ms
             )
-
-    def _enter(self, chunk: Chunk, entries: dict[int, Entry], slot: int, entry: Entry) -> None:
-        """A new entry."""
-        table = self.table
-        entries[slot] = entry
-        chunk.dirty = True
-        table.open += 1
-        table.note(chunk, slot, self.changes_at(entry, chunk.key[0]))
-        if chunk.listed_first is None or chunk.listed_wake_ms is None:
-            table.enlist(chunk, entry.start_offset)
 
     def _hold(
         self,
@@ -193,7 +183,7 @@ class RedeliveryTracker:
             return
         chunk, entries = self.table.find(chunk_key(message_id, False))
         slot = chunk.slot_of(message_id)
-        entry = entries.get(slot) or chunk.unpack(slot)
+        entry = entries.get(slot) or self.table.unpack(chunk, slot)
         if entry is None or entry.flags & STATE != HELD or entry.holder is None:
             return  # it never brings anything to life
         timeout_ms = entry.holder.timeout_ms
@@ -209,11 +199,13 @@ class RedeliveryTracker:
         key = chunk_key(message_id, marker.of_schedule)
         chunk, entries = self.table.obtain(key) if remembers else self.table.find(key)
         slot = chunk.slot_of(message_id)
-        entry = entries.get(slot) or chunk.unpack(slot)
+        entry = entries.get(slot)
+        if entry is None and chunk.is_packed:
+            entry = self.table.unpack(chunk, slot, ends=remembers)
         if entry is not None and entry.flags & STATE == DUE and outcome not in _BY_TRACKER:
             self.late_verdicts += 1  # R9
         elif remembers:
-            self._end(chunk, entries, slot)
+            self._end(chunk, entries, slot, entry)
         elif entry is not None and entry.flags & STATE == HELD and entry.holder is not None:
             now_ms = self.clock.now_ms
             if outcome is Outcome.REJECT:
@@ -235,7 +227,7 @@ class RedeliveryTracker:
         chunk, entries = self.table.obtain(chunk_key(message_id, True))
         slot = chunk.slot_of(message_id)
         now_ms = self.clock.now_ms
-        old = entries.get(slot) or chunk.unpack(slot)
+        old = entries.get(slot) or self.table.unpack(chunk, slot)
         if old is None:
             if chunk.has_ended(slot, now_ms):
                 return
@@ -246,7 +238,7 @@ class RedeliveryTracker:
         else:
             return
         entry = Entry(now_ms + marker.redeliver_after_ms, offset, now_ms, WAITING, None)
-        self._enter(chunk, entries, slot, entry)
+        self.table.enter(chunk, entries, slot, entry, now_ms)
 
     def _apply_tick(self, offset: int, marker: Marker) -> None:
         if self.is_live or (marker.consumer_id, marker.engine_epoch) != self.engine:
@@ -265,6 +257,9 @@ class RedeliveryTracker:
             self._wake(chunk, now_ms, step_ms)
 
     def _wake(self, chunk: Chunk, now_ms: int, step_ms: int) -> None:
+        if isinstance(chunk, PackedPage):
+            self._wake_page(chunk, now_ms, step_ms)
+            return
         of_schedule = chunk.key[0]
         agenda = chunk.agenda
         if agenda is None or len(agenda) > 4 * chunk.open_count() + 64:
@@ -275,10 +270,10 @@ class RedeliveryTracker:
                     if not entry.flags & DUE
                 ]
             )
-        entries = self.table.loose(chunk)
+        entries = self.table.entries(chunk)
         while agenda and agenda[0] >> 12 < now_ms:
             slot = heappop(agenda) & 0xFFF
-            entry = entries.get(slot) or chunk.unpack(slot)
+            entry = entries.get(slot)  # what is packed wakes with its page
             if entry is None or entry.flags & DUE:
                 continue
             if self.changes_at(entry, of_schedule) < now_ms:  # else it was renewed meanwhile
@@ -286,10 +281,17 @@ class RedeliveryTracker:
             if not entry.flags & DUE:
                 heappush(agenda, self.changes_at(entry, of_schedule) << 12 | slot)
         chunk.wake_ms = agenda[0] >> 12 if agenda else NEVER
-        if len(entries) > self._max_loose:
-            chunk.pack(self._max_loose)
-            if not chunk.wanted:  # all were renewed: it is long until the next time
-                chunk.agenda = None
+
+    def _wake_page(self, page: PackedPage, now_ms: int, step_ms: int) -> None:
+        of_schedule = page.key[0]
+        for index, at_ms in enumerate(page.changes_ms):
+            if at_ms < now_ms:
+                entry = page.read(index, self.holders.by_number)
+                if self.changes_at(entry, of_schedule) < now_ms:
+                    self._pass(page, entry, now_ms, step_ms)
+                due = entry.flags & DUE
+                page.write(index, entry, NEVER if due else self.changes_at(entry, of_schedule))
+        page.wake_ms = min(page.changes_ms)
 
     def _pass(self, chunk: Chunk, entry: Entry, now_ms: int, step_ms: int) -> None:
         """The clock has passed the time at which this entry changes."""
@@ -347,10 +349,10 @@ class RedeliveryTracker:
         self.table.unsettled += 1
         self.table.wanting[chunk.key] = None
 
-    def _end(self, chunk: Chunk, entries: dict[int, Entry], slot: int) -> None:
+    def _end(self, chunk: Chunk, entries: dict[int, Entry], slot: int, entry: Entry | None) -> None:
         now_ms = self.clock.now_ms
-        entry = entries.pop(slot, None)
         if entry is not None:
+            entries.pop(slot, None)  # it may just have been unpacked
             self._uncount(chunk, entry)
             self.table.open -= 1
             if entry.holder is not None:
@@ -378,7 +380,7 @@ class RedeliveryTracker:
         """What is due or to be carried and not asked for, in START order; at most ``limit``.
 
         What it returns counts as asked (soft state, R15). Empty until the engine is live (R17).
-        Chunks that are asked for stay loose: their ENDs, which come soon, need each entry.
+        What is asked for is not packed: its ENDs, which come soon, need each entry.
         """
         actions: list[Settle | Carry] = []
         if not self.is_live:
@@ -386,10 +388,11 @@ class RedeliveryTracker:
         wanting = self.table.wanting
         for key in list(wanting):
             chunk = self.table.chunks.get(key)
-            if chunk is not None and chunk.wanted:  # else what is packed stays so
+            if chunk is not None and chunk.wanted:
                 if len(actions) >= limit:
                     break
-                self._ask(chunk, actions, limit)
+                for each in self.table.unpack_wanted(chunk, limit - len(actions)):
+                    self._ask(each, actions, limit)
             if chunk is None or not chunk.wanted:
                 del wanting[key]
         actions.sort(key=attrgetter("start_offset"))
@@ -417,7 +420,7 @@ class RedeliveryTracker:
             of_schedule = isinstance(action, Carry) or action.of_schedule
             chunk, entries = self.table.find(chunk_key(action.message_id, of_schedule))
             slot = chunk.slot_of(action.message_id)
-            entry = entries.get(slot) or chunk.unpack(slot)
+            entry = entries.get(slot) or self.table.unpack(chunk, slot)
             if entry is None or entry.start_offset != action.start_offset:
                 continue
             if is_carry != bool(entry.flags & DUE):
@@ -469,20 +472,11 @@ class RedeliveryTracker:
 
     def in_progress(self) -> set[MessageId]:
         """Messages with an entry, whatever its state; SCHEDULEs are not among them."""
-        return self._identities(of_schedule=False)
+        return self.table.identities(of_schedule=False)
 
     def scheduled(self) -> set[MessageId]:
         """SCHEDULEs with an entry, by the marker partition and offset of their first record."""
-        return self._identities(of_schedule=True)
-
-    def _identities(self, of_schedule: bool) -> set[MessageId]:
-        self.table.open_pages(self.table.pages.closed)
-        return {
-            chunk.identity(slot)
-            for chunk in self.table.chunks.values()
-            if chunk.key[0] is of_schedule
-            for slot in self.table.entries(chunk)
-        }
+        return self.table.identities(of_schedule=True)
 
     def next_wake(self) -> Wake:
         """What the TICK rules need to know (R4)."""

@@ -61,6 +61,7 @@ def _page_id(number: int) -> str:
 def take_snapshot(tracker: RedeliveryTracker, limits: PageLimits = LIMITS) -> Snapshot:
     """What changed since the last snapshot; the tracker goes on as it is."""
     table, pages = tracker.table, tracker.table.pages
+    table.unpack_all()
     listed = listed_chunks(table, limits)
     changed: dict[str, bytes] = {}
     for chunk in listed:
@@ -177,11 +178,10 @@ def restore_tracker(
         if engine is not None:
             tracker.is_live = state["live"] == list(engine)
         tracker.holders.next_number = state["next_holder"]
-        stored: dict[int, Holder] = {}
         for number, consumer_id, timeout_ms, lease_ms, renewed_ms, until_ms, references in state[
             "holders"
         ]:
-            holder = stored[number] = Holder(number, consumer_id, timeout_ms, lease_ms)
+            holder = Holder(number, consumer_id, timeout_ms, lease_ms)
             holder.renewed_ms = renewed_ms
             holder.renewed_until_ms = until_ms
             holder.references = references
@@ -191,7 +191,7 @@ def restore_tracker(
             state.get("next_page", 0),
             lambda page: _read_page(load_chunk(_page_id(page.number))),
         )
-        tracker.table.adopt([_stored_chunk(line) for line in state["chunks"]], stored, pages)
+        tracker.table.adopt([_stored_chunk(line) for line in state["chunks"]], pages)
     except (ValueError, KeyError, TypeError) as error:
         raise WireError(f"tracker state cannot be read: {error!r}") from error
     return tracker

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 
 from kafkamq.core.chunks import Chunk, ChunkKey
-from kafkamq.core.entry import ENDED_MEMORY_MS, NEVER, Entry
+from kafkamq.core.entry import (
+    ASKED,
+    CARRY,
+    CHUNK_OFFSETS,
+    DUE,
+    ENDED_MEMORY_MS,
+    NEVER,
+    Entry,
+)
 from kafkamq.core.holders import Holder
+from kafkamq.core.packed import PackedEntries, PackedPage
 from kafkamq.core.pages import Page, Pages
+from kafkamq.types import MessageId
 
 __all__ = ["ChunkTable"]
 
@@ -22,10 +32,16 @@ class ChunkTable:
     messages: nothing here that a loop asks for goes through all of them.
 
     Args:
+        holders: By their numbers.
+        changes_at: When an entry changes by itself; True for a SCHEDULE's.
         load_chunk: Fetches a chunk from the state store; only asked for chunks that `adopt` named.
+        max_loose: Entries that are kept as objects, and some; what was there before them is packed.
 
     Attributes:
+        chunks: By key; packed pages are among them.
+        packed: What is packed.
         open: Entries, in all chunks.
+        max_open: When there are more, it is time to ``pack``.
         unsettled: Those that are wanted or asked for.
         wanting: Keys of all chunks in which something is wanted, and maybe of others.
         pages: Where the chunks are that are neither here nor gone.
@@ -33,21 +49,33 @@ class ChunkTable:
 
     __slots__ = (
         "_awaited",
+        "_changes_at",
         "_exported",
         "_firsts",
+        "_holders",
         "_load_chunk",
-        "_stored_holders",
+        "_max_loose",
+        "_packed_at",
         "_wakes",
         "chunks",
+        "max_open",
         "next_wake_ms",
         "open",
+        "packed",
         "pages",
         "unsettled",
         "wanting",
     )
 
-    def __init__(self, load_chunk: Callable[[ChunkKey], bytes] | None = None) -> None:
+    def __init__(
+        self,
+        holders: dict[int, Holder],
+        changes_at: Callable[[Entry, bool], int],
+        load_chunk: Callable[[ChunkKey], bytes] | None,
+        max_loose: int,
+    ) -> None:
         self.chunks: dict[ChunkKey, Chunk] = {}
+        self.packed = PackedEntries(self.chunks, holders, self._list_page)
         self._exported: set[ChunkKey] = set()
         self.next_wake_ms = NEVER  # a lower bound over all chunks
         self._wakes: list[tuple[int, ChunkKey]] = []  # heap; stale where the chunk disagrees
@@ -57,17 +85,18 @@ class ChunkTable:
         self.open = 0
         self.unsettled = 0
         self.wanting: dict[ChunkKey, None] = {}
+        self._holders = holders
+        self._changes_at = changes_at
         self._load_chunk = load_chunk
-        self._stored_holders: Mapping[int, Holder] = {}
+        self._max_loose = max_loose
+        self.max_open = max_loose // 2
+        self._packed_at = 0  # offset of the START that packed last
         self.pages = Pages()
 
-    def adopt(
-        self, chunks: list[Chunk], stored_holders: Mapping[int, Holder], pages: Pages
-    ) -> None:
-        """Begin with chunks that lie in the state store; holders as their numbers name them."""
-        self._stored_holders = stored_holders
+    def adopt(self, chunks: list[Chunk], pages: Pages) -> None:
+        """Begin with chunks that lie in the state store."""
         self.pages = pages
-        self.chunks = {chunk.key: chunk for chunk in chunks}
+        self.chunks.update((chunk.key, chunk) for chunk in chunks)
         self._exported = set(self.chunks)
         self._wakes = [(chunk.wake_ms, chunk.key) for chunk in chunks if chunk.wake_ms < NEVER]
         heapify(self._wakes)
@@ -107,11 +136,12 @@ class ChunkTable:
     def find(self, key: ChunkKey) -> tuple[Chunk, dict[int, Entry]]:
         """The chunk and its entries; an empty one that is not kept when there is none.
 
-        One that is not among the entries may be packed: ``chunk.unpack``.
+        One that is not among the entries may be packed: ``unpack``.
         """
         chunk = self.chunks.get(key) or self._turn_up(key)
         if chunk is None:
-            return Chunk(key), {}
+            chunk = Chunk(key)
+            chunk.is_packed = self.packed.count > 0 and self.packed.reaches(key)
         entries = chunk.entries
         return chunk, self.entries(chunk) if entries is None else entries
 
@@ -120,23 +150,148 @@ class ChunkTable:
         chunk = self.chunks.get(key) or self._turn_up(key)
         if chunk is None:
             chunk = self.chunks[key] = Chunk(key)
+            chunk.is_packed = self.packed.count > 0 and self.packed.reaches(key)
         entries = chunk.entries
         return chunk, self.entries(chunk) if entries is None else entries
 
     def entries(self, chunk: Chunk) -> dict[int, Entry]:
-        """All of the chunk's entries, loaded from the state store when they are not here."""
-        if chunk.packed is not None:
-            return chunk.unpack_all()
-        entries = chunk.entries
-        if entries is None:
+        """The chunk's entries that are not packed, from the state store when they are not here."""
+        if chunk.entries is None:
             assert self._load_chunk is not None, "a chunk lies in a store that nobody gave"
-            entries = chunk.load(self._load_chunk(chunk.key), self._stored_holders)
-        return entries
+            return chunk.load(self._load_chunk(chunk.key), self._holders)
+        return chunk.in_order()
 
-    def loose(self, chunk: Chunk) -> dict[int, Entry]:
-        """The chunk's entries that are not packed, loaded when they are not here."""
+    def enter(
+        self, chunk: Chunk, entries: dict[int, Entry], slot: int, entry: Entry, now_ms: int
+    ) -> None:
+        """A new entry."""
+        entries[slot] = entry
+        chunk.dirty = True
+        self.open += 1
+        self.note(chunk, slot, self._changes_at(entry, chunk.key[0]))
+        if chunk.listed_first is None or chunk.listed_wake_ms is None:
+            self.enlist(chunk, entry.start_offset)
+        if self.open > self.max_open:
+            self.pack(entry.start_offset, now_ms)
+
+    def identities(self, *, of_schedule: bool) -> set[MessageId]:
+        """Of all entries of this kind."""
+        self.open_pages(self.pages.closed)
+        self.unpack_all()
+        return {
+            chunk.identity(slot)
+            for chunk in self.chunks.values()
+            if chunk.key[0] is of_schedule
+            for slot in self.entries(chunk)
+        }
+
+    # ---- packing
+
+    def pack(self, start_offset: int, now_ms: int) -> None:
+        """Pack what began before the last call, and is not asked for."""
+        before, self._packed_at = self._packed_at, start_offset
+        for chunk in list(self.chunks.values()):
+            if chunk.entries:
+                self._pack(chunk, chunk.entries, before, now_ms)
+        # What is asked for stays, and each time goes through all chunks: so not too often.
+        self.max_open = self.open + max(self._max_loose // 2, len(self.chunks) // 8)
+        if len(self._wakes) > 2 * len(self.chunks) + _MIN_STALE:
+            self._wakes = [(c.wake_ms, key) for key, c in self.chunks.items() if c.wake_ms < NEVER]
+            heapify(self._wakes)
+
+    def _pack(self, chunk: Chunk, entries: dict[int, Entry], before: int, now_ms: int) -> None:
+        for entry in entries.values():
+            if entry.start_offset >= before and not chunk.is_mixed:  # it is the oldest
+                return
+            break
+        of_schedule, log_key = chunk.key[0], chunk.key[:4]
+        first = chunk.key[4] * CHUNK_OFFSETS
+        put, changes_at = self.packed.put, self._changes_at
+        kept: dict[int, Entry] = {}
+        for slot, entry in entries.items():
+            page = None
+            flags = entry.flags
+            if entry.start_offset < before and not flags & ASKED:
+                at_ms = NEVER if flags & DUE else changes_at(entry, of_schedule)
+                page = put(log_key, first + slot, entry, at_ms)
+            if page is None:
+                kept[slot] = entry
+                continue
+            if at_ms < page.wake_ms:
+                self.wake_at(page, at_ms)
+            listed = page.listed_first
+            if listed is None or entry.start_offset < listed or page.listed_wake_ms is None:
+                self.enlist(page, entry.start_offset)
+            if flags & (DUE | CARRY):
+                chunk.wanted -= 1
+                self.wanting[page.key] = None
+        if len(kept) < len(entries):
+            chunk.entries = kept
+            chunk.is_packed = True
+            if not kept:
+                self._emptied(chunk, now_ms)
+
+    def _emptied(self, chunk: Chunk, now_ms: int) -> None:
+        """All entries were packed; the chunk is needed while it remembers what ended."""
+        chunk.agenda = None
+        chunk.is_mixed = False
+        forget_ms = chunk.ended_ms + ENDED_MEMORY_MS
+        if now_ms > forget_ms:
+            del self.chunks[chunk.key]
+        elif chunk.wake_ms > forget_ms:
+            self.wake_at(chunk, forget_ms)
+
+    def unpack(self, chunk: Chunk, slot: int, *, ends: bool = False) -> Entry | None:
+        """The entry of a slot if it is packed, put among the chunk's entries.
+
+        With ``ends`` it is only taken out, unless it is due.
+        """
+        if not chunk.is_packed:
+            return None
+        key = chunk.key
+        entry = self.packed.take(key[:4], key[4] * CHUNK_OFFSETS + slot)
+        if entry is not None:
+            self.max_open -= 1
+            if not ends or entry.flags & (DUE | CARRY):
+                self._put_back(chunk, slot, entry)
+        return entry
+
+    def _put_back(self, chunk: Chunk, slot: int, entry: Entry) -> None:
+        """An entry that was packed is among the chunk's again."""
+        self.chunks[chunk.key] = chunk  # it may be one that ``find`` did not keep
         entries = chunk.entries
-        return self.entries(chunk) if entries is None else entries
+        assert entries is not None, "what is packed was not in a store"
+        chunk.is_mixed = bool(entries)
+        entries[slot] = entry
+        chunk.dirty = True
+        if entry.flags & (DUE | CARRY):
+            chunk.wanted += 1
+            self.wanting[chunk.key] = None
+        if not entry.flags & DUE:
+            self.note(chunk, slot, self._changes_at(entry, chunk.key[0]))
+        self.enlist(chunk, entry.start_offset)
+
+    def unpack_wanted(self, chunk: Chunk, limit: int) -> Iterable[Chunk]:
+        """Where its wanted entries are objects: itself; for a page, chunks with some of them."""
+        if not isinstance(chunk, PackedPage):
+            return (chunk,)
+        return self._unpack_rows(chunk, chunk.wanted_offsets()[:limit])
+
+    def unpack_all(self) -> None:
+        """Nothing is packed any more."""
+        for page in [each for each in self.chunks.values() if isinstance(each, PackedPage)]:
+            self._unpack_rows(page, list(page.offsets))
+
+    def _unpack_rows(self, page: PackedPage, offsets: list[int]) -> Iterable[Chunk]:
+        found: dict[ChunkKey, Chunk] = {}
+        for offset in offsets:
+            number, slot = divmod(offset, CHUNK_OFFSETS)
+            chunk, _ = self.obtain((*page.key[:4], number))
+            self.unpack(chunk, slot)
+            found[chunk.key] = chunk
+        return found.values()
+
+    # ---- what comes next
 
     def note(self, chunk: Chunk, slot: int, at_ms: int) -> None:
         """Entry ``slot`` changes by itself after ``at_ms``."""
@@ -147,10 +302,10 @@ class ChunkTable:
             self.wake_at(chunk, at_ms)
 
     def enlist(self, chunk: Chunk, start_offset: int) -> None:
-        """The chunk has an entry, begun at ``start_offset``, and is missing in a heap."""
+        """The chunk has an entry, begun at ``start_offset``, and may be missing in a heap."""
         if chunk.listed_wake_ms is None:
             self._await(chunk)
-        if chunk.listed_first is None:
+        if chunk.listed_first is None or start_offset < chunk.listed_first:
             chunk.listed_first = start_offset
             heappush(self._firsts, (start_offset, chunk.key))
         if max(len(self._awaited), len(self._firsts)) > 2 * len(self.chunks) + _MIN_STALE:
@@ -159,6 +314,13 @@ class ChunkTable:
     def _await(self, chunk: Chunk) -> None:
         chunk.listed_wake_ms = chunk.wake_ms
         heappush(self._awaited, (chunk.wake_ms, chunk.key))
+
+    def _list_page(self, page: PackedPage) -> None:
+        """The page has other rows than it had."""
+        self.wake_at(page, page.wake_ms)
+        self.enlist(page, page.first_start_offset())
+        if page.wanted:
+            self.wanting[page.key] = None
 
     def _relist(self) -> None:
         """Build the heaps anew, without pairs that count no more."""
@@ -198,7 +360,7 @@ class ChunkTable:
             if chunk is None or chunk.listed_first != offset:
                 heappop(heap)
                 continue
-            first = chunk.first_start_offset()  # it never goes back
+            first = chunk.first_start_offset()  # a smaller one was listed by itself
             if first == offset:
                 return min(offset, self.pages.first_start_offset)
             if first == NEVER:

@@ -16,12 +16,12 @@ from kafkamq.core.ticks import TickPolicy
 from kafkamq.kafka.clock import monotonic_ms
 from kafkamq.wire.status import TrackerStatus
 
-__all__ = ["ENGINE", "Phase", "Started", "TrackedPartition"]
+__all__ = ["ENGINE", "MAX_LOOSE", "Phase", "Started", "TrackedPartition"]
 
 ENGINE = "local"
 """The engine's name in ledgers: its replicas are one engine (R22)."""
 
-_MAX_LOOSE = 128  # R18: entries of a chunk of 4096 that are kept as objects
+MAX_LOOSE = 2048  # R18: entries that are kept as objects: 2 MB when each is alone in its chunk
 _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _LEDGER_REFRESH_S = 3600.0  # Kafka forgets offsets of a group that is silent for days
@@ -121,7 +121,7 @@ class TrackedPartition:
             longest_ms=2 * self._carry_after_ms,
             carry_after_ms=self._carry_after_ms,
             engine=(started.token, ledger.epoch),
-            max_loose=_MAX_LOOSE,
+            max_loose=MAX_LOOSE,
         )
         self.ticks = TickPolicy(monotonic_ms(), self._config.max_silence_ms)
         self.wants_start_tick = True
