@@ -200,6 +200,14 @@ OF_TRACKERS = [
     ),
     Mutant(
         "R18",
+        "chunks without entries count against what is loose",
+        REDELIVERY,
+        "                table.max_open += CHUNK_COST\n",
+        "                pass\n",
+        PACKING,
+    ),
+    Mutant(
+        "R18",
         "removed chunks stay in the store",
         TABLE_PY,
         "gone = self._exported - self.chunks.keys()",

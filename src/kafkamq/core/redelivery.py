@@ -49,7 +49,7 @@ from kafkamq.core.entry import (
 from kafkamq.core.holders import Holders
 from kafkamq.core.invariants import check_tracker
 from kafkamq.core.packed import PackedPage
-from kafkamq.core.table import ChunkTable
+from kafkamq.core.table import CHUNK_COST, ChunkTable
 from kafkamq.core.ticks import Wake
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
@@ -235,6 +235,8 @@ class RedeliveryTracker:
             self._uncount(chunk, old)
             self.table.open -= 1
             del entries[slot]  # so that entries stay in the order of their start offsets
+            if not entries:
+                self.table.max_open += CHUNK_COST
         else:
             return
         entry = Entry(now_ms + marker.redeliver_after_ms, offset, now_ms, WAITING, None)
@@ -352,9 +354,11 @@ class RedeliveryTracker:
     def _end(self, chunk: Chunk, entries: dict[int, Entry], slot: int, entry: Entry | None) -> None:
         now_ms = self.clock.now_ms
         if entry is not None:
-            entries.pop(slot, None)  # it may just have been unpacked
+            table = self.table
+            table.open -= 1
+            if entries.pop(slot, None) is not None and not entries:  # else it was packed
+                table.max_open += CHUNK_COST
             self._uncount(chunk, entry)
-            self.table.open -= 1
             if entry.holder is not None:
                 self.holders.leave(entry.holder)
         elif chunk.has_ended(slot, now_ms):

@@ -20,9 +20,10 @@ from kafkamq.core.packed import PackedEntries, PackedPage
 from kafkamq.core.pages import Page, Pages
 from kafkamq.types import MessageId
 
-__all__ = ["ChunkTable"]
+__all__ = ["CHUNK_COST", "ChunkTable"]
 
 _MIN_STALE = 64  # pairs that count no more are dropped when there are so many, and half are
+CHUNK_COST = 7  # what a chunk with entries takes beside them, in entries of 220 bytes: 8 with one
 
 
 class ChunkTable:
@@ -36,12 +37,13 @@ class ChunkTable:
         changes_at: When an entry changes by itself; True for a SCHEDULE's.
         load_chunk: Fetches a chunk from the state store; only asked for chunks that `adopt` named.
         max_loose: Entries that are kept as objects, and some; what was there before them is packed.
+            One that is alone in its chunk counts for eight.
 
     Attributes:
         chunks: By key; packed pages are among them.
         packed: What is packed.
         open: Entries, in all chunks.
-        max_open: When there are more, it is time to ``pack``.
+        max_open: When there are more, it is time to ``pack``; chunks with entries make it less.
         unsettled: Those that are wanted or asked for.
         wanting: Keys of all chunks in which something is wanted, and maybe of others.
         pages: Where the chunks are that are neither here nor gone.
@@ -141,7 +143,8 @@ class ChunkTable:
         chunk = self.chunks.get(key) or self._turn_up(key)
         if chunk is None:
             chunk = Chunk(key)
-            chunk.is_packed = self.packed.count > 0 and self.packed.reaches(key)
+            if self.packed.count:
+                chunk.is_packed = self.packed.reaches(key)
         entries = chunk.entries
         return chunk, self.entries(chunk) if entries is None else entries
 
@@ -150,7 +153,8 @@ class ChunkTable:
         chunk = self.chunks.get(key) or self._turn_up(key)
         if chunk is None:
             chunk = self.chunks[key] = Chunk(key)
-            chunk.is_packed = self.packed.count > 0 and self.packed.reaches(key)
+            if self.packed.count:
+                chunk.is_packed = self.packed.reaches(key)
         entries = chunk.entries
         return chunk, self.entries(chunk) if entries is None else entries
 
@@ -165,6 +169,8 @@ class ChunkTable:
         self, chunk: Chunk, entries: dict[int, Entry], slot: int, entry: Entry, now_ms: int
     ) -> None:
         """A new entry."""
+        if not entries:
+            self.max_open -= CHUNK_COST
         entries[slot] = entry
         chunk.dirty = True
         self.open += 1
@@ -194,7 +200,7 @@ class ChunkTable:
             if chunk.entries:
                 self._pack(chunk, chunk.entries, before, now_ms)
         # What is asked for stays, and each time goes through all chunks: so not too often.
-        self.max_open = self.open + max(self._max_loose // 2, len(self.chunks) // 8)
+        self.max_open = self.open + max(self._max_loose // 2, len(self.chunks) // 2)
         if len(self._wakes) > 2 * len(self.chunks) + _MIN_STALE:
             self._wakes = [(c.wake_ms, key) for key, c in self.chunks.items() if c.wake_ms < NEVER]
             heapify(self._wakes)
@@ -262,6 +268,8 @@ class ChunkTable:
         entries = chunk.entries
         assert entries is not None, "what is packed was not in a store"
         chunk.is_mixed = bool(entries)
+        if not entries:
+            self.max_open -= CHUNK_COST
         entries[slot] = entry
         chunk.dirty = True
         if entry.flags & (DUE | CARRY):
