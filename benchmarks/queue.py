@@ -361,10 +361,6 @@ class Bench:
         """Due messages that lie far apart: the local tracker beside the seeks alone."""
         return sparse_rows.sparse(lambda: self.service(marker_partitions=1), self.sparse_due)
 
-    def density(self) -> list[Row]:
-        """What an open message takes, by how far apart a queue's messages lie."""
-        return tracker_rows.density()
-
     def million(self) -> list[Row]:
         """A million messages in flight: memory, a restart, and all of them due at once."""
         count, timeout_ms = 1_000_000, 60_000
@@ -478,7 +474,7 @@ def main() -> int:
             bench.keepalives,
             bench.many,
             bench.sparse,
-            bench.density,
+            tracker_rows.density,
             bench.million,
         ):
             if args.only in run.__name__:
