@@ -7,7 +7,7 @@ import time
 
 from benchmarks.rows import Row
 
-from kafkamq.core.leases import Leases
+from kafkamq.markers.rules.leases import Leases
 from kafkamq.types import MessageId
 
 COUNT = 100_000

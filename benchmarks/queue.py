@@ -33,14 +33,15 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka import Producer as KafkaProducer
 from confluent_kafka.admin import AdminClient
 
-from kafkamq.clients.collector import calm_collector
 from kafkamq.config import ServiceConfig
 from kafkamq.dev import LocalKafka
-from kafkamq.kafka import Consumer, Service
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.consumer import Consumer
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_start
+from kafkamq.queue.service import Service
+from kafkamq.queue.wire.headers import read_message_headers
+from kafkamq.runtime.garbage_collector import calm_collector
 from kafkamq.types import MarkerType, MessageId, Outcome
-from kafkamq.wire.headers import read_message_headers
-from kafkamq.wire.markers import decode_marker, encode_end, encode_start
 
 PAYLOAD = b"x" * 100
 BATCH = 1000

@@ -38,16 +38,16 @@ from benchmarks.spark_sustained import in_flight_rows, sustained_rows
 from benchmarks.spark_tracker import cpu_s, due_at_once_s, idle_cores, wait_until_live
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from kafkamq.clients.topics import create_topics
 from kafkamq.config import ServiceConfig
 from kafkamq.dev import LocalKafka
 from kafkamq.dev.spark_cluster import EXECUTOR_SETTINGS, LocalSpark
+from kafkamq.markers.wire.markers import StartEncoder, decode_marker, encode_end
+from kafkamq.queue.topics import create_topics
+from kafkamq.queue.wire.partitions import marker_key, marker_partition
 from kafkamq.spark.parallelism import FIRST_LOOK_S, tracker_tasks
 from kafkamq.spark.session import build_session
-from kafkamq.spark.tracker import SparkTracker
+from kafkamq.spark.tracker.tracker import SparkTracker
 from kafkamq.types import MarkerType, MessageId, Outcome
-from kafkamq.wire.markers import StartEncoder, decode_marker, encode_end
-from kafkamq.wire.partitions import marker_key, marker_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

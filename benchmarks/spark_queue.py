@@ -27,12 +27,12 @@ from confluent_kafka import Producer
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
-from kafkamq.clients.topics import create_topics
 from kafkamq.config import ServiceConfig
 from kafkamq.dev import LocalKafka
-from kafkamq.spark.leasing import QueueReader
+from kafkamq.queue.topics import create_topics
+from kafkamq.spark.log_reader import LogRange, LogReader, Record
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.reading import LogRange, LogReader, Record
+from kafkamq.spark.queues.leasing import QueueReader
 
 PARTITIONS = 12
 ROWS = 1_000

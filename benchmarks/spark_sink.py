@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from kafkamq.spark.sink import register_sink
+from kafkamq.spark.sink.sink import register_sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

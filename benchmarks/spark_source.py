@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from kafkamq.spark.source import register_source
+from kafkamq.spark.formats import register_source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

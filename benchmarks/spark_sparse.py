@@ -11,10 +11,10 @@ from benchmarks.spark_tracker import wait_until_live
 from confluent_kafka import Producer
 
 from kafkamq.config import ServiceConfig
-from kafkamq.core.entry import CHUNK_OFFSETS
-from kafkamq.spark.tracker import SparkTracker
+from kafkamq.markers.rules.entry import CHUNK_OFFSETS
+from kafkamq.markers.wire.markers import encode_marker
+from kafkamq.spark.tracker.tracker import SparkTracker
 from kafkamq.types import Marker, MarkerType, MessageId
-from kafkamq.wire.markers import encode_marker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ from benchmarks.spark_tracker import processes, wait_until_live
 
 from kafkamq.config import ServiceConfig
 from kafkamq.metrics.catalog import SPARK_STATE_BYTES
-from kafkamq.spark.tracker import SparkTracker
+from kafkamq.spark.tracker.tracker import SparkTracker
 
 __all__ = ["in_flight_rows", "sustained_rows"]
 

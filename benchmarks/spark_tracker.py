@@ -10,10 +10,10 @@ from benchmarks.tracker_rows import count
 from confluent_kafka import Producer
 
 from kafkamq.config import ServiceConfig
-from kafkamq.spark.tracker import SparkTracker
+from kafkamq.markers.wire.markers import StartEncoder
+from kafkamq.queue.wire.partitions import marker_key, marker_partition
+from kafkamq.spark.tracker.tracker import SparkTracker
 from kafkamq.types import MessageId
-from kafkamq.wire.markers import StartEncoder
-from kafkamq.wire.partitions import marker_key, marker_partition
 
 __all__ = ["cpu_s", "due_at_once_s", "idle_cores", "processes", "wait_until_live"]
 

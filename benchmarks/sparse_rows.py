@@ -18,14 +18,14 @@ from itertools import pairwise
 from benchmarks.rows import Row
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from kafkamq.clients import reader
-from kafkamq.clients.admin import Admin
-from kafkamq.clients.reader import MAX_READ_THROUGH, RecordReader
 from kafkamq.config import ServiceConfig
-from kafkamq.kafka import Service
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.wire.markers import encode_end, encode_start
+from kafkamq.queue.service import Service
+from kafkamq.transport import record_reader as reader
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.record_reader import MAX_READ_THROUGH, RecordReader
 from kafkamq.types import MessageId, Outcome
-from kafkamq.wire.markers import encode_end, encode_start
 
 __all__ = ["sparse"]
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from benchmarks.rows import Row
 from confluent_kafka import Producer as KafkaProducer
 
-from kafkamq.clients.admin import Admin
 from kafkamq.config import ServiceConfig
-from kafkamq.core.redelivery import RedeliveryTracker
-from kafkamq.kafka.tracked_partition import MAX_LOOSE
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.tracker.partition import MAX_LOOSE
+from kafkamq.markers.wire.markers import StartEncoder, encode_end
+from kafkamq.queue.wire.partitions import marker_key, marker_partition
+from kafkamq.transport.admin import Admin
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
-from kafkamq.wire.markers import StartEncoder, encode_end
-from kafkamq.wire.partitions import marker_key, marker_partition
 
 __all__ = [
     "LOAD_TOPIC_ID",

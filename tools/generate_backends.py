@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from kafkamq.core.backends import markdown_table
+from kafkamq.queue.rules.capabilities import markdown_table
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "backends.md"
 BEGIN = "<!-- table: kafkamq backends --markdown -->\n"

@@ -14,12 +14,12 @@ from typing import Any
 
 from confluent_kafka import AcknowledgeType, KafkaException, Message, ShareConsumer
 
-from kafkamq.clients.admin import Admin
-from kafkamq.clients.groups import group_of
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.children import serve, tell
 from kafkamq.dev.compare.worker import QUEUE, Handler, serve_contender
-from kafkamq.kafka.backends.share_settings import configure_group
+from kafkamq.queue.names import group_of
+from kafkamq.share.settings import configure_group
+from kafkamq.transport.admin import Admin
 
 POLL_S = 0.2
 RUNS = 5  # of the broker; then a record is archived

@@ -21,9 +21,17 @@ if TYPE_CHECKING:
         StateError,
         WireError,
     )
-    from kafkamq.kafka import Consumer, Delivery, Message, Producer, Queue, Service
-    from kafkamq.kafka.handlers import Worker, trace_headers
-    from kafkamq.kafka.parallel import OutgoingRecord, ParallelConsumer, ParallelRecord
+    from kafkamq.markers.consumer import Consumer
+    from kafkamq.markers.message import Message
+    from kafkamq.parallel.consumer import ParallelConsumer
+    from kafkamq.parallel.record import ParallelRecord
+    from kafkamq.parallel.results import OutgoingRecord
+    from kafkamq.queue.delivery import Delivery
+    from kafkamq.queue.producer import Producer
+    from kafkamq.queue.queue import Queue
+    from kafkamq.queue.service import Service
+    from kafkamq.runtime.telemetry import trace_headers
+    from kafkamq.runtime.worker import Worker
     from kafkamq.types import (
         Ack,
         MessageId,
@@ -81,9 +89,17 @@ _HOMES = {
         "StateError",
         "WireError",
     ),
-    "kafkamq.kafka": ("Consumer", "Delivery", "Message", "Producer", "Queue", "Service"),
-    "kafkamq.kafka.handlers": ("Worker", "trace_headers"),
-    "kafkamq.kafka.parallel": ("OutgoingRecord", "ParallelConsumer", "ParallelRecord"),
+    "kafkamq.markers.consumer": ("Consumer",),
+    "kafkamq.queue.delivery": ("Delivery",),
+    "kafkamq.markers.message": ("Message",),
+    "kafkamq.queue.producer": ("Producer",),
+    "kafkamq.queue.queue": ("Queue",),
+    "kafkamq.queue.service": ("Service",),
+    "kafkamq.runtime.worker": ("Worker",),
+    "kafkamq.runtime.telemetry": ("trace_headers",),
+    "kafkamq.parallel.results": ("OutgoingRecord",),
+    "kafkamq.parallel.consumer": ("ParallelConsumer",),
+    "kafkamq.parallel.record": ("ParallelRecord",),
     "kafkamq.types": (
         "Ack",
         "MessageId",

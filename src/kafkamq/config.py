@@ -1,7 +1,7 @@
 """Settings: frozen, validated when they are built; times in milliseconds inside.
 
 Libraries never read the environment; the CLI does and builds these. Kafka's own properties travel
-verbatim in ``ServiceConfig.kafka`` and reach every client (``clients/settings.py``).
+verbatim in ``ServiceConfig.kafka`` and reach every client (``transport/settings.py``).
 """
 
 from __future__ import annotations

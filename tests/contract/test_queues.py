@@ -6,7 +6,7 @@ import pytest
 from tests.contract.worlds import World, receive, wait_until
 
 from kafkamq import ConfigError, StateError
-from kafkamq.core.backends import Feature, has
+from kafkamq.queue.rules.capabilities import Feature, has
 from kafkamq.types import Backend
 
 

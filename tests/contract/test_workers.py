@@ -12,8 +12,8 @@ from tests.contract.handlers import die_or_hang
 from tests.contract.worlds import World, receive, wait_until
 
 from kafkamq import Ack, ConfigError, Message, Nack, Reject, Worker
-from kafkamq.core.backends import Feature, has
 from kafkamq.metrics.health import health
+from kafkamq.queue.rules.capabilities import Feature, has
 from kafkamq.types import Backend
 
 

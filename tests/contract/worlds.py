@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tests.integration.queue_logs import tracked
 
 from kafkamq import Backoff, Consumer, Message, Queue, Service
-from kafkamq.kafka.dead_letters import read_dead_letters
+from kafkamq.queue.dead_letters import read_dead_letters
 from kafkamq.testing import MemoryService
 
 __all__ = ["WORLDS", "Letter", "World", "receive", "wait_until", "world_of"]

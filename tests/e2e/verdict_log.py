@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from kafkamq.dev.demo.verdict import HISTORY_SCHEMA
-from kafkamq.spark.columns import columns_of
+from kafkamq.spark.source.columns import columns_of
 
 T_MS = 4000
 BASE_MS = 1_700_000_000_000

@@ -19,10 +19,10 @@ from typing import Any
 
 from tests.faults.figures import say
 
-from kafkamq.clients.topics import create_topics
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
-from kafkamq.kafka.reader import group_of
+from kafkamq.markers.reader import group_of
+from kafkamq.queue.topics import create_topics
 from kafkamq.testing.checker import check_logs
 from kafkamq.testing.faults import (
     NamespaceRecords,

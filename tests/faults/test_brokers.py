@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.faults.stage import Stage
 
-from kafkamq.kafka.reader import group_of
+from kafkamq.markers.reader import group_of
 from kafkamq.testing.faults import KafkaCluster
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]

@@ -14,12 +14,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from tests.integration.tracker_logs import wait_until
 
-from kafkamq.clients.groups import group_of
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError
-from kafkamq.kafka import Consumer, Message, Service
+from kafkamq.markers.consumer import Consumer
+from kafkamq.markers.message import Message
+from kafkamq.queue.names import group_of
+from kafkamq.queue.service import Service
+from kafkamq.queue.wire.partitions import marker_partition
 from kafkamq.testing.faults import KafkaCluster
-from kafkamq.wire.partitions import marker_partition
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 

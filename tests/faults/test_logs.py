@@ -18,18 +18,19 @@ from tests.faults.stage import Stage
 from tests.integration.tracker_logs import Logs, wait_until
 from tests.sure_producer import SureProducer
 
-from kafkamq.clients.ticker import StatusReader
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DataLossError, WireError
-from kafkamq.kafka import Consumer, Service
-from kafkamq.kafka.reader import group_of
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.consumer import Consumer
+from kafkamq.markers.reader import group_of
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.tracker.ticker import StatusReader
+from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_keepalive, encode_start
+from kafkamq.queue.service import Service
+from kafkamq.queue.wire.headers import read_message_headers
+from kafkamq.queue.wire.partitions import marker_partition
 from kafkamq.testing.faults import committed_positions, read_records
-from kafkamq.testing.log import LogRecord
+from kafkamq.transport.memory import LogRecord
 from kafkamq.types import MessageId, Outcome
-from kafkamq.wire.headers import read_message_headers
-from kafkamq.wire.markers import decode_marker, encode_end, encode_keepalive, encode_start
-from kafkamq.wire.partitions import marker_partition
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from tests.faults.stage import Stage
 
-from kafkamq.kafka.reader import group_of
+from kafkamq.markers.reader import group_of
 from kafkamq.testing.faults import KafkaCluster, Recorder, digest
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(200)]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.spark.tracker_runs import PATIENCE_S, Logs, settled, tracking, verdict, wait_until
 
-import kafkamq.spark.tracker as spark_tracker
+import kafkamq.spark.tracker.tracker as spark_tracker
 from kafkamq.spark.failures import QueryFailedError
-from kafkamq.spark.tracker import SparkTracker
+from kafkamq.spark.tracker.tracker import SparkTracker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

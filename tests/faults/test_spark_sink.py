@@ -17,7 +17,7 @@ from tests.integration.tracker_logs import read_topic, wait_until
 from tests.spark.processes import python_workers, start_driver
 from tests.spark.test_source import produce
 
-from kafkamq.wire.partitions import key_partition
+from kafkamq.queue.wire.partitions import key_partition
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(900)]
 

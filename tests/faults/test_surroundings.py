@@ -18,10 +18,9 @@ from tests.integration.queue_logs import (
     wait_until,
 )
 
-from kafkamq.clients.admin import Admin
-from kafkamq.clients.groups import group_of
 from kafkamq.dev import Listener, LocalKafka, cache_dir_from, java_from
 from kafkamq.errors import KafkaMQError
+from kafkamq.queue.names import group_of
 from kafkamq.testing.faults import (
     BrokerClock,
     KafkaCluster,
@@ -29,6 +28,7 @@ from kafkamq.testing.faults import (
     why_no_clock,
     why_no_network,
 )
+from kafkamq.transport.admin import Admin
 from kafkamq.types import Outcome
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]

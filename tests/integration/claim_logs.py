@@ -12,10 +12,10 @@ from tests.integration import tracker_logs
 from tests.sure_producer import SureProducer
 
 from kafkamq.claims import Cluster, init_topic
-from kafkamq.core.claim_audit import ClaimAudit
+from kafkamq.claims.rules.audit import ClaimAudit
+from kafkamq.claims.wire.marshal import decode_value
 from kafkamq.errors import WireError
 from kafkamq.types import MarshalRecord
-from kafkamq.wire.marshal import decode_value
 
 INTERVAL_S = 10.0
 """No claim ends because the machine is busy; tests of silence take a shorter one."""
@@ -67,7 +67,7 @@ class ClaimTopics:
 
     def write(self, *values: str | bytes, partition: int | None = None, **headers: bytes) -> None:
         """Raw records to the coordination topic, by default where the work's claims are."""
-        from kafkamq.wire.marshal import coordination_partition
+        from kafkamq.claims.wire.marshal import coordination_partition
 
         where = coordination_partition(self.work, 2) if partition is None else partition
         for value in values:

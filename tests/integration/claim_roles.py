@@ -18,8 +18,8 @@ from tests.integration.tracker_logs import Logs
 from tests.sure_producer import SureProducer
 
 from kafkamq.claims import Cluster, RangeClaims, init_topic
-from kafkamq.clients.admin import Admin
 from kafkamq.config import ServiceConfig
+from kafkamq.transport.admin import Admin
 
 __all__ = ["CLAIM_ACTIONS", "CLAIM_ROLES"]
 

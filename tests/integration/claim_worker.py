@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from kafkamq.claims import Cluster, Consumer
-from kafkamq.core.claim_rules import SafeRules
-from kafkamq.core.claimant import Claimant
+from kafkamq.claims.at_most_once import BatchDesk
+from kafkamq.claims.engine import Engine
+from kafkamq.claims.rules.claimant import Claimant
+from kafkamq.claims.rules.ownership import SafeRules
+from kafkamq.claims.session import Fence
 from kafkamq.errors import KafkaMQError, LeaseLostError
-from kafkamq.kafka.claims.batches import BatchDesk
-from kafkamq.kafka.claims.engine import Engine
-from kafkamq.kafka.claims.tenure import Fence
 from kafkamq.types import MarshalType
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from kafkamq import OutgoingRecord, ParallelConsumer, ParallelRecord
-from kafkamq.clients.signals import stop_on_signals
+from kafkamq.runtime.signals import stop_on_signals
 
 
 def main(

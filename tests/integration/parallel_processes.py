@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from kafkamq import OutgoingRecord
-from kafkamq.kafka.parallel.record import PlainRecord
+from kafkamq.parallel.record import PlainRecord
 
 
 def double_check(record: PlainRecord) -> None:

@@ -13,11 +13,13 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from tests.integration.tracker_logs import read_topic, wait_until
 
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.kafka import Consumer, Message, Service
-from kafkamq.kafka.gate import process_gate
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.consumer import Consumer
+from kafkamq.markers.last_delivery import process_gate
+from kafkamq.markers.message import Message
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.queue.service import Service
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
-from kafkamq.wire.markers import decode_marker
 
 __all__ = [
     "MarkerRecord",

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kafkamq.claims import RangeClaims
+from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.errors import LeaseLostError
-from kafkamq.kafka.claims.clock import lease_clock_ms
 
 ROOT = Path(__file__).resolve().parents[2]
 

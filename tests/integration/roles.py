@@ -22,9 +22,9 @@ from tests.integration.secured import Right
 from tests.integration.tracker_logs import Logs, read_topic
 
 from kafkamq import Service
-from kafkamq.clients.groups import group_of
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.queue.names import group_of
 from kafkamq.types import MarkerType, Outcome
 
 __all__ = ["ACTIONS", "ROLES", "Action", "rights_of"]
@@ -172,7 +172,7 @@ def track(config: ServiceConfig, logs: Logs) -> None:
 
 def track_on_spark(config: ServiceConfig, logs: Logs) -> None:
     """The same on Spark."""
-    from kafkamq.spark.tracker import SparkTracker
+    from kafkamq.spark.tracker.tracker import SparkTracker
 
     load_tracker(logs)
     with tempfile.TemporaryDirectory() as folder:

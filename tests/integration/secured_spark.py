@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.spark.session import build_session
-from kafkamq.spark.tracker import SparkTracker
+from kafkamq.spark.tracker.tracker import SparkTracker
 
 
 def main(bootstrap: str, namespace: str, folder: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.integration.claim_logs import ClaimTopics, read_topic, wait_for
 from tests.integration.claim_worker import STEPS, HandOut, overlaps, read_trace, start
 
-from kafkamq.core.claims import ClaimLog
+from kafkamq.claims.rules.log import ClaimLog
 from kafkamq.dev import LocalKafka
 from kafkamq.types import MarshalType
 

@@ -13,10 +13,10 @@ from tests.integration.queue_logs import ends, set_topic, starts
 from typer.testing import CliRunner
 
 from kafkamq.cli.app import app
-from kafkamq.clients.admin import Admin
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.transport.admin import Admin
 from kafkamq.types import Outcome
 
 

@@ -16,12 +16,9 @@ from tests.integration.raw_producer import write_raw
 from tests.sure_producer import SureProducer
 
 from kafkamq import Reject, Service
-from kafkamq.clients.admin import Admin
-from kafkamq.clients.scan import scan
-from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import FencedError
-from kafkamq.kafka.dead_letters import (
+from kafkamq.queue.dead_letters import (
     MAX_TRANSACTION_RECORDS,
     REDRIVEN_FROM,
     DeadLetter,
@@ -32,9 +29,12 @@ from kafkamq.kafka.dead_letters import (
     redrive,
     redrive_transactional_id,
 )
+from kafkamq.queue.wire.headers import Origin, dead_letter_headers
+from kafkamq.queue.wire.keys import join_key
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.scan import scan
+from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import DeadLetterReason
-from kafkamq.wire.headers import Origin, dead_letter_headers
-from kafkamq.wire.keys import join_key
 
 
 class Letters:
@@ -244,10 +244,10 @@ def test_a_dead_letter_of_the_last_resort_finds_its_queue(letters: Letters) -> N
 _STUCK = """
 import sys, time
 from kafkamq import Reject, Service
-from kafkamq.clients.admin import Admin
-from kafkamq.clients.transactions import TransactionalProducer
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.config import ServiceConfig
-from kafkamq.kafka.dead_letters import Selection, redrive
+from kafkamq.queue.dead_letters import Selection, redrive
 
 commit, commits = TransactionalProducer.commit, []
 

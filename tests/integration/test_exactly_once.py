@@ -30,10 +30,12 @@ from tests.integration.queue_logs import (
 
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from
 from kafkamq.errors import BrokerError, DeadlineExceededError, LeaseLostError
-from kafkamq.kafka import Consumer, Message, Service
-from kafkamq.kafka import exact as exact_commits
-from kafkamq.kafka.commits import Commit
-from kafkamq.kafka.starts import Batch
+from kafkamq.markers import transactional_starts as exact_commits
+from kafkamq.markers.consumer import Consumer
+from kafkamq.markers.message import Message
+from kafkamq.markers.starts import Batch
+from kafkamq.queue.service import Service
+from kafkamq.transport.offset_commits import Commit
 from kafkamq.types import MarkerType, MessageId, Outcome
 
 WORKER = Path(__file__).with_name("exact_worker.py")
@@ -196,7 +198,7 @@ def test_a_transaction_that_was_given_up_decides_first(
 def test_a_transaction_is_bounded_in_bytes(
     bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkamq.kafka.starts.MAX_TRANSACTION_BYTES", 10_000)
+    monkeypatch.setattr("kafkamq.markers.starts.MAX_TRANSACTION_BYTES", 10_000)
     with make_service(bootstrap, namespace, partitions=1) as service:
         producer = service.queue("a").producer()
         for size in (4000, 4000, 4000, 20_000, 20_000, 1):

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from tests.integration.tracker_logs import wait_until
 
+from kafkamq.dev import network
 from kafkamq.testing.faults import (
     BrokerClock,
     Network,
     NetworkError,
     SlowLink,
-    network,
     why_no_clock,
     why_no_network,
 )

@@ -11,12 +11,12 @@ from tests.integration.queue_logs import make_service, markers, receive_all, sta
 from tests.integration.tracker_logs import Logs, wait_until
 from tests.sure_producer import SureProducer
 
-from kafkamq.clients.admin import Admin
-from kafkamq.clients.ledger import LedgerKey, read_positions
 from kafkamq.config import TrackerConfig
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.tracker.ledger import LedgerKey, read_positions
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.wire.markers import encode_end, encode_start, encode_tick
+from kafkamq.transport.admin import Admin
 from kafkamq.types import MarkerType, MessageId, Outcome
-from kafkamq.wire.markers import encode_end, encode_start, encode_tick
 
 QUICK = TrackerConfig(position_interval_ms=200)
 
@@ -182,7 +182,7 @@ def test_hole_21_a_worker_goes_on_in_a_topic_that_was_made_anew(
     bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch, exactly_once: bool
 ) -> None:
     """R13: ENDs of old messages at the same places would hide the new ones from the tracker."""
-    monkeypatch.setattr("kafkamq.kafka.heart.IDENTITY_AGE_S", 2.0)
+    monkeypatch.setattr("kafkamq.markers.lease_renewer.IDENTITY_AGE_S", 2.0)
     with make_service(bootstrap, namespace, partitions=1) as service:
         topic = service.config.message_topic
         producer = service.queue("a").producer()

@@ -9,9 +9,9 @@ import pytest
 from tests.integration.tracker_logs import Logs, wait_until
 
 from kafkamq.config import TrackerConfig
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.wire.markers import encode_keepalive
 from kafkamq.types import MarkerType, MessageId, Outcome
-from kafkamq.wire.markers import encode_keepalive
 
 FAST = TrackerConfig(position_interval_ms=200)
 

@@ -10,19 +10,19 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from tests.integration.tracker_logs import Logs, wait_until
 
-from kafkamq.clients.ledger import Ledger, LedgerKey, claim, read_positions
-from kafkamq.clients.open_ledgers import OpenLedgers
-from kafkamq.clients.settlement import SettlementError, Settler
 from kafkamq.config import TrackerConfig
-from kafkamq.core.delivery import DueCause, Settle
 from kafkamq.errors import ConfigError, FencedError
-from kafkamq.kafka import settlers
-from kafkamq.kafka import tracker as tracker_module
-from kafkamq.kafka.marker_reader import tracker_group
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.rules.delivery import DueCause, Settle
+from kafkamq.markers.tracker import local as tracker_module
+from kafkamq.markers.tracker import settlers
+from kafkamq.markers.tracker.group_reader import tracker_group
+from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, claim, read_positions
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.tracker.open_ledgers import OpenLedgers
+from kafkamq.markers.tracker.settlement import SettlementError, Settler
+from kafkamq.markers.wire.ledger import Position
 from kafkamq.metrics.health import health
 from kafkamq.types import MessageId, Outcome
-from kafkamq.wire.ledger import Position
 
 FAST = TrackerConfig(position_interval_ms=200)
 PARTITIONS = 3

@@ -23,10 +23,6 @@ from confluent_kafka.admin import (
 from tests.integration.queue_logs import delete_group
 from tests.integration.tracker_logs import Logs, wait_until
 
-from kafkamq.clients.admin import Admin
-from kafkamq.clients.errors import kafka_error
-from kafkamq.clients.ledger import LedgerKey, read_positions
-from kafkamq.clients.reader import RecordReader
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import (
     ConfigError,
@@ -34,9 +30,13 @@ from kafkamq.errors import (
     DeadlineExceededError,
     UnsupportedVersionError,
 )
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.tracker.ledger import LedgerKey, read_positions
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.wire.markers import encode_end
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import kafka_error
+from kafkamq.transport.record_reader import RecordReader
 from kafkamq.types import MessageId, Outcome
-from kafkamq.wire.markers import encode_end
 
 FAST = TrackerConfig(position_interval_ms=200)
 
@@ -122,7 +122,7 @@ def test_a_tracker_goes_on_without_the_topics_that_it_only_writes_to(
             refused.add(module)
             return kafka_error(error)
 
-        monkeypatch.setattr(f"kafkamq.clients.{module}.kafka_error", seen)
+        monkeypatch.setattr(f"kafkamq.markers.tracker.{module}.kafka_error", seen)
     with LocalTracker(logs.config, FAST).in_thread() as tracker:
         wait_until(lambda: tracker.is_live)
         admin = AdminClient({"bootstrap.servers": bootstrap})

@@ -8,10 +8,10 @@ import pytest
 from tests.integration.tracker_logs import Logs, wait_until
 
 from kafkamq.config import TrackerConfig
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.wire.mqgo import encode_foreign_marker
+from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
-from kafkamq.wire.headers import read_message_headers
-from kafkamq.wire.mqgo import encode_foreign_marker
 
 USER = (("trace", b"1"), ("empty", None), ("trace", b"2"))
 LIMIT = 3

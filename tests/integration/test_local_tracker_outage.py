@@ -12,7 +12,7 @@ from tests.integration.tracker_logs import Logs, wait_until
 
 from kafkamq.config import TrackerConfig
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.types import Outcome
 
 

@@ -14,11 +14,11 @@ from confluent_kafka import Producer
 from tests.integration.queue_logs import make_service, receive_all, tracked, wait_until
 
 from kafkamq.errors import LeaseLostError
-from kafkamq.kafka import Service
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.metrics import catalog
 from kafkamq.metrics.families import Family, Histogram
 from kafkamq.metrics.health import health
+from kafkamq.queue.service import Service
 
 
 def of(family: Family, queue_id: str) -> float:

@@ -28,10 +28,10 @@ from kafkamq import (
     StateError,
     aio,
 )
-from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.config import Backoff
-from kafkamq.kafka.parallel import letters
-from kafkamq.kafka.parallel.threads import ThreadPool
+from kafkamq.parallel import letters
+from kafkamq.parallel.threads import ThreadPool
+from kafkamq.transport.transactions import TransactionalProducer
 
 SOON = Backoff(first=0.05, max=0.05, jitter=0.0)
 ODD = {3: asyncio.CancelledError, 4: KeyboardInterrupt, 5: SystemExit, 6: GeneratorExit}

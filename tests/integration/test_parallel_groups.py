@@ -20,8 +20,8 @@ from tests.integration.parallel_tools import (
 )
 
 from kafkamq import BrokerError, ConfigError, DataLossError, Nack, ParallelConsumer, aio
-from kafkamq.clients import exact_commits
-from kafkamq.wire.offsets import encode
+from kafkamq.parallel.wire.offsets import encode
+from kafkamq.transport import exact_commits
 
 PROTOCOLS = {
     "cooperative": {},

@@ -21,7 +21,7 @@ from tests.integration.parallel_tools import (
 
 from kafkamq import Nack, ParallelRecord, Reject, StateError, aio
 from kafkamq.config import Backoff
-from kafkamq.wire.offsets import decode
+from kafkamq.parallel.wire.offsets import decode
 
 SOON = Backoff(first=0.05, max=0.05, jitter=0.0)
 

@@ -29,8 +29,8 @@ from tests.integration.parallel_tools import (
 )
 
 from kafkamq import BrokerError, OutgoingRecord, ParallelRecord
-from kafkamq.clients.exact_commits import ExactCommits, OffsetCommit
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from
+from kafkamq.transport.exact_commits import ExactCommits, OffsetCommit
 
 RULES = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

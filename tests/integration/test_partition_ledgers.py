@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kafkamq.clients.ledger import LedgerKey, read_positions
-from kafkamq.clients.open_ledgers import MAX_OPEN
-from kafkamq.clients.topics import create_topics
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import FencedError
-from kafkamq.spark.partition_ledgers import PartitionLedgers
+from kafkamq.markers.tracker.ledger import LedgerKey, read_positions
+from kafkamq.markers.tracker.open_ledgers import MAX_OPEN
+from kafkamq.queue.topics import create_topics
+from kafkamq.spark.tracker.partition_ledgers import PartitionLedgers
 
 PARTITIONS = MAX_OPEN + 4
 

@@ -27,8 +27,9 @@ from tests.integration.queue_logs import (
 
 from kafkamq.config import Backoff
 from kafkamq.errors import BrokerError, ConfigError, StateError
-from kafkamq.kafka import Message, Service
-from kafkamq.kafka.commits import Commit
+from kafkamq.markers.message import Message
+from kafkamq.queue.service import Service
+from kafkamq.transport.offset_commits import Commit
 from kafkamq.types import MarkerType, Outcome
 
 T = 2.0

@@ -16,7 +16,7 @@ from tests.integration.queue_logs import (
     tracked,
 )
 
-from kafkamq.kafka import Service
+from kafkamq.queue.service import Service
 from kafkamq.types import MarkerType, MessageId, Outcome
 
 WORKER = Path(__file__).with_name("queue_worker.py")

@@ -25,8 +25,8 @@ from tests.integration.queue_logs import (
 from kafkamq.dev import LocalKafka
 from kafkamq.dev.properties import server_properties
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, StateError
-from kafkamq.kafka import Service
-from kafkamq.kafka.namespace import CONNECT_TIMEOUT_S
+from kafkamq.queue.namespace import CONNECT_TIMEOUT_S
+from kafkamq.queue.service import Service
 from kafkamq.types import Outcome
 
 PASSWORD = "correct-horse-battery"
@@ -157,7 +157,7 @@ def test_an_error_that_cannot_say_itself_is_a_nack_all_the_same(service: Service
 def test_a_broker_that_is_down_is_named_within_a_bound(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkamq.kafka.namespace.CONNECT_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("kafkamq.queue.namespace.CONNECT_TIMEOUT_S", 2.0)
     with Service("127.0.0.1:9", "nowhere") as service:
         began_s = time.monotonic()
         with pytest.raises(DeadlineExceededError, match=r"127\.0\.0\.1:9") as raised:

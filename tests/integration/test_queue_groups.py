@@ -22,9 +22,11 @@ from tests.integration.queue_logs import (
 )
 
 from kafkamq.errors import DataLossError
-from kafkamq.kafka import Consumer, Message, Service
-from kafkamq.kafka.overview import doubled_queues, overview
-from kafkamq.kafka.reader import group_of
+from kafkamq.markers.consumer import Consumer
+from kafkamq.markers.message import Message
+from kafkamq.markers.overview import doubled_queues, overview
+from kafkamq.markers.reader import group_of
+from kafkamq.queue.service import Service
 from kafkamq.types import MarkerType, Outcome
 
 
@@ -262,7 +264,7 @@ def test_what_was_polled_too_long_ago_is_fetched_again(
     got: list[Message] = receive_all(consumer, 1)
     wait_until(lambda: len(consumer._intake) or got.extend(receive_all(consumer, 1)))
     polled = list(consumer._intake._queue)  # held, or the next ones could have their addresses
-    monkeypatch.setattr("kafkamq.core.intake.MAX_AGE_MS", -1)
+    monkeypatch.setattr("kafkamq.markers.rules.fetch_buffer.MAX_AGE_MS", -1)
     consumer.receive(0)
     monkeypatch.undo()
     now = list(consumer._intake._queue)

@@ -11,9 +11,10 @@ from contextlib import suppress
 import pytest
 from tests.integration.queue_logs import ends, make_service, starts
 
-from kafkamq.core.leases import LeaseState
 from kafkamq.errors import StateError
-from kafkamq.kafka import Consumer, Message
+from kafkamq.markers.consumer import Consumer
+from kafkamq.markers.message import Message
+from kafkamq.markers.rules.leases import LeaseState
 from kafkamq.types import Outcome
 
 COUNT, INTERRUPTS = 600, 60

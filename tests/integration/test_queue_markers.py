@@ -11,9 +11,9 @@ from collections import defaultdict
 import pytest
 from tests.integration.queue_logs import markers, receive_all
 
-from kafkamq.kafka import Service
+from kafkamq.queue.service import Service
+from kafkamq.queue.wire.partitions import marker_partition
 from kafkamq.types import MarkerType
-from kafkamq.wire.partitions import marker_partition
 
 PARTITIONS = 8
 MARKER_PARTITIONS = 5

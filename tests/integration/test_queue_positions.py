@@ -18,12 +18,13 @@ from tests.integration.queue_logs import (
 from tests.integration.test_holes import make_anew
 from tests.sure_producer import SureProducer
 
-from kafkamq.clients.admin import Admin
-from kafkamq.clients.groups import group_of
-from kafkamq.clients.scan import scan
 from kafkamq.config import ServiceConfig
-from kafkamq.kafka import Consumer, Service
-from kafkamq.wire.positions import encode_group_position, position_prefix
+from kafkamq.markers.consumer import Consumer
+from kafkamq.markers.wire.positions import encode_group_position, position_prefix
+from kafkamq.queue.names import group_of
+from kafkamq.queue.service import Service
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.scan import scan
 
 
 def send(service: Service, queue_id: str, *payloads: bytes) -> None:
@@ -44,7 +45,7 @@ def test_a_topic_whose_id_becomes_known_is_the_same_topic(
     bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Brokers that are upgraded begin to tell ids, and some of them do before the others."""
-    monkeypatch.setattr("kafkamq.kafka.heart.IDENTITY_AGE_S", 0.2)
+    monkeypatch.setattr("kafkamq.markers.lease_renewer.IDENTITY_AGE_S", 0.2)
     ask, asked = Admin.topics, list[bool]()
     tells = [False]  # whether the broker that answers tells ids
 
@@ -201,7 +202,7 @@ def test_a_new_queue_reads_no_more_of_the_ledger_than_may_be_its_own(
             seen.append((record.partition(), record.key() == b"another's"))
             yield record
 
-    monkeypatch.setattr("kafkamq.clients.positions.scan", counted)
+    monkeypatch.setattr("kafkamq.markers.positions.scan", counted)
     with make_service(bootstrap, namespace, partitions=2) as service:
         ledger = service.config.ledger_topic
         send(service, "a", *payloads(0, 20))

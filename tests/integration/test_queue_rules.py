@@ -27,11 +27,13 @@ from tests.integration.queue_logs import (
 
 from kafkamq.config import Backoff
 from kafkamq.errors import LeaseLostError, StateError
-from kafkamq.kafka import Consumer, Message, Service
-from kafkamq.kafka.reader import group_of
+from kafkamq.markers.consumer import Consumer
+from kafkamq.markers.message import Message
+from kafkamq.markers.reader import group_of
 from kafkamq.metrics import catalog
+from kafkamq.queue.service import Service
+from kafkamq.queue.wire.partitions import marker_partition
 from kafkamq.types import MarkerType, MessageId, Outcome
-from kafkamq.wire.partitions import marker_partition
 
 QUICK = Backoff(first=0.05, max=0.05, jitter=0.0)
 

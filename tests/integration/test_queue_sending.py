@@ -24,9 +24,10 @@ from tests.integration.queue_logs import (
 
 from kafkamq.config import Backoff
 from kafkamq.errors import ConfigError, StateError
-from kafkamq.kafka import Delivery, Service
+from kafkamq.queue.delivery import Delivery
+from kafkamq.queue.service import Service
+from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.types import MarkerType, Outcome, OutgoingMessage, ScheduleToken
-from kafkamq.wire.partitions import key_partition
 
 
 @pytest.fixture

@@ -22,14 +22,14 @@ from tests.integration.secured import Right, SecuredKafka, secured_kafka
 from tests.integration.tracker_logs import Logs, read_topic, wait_until
 
 from kafkamq import Service
-from kafkamq.clients.admin import Admin
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
-from kafkamq.kafka.namespace import CONNECT_TIMEOUT_S
-from kafkamq.kafka.parallel import ParallelConsumer
-from kafkamq.kafka.tracker import LocalTracker
-from kafkamq.kafka.writer import MarkerWriter
-from kafkamq.spark.reading import LogReader
+from kafkamq.markers.marker_producer import MarkerWriter
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.parallel.consumer import ParallelConsumer
+from kafkamq.queue.namespace import CONNECT_TIMEOUT_S
+from kafkamq.spark.log_reader import LogReader
+from kafkamq.transport.admin import Admin
 
 CANARY = "canary-Pa55word-7f3a9c"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"

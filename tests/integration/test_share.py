@@ -14,7 +14,7 @@ from tests.sure_producer import SureProducer
 from kafkamq import ConfigError, LeaseLostError, Nack, Reject, Worker
 from kafkamq.dev import LocalKafka
 from kafkamq.dev.environment import cache_dir_from, java_from
-from kafkamq.kafka.dead_letters import Selection, redrive
+from kafkamq.queue.dead_letters import Selection, redrive
 
 
 @pytest.fixture

@@ -12,15 +12,10 @@ from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.integration.tracker_logs import wait_until
 
-from kafkamq.clients.admin import Admin
-from kafkamq.clients.topics import (
-    FOREIGN_TRACKER_GROUP,
-    check_topics,
-    create_topics,
-    require_topics,
-)
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError
+from kafkamq.queue.topics import FOREIGN_TRACKER_GROUP, check_topics, create_topics, require_topics
+from kafkamq.transport.admin import Admin
 
 
 @pytest.fixture

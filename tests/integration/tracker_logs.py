@@ -19,19 +19,19 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 from tests.sure_producer import SureProducer
 
-from kafkamq.clients.topics import create_topics
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import WireError
-from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
-from kafkamq.wire.headers import Origin, read_message_headers
-from kafkamq.wire.markers import (
+from kafkamq.markers.wire.markers import (
     decode_marker,
     encode_end,
     encode_keepalive,
     encode_schedule,
     encode_start,
 )
-from kafkamq.wire.partitions import marker_key, marker_partition
+from kafkamq.queue.topics import create_topics
+from kafkamq.queue.wire.headers import Origin, read_message_headers
+from kafkamq.queue.wire.partitions import marker_key, marker_partition
+from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
 
 PATIENCE_S = 1.0  # with open transactions
 
@@ -327,7 +327,7 @@ def read_topic(bootstrap: str, topic: str, *, isolation: str = "read_committed")
 _PROGRAM = """
 import sys
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.tracker.local import LocalTracker
 config = ServiceConfig(bootstrap_servers=sys.argv[1], namespace=sys.argv[2])
 tracker = TrackerConfig(max_offsets_per_commit=int(sys.argv[3]), position_interval_ms=500)
 LocalTracker(config, tracker).run()

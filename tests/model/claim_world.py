@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from kafkamq.core.claim_steps import (
+from kafkamq.claims.rules.claimant import Claimant
+from kafkamq.claims.rules.log import Claim, ClaimLog
+from kafkamq.claims.rules.steps import (
     ClaimantConfig,
     Delivery,
     End,
@@ -22,8 +24,6 @@ from kafkamq.core.claim_steps import (
     Stop,
     Write,
 )
-from kafkamq.core.claimant import Claimant
-from kafkamq.core.claims import Claim, ClaimLog
 from kafkamq.types import MarshalRecord, MarshalType
 
 INTERVAL_S = 60

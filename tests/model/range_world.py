@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from kafkamq.core.range_claims import HeldRange, RangeLog
-from kafkamq.core.range_member import RangeMember, RangeWrite
+from kafkamq.claims.rules.range_log import HeldRange, RangeLog
+from kafkamq.claims.rules.range_member import RangeMember, RangeWrite
 from kafkamq.types import RangeRecord, RangeType
 
 INTERVAL_S = 60

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kafkamq.core.attempts import Attempt, Attempts, OpenAttempt
-from kafkamq.core.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.attempts import Attempt, Attempts, OpenAttempt
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.testing.naive import Identity, NaiveEntry, NaiveState, State
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 

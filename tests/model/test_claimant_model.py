@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.model.claim_world import BATCH, Member, World
 
-from kafkamq.core.claim_steps import Delivery
+from kafkamq.claims.rules.steps import Delivery
 
 CLIENTS = ("a", "b", "c")
 MAX_SKEW_S = 30  # steps of the broker's clock, and errors of estimates of it

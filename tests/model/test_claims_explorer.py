@@ -12,7 +12,7 @@ import pytest
 from tests.model.claim_world import Member, World
 from tests.model.explorer import Event, explore, skew, wait
 
-from kafkamq.core.claim_steps import Delivery, Phase
+from kafkamq.claims.rules.steps import Delivery, Phase
 
 DEPTH = 4
 SKEW_S = 30

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kafkamq.core.claims import Claim, ClaimLog
+from kafkamq.claims.rules.log import Claim, ClaimLog
 from kafkamq.types import MarshalRecord, MarshalType
 
 INTERVAL_S = 60

@@ -16,10 +16,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kafkamq.core.chunks import chunk_key
-from kafkamq.core.entry import DUE
-from kafkamq.core.leases import Lease, Leases, LeaseState, Renewal, Settlement
-from kafkamq.core.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.chunks import chunk_key
+from kafkamq.markers.rules.entry import DUE
+from kafkamq.markers.rules.leases import Lease, Leases, LeaseState, Renewal, Settlement
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 MARKER_PARTITIONS = 2

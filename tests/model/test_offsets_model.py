@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kafkamq.core.offsets import OffsetTracker
-from kafkamq.wire.offsets import decode, encode
+from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.wire.offsets import decode, encode
 
 counts = st.integers(1, 12)
 

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from kafkamq.core.delivery import DueCause, Settle
-from kafkamq.core.entry import NEVER
-from kafkamq.core.pages import LIMITS, PageLimits
+from kafkamq.markers.rules.delivery import DueCause, Settle
+from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.rules.pages import LIMITS, PageLimits
 from kafkamq.testing.agreement import check_agreement, cut_batches, plan_of_batches
 from kafkamq.testing.random_markers import random_markers
 

@@ -20,9 +20,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from kafkamq.core.delivery import Carry, Settle
-from kafkamq.core.entry import CHUNK_OFFSETS, DUE, NEVER
-from kafkamq.core.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.delivery import Carry, Settle
+from kafkamq.markers.rules.entry import CHUNK_OFFSETS, DUE, NEVER
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.testing.agreement import StateStore
 from kafkamq.testing.naive import Identity, NaiveState, NaiveTracker, State
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome

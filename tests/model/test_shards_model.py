@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.unit.shard_records import Sample
 
-from kafkamq.core.lanes import Lane, LaneState, Run
-from kafkamq.core.offsets import OffsetTracker
-from kafkamq.core.shards import NullKeys, Ordering, Scheduler
+from kafkamq.parallel.rules.lanes import Lane, LaneState, Run
+from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.rules.shards import NullKeys, Ordering, Scheduler
 
 PARTITIONS = 2
 SEEDS = st.integers(0, (1 << 32) - 1)

@@ -14,11 +14,11 @@ RANGES = ("tests/unit/test_claims_ranges.py",)
 RANGES_EXPLORER = ("tests/model/test_ranges_explorer.py",)
 WIRE = ("tests/wire/test_marshal.py",)
 
-RULES_PY = "core/claim_rules.py"
-CLAIMANT_PY = "core/claimant.py"
-RESET_PY = "core/claim_reset.py"
-RANGE_CLAIMS_PY = "core/range_claims.py"
-RANGE_MEMBER_PY = "core/range_member.py"
+RULES_PY = "claims/rules/ownership.py"
+CLAIMANT_PY = "claims/rules/claimant.py"
+RESET_PY = "claims/rules/position_change.py"
+RANGE_CLAIMS_PY = "claims/rules/range_log.py"
+RANGE_MEMBER_PY = "claims/rules/range_member.py"
 
 OF_CLAIMS = [
     Mutant(
@@ -124,7 +124,7 @@ OF_CLAIMS = [
     Mutant(
         "G5",
         "no limit on what is held",
-        "core/claim_policy.py",
+        "claims/rules/policy.py",
         "            room = self._max_claims - sum(prospect.is_ours for prospect in prospects)\n",
         "            room = self._max_claims\n",
         POLICY,
@@ -156,7 +156,7 @@ OF_CLAIMS = [
     Mutant(
         "start",
         "a position beyond the log's end is kept",
-        "core/claim_positions.py",
+        "claims/rules/positions.py",
         "        start = max(latest_offset, earliest_offset)\n",
         "",
         POSITIONS,
@@ -164,7 +164,7 @@ OF_CLAIMS = [
     Mutant(
         "wire",
         "claims are spread by topic and not as Go clients do",
-        "wire/marshal.py",
+        "claims/wire/marshal.py",
         'int.from_bytes(digest[:8], "little")',
         'int.from_bytes(digest[:8], "big")',
         WIRE,
@@ -172,7 +172,7 @@ OF_CLAIMS = [
     Mutant(
         "audit",
         "two owners are not found",
-        "core/claim_audit.py",
+        "claims/rules/audit.py",
         "            if other != me and mine_ms >= 0 and at > mine_at:\n",
         "            if other != me and mine_ms >= 0 and at > mine_at + 10**9:\n",
         POLICY,

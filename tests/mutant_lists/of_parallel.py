@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.mutant_lists.mutant import Mutant
 
-_DESK = "kafka/parallel/desk.py"
-_SHARDS = "core/shards.py"
+_DESK = "parallel/work_queue.py"
+_SHARDS = "parallel/rules/shards.py"
 _DESK_TESTS = ("tests/unit/test_parallel_desk.py",)
 _UNIT = ("tests/unit/test_shards_retries.py",)
-_OFFSETS = "core/offsets.py"
+_OFFSETS = "parallel/rules/offsets.py"
 _TRACKER = ("tests/unit/test_offset_tracker.py",)
 _ORDER = ("tests/unit/test_shards.py", "tests/unit/test_shards_retries.py")
 _POOLS = ("tests/unit/test_parallel_pools.py",)
@@ -18,7 +18,7 @@ _TRANSACTIONS = ("tests/unit/test_parallel_transactions.py",)
 _PROCESSES = ("tests/unit/test_parallel_processes.py",)
 _RESULTS = ("tests/unit/test_parallel_results.py",)
 _VERDICTS = ("tests/unit/test_parallel_verdicts.py",)
-_HANGING = "core/hanging.py"
+_HANGING = "runtime/rules/hanging.py"
 _HANGING_TESTS = ("tests/unit/test_hanging.py",)
 _RETRIES = ("tests/unit/test_retries.py",)
 
@@ -82,7 +82,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "one attempt more than allowed",
-        "core/retries.py",
+        "queue/rules/retry.py",
         "attempt >= max_attempts",
         "attempt > max_attempts",
         _RETRIES,
@@ -98,7 +98,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "a handler of lists is called with none",
-        "kafka/parallel/threads.py",
+        "parallel/threads.py",
         "        if not records:  # taken back in the meantime\n            return\n",
         "",
         _POOLS,
@@ -106,7 +106,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "a coroutine of lists is called with none",
-        "kafka/parallel/coroutines.py",
+        "parallel/coroutines.py",
         "        if not records:  # taken back in the meantime\n            return\n",
         "",
         _POOLS,
@@ -114,7 +114,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "a handler that awaits something cancelled ends its worker",
-        "kafka/parallel/coroutines.py",
+        "parallel/coroutines.py",
         "        if self._is_cancelled or count is None or count():\n            raise",
         "        if self._is_cancelled or count is None or count() >= 0:\n            raise",
         _POOLS,
@@ -122,7 +122,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "a worker that is cancelled goes on",
-        "kafka/parallel/coroutines.py",
+        "parallel/coroutines.py",
         "        if self._is_cancelled or count is None or count():\n            raise",
         "        if self._is_cancelled or count is None:\n            raise",
         _POOLS,
@@ -130,7 +130,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "a loop that is gone is not told of",
-        "kafka/parallel/coroutines.py",
+        "parallel/coroutines.py",
         "                self._ended.set()\n                self._settler.fail(",
         "                self._ended.set()\n                len(",
         _POOLS,
@@ -138,7 +138,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "results are committed without their offsets",
-        "kafka/parallel/transactions.py",
+        "parallel/transactions.py",
         "if not self._lanes <= {duty.lane for duty, _, _ in plan.parts}:",
         "if self._lanes is None:",
         _TRANSACTIONS,
@@ -146,7 +146,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "results of an old assignment are sent",
-        "kafka/parallel/transactions.py",
+        "parallel/transactions.py",
         "            if lane.state is not LaneState.CLOSED:\n",
         "            if lane is not None:\n",
         _TRANSACTIONS,
@@ -154,7 +154,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "a result that Kafka refuses is sent for ever",
-        "kafka/parallel/transactions.py",
+        "parallel/transactions.py",
         "known < blame[0]",
         "known < 0",
         _TRANSACTIONS,
@@ -162,7 +162,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "who was in a batch with a large result is to blame",
-        "kafka/parallel/transactions.py",
+        "parallel/transactions.py",
         "record, refusal = max(",
         "record, refusal = min(",
         _TRANSACTIONS,
@@ -170,7 +170,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "blame outlasts what it was for",
-        "kafka/parallel/transactions.py",
+        "parallel/transactions.py",
         "                    del self._blamed[place]\n",
         "                    pass\n",
         _TRANSACTIONS,
@@ -178,7 +178,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "a cut map is logged with each commit",
-        "kafka/parallel/commits.py",
+        "parallel/commits.py",
         "            if not duty.is_cut:",
         "            if duty is not None:",
         _COMMITS,
@@ -186,7 +186,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "a map that is too long is committed whole",
-        "core/flow.py",
+        "parallel/rules/flow.py",
         "MapVerdict(chars <= self._limits.max_map_chars, ceiling)",
         "MapVerdict(chars > 0, ceiling)",
         (*_COMMITS, *_FLOW),
@@ -194,7 +194,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "a stall that could not be parked is forgotten",
-        "core/flow.py",
+        "parallel/rules/flow.py",
         '        """Nothing came of what was done: if it lasts as long again, tell it again."""\n'
         "        self._offset = None\n",
         '        """Nothing."""\n',
@@ -284,7 +284,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "large records fill the memory",
-        "core/flow.py",
+        "parallel/rules/flow.py",
         "max(1, min(self._limits.max_open, int(fitting)))",
         "self._limits.max_open",
         _FLOW,
@@ -292,7 +292,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "the last commit of a partition is tried once",
-        "kafka/parallel/commits.py",
+        "parallel/commits.py",
         "            if not self._may_succeed:\n                return True\n",
         "            if not self._is_ended:\n                return True\n",
         _COMMITS,
@@ -300,7 +300,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "a mark counts for every batch",
-        "kafka/parallel/child.py",
+        "parallel/child.py",
         "if mark >> _STEP_BITS == batch else Step.WAITING",
         "if mark else Step.WAITING",
         _PROCESSES,
@@ -308,7 +308,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "what is behind a failure in its order counts",
-        "kafka/parallel/processes.py",
+        "parallel/processes.py",
         "outcome = UNTRIED if shard in failed else told.get(number, UNTRIED)",
         "outcome = told.get(number, UNTRIED)",
         _PROCESSES,
@@ -316,7 +316,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "what a dead process has not begun is to blame",
-        "kafka/parallel/processes.py",
+        "parallel/processes.py",
         "            if number in told or step is Step.WAITING:\n",
         "            if number in told:\n",
         _PROCESSES,
@@ -324,7 +324,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "what was processed behind a refused result is done",
-        "kafka/parallel/results.py",
+        "parallel/results.py",
         "    trouble.processed = 1 + run.records.index(record)\n",
         "    trouble.processed = None\n",
         _RESULTS,
@@ -332,7 +332,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "results behind a record that failed before are sent with its own",
-        "kafka/parallel/results.py",
+        "parallel/results.py",
         "                held.add(place)\n",
         "                pass\n",
         _RESULTS,
@@ -348,7 +348,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "any answer to a commit is a confirmation",
-        "kafka/parallel/commits.py",
+        "parallel/commits.py",
         "for duty, version in wanted if duty.committed_version < version]",
         "for duty, version in wanted if self._answered < 0]",
         _COMMITS,
@@ -356,7 +356,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "a partition that went before its commit is waited for",
-        "kafka/parallel/commits.py",
+        "parallel/commits.py",
         "                raise LeaseLostError(",
         "                error = LeaseLostError(",
         _COMMITS,
@@ -364,7 +364,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "a dead letter that is refused is forgotten",
-        "kafka/parallel/letters.py",
+        "parallel/letters.py",
         "            self._refused.append(_Refused(lane, record, reason, said, due_s))\n",
         "            del due_s\n",
         _VERDICTS,
@@ -372,7 +372,7 @@ OF_PARALLEL = [
     Mutant(
         "parallel",
         "dead letters of partitions that went are written",
-        "kafka/parallel/letters.py",
+        "parallel/letters.py",
         "            if letter.lane.state is LaneState.CLOSED:",
         "            if letter.due_s < 0:",
         _VERDICTS,

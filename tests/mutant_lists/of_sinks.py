@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutant_lists.mutant import Mutant
 
-_LEDGER = "spark/sink_ledger.py"
-_ROWS = "spark/sink_rows.py"
+_LEDGER = "spark/sink/ledger.py"
+_ROWS = "spark/sink/rows.py"
 _TESTS = ("tests/unit/test_sink_rows.py",)
 
 OF_SINKS = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutant_lists.mutant import Mutant
 
-LEDGER = "clients/ledger.py"
-TOPICS = "clients/topics.py"
+LEDGER = "markers/tracker/ledger.py"
+TOPICS = "queue/topics.py"
 ENGINES = ("tests/integration/test_local_tracker_engines.py",)
 LEDGERS = ("tests/unit/test_ledger_clients.py",)
 SETTINGS = ("tests/unit/test_clients_topics.py",)
@@ -70,7 +70,7 @@ OF_STARTS = [
     Mutant(
         "R24",
         "the status says that nothing is waited for",
-        "kafka/tracked_partition.py",
+        "markers/tracker/partition.py",
         "deadline_ms=wake.deadline_ms,",
         "deadline_ms=-1,",
         ("tests/integration/test_metrics.py",),
@@ -86,7 +86,7 @@ OF_STARTS = [
     Mutant(
         "R26",
         "each offset has a marker partition of its own",
-        "wire/partitions.py",
+        "queue/wire/partitions.py",
         "return _chunk_partition(partition, offset // CHUNK_OFFSETS, count)",
         "return _chunk_partition(partition, offset, count)",
         ("tests/wire/test_keys.py", "tests/wire/test_partitioner.py"),

@@ -341,7 +341,7 @@ OF_TRACKERS = [
     Mutant(
         "R21",
         "a newer version is read as if it were ours",
-        "wire/markers.py",
+        "markers/wire/markers.py",
         "    if message.version:\n",
         "    if message.version < 0:\n",
         ("tests/wire/test_markers.py",),
@@ -365,7 +365,7 @@ OF_TRACKERS = [
     Mutant(
         "R21",
         "an unknown type passes as a TICK",
-        "wire/markers.py",
+        "markers/wire/markers.py",
         '    raise WireError(f"unknown marker type {kind}")\n',
         "    return Marker(_TICK)\n",
         ("tests/wire/test_markers.py",),
@@ -373,7 +373,7 @@ OF_TRACKERS = [
     Mutant(
         "R21",
         "a negative offset passes",
-        "wire/markers.py",
+        "markers/wire/markers.py",
         "    if partition < 0 or offset < 0 or leader_epoch < 0:\n",
         "    if partition < 0 or leader_epoch < 0:\n",
         ("tests/wire/test_markers.py",),

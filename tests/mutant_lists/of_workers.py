@@ -334,7 +334,7 @@ OF_WORKERS = [
     Mutant(
         "R11",
         "names of headers are counted in characters",
-        "wire/outgoing.py",
+        "queue/wire/outgoing.py",
         "size += len(encoded) +",
         "size += len(name) +",
         ("tests/wire/test_outgoing.py",),
@@ -342,7 +342,7 @@ OF_WORKERS = [
     Mutant(
         "R11",
         "error texts are not cut",
-        "wire/headers.py",
+        "queue/wire/headers.py",
         'return data[:max_bytes].decode("utf-8", "ignore")',
         'return data.decode("utf-8", "ignore")',
         ("tests/wire/test_headers.py",),
@@ -350,7 +350,7 @@ OF_WORKERS = [
     Mutant(
         "R11",
         "a START by reference carries the payload",
-        "wire/marker_writer.py",
+        "markers/wire/marker_writer.py",
         "        if by_reference:\n            parts.append(_BY_REFERENCE)\n"
         "        elif value is None:",
         "        if by_reference:\n            parts.append(_BY_REFERENCE)\n"
@@ -360,7 +360,7 @@ OF_WORKERS = [
     Mutant(
         "R11",
         "a START by reference does not say so",
-        "wire/marker_writer.py",
+        "markers/wire/marker_writer.py",
         "            parts.append(_BY_REFERENCE)\n",
         "            pass\n",
         WIRE,
@@ -368,7 +368,7 @@ OF_WORKERS = [
     Mutant(
         "R11",
         "a START by reference keeps headers that do not fit",
-        "wire/markers.py",
+        "markers/wire/markers.py",
         "split_key(key)[0], None, delivery_count, (), *known)",
         "split_key(key)[0], None, delivery_count, headers, *known)",
         WIRE,
@@ -376,7 +376,7 @@ OF_WORKERS = [
     Mutant(
         "R11",
         "a START by reference without key names no queue",
-        "wire/markers.py",
+        "markers/wire/markers.py",
         "encode_known(identity, split_key(key)[0], None",
         'encode_known(identity, b"", None',
         WIRE,

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import pytest
 
-from kafkamq.core.delivery import DueCause
-from kafkamq.testing.lives import Ending, Timeline, Why, read_timelines
-from kafkamq.testing.log import LogRecord
+from kafkamq.markers.rules.delivery import DueCause
+from kafkamq.markers.wire.markers import encode_marker
+from kafkamq.testing.history import Ending, Timeline, Why, read_timelines
 from kafkamq.testing.naive import Identity, NaiveState, State
 from kafkamq.testing.random_markers import MarkerRecord, random_markers
+from kafkamq.transport.memory import LogRecord
 from kafkamq.types import Marker, MarkerType, MessageId
-from kafkamq.wire.markers import encode_marker
 
 CAUSES = {
     Why.LEASE_ENDED: DueCause.LEASE_ENDED,

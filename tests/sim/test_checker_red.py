@@ -12,14 +12,14 @@ from functools import cache
 
 import pytest
 
+from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_marker
+from kafkamq.queue.wire.headers import DELIVERY_COUNT, ORIGIN, REASON
 from kafkamq.testing.checker import CheckFailedError, Verdict, check_logs
-from kafkamq.testing.log import LogRecord
 from kafkamq.testing.simulator import Limits, Simulation, simulate
 from kafkamq.testing.workers import Behaviour
 from kafkamq.testing.world import Faults
+from kafkamq.transport.memory import LogRecord
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
-from kafkamq.wire.headers import DELIVERY_COUNT, ORIGIN, REASON
-from kafkamq.wire.markers import decode_marker, encode_end, encode_marker
 
 LIMITS = Limits(
     messages=60,

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
+from kafkamq.queue.wire.headers import DELIVERY_COUNT, ORIGIN, REASON
 from kafkamq.testing.engines import EngineSettings
-from kafkamq.testing.lives import Life, Timeline, read_timelines
+from kafkamq.testing.history import Life, Timeline, read_timelines
 from kafkamq.testing.simulator import Limits, Simulation, draw_limits, simulate
 from kafkamq.testing.workers import Behaviour, WorkerSettings
 from kafkamq.testing.world import Faults
 from kafkamq.types import MarkerType
-from kafkamq.wire.headers import DELIVERY_COUNT, ORIGIN, REASON
 
 SEEDS = 200
 CHUNK = 20

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkamq.core.delivery import Carry, DueCause, Settle
+from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
 from kafkamq.spark.blocks import Block, decode_actions, encode_actions, encode_block
 from kafkamq.spark.grouping import group_key, spark_hash
 from kafkamq.spark.packing import pack, unpack

@@ -13,7 +13,7 @@ from kafkamq.claims import Admin
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, LeaseLostError
 from kafkamq.spark.claims import claimed_assign, coordination_frame
-from kafkamq.spark.source import register_source
+from kafkamq.spark.formats import register_source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

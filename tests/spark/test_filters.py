@@ -20,10 +20,10 @@ from pyspark.sql.datasource import (
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError
-from kafkamq.spark.filters import NOTHING_PUSHED, Pushed, push
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.rows import _chooser
-from kafkamq.spark.tokens import AckToken, decode_token
+from kafkamq.spark.queues.tokens import AckToken, decode_token
+from kafkamq.spark.source.filters import NOTHING_PUSHED, Pushed, push
+from kafkamq.spark.source.rows import _chooser
 from kafkamq.types import MessageId
 
 SERVICE = ServiceConfig(bootstrap_servers="h:1", namespace="ns")

@@ -11,10 +11,10 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from tests.integration.tracker_logs import Logs
 
-from kafkamq.core.attempts import Attempt
 from kafkamq.errors import DataLossError
-from kafkamq.spark.folding import FoldedLog
-from kafkamq.spark.reading import LogRange, log_reader
+from kafkamq.markers.rules.attempts import Attempt
+from kafkamq.spark.log_reader import LogRange, log_reader
+from kafkamq.spark.source.folding import FoldedLog
 from kafkamq.types import MessageId
 
 pytestmark = pytest.mark.spark

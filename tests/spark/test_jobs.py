@@ -19,13 +19,13 @@ from tests.integration.tracker_logs import Logs
 
 from kafkamq.cli.jobs import _bounds, parse_moment
 from kafkamq.cli.page import chart
-from kafkamq.clients.transactions import TransactionalProducer
 from kafkamq.errors import ConfigError, StateError
+from kafkamq.queue.wire.headers import read_message_headers
+from kafkamq.queue.wire.keys import split_key
 from kafkamq.spark.jobs.replay import REPLAY_NAME, REPLAYED_FROM, Replay, replay
 from kafkamq.spark.views import register_views
+from kafkamq.transport.transactions import TransactionalProducer
 from kafkamq.types import DeadLetterReason, MessageId, Outcome
-from kafkamq.wire.headers import read_message_headers
-from kafkamq.wire.keys import split_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

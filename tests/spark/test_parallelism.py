@@ -11,10 +11,12 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from tests.integration.tracker_logs import read_topic
 from tests.spark.tracker_runs import PATIENCE_S, Logs, settled, verdict, wait_until, wait_until_live
 
-from kafkamq.spark import ack, queues, read_queue, register, running, tracker
+from kafkamq.spark import ack, read_queue, register, running
+from kafkamq.spark import queue_streams as queues
 from kafkamq.spark.checkpoint import CheckpointNote, read_note
 from kafkamq.spark.parallelism import announced_cores, cores, tracker_tasks
-from kafkamq.spark.tracker import SparkTracker
+from kafkamq.spark.tracker import tracker
+from kafkamq.spark.tracker.tracker import SparkTracker
 from kafkamq.types import Outcome
 
 if TYPE_CHECKING:

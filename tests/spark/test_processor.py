@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from kafkamq.core.delivery import Carry, Settle
+from kafkamq.markers.rules.delivery import Carry, Settle
 from kafkamq.spark.blocks import decode_actions, encode_block
-from kafkamq.spark.processor import FoldProcessor, FoldSettings
+from kafkamq.spark.tracker.processor import FoldProcessor, FoldSettings
 from kafkamq.types import Marker, MarkerType, MessageId
 
 pytestmark = pytest.mark.spark

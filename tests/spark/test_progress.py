@@ -9,11 +9,11 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from tests.integration.tracker_logs import wait_until
 from tests.spark.test_source import produce
 
-from kafkamq.core.delivery import DueCause, Settle
+from kafkamq.markers.rules.delivery import DueCause, Settle
 from kafkamq.metrics import catalog
-from kafkamq.spark.lateness import lateness_text, observe_lateness
+from kafkamq.spark.formats import register_source
 from kafkamq.spark.progress import QueryMetrics, watching
-from kafkamq.spark.source import register_source
+from kafkamq.spark.tracker.lateness import lateness_text, observe_lateness
 from kafkamq.types import MessageId
 
 if TYPE_CHECKING:

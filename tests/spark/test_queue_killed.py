@@ -21,11 +21,11 @@ from tests.spark.test_queue_reader import SCHEMA, offsets, rows
 
 from kafkamq.config import ServiceConfig
 from kafkamq.spark.checkpoint import CheckpointNote
-from kafkamq.spark.committing import CommitSettings, commit_slots, next_epoch
-from kafkamq.spark.leasing import QueueReader
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.starting import QueuePartition
-from kafkamq.spark.verdicts import AckSettings
+from kafkamq.spark.queues.acks import AckSettings
+from kafkamq.spark.queues.committing import CommitSettings, commit_slots, next_epoch
+from kafkamq.spark.queues.leasing import QueueReader
+from kafkamq.spark.queues.starting import QueuePartition
 from kafkamq.types import MarkerType, Outcome
 
 pytestmark = pytest.mark.spark
@@ -35,7 +35,7 @@ ENGINE = "ack-killed"
 MESSAGES = 40
 _PROGRAM = """
 import json, sys
-from kafkamq.clients.ledger import Ledger
+from kafkamq.markers.tracker.ledger import Ledger
 from kafkamq.config import ServiceConfig
 from tests.spark.test_queue_killed import acknowledge, queue_reader
 from tests.spark.test_queue_reader import plan

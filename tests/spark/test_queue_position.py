@@ -18,14 +18,14 @@ from tests.integration.tracker_logs import Logs
 from tests.spark.test_queue_reader import OPTIONS, SCHEMA, end, identity, offsets, plan, rows
 
 from kafkamq import Service
-from kafkamq.clients.admin import Admin
-from kafkamq.clients.groups import group_of
-from kafkamq.clients.positions import Positions
 from kafkamq.errors import DataLossError
-from kafkamq.spark import streaming
-from kafkamq.spark.leasing import QueueReader
+from kafkamq.markers.positions import Positions
+from kafkamq.queue.names import group_of
+from kafkamq.spark.log_reader import LogReader
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.reading import LogReader
+from kafkamq.spark.queues.leasing import QueueReader
+from kafkamq.spark.source import streaming
+from kafkamq.transport.admin import Admin
 
 pytestmark = pytest.mark.spark
 

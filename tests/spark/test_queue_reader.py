@@ -31,17 +31,17 @@ from pyspark.sql.types import (
 )
 from tests.integration.tracker_logs import Logs, read_topic, wait_until
 
-from kafkamq.clients.groups import group_of
 from kafkamq.errors import StateError
-from kafkamq.spark.columns import columns_of
-from kafkamq.spark.committing import CommitSettings, commit_slots
-from kafkamq.spark.ending import write_ends
-from kafkamq.spark.leasing import QueueReader
+from kafkamq.queue.names import group_of
+from kafkamq.spark.log_reader import LogRange, log_reader
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.reading import LogRange, log_reader
-from kafkamq.spark.starting import VOID, QueuePartition, _Starter
-from kafkamq.spark.verdicts import AckSettings, find_late, read_end, read_verdicts
+from kafkamq.spark.queues.acks import AckSettings, find_late, read_end, read_verdicts
+from kafkamq.spark.queues.committing import CommitSettings, commit_slots
+from kafkamq.spark.queues.ending import write_ends
+from kafkamq.spark.queues.leasing import QueueReader
+from kafkamq.spark.queues.starting import VOID, QueuePartition, _Starter
+from kafkamq.spark.source.columns import columns_of
 from kafkamq.types import MarkerType, MessageId, Outcome
 
 pytestmark = pytest.mark.spark

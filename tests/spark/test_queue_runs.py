@@ -30,13 +30,13 @@ from tests.spark.test_queue_reader import (
 )
 
 from kafkamq.errors import ConfigError, FencedError, StateError
-from kafkamq.spark.committing import CommitSettings, commit_slots
-from kafkamq.spark.leasing import QueueReader
+from kafkamq.queue.wire.partitions import marker_partition
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.queue_owner import QueueOwner
-from kafkamq.spark.verdicts import AckSettings
+from kafkamq.spark.queues.acks import AckSettings
+from kafkamq.spark.queues.committing import CommitSettings, commit_slots
+from kafkamq.spark.queues.leasing import QueueReader
+from kafkamq.spark.queues.owner import QueueOwner
 from kafkamq.types import Outcome
-from kafkamq.wire.partitions import marker_partition
 
 pytestmark = pytest.mark.spark
 

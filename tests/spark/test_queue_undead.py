@@ -16,10 +16,10 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from tests.integration.tracker_logs import Logs, read_topic
 from tests.spark.test_queue_reader import OPTIONS, SCHEMA, plan, rows, tasks_of
 
-from kafkamq.spark.committing import CommitSettings, commit_slots
-from kafkamq.spark.leasing import QueueReader
 from kafkamq.spark.options import parse_source_options
-from kafkamq.spark.verdicts import AckSettings
+from kafkamq.spark.queues.acks import AckSettings
+from kafkamq.spark.queues.committing import CommitSettings, commit_slots
+from kafkamq.spark.queues.leasing import QueueReader
 from kafkamq.types import MarkerType
 
 pytestmark = pytest.mark.spark

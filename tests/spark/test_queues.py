@@ -12,8 +12,8 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from tests.integration.tracker_logs import Logs, read_topic, wait_until
 
-from kafkamq.clients.groups import group_of
 from kafkamq.errors import ConfigError, FencedError
+from kafkamq.queue.names import group_of
 from kafkamq.spark import ack, map_messages, read_queue, register
 from kafkamq.types import MarkerType, MessageId, Nack, Outcome, Reject
 

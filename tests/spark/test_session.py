@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.spark import register, session
-from kafkamq.spark.jobs.asking import view_session
+from kafkamq.spark.jobs.sql import view_session
 from kafkamq.spark.session import build_session, session_settings
 
 if TYPE_CHECKING:

@@ -14,16 +14,16 @@ from tests.integration.tracker_logs import read_topic, wait_until
 from tests.spark.processes import driver
 from tests.spark.test_source import produce
 
-from kafkamq.clients.topics import create_topics
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
-from kafkamq.spark import sink
+from kafkamq.queue.topics import create_topics
+from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.spark.batches import BATCH_ID
 from kafkamq.spark.checkpoint import read_note
-from kafkamq.spark.query import query_failure
-from kafkamq.spark.sink import write_stream
-from kafkamq.spark.source import register_source
-from kafkamq.wire.partitions import key_partition
+from kafkamq.spark.formats import register_source
+from kafkamq.spark.sink import sink
+from kafkamq.spark.sink.sink import write_stream
+from kafkamq.spark.tracker.query import query_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -220,8 +220,8 @@ _PROGRAM = """
 import sys
 from kafkamq.config import ServiceConfig
 from kafkamq.spark.session import build_session
-from kafkamq.spark.sink import write_stream
-from kafkamq.spark.source import register_source
+from kafkamq.spark.sink.sink import write_stream
+from kafkamq.spark.formats import register_source
 spark = build_session(settings={"spark.sql.shuffle.partitions": "2"})
 config = ServiceConfig(bootstrap_servers=sys.argv[1], namespace=sys.argv[2])
 stream = spark.readStream.format(register_source(spark, config))

@@ -15,12 +15,12 @@ from tests.spark.test_source import produce
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
-from kafkamq.spark.query import query_failure
-from kafkamq.spark.sink import by_slot, clear_sink_ledger, register_sink
-from kafkamq.spark.sink_ledger import SinkLedger
-from kafkamq.spark.sink_writer import DEDUP_HEADER
-from kafkamq.spark.source import register_source
-from kafkamq.wire.partitions import key_partition
+from kafkamq.queue.wire.partitions import key_partition
+from kafkamq.spark.formats import register_source
+from kafkamq.spark.sink.ledger import SinkLedger
+from kafkamq.spark.sink.sink import by_slot, clear_sink_ledger, register_sink
+from kafkamq.spark.sink.writer import DEDUP_HEADER
+from kafkamq.spark.tracker.query import query_failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,12 +15,12 @@ from tests.integration.raw_producer import write_raw
 from tests.integration.tracker_logs import wait_until
 from tests.sure_producer import SureProducer
 
-from kafkamq.clients.records import all_headers
 from kafkamq.config import ServiceConfig
 from kafkamq.spark.daemon import THREADLESS
+from kafkamq.spark.formats import register_source
 from kafkamq.spark.grouping import group_key, spark_hash
-from kafkamq.spark.reading import LogRange, log_reader
-from kafkamq.spark.source import register_source
+from kafkamq.spark.log_reader import LogRange, log_reader
+from kafkamq.transport.record import all_headers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -330,7 +330,7 @@ def test_workers_come_with_their_imports_done(spark: SparkSession) -> None:
         import pandas as pd
         import pyspark
 
-        early = "kafkamq.spark.processor" in sys.modules
+        early = "kafkamq.spark.tracker.processor" in sys.modules
         for _ in frames:
             frozen = gc.get_freeze_count()
             yield pd.DataFrame([(pyspark.__file__, early, frozen)])

@@ -29,16 +29,16 @@ from tests.spark.tracker_runs import (
 )
 from tests.sure_producer import SureProducer
 
-from kafkamq.clients.ledger import LedgerKey, read_positions
 from kafkamq.config import TrackerConfig
 from kafkamq.errors import DataLossError, FencedError, StateError, UnsupportedVersionError
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.tracker.ledger import LedgerKey, read_positions
+from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.metrics.catalog import LATENESS, SPARK_RUNNING
 from kafkamq.metrics.health import health
-from kafkamq.spark import tracker as tracker_module
-from kafkamq.spark.tracker import SparkTracker
+from kafkamq.queue.wire.headers import read_message_headers
+from kafkamq.spark.tracker import tracker as tracker_module
+from kafkamq.spark.tracker.tracker import SparkTracker
 from kafkamq.types import MarkerType, MessageId, Outcome
-from kafkamq.wire.headers import read_message_headers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,9 +13,9 @@ import pytest
 from tests.integration.tracker_logs import Logs
 
 from kafkamq.errors import ConfigError
+from kafkamq.queue.wire.headers import Origin, copy_headers, dead_letter_headers
 from kafkamq.spark.views import VIEWS, register_views
 from kafkamq.types import DeadLetterReason, MessageId, Outcome
-from kafkamq.wire.headers import Origin, copy_headers, dead_letter_headers
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 from tests.unit.claim_fold import GROUP, TOPIC, ClaimFold
 
-from kafkamq.core.claim_steps import ClaimantConfig, End, Finish, LookUp, Step, Write
-from kafkamq.core.claimant import Claimant
-from kafkamq.core.claims import ClaimLog
+from kafkamq.claims.rules.claimant import Claimant
+from kafkamq.claims.rules.log import ClaimLog
+from kafkamq.claims.rules.steps import ClaimantConfig, End, Finish, LookUp, Step, Write
 
 _Step = TypeVar("_Step", bound=Step)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kafkamq.core.claims import Claim, ClaimLog
+from kafkamq.claims.rules.log import Claim, ClaimLog
 from kafkamq.types import MarshalRecord, MarshalType
 
 GROUP, TOPIC = "gr", "test1"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 
-from kafkamq.core.delivery import Carry, Settle
-from kafkamq.core.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.delivery import Carry, Settle
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 T = 3000

@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.waiting import wait_until
 
 from kafkamq import Ack, Nack, OutgoingRecord
-from kafkamq.kafka.parallel import ParallelConsumer
-from kafkamq.kafka.parallel.record import PlainRecord
+from kafkamq.parallel.consumer import ParallelConsumer
+from kafkamq.parallel.record import PlainRecord
 
 PARENT = "KAFKAMQ_TEST_PARENT"  # the process of the test, for what only a child can do
 SEEN = "KAFKAMQ_TEST_SEEN"  # a file

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kafkamq.core.lanes import Lane, Run
-from kafkamq.core.offsets import OffsetTracker
-from kafkamq.core.shards import NullKeys, Ordering, Scheduler
+from kafkamq.parallel.rules.lanes import Lane, Run
+from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.rules.shards import NullKeys, Ordering, Scheduler
 
 
 @dataclass(slots=True)

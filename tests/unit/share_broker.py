@@ -17,11 +17,12 @@ import pytest
 from confluent_kafka import AcknowledgeType, TopicPartition
 
 from kafkamq.config import QueueConfig
-from kafkamq.kafka.backends import share, share_member
-from kafkamq.kafka.backends.letters import DeadLetterBox
-from kafkamq.kafka.backends.share import ShareConsumer
-from kafkamq.kafka.backends.share_settings import ShareLimits
-from kafkamq.kafka.backends.sure_writer import Form
+from kafkamq.queue.dead_letter_writer import DeadLetterBox
+from kafkamq.queue.sure_writer import Form
+from kafkamq.share import member as share_member
+from kafkamq.share import queue_consumer as share
+from kafkamq.share.queue_consumer import ShareConsumer
+from kafkamq.share.settings import ShareLimits
 from kafkamq.types import Backend
 
 LIMIT = 5

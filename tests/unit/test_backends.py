@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kafkamq import Backoff, ConfigError, Service
-from kafkamq.core.backends import CAPABILITIES, Feature, backends_with, has, require
+from kafkamq.queue.rules.capabilities import CAPABILITIES, Feature, backends_with, has, require
 from kafkamq.types import Backend
 
 ROOT = Path(__file__).resolve().parents[2]

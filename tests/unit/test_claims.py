@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.claim_fold import GROUP, TOPIC, ClaimFold
 
-from kafkamq.core.claims import ClaimLog, ClaimState
+from kafkamq.claims.rules.log import ClaimLog, ClaimState
 from kafkamq.errors import StateError
 from kafkamq.types import MarshalRecord, MarshalType
 

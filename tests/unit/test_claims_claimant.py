@@ -6,7 +6,7 @@ import pytest
 from tests.unit.claim_desk import Desk
 from tests.unit.claim_fold import GROUP, TOPIC
 
-from kafkamq.core.claim_steps import (
+from kafkamq.claims.rules.steps import (
     ClaimantConfig,
     Delivery,
     End,

@@ -6,17 +6,8 @@ import pytest
 from tests.unit.claim_desk import Desk
 from tests.unit.claim_fold import GROUP, TOPIC
 
-from kafkamq.core.claim_steps import (
-    Delivery,
-    End,
-    Fetch,
-    Finish,
-    HandOut,
-    LookUp,
-    Stop,
-    Write,
-)
-from kafkamq.core.claims import ClaimLog
+from kafkamq.claims.rules.log import ClaimLog
+from kafkamq.claims.rules.steps import Delivery, End, Fetch, Finish, HandOut, LookUp, Stop, Write
 from kafkamq.errors import StateError
 from kafkamq.types import MarshalRecord, MarshalType
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.claim_fold import GROUP, TOPIC, ClaimFold
 
-from kafkamq.core.claims import ClaimLog
+from kafkamq.claims.rules.log import ClaimLog
 from kafkamq.errors import ConfigError
 from kafkamq.types import MarshalRecord, MarshalType
 

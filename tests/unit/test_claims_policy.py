@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.unit.claim_fold import GROUP, TOPIC
 
-from kafkamq.core.claim_audit import ClaimAudit
-from kafkamq.core.claim_history import ClaimEventKind, ClaimHistory
-from kafkamq.core.claim_policy import ClaimMode, ClaimPolicy, Prospect
-from kafkamq.core.claim_steps import End
+from kafkamq.claims.rules.audit import ClaimAudit
+from kafkamq.claims.rules.history import ClaimEventKind, ClaimHistory
+from kafkamq.claims.rules.policy import ClaimMode, ClaimPolicy, Prospect
+from kafkamq.claims.rules.steps import End
 from kafkamq.types import MarshalRecord, MarshalType
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkamq.core.claim_health import HealthVerdict, OffsetHistory, check_health, velocity
-from kafkamq.core.claim_positions import DeliveredOffsets, start_position
+from kafkamq.claims.rules.health import HealthVerdict, OffsetHistory, check_health, velocity
+from kafkamq.claims.rules.positions import DeliveredOffsets, start_position
 from kafkamq.errors import StateError
 
 VECTORS = json.loads(

@@ -8,12 +8,12 @@ import pytest
 from tests.contract.worlds import wait_until
 
 from kafkamq import LeaseLostError
+from kafkamq.claims import partition_reader as intake
+from kafkamq.claims import queue_consumer as claims
+from kafkamq.claims.queue_consumer import ClaimsConsumer
+from kafkamq.claims.rules.steps import End
 from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.core.claim_steps import End
 from kafkamq.errors import BrokerError
-from kafkamq.kafka.backends import claims
-from kafkamq.kafka.backends.claims import ClaimsConsumer
-from kafkamq.kafka.claims import intake
 from kafkamq.types import Backend
 
 

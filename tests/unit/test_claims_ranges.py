@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from kafkamq.core.range_claims import RangeLog
-from kafkamq.core.range_member import RangeMember
+from kafkamq.claims.rules.range_log import RangeLog
+from kafkamq.claims.rules.range_member import RangeMember
+from kafkamq.claims.wire.ranges import decode_range, encode_range
 from kafkamq.errors import WireError
 from kafkamq.types import RangeRecord, RangeType
-from kafkamq.wire.ranges import decode_range, encode_range
 
 INTERVAL_S = 10
 CLAIM, BEAT, DONE, FREE = RangeType.CLAIM, RangeType.BEAT, RangeType.DONE, RangeType.FREE

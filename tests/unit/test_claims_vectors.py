@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.unit.claim_fold import ClaimFold
 
-from kafkamq.core.claims import ClaimLog
+from kafkamq.claims.rules.log import ClaimLog
+from kafkamq.claims.wire.marshal import decode
 from kafkamq.errors import WireError
 from kafkamq.types import MarshalRecord
-from kafkamq.wire.marshal import decode
 
 VECTORS = json.loads(
     (Path(__file__).parents[1] / "vectors" / "marshal-scenarios.json").read_text(encoding="utf-8")

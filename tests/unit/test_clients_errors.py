@@ -8,8 +8,8 @@ from contextlib import nullcontext
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
 from kafkamq.errors import BrokerError, DataLossError, DeadlineExceededError, FencedError
+from kafkamq.transport.errors import ErrorWatch, broker_error, kafka_error
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kafkamq.clients.errors import ErrorWatch, is_lasting, kafka_error, raised_error
 from kafkamq.errors import BrokerError
+from kafkamq.transport.errors import ErrorWatch, is_lasting, kafka_error, raised_error
 
 
 def wrapped(cause: BaseException | None) -> SystemError:

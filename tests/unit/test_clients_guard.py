@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kafkamq.clients.guard import CallAbandonedError, CallGuard
+from kafkamq.transport.bounded_call import CallAbandonedError, CallGuard
 
 
 def test_calls_run_one_after_the_other_in_the_same_other_thread() -> None:

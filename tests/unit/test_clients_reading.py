@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkamq.clients.reader import MAX_READ_THROUGH, _Scan
+from kafkamq.transport.record_reader import MAX_READ_THROUGH, _Scan
 
 
 @dataclass

@@ -9,7 +9,9 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from kafkamq.clients.settings import (
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError
+from kafkamq.transport.settings import (
     _ClientLog,
     admin_settings,
     connect,
@@ -19,8 +21,6 @@ from kafkamq.clients.settings import (
     producer_settings,
     transactional_settings,
 )
-from kafkamq.config import ServiceConfig
-from kafkamq.errors import ConfigError
 
 Make = Callable[[ServiceConfig], dict[str, object]]
 ROLES: dict[str, Make] = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kafkamq.clients.admin import TopicInfo
-from kafkamq.clients.topics import (
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError
+from kafkamq.queue.topics import (
     HEADROOM_BYTES,
     Finding,
     _of_dead_letters,
@@ -16,8 +17,7 @@ from kafkamq.clients.topics import (
     _of_status,
     _refuse,
 )
-from kafkamq.config import ServiceConfig
-from kafkamq.errors import ConfigError
+from kafkamq.transport.admin import TopicInfo
 
 GOOD = {
     "cleanup.policy": "delete",

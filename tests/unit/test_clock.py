@@ -11,7 +11,7 @@ import pytest
 SUSPENDED_S = 3600
 PROGRAM = """
 import time
-from kafkamq.kafka.clock import monotonic_ms, public_s
+from kafkamq.transport.clock import monotonic_ms, public_s
 ahead_s = monotonic_ms() / 1000 - time.monotonic()
 left_s = public_s(monotonic_ms() + 10_000) - time.monotonic()
 print(round(ahead_s), round(left_s))

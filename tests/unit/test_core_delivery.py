@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafkamq.config import Backoff
-from kafkamq.core.delivery import (
+from kafkamq.markers.rules.delivery import (
     Copy,
     DeadLetter,
     DueCause,

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from tests.unit.core_fold import START_MS, Fold, T, message
 
-from kafkamq.core.holders import Holder, Holders
+from kafkamq.markers.rules.holders import Holder, Holders
 from kafkamq.types import Outcome
 
 

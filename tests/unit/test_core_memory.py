@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.core_fold import START_MS, Fold, T
 
-from kafkamq.core.entry import CHUNK_OFFSETS
+from kafkamq.markers.rules.entry import CHUNK_OFFSETS
 from kafkamq.types import MessageId, Outcome
 
 ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED)

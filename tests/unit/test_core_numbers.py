@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kafkamq.core import chunks, handout, intake, leases, redelivery
-from kafkamq.wire import headers, partitions
+from kafkamq.markers.rules import chunks, handout, leases, redelivery
+from kafkamq.markers.rules import fetch_buffer as intake
+from kafkamq.queue.wire import headers, partitions
 
 
 def test_r05_r12_the_memory_of_ends_is_longer_than_a_start_can_be_late() -> None:

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from kafkamq.core.delivery import Settle
-from kafkamq.core.entry import NEVER
-from kafkamq.core.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.delivery import Settle
+from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 T = 3000

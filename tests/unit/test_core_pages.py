@@ -6,10 +6,10 @@ import json
 
 from tests.unit.core_fold import START_MS
 
-from kafkamq.core.entry import CHUNK_OFFSETS, ENDED_MEMORY_MS
-from kafkamq.core.pages import LIMITS, PageLimits
-from kafkamq.core.redelivery import RedeliveryTracker
-from kafkamq.core.snapshot import restore_tracker, take_snapshot
+from kafkamq.markers.rules.entry import CHUNK_OFFSETS, ENDED_MEMORY_MS
+from kafkamq.markers.rules.pages import LIMITS, PageLimits
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
 from kafkamq.testing.agreement import StateStore
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 

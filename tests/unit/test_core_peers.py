@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from tests.unit.core_fold import START_MS, Fold, message
 
-from kafkamq.core.delivery import Copy, DeadLetter, Settle, decide
-from kafkamq.core.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.delivery import Copy, DeadLetter, Settle, decide
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.types import DeadLetterReason, Marker, MarkerType, MessageId, Outcome
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.unit.core_fold import START_MS, Fold, T, message
 
-from kafkamq.core.chunks import Chunk
-from kafkamq.core.delivery import Carry, DueCause, Settle
-from kafkamq.core.entry import CHUNK_OFFSETS
-from kafkamq.core.redelivery import MAX_PLAN, RedeliveryTracker
+from kafkamq.markers.rules.chunks import Chunk
+from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
+from kafkamq.markers.rules.entry import CHUNK_OFFSETS
+from kafkamq.markers.rules.redelivery import MAX_PLAN, RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, Outcome
 
 ENGINE = ("engine-1", 7)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.unit.core_fold import START_MS, Fold, message
 
-from kafkamq.core.delivery import Carry, DueCause, Settle
-from kafkamq.core.snapshot import restore_tracker, take_snapshot
+from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
+from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
 from kafkamq.types import MessageId, Outcome
 
 CARRY_MS = 10_000

@@ -7,10 +7,10 @@ import json
 import pytest
 from tests.unit.core_fold import START_MS, Fold, T, message
 
-from kafkamq.core.entry import CHUNK_OFFSETS
-from kafkamq.core.redelivery import RedeliveryTracker
-from kafkamq.core.snapshot import STATE_VERSION, restore_tracker, take_snapshot
 from kafkamq.errors import UnsupportedVersionError, WireError
+from kafkamq.markers.rules.entry import CHUNK_OFFSETS
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.snapshot import STATE_VERSION, restore_tracker, take_snapshot
 from kafkamq.testing.agreement import StateStore
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.core_fold import START_MS, Fold, T
 
-from kafkamq.core.delivery import DueCause
+from kafkamq.markers.rules.delivery import DueCause
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 STATES = ("unknown", "held", "waiting", "due", "ended")

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 from tests.unit.core_fold import START_MS, Fold, T
 
-from kafkamq.core.delivery import DueCause
-from kafkamq.core.redelivery import Wake
-from kafkamq.core.ticks import TickPolicy
+from kafkamq.markers.rules.delivery import DueCause
+from kafkamq.markers.rules.redelivery import Wake
+from kafkamq.markers.rules.ticks import TickPolicy
 from kafkamq.types import Outcome
 
 QUIET = Wake(None, None, False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.core_fold import START_MS, Fold, T
 
-from kafkamq.core.clock import NO_TIMESTAMP, LogClock
-from kafkamq.core.delivery import DueCause
+from kafkamq.markers.rules.delivery import DueCause
+from kafkamq.queue.rules.log_clock import NO_TIMESTAMP, LogClock
 from kafkamq.types import Outcome
 
 

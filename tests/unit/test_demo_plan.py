@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from kafkamq.dev.demo.plan import KIND_HEADER, Kind, check_input, from_input, kind_of, synthetic
-from kafkamq.dev.demo.tally import Tally
+from kafkamq.dev.demo.recorder import Tally
 from kafkamq.errors import ConfigError
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome, OutgoingMessage
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kafkamq.markers.wire.markers import encode_end, encode_start, encode_tick
 from kafkamq.testing.faults import Event, HistoryError, Recorder, check_run, digest, read_histories
-from kafkamq.testing.log import LogRecord
+from kafkamq.transport.memory import LogRecord
 from kafkamq.types import MessageId, Outcome
-from kafkamq.wire.markers import encode_end, encode_start, encode_tick
 
 MESSAGES, MARKERS = "ns.messages", "ns.markers"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from kafkamq.clients.ledger import LedgerKey
 from kafkamq.config import ServiceConfig
-from kafkamq.kafka.marker_reader import tracker_group
-from kafkamq.kafka.reader import group_of
+from kafkamq.markers.reader import group_of
+from kafkamq.markers.tracker.group_reader import tracker_group
+from kafkamq.markers.tracker.ledger import LedgerKey
 
 
 def config(namespace: str) -> ServiceConfig:

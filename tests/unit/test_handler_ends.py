@@ -21,8 +21,8 @@ from tests.contract.handlers import die_or_hang
 from tests.unit.test_handlers import Model, Order, parsed
 
 from kafkamq import BrokerError, ConfigError, Nack, Reject, StateError, Worker
-from kafkamq.kafka.handlers import calls, processes
-from kafkamq.kafka.handlers.bodies import BodyError
+from kafkamq.queue.arguments import BodyError
+from kafkamq.runtime import calls, processes
 from kafkamq.testing import MemoryService
 
 

@@ -18,8 +18,8 @@ from pydantic import BaseModel
 
 from kafkamq import Backoff, ConfigError, Message, Worker
 from kafkamq.cli.work import load_worker
-from kafkamq.core.run_ahead import RunAhead
-from kafkamq.kafka.handlers.bodies import Binder, BodyError
+from kafkamq.queue.arguments import Binder, BodyError
+from kafkamq.runtime.rules.run_ahead import RunAhead
 from kafkamq.testing import MemoryService
 
 

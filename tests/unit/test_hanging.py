@@ -16,10 +16,10 @@ from tests.unit.test_parallel_processes import records
 from tests.waiting import wait_until
 
 from kafkamq import ConfigError, Worker
-from kafkamq.core.hanging import Call, Slots
-from kafkamq.kafka.parallel.options import make_config
-from kafkamq.kafka.parallel.processes import _Process
 from kafkamq.metrics.health import Handlers, Health, LoopState, health
+from kafkamq.parallel.options import make_config
+from kafkamq.parallel.processes import _Process
+from kafkamq.runtime.rules.hanging import Call, Slots
 from kafkamq.testing import MemoryService
 
 HOUR_S = 3600.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.worker_parts import Parts
 
-from kafkamq.kafka import heart as module
-from kafkamq.kafka.heart import MAX_SLEEP_MS, Heart
+from kafkamq.markers import lease_renewer as module
+from kafkamq.markers.lease_renewer import MAX_SLEEP_MS, Heart
 from kafkamq.metrics.health import health
 
 

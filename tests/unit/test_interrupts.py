@@ -22,17 +22,17 @@ import pytest
 from confluent_kafka import Message as Record
 from tests.unit.worker_parts import LOG_APPEND_TIME, FixedNamespace, poll_into
 
-from kafkamq.clients.errors import ErrorWatch
 from kafkamq.config import QueueConfig
-from kafkamq.core.intake import Intake
-from kafkamq.core.leases import LeaseState
 from kafkamq.errors import StateError
-from kafkamq.kafka.clock import monotonic_ms
-from kafkamq.kafka.commits import Commit
-from kafkamq.kafka.consumer import Consumer
-from kafkamq.kafka.gate import process_gate
-from kafkamq.kafka.message import Message
-from kafkamq.wire.markers import decode_marker
+from kafkamq.markers.consumer import Consumer
+from kafkamq.markers.last_delivery import process_gate
+from kafkamq.markers.message import Message
+from kafkamq.markers.rules.fetch_buffer import Intake
+from kafkamq.markers.rules.leases import LeaseState
+from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.errors import ErrorWatch
+from kafkamq.transport.offset_commits import Commit
 
 COUNT = 7
 EXPIRED = 4
@@ -146,9 +146,9 @@ class _Reader:
 @pytest.fixture(autouse=True)
 def _without_kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A consumer without threads and clients."""
-    monkeypatch.setattr("kafkamq.kafka.worker.MarkerWriter", lambda _: _Writer())
-    monkeypatch.setattr("kafkamq.kafka.consumer.MessageReader", _Reader)
-    monkeypatch.setattr("kafkamq.kafka.consumer.Heart", MagicMock())
+    monkeypatch.setattr("kafkamq.markers.state.MarkerWriter", lambda _: _Writer())
+    monkeypatch.setattr("kafkamq.markers.consumer.MessageReader", _Reader)
+    monkeypatch.setattr("kafkamq.markers.consumer.Heart", MagicMock())
     made: list[Consumer] = []
     monkeypatch.setattr(f"{__name__}._made", made)
     yield
@@ -291,7 +291,7 @@ def test_an_interrupt_as_late_starts_are_set_aside_leaves_nothing_behind(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At one line of five, by chance."""
-    monkeypatch.setattr("kafkamq.kafka.starts.PATIENCE_MS", 0)
+    monkeypatch.setattr("kafkamq.markers.starts.PATIENCE_MS", 0)
     at = 0
     rng = random.Random(name)
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from tests.unit.worker_parts import FACTS, FixedNamespace, Parts, deliver, record
 
-from kafkamq.kafka import starts as module
-from kafkamq.kafka.commits import Commit
-from kafkamq.kafka.handover import PlainHandover
-from kafkamq.kafka.message import Message
-from kafkamq.kafka.starts import Batch
-from kafkamq.wire.partitions import CHUNK_OFFSETS, marker_partition
+from kafkamq.markers import starts as module
+from kafkamq.markers.handover import PlainHandover
+from kafkamq.markers.message import Message
+from kafkamq.markers.starts import Batch
+from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_partition
+from kafkamq.transport.offset_commits import Commit
 
 PATIENCE_MS = module.PATIENCE_MS
 T_MS = 30_000

@@ -6,14 +6,8 @@ from typing import cast
 
 import pytest
 
-from kafkamq.core.leases import (
-    NEW_PARTITION_MS,
-    Lease,
-    Leases,
-    LeaseState,
-    Settlement,
-)
-from kafkamq.core.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.leases import NEW_PARTITION_MS, Lease, Leases, LeaseState, Settlement
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, MessageId
 
 T = 3000
@@ -333,7 +327,7 @@ class TestFirstStart:
         assert not leases.is_lapsed(message_id, 10 * T)
 
     def test_what_is_remembered_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("kafkamq.core.leases.MAX_REMEMBERED_STARTS", 2)
+        monkeypatch.setattr("kafkamq.markers.rules.leases.MAX_REMEMBERED_STARTS", 2)
         leases = make()
         batch = [leases.start(MessageId(0, offset), 1) for offset in range(3)]
         for lease in batch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafkamq.config import Backoff
-from kafkamq.core.handout import (
+from kafkamq.markers.rules.handout import (
     LastDeliveries,
     ReceiveAhead,
     expires_at_ms,
@@ -13,7 +13,7 @@ from kafkamq.core.handout import (
     is_last_delivery,
     nack_delay_ms,
 )
-from kafkamq.core.leases import Lease, LeaseState
+from kafkamq.markers.rules.leases import Lease, LeaseState
 
 
 class Worker:

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkamq.core.intake import MAX_AGE_MS, Intake, Polled
+from kafkamq.markers.rules.fetch_buffer import MAX_AGE_MS, Intake, Polled
 
 
 def poll(

@@ -9,17 +9,17 @@ from typing import cast
 import pytest
 from confluent_kafka import TopicPartition
 
-from kafkamq.clients import committed
-from kafkamq.clients import ledger as module
-from kafkamq.clients.admin import Admin
-from kafkamq.clients.errors import ErrorWatch
-from kafkamq.clients.ledger import Ledger, LedgerKey, newest_start
-from kafkamq.clients.open_ledgers import OpenLedgers
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import BrokerError, FencedError
-from kafkamq.kafka import partition_start
-from kafkamq.kafka.partition_start import PartitionStarter
-from kafkamq.wire.ledger import Position, encode_position
+from kafkamq.markers.tracker import ledger as module
+from kafkamq.markers.tracker import takeover as partition_start
+from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, newest_start
+from kafkamq.markers.tracker.open_ledgers import OpenLedgers
+from kafkamq.markers.tracker.takeover import PartitionStarter
+from kafkamq.markers.wire.ledger import Position, encode_position
+from kafkamq.transport import committed_offsets as committed
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import ErrorWatch
 
 CONFIG = ServiceConfig(bootstrap_servers="x:1")
 PARTITIONS = 1000

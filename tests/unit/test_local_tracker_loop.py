@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from kafkamq.clients import quarantine as quarantine_module
-from kafkamq.clients.quarantine import Quarantine
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.core.entry import NEVER
 from kafkamq.errors import DeadlineExceededError
-from kafkamq.kafka import clock, marker_reader
-from kafkamq.kafka.marker_reader import MarkerReader
-from kafkamq.kafka.tracked_partition import Started, TrackedPartition
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.tracker import group_reader as marker_reader
+from kafkamq.markers.tracker import quarantine as quarantine_module
+from kafkamq.markers.tracker.group_reader import MarkerReader
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.tracker.partition import Started, TrackedPartition
+from kafkamq.markers.tracker.quarantine import Quarantine
+from kafkamq.queue.wire.headers import Origin
+from kafkamq.transport import clock
 from kafkamq.types import Marker, MarkerType, MessageId
-from kafkamq.wire.headers import Origin
 
 CONFIG = ServiceConfig(bootstrap_servers="127.0.0.1:1")
 

@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 
 from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.core.leases import Lease
-from kafkamq.kafka.lost import MAX_LATE, LostLeases
-from kafkamq.kafka.message import Message
-from kafkamq.kafka.namespace import NamespaceFacts
-from kafkamq.kafka.verdicts import Verdicts
-from kafkamq.kafka.worker import Worker
+from kafkamq.markers.ack_writer import Verdicts
+from kafkamq.markers.lost_leases import MAX_LATE, LostLeases
+from kafkamq.markers.message import Message
+from kafkamq.markers.rules.leases import Lease
+from kafkamq.markers.state import Worker
+from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.types import MessageId
 
 WAIT_S = 20.0

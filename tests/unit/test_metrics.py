@@ -19,12 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.main import get_command
 
 from kafkamq.cli.app import app
-from kafkamq.clients.tracker_metrics import TrackerMetrics
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
-from kafkamq.kafka.delivery import Delivery
-from kafkamq.kafka.sender import Sender
-from kafkamq.kafka.tally import SendTally
+from kafkamq.markers.tracker.metrics import TrackerMetrics
+from kafkamq.markers.wire.status import TrackerStatus
 from kafkamq.metrics import (
     Counter,
     Gauge,
@@ -35,7 +33,9 @@ from kafkamq.metrics import (
     serve_metrics,
 )
 from kafkamq.metrics.health import Health, health
-from kafkamq.wire.status import TrackerStatus
+from kafkamq.queue.delivery import Delivery
+from kafkamq.queue.recorder import SendTally
+from kafkamq.queue.sender import Sender
 
 DASHBOARD = Path(__file__).parents[2] / "dashboards" / "kafkamq.json"
 BOTH = ("queue", "partition")
@@ -186,7 +186,7 @@ def test_a_taken_port_is_said() -> None:
 
 def test_nothing_is_imported_for_counting() -> None:
     code = (
-        "import sys; import kafkamq.kafka, kafkamq.metrics; "
+        "import sys; import kafkamq.queue.service, kafkamq.metrics; "
         "print([name for name in ('prometheus_client', 'http.server') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from kafkamq.core.offsets import OffsetTracker, Progress
 from kafkamq.errors import StateError
+from kafkamq.parallel.rules.offsets import OffsetTracker, Progress
 
 
 def tracker_at(base: int, *polled: int) -> OffsetTracker:

@@ -8,12 +8,12 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from tests.unit.test_parallel_desk import Room
 
-from kafkamq.clients.exact_commits import OffsetCommit
-from kafkamq.core.flow import FlowLimits, PartitionFlow, StallGuard
-from kafkamq.core.offsets import OffsetTracker
 from kafkamq.errors import BrokerError, DeadlineExceededError, LeaseLostError
-from kafkamq.kafka.parallel.commits import Committer, Duty, _cut, plan_commits
-from kafkamq.wire.offsets import decode, encode
+from kafkamq.parallel.commits import Committer, Duty, _cut, plan_commits
+from kafkamq.parallel.rules.flow import FlowLimits, PartitionFlow, StallGuard
+from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.wire.offsets import decode, encode
+from kafkamq.transport.exact_commits import OffsetCommit
 
 
 def test_a_map_is_cut_to_what_fits() -> None:
@@ -179,7 +179,7 @@ class ShortMetadata(Commits):
 
 def test_maps_that_were_refused_are_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [1000.0]
-    monkeypatch.setattr("kafkamq.kafka.parallel.commits.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("kafkamq.parallel.commits.monotonic", lambda: now_s[0])
     room, commits = Room(), ShortMetadata()
     duty = Duty(room.lane, PartitionFlow(FlowLimits()), StallGuard(stall_after_ms=1000), 0, -1)
     committer = Committer(

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from kafkamq.config import ServiceConfig
-from kafkamq.core.lanes import Lane
-from kafkamq.core.offsets import OffsetTracker
-from kafkamq.core.shards import Ordering
-from kafkamq.kafka.clock import monotonic_ms
-from kafkamq.kafka.parallel.config import ParallelConfig
-from kafkamq.kafka.parallel.desk import STUCK_S, Desk, Trouble, Worker
-from kafkamq.kafka.parallel.record import ParallelRecord
-from kafkamq.kafka.parallel.stats import Stats
+from kafkamq.parallel.config import ParallelConfig
+from kafkamq.parallel.record import ParallelRecord
+from kafkamq.parallel.rules.lanes import Lane
+from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.rules.shards import Ordering
+from kafkamq.parallel.stats import Stats
+from kafkamq.parallel.work_queue import STUCK_S, Desk, Trouble, Worker
+from kafkamq.transport.clock import monotonic_ms
 
 PLACE = ("topic", 0)
 

@@ -12,8 +12,8 @@ from confluent_kafka import KafkaError, Message
 from tests.unit.worker_parts import fail_for_good
 
 from kafkamq.config import ServiceConfig
-from kafkamq.kafka.parallel.config import ParallelConfig
-from kafkamq.kafka.parallel.outbox import Outbox
+from kafkamq.parallel.config import ParallelConfig
+from kafkamq.parallel.result_producer import Outbox
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from tests.unit.test_parallel_desk import Room
 
-from kafkamq.kafka.parallel.coroutines import CoroutinePool
-from kafkamq.kafka.parallel.handling import Handling
-from kafkamq.kafka.parallel.inside import enter, is_inside
-from kafkamq.kafka.parallel.settling import Settler
-from kafkamq.kafka.parallel.threads import ThreadPool
+from kafkamq.parallel.coroutines import CoroutinePool
+from kafkamq.parallel.handling import Handling
+from kafkamq.parallel.inside import enter, is_inside
+from kafkamq.parallel.settling import Settler
+from kafkamq.parallel.threads import ThreadPool
 
 
 def handling(

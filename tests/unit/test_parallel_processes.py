@@ -20,9 +20,9 @@ from tests.waiting import wait_until
 
 from kafkamq import Ack, ConfigError, OutgoingRecord
 from kafkamq.config import Backoff
-from kafkamq.kafka.parallel import processes
-from kafkamq.kafka.parallel.handling import UNTRIED, Handling
-from kafkamq.kafka.parallel.processes import (
+from kafkamq.parallel import processes
+from kafkamq.parallel.handling import UNTRIED, Handling
+from kafkamq.parallel.processes import (
     WorkerDiedError,
     _local,
     _Process,
@@ -30,8 +30,8 @@ from kafkamq.kafka.parallel.processes import (
     _shards,
     process_pool,
 )
-from kafkamq.kafka.parallel.record import ParallelRecord
-from kafkamq.kafka.parallel.settling import Settler
+from kafkamq.parallel.record import ParallelRecord
+from kafkamq.parallel.settling import Settler
 
 ROOT = Path(__file__).parents[2]
 
@@ -224,7 +224,7 @@ def test_the_interpreter_ends_with_idle_processes(seen: object) -> None:
         "        print(error)\n"
         "atexit.register(begin_another)\n"
         "from tests.unit import parallel_handlers as handlers\n"
-        "from kafkamq.kafka.parallel.processes import _Remote\n"
+        "from kafkamq.parallel.processes import _Remote\n"
         "if __name__ == '__main__':\n"
         "    remote = _Remote(handlers.note, id, print, wants_results=False)\n"
         "    process = remote._make()\n"

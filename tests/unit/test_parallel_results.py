@@ -14,13 +14,13 @@ from tests.waiting import wait_until
 
 from kafkamq import Ack, Reject
 from kafkamq.config import Backoff
-from kafkamq.kafka.parallel.coroutines import CoroutinePool
-from kafkamq.kafka.parallel.handling import Handling
-from kafkamq.kafka.parallel.record import ParallelRecord
-from kafkamq.kafka.parallel.results import OutgoingRecord, ProducePublisher, Publisher
-from kafkamq.kafka.parallel.settling import Settler
-from kafkamq.kafka.parallel.streams import ResultStream
-from kafkamq.kafka.parallel.threads import ThreadPool
+from kafkamq.parallel.coroutines import CoroutinePool
+from kafkamq.parallel.handling import Handling
+from kafkamq.parallel.record import ParallelRecord
+from kafkamq.parallel.results import OutgoingRecord, ProducePublisher, Publisher
+from kafkamq.parallel.settling import Settler
+from kafkamq.parallel.streams import ResultStream
+from kafkamq.parallel.threads import ThreadPool
 
 SOON = Backoff(first=0.01, max=0.01, jitter=0.0)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from kafkamq.kafka.parallel import source as module
-from kafkamq.kafka.parallel.source import Source
+from kafkamq.parallel import source as module
+from kafkamq.parallel.source import Source
 
 
 class Consumer:

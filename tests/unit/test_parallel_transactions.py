@@ -9,16 +9,16 @@ import pytest
 from confluent_kafka import KafkaError
 from tests.unit.test_parallel_desk import PLACE, Room
 
-from kafkamq.clients.exact_commits import OffsetCommit
-from kafkamq.core.flow import FlowLimits, PartitionFlow, StallGuard
-from kafkamq.core.offsets import OffsetTracker
 from kafkamq.errors import BrokerError
-from kafkamq.kafka.parallel import transactions
-from kafkamq.kafka.parallel.commits import Duty
-from kafkamq.kafka.parallel.desk import Worker
-from kafkamq.kafka.parallel.record import ParallelRecord
-from kafkamq.kafka.parallel.results import OutgoingRecord
-from kafkamq.kafka.parallel.transactions import TransactionCommitter
+from kafkamq.parallel import transactions
+from kafkamq.parallel.commits import Duty
+from kafkamq.parallel.record import ParallelRecord
+from kafkamq.parallel.results import OutgoingRecord
+from kafkamq.parallel.rules.flow import FlowLimits, PartitionFlow, StallGuard
+from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.transactions import TransactionCommitter
+from kafkamq.parallel.work_queue import Worker
+from kafkamq.transport.exact_commits import OffsetCommit
 
 
 class Producer:

@@ -17,14 +17,14 @@ from tests.waiting import wait_until
 
 from kafkamq import Ack, BrokerError, ConfigError, Nack, Reject
 from kafkamq.config import Backoff
-from kafkamq.kafka.clock import monotonic_ms
-from kafkamq.kafka.parallel.config import Hooks, OnExhausted
-from kafkamq.kafka.parallel.handling import Handling
-from kafkamq.kafka.parallel.letters import AGAIN_S, Letters
-from kafkamq.kafka.parallel.record import ParallelRecord
-from kafkamq.kafka.parallel.settling import Settler
-from kafkamq.kafka.parallel.threads import ThreadPool
-from kafkamq.kafka.parallel.verdicts import is_verdict, understood
+from kafkamq.parallel.config import Hooks, OnExhausted
+from kafkamq.parallel.handling import Handling
+from kafkamq.parallel.letters import AGAIN_S, Letters
+from kafkamq.parallel.record import ParallelRecord
+from kafkamq.parallel.settling import Settler
+from kafkamq.parallel.threads import ThreadPool
+from kafkamq.parallel.verdicts import is_verdict, understood
+from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import DeadLetterReason
 
 

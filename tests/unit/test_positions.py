@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Message as Record
 
-from kafkamq.clients import positions as module
-from kafkamq.clients.positions import AGAIN_S, MARGIN_MS, Positions
 from kafkamq.config import ServiceConfig
-from kafkamq.types import MessageId
-from kafkamq.wire.markers import encode_start
-from kafkamq.wire.positions import (
+from kafkamq.markers import positions as module
+from kafkamq.markers.positions import AGAIN_S, MARGIN_MS, Positions
+from kafkamq.markers.wire.markers import encode_start
+from kafkamq.markers.wire.positions import (
     GroupPosition,
     decode_group_position,
     encode_group_position,
     position_prefix,
 )
+from kafkamq.types import MessageId
 
 TOPIC_ID = b"t" * 16
 DAY_MS = 86_400_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafkamq.core.retries import Done, GiveUp, Retry, judge
+from kafkamq.queue.rules.retry import Done, GiveUp, Retry, judge
 from kafkamq.types import Ack, DeadLetterReason, Nack, Reject
 
 

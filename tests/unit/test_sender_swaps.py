@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tests.unit.worker_parts import FixedNamespace, fail_for_good
 
-from kafkamq.clients.producers import end_producer
 from kafkamq.config import QueueConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError
-from kafkamq.kafka.delivery import Delivery
-from kafkamq.kafka.producer import Producer
-from kafkamq.kafka.sender import Sender
+from kafkamq.queue.delivery import Delivery
+from kafkamq.queue.producer import Producer
+from kafkamq.queue.sender import Sender
+from kafkamq.transport.producer import end_producer
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_sends_are_not_confirmed_while_their_client_is_swapped(
         may_end.wait(10)
         end_producer(client, **known)
 
-    monkeypatch.setattr("kafkamq.kafka.sender.end_producer", slow)
+    monkeypatch.setattr("kafkamq.queue.sender.end_producer", slow)
     delivery = producer_of(sender).send(b"")
     fail_for_good(sender)
     try:

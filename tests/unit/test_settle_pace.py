@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from kafkamq.clients import reader, rereading, rewriting, settlement
-from kafkamq.clients.admin import TopicInfo
-from kafkamq.clients.settlement import Settler, SettleReport
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.core.delivery import Carry, DueCause, Settle
+from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
+from kafkamq.markers.tracker import rereading, rewriting, settlement
+from kafkamq.markers.tracker.settlement import Settler, SettleReport
+from kafkamq.markers.wire.markers import encode_end, encode_start
+from kafkamq.transport import record_reader as reader
+from kafkamq.transport.admin import TopicInfo
 from kafkamq.types import MessageId, Outcome
-from kafkamq.wire.markers import encode_end, encode_start
 
 ID = MessageId(0, 1, b"t" * 16, 1)
 START = encode_start(ID, b"q", b"x" * 100, redeliver_after_ms=10_000, consumer_id="c")

@@ -7,10 +7,10 @@ import random
 import pytest
 from tests.unit.shard_records import Sample, all_offsets, lane_with, offsets, samples, scheduler
 
-from kafkamq.core.lanes import LaneState
-from kafkamq.core.offsets import OffsetTracker
-from kafkamq.core.shards import NullKeys, Ordering, Scheduler
 from kafkamq.errors import ConfigError, StateError
+from kafkamq.parallel.rules.lanes import LaneState
+from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.rules.shards import NullKeys, Ordering, Scheduler
 
 ORDERINGS = list(Ordering)
 

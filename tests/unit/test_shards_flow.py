@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.shard_records import lane_with, scheduler
 
-from kafkamq.core.flow import (
+from kafkamq.errors import ConfigError
+from kafkamq.parallel.rules.flow import (
     FlowLimits,
     MapVerdict,
     PartitionFlow,
@@ -14,9 +15,8 @@ from kafkamq.core.flow import (
     Stall,
     StallGuard,
 )
-from kafkamq.core.offsets import OffsetTracker
-from kafkamq.errors import ConfigError
-from kafkamq.wire.offsets import encode
+from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.wire.offsets import encode
 
 
 def test_fetching_stops_when_full_and_starts_again_when_half_empty() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.shard_records import all_offsets, fail, lane_with, offsets, samples, scheduler
 
-from kafkamq.core.shards import Ordering
+from kafkamq.parallel.rules.shards import Ordering
 
 SERIAL = [Ordering.KEY, Ordering.PARTITION]
 

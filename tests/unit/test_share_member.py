@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafkamq import BrokerError
-from kafkamq.kafka.backends import share_member
-from kafkamq.kafka.backends.share_member import Member
+from kafkamq.share import member as share_member
+from kafkamq.share.member import Member
 
 
 class Client:

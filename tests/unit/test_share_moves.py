@@ -11,9 +11,9 @@ from tests.contract.worlds import wait_until
 from tests.unit.share_broker import Broker, open_share, share_group
 
 from kafkamq import Worker
-from kafkamq.kafka.backends import consumer as base
-from kafkamq.kafka.backends.letters import DeadLetterBox
-from kafkamq.kafka.backends.message import TopicMessage
+from kafkamq.queue import topic_consumer as base
+from kafkamq.queue.dead_letter_writer import DeadLetterBox
+from kafkamq.queue.topic_message import TopicMessage
 from kafkamq.testing import MemoryService
 from kafkamq.types import DeadLetterReason
 

@@ -8,8 +8,8 @@ import pytest
 
 from kafkamq import BrokerError, ConfigError
 from kafkamq.config import ServiceConfig
-from kafkamq.kafka.backends import share_settings
-from kafkamq.kafka.backends.share_settings import ShareLimits, shorten_session
+from kafkamq.share import settings as share_settings
+from kafkamq.share.settings import ShareLimits, shorten_session
 
 
 def limits(*, session_ms: int = 45_000, lowest_ms: int = 3000) -> ShareLimits:

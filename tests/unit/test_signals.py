@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from kafkamq.clients.signals import keeping_interrupts, stop_on_signals
+from kafkamq.runtime.signals import keeping_interrupts, stop_on_signals
 
 AT_THE_WORST_MOMENT = """
 import os, signal, threading
-from kafkamq.clients.signals import stop_on_signals
+from kafkamq.runtime.signals import stop_on_signals
 
 event = threading.Event()
 {setting}
@@ -46,7 +46,7 @@ def test_a_handler_that_sets_the_event_itself_hangs() -> None:
 def test_what_was_before_comes_back() -> None:
     program = """
 import signal
-from kafkamq.clients.signals import stop_on_signals
+from kafkamq.runtime.signals import stop_on_signals
 
 before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
 undo = stop_on_signals(print)

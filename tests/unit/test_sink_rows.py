@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafkamq.errors import ConfigError, StateError
-from kafkamq.spark.sink_ledger import TASKS, CellEntry, is_written, unconfirmed
-from kafkamq.spark.sink_options import parse_sink_options
-from kafkamq.spark.sink_rows import check_columns, read_rows, slot_column, slots_of
+from kafkamq.spark.sink.ledger import TASKS, CellEntry, is_written, unconfirmed
+from kafkamq.spark.sink.options import parse_sink_options
+from kafkamq.spark.sink.rows import check_columns, read_rows, slot_column, slots_of
 
 _BYTES = st.one_of(st.none(), st.binary(max_size=8))
 _HEADERS = st.one_of(st.none(), st.lists(st.tuples(st.text(max_size=3), _BYTES), max_size=3))

@@ -66,7 +66,10 @@ def test_the_archive_is_the_whole_package() -> None:
     archive = package_archive()
     names = zipfile.ZipFile(archive).namelist()
     assert {"kafkamq/__init__.py", "kafkamq/spark/log4j2.properties"} <= set(names)
-    program = "import kafkamq, kafkamq.spark.sink, kafkamq.spark.processor; print(kafkamq.__file__)"
+    program = (
+        "import kafkamq, kafkamq.spark.sink.sink, kafkamq.spark.tracker.processor; "
+        "print(kafkamq.__file__)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": str(archive)},

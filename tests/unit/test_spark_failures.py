@@ -11,8 +11,8 @@ from pyspark import SparkContext
 
 from kafkamq.errors import FencedError
 from kafkamq.spark.failures import QueryFailedError, SparkGoneError, advised, query_failure
-from kafkamq.spark.jobs.asking import sql_errors
-from kafkamq.spark.queues import Acknowledged, AckQuery
+from kafkamq.spark.jobs.sql import sql_errors
+from kafkamq.spark.queue_streams import Acknowledged, AckQuery
 
 
 def test_a_query_that_never_worked_points_at_its_checkpoint() -> None:

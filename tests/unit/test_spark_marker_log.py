@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from kafkamq.clients.settings import connect
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError
 from kafkamq.spark import marker_log
 from kafkamq.spark.marker_log import MarkerLog
+from kafkamq.transport.settings import connect
 
 
 def test_a_start_is_not_tried_for_longer_than_ended_ids_are_known(

@@ -11,7 +11,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, KafkaMQError
 from kafkamq.metrics.health import health
 from kafkamq.spark.failures import QueryFailedError
-from kafkamq.spark.tracker import SparkTracker
+from kafkamq.spark.tracker.tracker import SparkTracker
 
 STARTS = 2_000  # that fail: a day and a half
 

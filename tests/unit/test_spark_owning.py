@@ -13,12 +13,12 @@ from collections.abc import Iterator
 import pytest
 
 from kafkamq.errors import StateError
-from kafkamq.spark import owning
-from kafkamq.spark.owning import Owners
+from kafkamq.spark.tracker import owners as owning
+from kafkamq.spark.tracker.owners import Owners
 
 _OTHER = """
 import os, sys
-from kafkamq.spark.owning import Owners
+from kafkamq.spark.tracker.owners import Owners
 
 owners = Owners(sys.argv[1], lambda slot, request: os.getpid())
 print(owners.run(0, None), flush=True)

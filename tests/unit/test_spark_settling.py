@@ -10,13 +10,13 @@ from typing import ClassVar
 
 import pytest
 
-from kafkamq.clients.open_ledgers import MAX_OPEN
-from kafkamq.clients.settlement import SettleReport
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.spark import partition_ledgers, settling
+from kafkamq.markers.tracker.open_ledgers import MAX_OPEN
+from kafkamq.markers.tracker.settlement import SettleReport
+from kafkamq.markers.wire.status import TrackerStatus, encode_status
 from kafkamq.spark.blocks import encode_actions
-from kafkamq.spark.settling import SettleSettings
-from kafkamq.wire.status import TrackerStatus, encode_status
+from kafkamq.spark.tracker import partition_ledgers, settling
+from kafkamq.spark.tracker.settling import SettleSettings
 
 
 class Clients:

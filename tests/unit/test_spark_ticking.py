@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.spark import ticking
+from kafkamq.markers.wire.status import TrackerStatus
 from kafkamq.spark.progress import batch_ends
-from kafkamq.spark.ticking import Lag, TickKeeper, batch_is_near
-from kafkamq.wire.status import TrackerStatus
+from kafkamq.spark.tracker import ticking
+from kafkamq.spark.tracker.ticking import Lag, TickKeeper, batch_is_near
 
 MIDNIGHT_MS = 1_795_305_600_000.0
 

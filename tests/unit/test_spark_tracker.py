@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import pytest
 from pyspark import SparkContext
 
-from kafkamq.clients.ledger import LedgerKey
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import FencedError
-from kafkamq.spark import tracker as module
+from kafkamq.markers.tracker.ledger import LedgerKey
+from kafkamq.markers.wire.ledger import Position
 from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.failures import QueryFailedError, SparkGoneError
-from kafkamq.spark.query import QueryPlan
-from kafkamq.spark.tracker import SparkTracker
-from kafkamq.wire.ledger import Position
+from kafkamq.spark.tracker import tracker as module
+from kafkamq.spark.tracker.query import QueryPlan
+from kafkamq.spark.tracker.tracker import SparkTracker
 
 ENGINE = "spark-1"
 EPOCH = 4

@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as Record
 
-from kafkamq.kafka.message import Message
-from kafkamq.kafka.start_reports import RouteStarts
+from kafkamq.markers.message import Message
+from kafkamq.markers.start_reports import RouteStarts
 
 LOG_APPEND_TIME = 2
 
@@ -45,7 +45,7 @@ def test_all_are_there() -> None:
 def test_leases_count_from_when_starts_were_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """However late their reports are served: a broker may have had them all the while."""
     now_ms = 5000
-    monkeypatch.setattr("kafkamq.kafka.start_reports.monotonic_ms", lambda: now_ms)
+    monkeypatch.setattr("kafkamq.markers.start_reports.monotonic_ms", lambda: now_ms)
     starts = route(2)
     starts.starts()
     now_ms = 12_000  # the process stood still

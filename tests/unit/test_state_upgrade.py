@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kafkamq.core.redelivery import RedeliveryTracker
-from kafkamq.core.snapshot import STATE_VERSION, restore_tracker, take_snapshot
 from kafkamq.errors import UnsupportedVersionError
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.snapshot import STATE_VERSION, restore_tracker, take_snapshot
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 VECTOR = Path(__file__).parents[1] / "vectors" / "tracker-state-1.json"

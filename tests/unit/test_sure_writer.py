@@ -11,8 +11,8 @@ from confluent_kafka import KafkaError
 
 from kafkamq import BrokerError
 from kafkamq.errors import KafkaMQError
-from kafkamq.kafka.backends import sure_writer
-from kafkamq.kafka.backends.sure_writer import Form, SureWriter
+from kafkamq.queue import sure_writer
+from kafkamq.queue.sure_writer import Form, SureWriter
 
 Answer = KafkaError | KafkaMQError | None
 

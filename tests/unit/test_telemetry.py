@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from kafkamq import Message, Nack, Worker, trace_headers
-from kafkamq.kafka.handlers import telemetry
+from kafkamq.runtime import telemetry
 from kafkamq.testing import Clock, MemoryService
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafkamq.errors import BrokerError, FencedError, StateError
-from kafkamq.testing.log import Committed, MemoryKafka
+from kafkamq.transport.memory import Committed, MemoryKafka
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from kafkamq.clients import ticker
-from kafkamq.clients.ticker import Ticker
 from kafkamq.config import ServiceConfig
-from kafkamq.wire.status import TrackerStatus, decode_status
+from kafkamq.markers.tracker import ticker
+from kafkamq.markers.tracker.ticker import Ticker
+from kafkamq.markers.wire.status import TrackerStatus, decode_status
 
 ONE = TrackerStatus(topic="m", partition=0, engine="e", epoch=1, batch=1)
 TIMED_OUT = KafkaError(KafkaError._MSG_TIMED_OUT)

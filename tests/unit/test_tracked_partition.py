@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from kafkamq.config import TrackerConfig
-from kafkamq.core.entry import NEVER
-from kafkamq.kafka.tracked_partition import Started, TrackedPartition
+from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.tracker.partition import Started, TrackedPartition
 from kafkamq.types import Marker, MarkerType
 
 

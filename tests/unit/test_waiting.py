@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafkamq.core.waiting import Waiting
+from kafkamq.queue.rules.waiting import Waiting
 
 
 def take_all(waiting: Waiting[str], now_ms: int = 0) -> list[str]:

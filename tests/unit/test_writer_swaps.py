@@ -15,7 +15,7 @@ from confluent_kafka import Message as Record
 from tests.unit.worker_parts import Parts, deliver, fail_for_good, record
 
 from kafkamq.errors import BrokerError, DeadlineExceededError
-from kafkamq.kafka.writer import MarkerWriter
+from kafkamq.markers.marker_producer import MarkerWriter
 
 
 class _Slow(logging.Handler):
@@ -35,7 +35,7 @@ class _Slow(logging.Handler):
 def swapped_by_another_thread(writer: MarkerWriter) -> Iterator[None]:
     """A fatal error, which another thread meets first; inside, that thread has made a client."""
     fail_for_good(writer)
-    slow, log = _Slow(), logging.getLogger("kafkamq.kafka.writer")
+    slow, log = _Slow(), logging.getLogger("kafkamq.markers.marker_producer")
     log.addHandler(slow)
 
     def meet() -> None:

@@ -10,17 +10,17 @@ from typing import Any
 
 from confluent_kafka import Message as Record
 
-from kafkamq.clients.exact_commits import _handle_of, _library_path
 from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.core.intake import Intake
-from kafkamq.kafka.clock import monotonic_ms
-from kafkamq.kafka.message import Message
-from kafkamq.kafka.namespace import NamespaceFacts
-from kafkamq.kafka.sender import Sender
-from kafkamq.kafka.starts import Starter
-from kafkamq.kafka.verdicts import Verdicts
-from kafkamq.kafka.worker import Worker
-from kafkamq.kafka.writer import MarkerWriter
+from kafkamq.markers.ack_writer import Verdicts
+from kafkamq.markers.marker_producer import MarkerWriter
+from kafkamq.markers.message import Message
+from kafkamq.markers.rules.fetch_buffer import Intake
+from kafkamq.markers.starts import Starter
+from kafkamq.markers.state import Worker
+from kafkamq.queue.namespace import NamespaceFacts
+from kafkamq.queue.sender import Sender
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.exact_commits import _handle_of, _library_path
 
 LOG_APPEND_TIME = 2
 FACTS = NamespaceFacts(b"t" * 16, 8, 8, 604_800_000, 1_000_000, 1_100_000)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from kafkamq.markers.wire.markers import MAX_DURATION_MS
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
-from kafkamq.wire.markers import MAX_DURATION_MS
 
 bounded = settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tests.wire.strategies import INT64, bounded, header_lists
 
 from kafkamq.errors import WireError
-from kafkamq.types import DeadLetterReason, Headers
-from kafkamq.wire.headers import (
+from kafkamq.queue.wire.headers import (
     RESERVED,
     MessageHeaders,
     Origin,
@@ -20,6 +19,7 @@ from kafkamq.wire.headers import (
     read_message_headers,
     redrive_headers,
 )
+from kafkamq.types import DeadLetterReason, Headers
 
 HERE = Origin("ns.messages", 3, 42, 1_700_000_000_000)
 FIRST = Origin("ns.messages", 0, 7, 1_600_000_000_000)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tests.wire.strategies import INT32, INT64, bounded, durations
 
 from kafkamq.errors import WireError
-from kafkamq.types import Marker, MarkerType, MessageId
-from kafkamq.wire.kmq import (
+from kafkamq.markers.wire.kmq import (
     REDELIVERY_COUNT,
     decode_kmq_marker,
     decode_redelivery_count,
@@ -17,6 +16,7 @@ from kafkamq.wire.kmq import (
     encode_kmq_start,
     encode_redelivery_count,
 )
+from kafkamq.types import Marker, MarkerType, MessageId
 
 KEY = bytes.fromhex("00000003 000000000000012c")
 START = bytes.fromhex("01 000000000000ea60")

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tests.wire.strategies import INT64, bounded, markers, starts
 
 from kafkamq.errors import WireError
+from kafkamq.markers.wire import markers_pb2 as pb
+from kafkamq.markers.wire.marker_writer import varint
+from kafkamq.markers.wire.markers import StartEncoder, decode_marker, encode_marker
 from kafkamq.types import Headers, Marker, MessageId
-from kafkamq.wire import markers_pb2 as pb
-from kafkamq.wire.marker_writer import varint
-from kafkamq.wire.markers import StartEncoder, decode_marker, encode_marker
 
 
 def by_generated_code(marker: Marker) -> pb.Marker:

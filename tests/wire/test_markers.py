@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tests.wire.strategies import bounded, damaged, markers
 
 from kafkamq.errors import UnsupportedVersionError, WireError
-from kafkamq.types import Marker, MarkerType, MessageId, Outcome
-from kafkamq.wire import markers_pb2 as pb
-from kafkamq.wire.markers import (
+from kafkamq.markers.wire import markers_pb2 as pb
+from kafkamq.markers.wire.markers import (
     MAX_DURATION_MS,
     MAX_MARKER_BYTES,
     StartEncoder,
@@ -24,6 +23,7 @@ from kafkamq.wire.markers import (
     encode_reference,
     end_encoder,
 )
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 TOPIC_ID = bytes(range(16))
 

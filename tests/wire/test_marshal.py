@@ -12,8 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.wire.strategies import INT64, bounded
 
-from kafkamq.errors import ConfigError, WireError
-from kafkamq.wire.marshal import (
+from kafkamq.claims.wire.marshal import (
     MAX_RECORD_LENGTH,
     MarshalRecord,
     MarshalType,
@@ -23,6 +22,7 @@ from kafkamq.wire.marshal import (
     encode,
     encode_value,
 )
+from kafkamq.errors import ConfigError, WireError
 
 VECTORS = json.loads(
     (Path(__file__).parents[1] / "vectors" / "marshal-scenarios.json").read_text(encoding="utf-8")

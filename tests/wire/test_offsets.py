@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tests.wire.strategies import bounded
 
 from kafkamq.errors import WireError
-from kafkamq.wire.offset_forms import split_runs
-from kafkamq.wire.offsets import OffsetMap, decode, encode
+from kafkamq.parallel.wire.offset_forms import split_runs
+from kafkamq.parallel.wire.offsets import OffsetMap, decode, encode
 
 VECTORS = json.loads(
     (Path(__file__).parent.parent / "vectors" / "parallel-consumer-offsets.json").read_text()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.wire.strategies import bounded
 
 from kafkamq.errors import WireError
-from kafkamq.wire.offset_zstd import decompress, smallest_frame_bytes
-from kafkamq.wire.offsets import (
+from kafkamq.parallel.wire.offset_zstd import decompress, smallest_frame_bytes
+from kafkamq.parallel.wire.offsets import (
     MAX_BODY_BYTES,
     MAX_INCOMPLETES,
     MAX_METADATA_CHARS,

@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kafkamq.dev import LocalKafka
-from kafkamq.wire.partitions import key_partition, marker_key, marker_partition
+from kafkamq.queue.wire.partitions import key_partition, marker_key, marker_partition
 
 PARTITIONS = 7
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pb2
 
-import kafkamq.wire
+import kafkamq.markers.wire
+from kafkamq.markers.wire import markers_pb2 as pb
 from kafkamq.types import MarkerType, Outcome
-from kafkamq.wire import markers_pb2 as pb
 
-WIRE = Path(kafkamq.wire.__file__).parent
+WIRE = Path(kafkamq.markers.wire.__file__).parent
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def compiled(folder: Path, source: Path) -> descriptor_pb2.FileDescriptorProto:
     protoc = pytest.importorskip("grpc_tools.protoc", reason="needs grpcio-tools")
     target = folder / "set.bin"
-    arguments = [f"-I{source.parents[2]}", f"--descriptor_set_out={target}", str(source)]
+    arguments = [f"-I{source.parents[3]}", f"--descriptor_set_out={target}", str(source)]
     assert protoc.main(["protoc", *arguments]) == 0
     files = descriptor_pb2.FileDescriptorSet.FromString(target.read_bytes())
     (file,) = files.file
@@ -38,7 +38,7 @@ def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
 
 
 def test_a_changed_proto_would_be_noticed(tmp_path: Path) -> None:
-    source = tmp_path / "kafkamq" / "wire" / "markers.proto"
+    source = tmp_path / "kafkamq" / "markers" / "wire" / "markers.proto"
     source.parent.mkdir(parents=True)
     text = (WIRE / "markers.proto").read_text()
     source.write_text(text.replace("string reason = 24;", "string reason = 23;"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.wire.strategies import INT64, bounded, counts, texts, times
 
 from kafkamq.errors import UnsupportedVersionError, WireError
-from kafkamq.wire.status import (
+from kafkamq.markers.wire.status import (
     MAX_STATUS_BYTES,
     TrackerStatus,
     decode_status,

@@ -24,8 +24,8 @@ from typing import Any, Generic, TypeVar
 from kafkamq import claims as sync
 from kafkamq.aio.threads import in_thread
 from kafkamq.claims import Batch, Claim, ClaimedMessage, CommitToken
+from kafkamq.claims.outputs import Outputs
 from kafkamq.errors import StateError
-from kafkamq.kafka.claims.outputs import Outputs
 
 __all__ = ["Admin", "ClaimedRange", "Cluster", "Consumer", "Hold", "Member", "RangeClaims"]
 

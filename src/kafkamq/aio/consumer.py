@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from kafkamq import kafka as sync
+import kafkamq as sync
 from kafkamq.aio.message import Message
 from kafkamq.aio.threads import in_thread
-from kafkamq.clients.errors import may_pass
 from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
+from kafkamq.transport.errors import may_pass
 
 __all__ = ["Consumer", "OnLeaseLost"]
 

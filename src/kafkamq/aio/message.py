@@ -8,7 +8,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-from kafkamq import kafka as sync
+import kafkamq as sync
 from kafkamq.aio.threads import in_thread
 from kafkamq.types import Headers, MessageId
 

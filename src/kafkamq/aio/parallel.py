@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 
 from kafkamq.errors import ConfigError, DeadlineExceededError
-from kafkamq.kafka.parallel import ParallelBase, ParallelRecord
-from kafkamq.kafka.parallel.config import is_async_handler
-from kafkamq.kafka.parallel.consumer import stopped_by
-from kafkamq.kafka.parallel.inside import is_inside
-from kafkamq.kafka.parallel.results import OnProduced
-from kafkamq.kafka.parallel.streams import ResultStream
+from kafkamq.parallel.config import is_async_handler
+from kafkamq.parallel.consumer import ParallelBase, stopped_by
+from kafkamq.parallel.inside import is_inside
+from kafkamq.parallel.record import ParallelRecord
+from kafkamq.parallel.results import OnProduced
+from kafkamq.parallel.streams import ResultStream
 
 __all__ = ["ParallelConsumer"]
 

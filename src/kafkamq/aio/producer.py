@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from kafkamq import kafka as sync
+import kafkamq as sync
 from kafkamq.aio.threads import in_thread
 from kafkamq.types import OutgoingMessage, ScheduleToken, SentMessage
 

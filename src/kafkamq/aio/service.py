@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 
-from kafkamq import kafka as sync
+import kafkamq as sync
 from kafkamq.aio.consumer import Consumer, OnLeaseLost
 from kafkamq.aio.producer import Producer
 from kafkamq.aio.threads import in_thread
 from kafkamq.config import Backoff, QueueConfig, ServiceConfig
-from kafkamq.kafka.service import DEFAULT_BACKOFF
+from kafkamq.queue.service import DEFAULT_BACKOFF
 
 __all__ = ["Queue", "Service"]
 

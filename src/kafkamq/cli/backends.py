@@ -9,7 +9,7 @@ import typer
 
 from kafkamq.cli import output
 from kafkamq.cli.options import Json
-from kafkamq.core.backends import CAPABILITIES, Feature, markdown_table, rows
+from kafkamq.queue.rules.capabilities import CAPABILITIES, Feature, markdown_table, rows
 from kafkamq.types import Backend
 
 __all__ = ["register"]

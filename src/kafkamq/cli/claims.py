@@ -10,15 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from kafkamq.claims import Admin, Claim, Cluster, init_topic
+from kafkamq.claims.audit import scan_topic
+from kafkamq.claims.rules.history import ClaimEventKind, ClaimHistory
+from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
 from kafkamq.cli import claims_log, output
 from kafkamq.cli.options import Json, MetricsPort, connected, serving_metrics
-from kafkamq.clients.reaching import require_brokers
-from kafkamq.clients.signals import stop_event
 from kafkamq.config import ServiceConfig
-from kafkamq.core.claim_history import ClaimEventKind, ClaimHistory
 from kafkamq.errors import ConfigError
-from kafkamq.kafka.claims.scan import scan_topic
-from kafkamq.wire.marshal import COORDINATION_TOPIC
+from kafkamq.runtime.signals import stop_event
+from kafkamq.transport.reaching import require_brokers
 
 __all__ = ["register"]
 

@@ -9,17 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
+from kafkamq.claims.audit import TopicAudit, audit_topic, scan_topic
+from kafkamq.claims.topic import find_topic, topic_findings
+from kafkamq.claims.wire.marshal import COORDINATION_TOPIC, decode
 from kafkamq.cli import output
 from kafkamq.cli.options import Json, connected, connected_if_named
-from kafkamq.clients.admin import Admin
-from kafkamq.clients.reaching import require_brokers
-from kafkamq.clients.topics import Finding
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, WireError
-from kafkamq.kafka.claims.scan import TopicAudit, audit_topic, scan_topic
-from kafkamq.kafka.claims.topic import find_topic, topic_findings
+from kafkamq.queue.topics import Finding
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.reaching import require_brokers
 from kafkamq.types import MarshalRecord
-from kafkamq.wire.marshal import COORDINATION_TOPIC, decode
 
 __all__ = ["register"]
 

@@ -16,13 +16,13 @@ from kafkamq.cli import output
 from kafkamq.cli.compare_page import render, table_rows
 from kafkamq.cli.doctor import kafka_version
 from kafkamq.cli.options import Json, connected_if_named
-from kafkamq.clients.admin import Admin
-from kafkamq.clients.reaching import require_brokers
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.broker import LocalKafka
 from kafkamq.dev.compare import Contender, Measured, Work, parse_range, parse_slow
 from kafkamq.dev.environment import cache_dir_from, java_from
 from kafkamq.errors import ConfigError
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.reaching import require_brokers
 
 __all__ = ["register"]
 

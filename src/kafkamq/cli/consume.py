@@ -12,11 +12,11 @@ import typer
 from kafkamq.cli import output
 from kafkamq.cli.loading import load_named
 from kafkamq.cli.options import MetricsPort, connected, serving_metrics
-from kafkamq.clients.reaching import require_brokers
-from kafkamq.clients.signals import stop_on_signals
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
-from kafkamq.kafka.parallel import ParallelConsumer
+from kafkamq.parallel.consumer import ParallelConsumer
+from kafkamq.runtime.signals import stop_on_signals
+from kafkamq.transport.reaching import require_brokers
 
 __all__ = ["load_handler", "register"]
 

@@ -22,16 +22,16 @@ from kafkamq.cli.spark_options import (
     spark_settings,
 )
 from kafkamq.cli.sql_check import check_condition
-from kafkamq.clients.reaching import require_brokers
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
-from kafkamq.kafka.dead_letters import (
+from kafkamq.queue.dead_letters import (
     DeadLetter,
     RedriveReport,
     Selection,
     read_dead_letters,
     redrive,
 )
+from kafkamq.transport.reaching import require_brokers
 from kafkamq.types import DeadLetterReason
 
 __all__ = ["register"]
@@ -71,7 +71,7 @@ class _Chosen(Selection):
         settings: Mapping[str, str],
     ) -> _Chosen:
         """Ask Spark, which is imported only for this."""
-        from kafkamq.spark.jobs.asking import chosen_letters
+        from kafkamq.spark.jobs.sql import chosen_letters
 
         with (
             view_tables(config, "redrive", master, settings) as spark,

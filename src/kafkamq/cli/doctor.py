@@ -14,15 +14,15 @@ import typer
 from kafkamq import __version__
 from kafkamq.cli import output
 from kafkamq.cli.options import Json, connected_if_named
-from kafkamq.clients.admin import Admin, ClusterInfo
-from kafkamq.clients.broker_release import broker_release
-from kafkamq.clients.reaching import require_brokers
-from kafkamq.clients.topics import check_topics
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.environment import java_from
 from kafkamq.dev.java import java_command
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, KafkaMQError
-from kafkamq.kafka.overview import doubled_queues
+from kafkamq.markers.overview import doubled_queues
+from kafkamq.queue.topics import check_topics
+from kafkamq.transport.admin import Admin, ClusterInfo
+from kafkamq.transport.broker_release import broker_release
+from kafkamq.transport.reaching import require_brokers
 
 __all__ = ["register", "kafka_version"]
 

@@ -27,9 +27,9 @@ from kafkamq.cli.spark_options import (
     spark_settings,
 )
 from kafkamq.cli.sql_check import check_condition, check_statement, split_statements
-from kafkamq.clients.reaching import require_brokers
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
+from kafkamq.transport.reaching import require_brokers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,7 +79,7 @@ def view_tables(
     config: ServiceConfig, name: str, master: str, settings: Mapping[str, str]
 ) -> Iterator[SparkSession]:
     """``view_session`` for a command, which says that Spark starts."""
-    from kafkamq.spark.jobs.asking import view_session
+    from kafkamq.spark.jobs.sql import view_session
 
     require_brokers(config)
     with ExitStack() as stack:
@@ -163,7 +163,7 @@ def _line(prompt: str) -> str:
 
 
 def _answer(spark: SparkSession, statement: str, limit: int, *, as_json: bool) -> None:
-    from kafkamq.spark.jobs.asking import ask, sql_errors
+    from kafkamq.spark.jobs.sql import ask, sql_errors
 
     with output.working("Reading the topics"):
         frame = ask(spark, statement, option="SQL")

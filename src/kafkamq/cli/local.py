@@ -18,7 +18,6 @@ from kafkamq.cli import output
 from kafkamq.cli.options import TRACKER_HERE, Json
 from kafkamq.cli.payloads import Line, read_lines
 from kafkamq.cli.settings import parse_properties
-from kafkamq.clients.signals import stop_on_signals
 from kafkamq.dev.artifacts import DEFAULT_VERSION
 from kafkamq.dev.broker import LocalKafka
 from kafkamq.dev.demo import (
@@ -35,6 +34,7 @@ from kafkamq.dev.demo.show import Show
 from kafkamq.dev.environment import cache_dir_from, java_from
 from kafkamq.dev.errors import LocalKafkaError
 from kafkamq.errors import ConfigError, KafkaMQError
+from kafkamq.runtime.signals import stop_on_signals
 
 __all__ = ["register"]
 

@@ -6,10 +6,10 @@ import threading
 import time
 
 from kafkamq.cli import output
-from kafkamq.clients.groups import group_of, group_of_workers
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import KafkaMQError
-from kafkamq.kafka.queue_search import QueueSearch
+from kafkamq.markers.queue_search import QueueSearch
+from kafkamq.queue.names import group_of, group_of_workers
 
 __all__ = ["is_used", "warn_of_unused"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from kafkamq.config import milliseconds, utf8
 from kafkamq.errors import ConfigError
+from kafkamq.queue.wire.outgoing import checked_headers, checked_id
 from kafkamq.types import OutgoingMessage
-from kafkamq.wire.outgoing import checked_headers, checked_id
 
 __all__ = ["MESSAGE_FIELDS", "Line", "parse_header", "read_lines"]
 

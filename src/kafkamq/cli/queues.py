@@ -28,11 +28,15 @@ from kafkamq.cli.options import (
     serving_metrics,
 )
 from kafkamq.cli.payloads import parse_header, read_lines
-from kafkamq.clients.reaching import require_brokers
-from kafkamq.clients.signals import stop_event
 from kafkamq.config import ServiceConfig, utf8
 from kafkamq.errors import ConfigError, KafkaMQError
-from kafkamq.kafka import Consumer, Delivery, Message, Producer, Service
+from kafkamq.markers.consumer import Consumer
+from kafkamq.markers.message import Message
+from kafkamq.queue.delivery import Delivery
+from kafkamq.queue.producer import Producer
+from kafkamq.queue.service import Service
+from kafkamq.runtime.signals import stop_event
+from kafkamq.transport.reaching import require_brokers
 from kafkamq.types import OutgoingMessage, SentMessage
 
 __all__ = ["register", "service"]

@@ -21,9 +21,9 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from kafkamq.clients.settings import is_secret
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
+from kafkamq.transport.settings import is_secret
 
 __all__ = ["CliSettings", "load_settings", "parse_properties", "service_config"]
 

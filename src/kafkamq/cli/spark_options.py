@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from kafkamq.clients.settings import is_secret
 from kafkamq.errors import ConfigError
+from kafkamq.transport.settings import is_secret
 
 __all__ = ["DEFAULT_MASTER", "Conf", "Master", "PropertiesFile", "spark_settings"]
 

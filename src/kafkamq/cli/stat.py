@@ -9,9 +9,9 @@ import typer
 
 from kafkamq.cli import output
 from kafkamq.cli.options import TRACKER_HERE, Json, connected
-from kafkamq.clients.reaching import require_brokers
 from kafkamq.config import ServiceConfig
-from kafkamq.kafka.overview import MAX_SCANNED, MarkerPartition, overview
+from kafkamq.markers.overview import MAX_SCANNED, MarkerPartition, overview
+from kafkamq.transport.reaching import require_brokers
 
 __all__ = ["register"]
 

@@ -17,11 +17,11 @@ from kafkamq.cli.spark_options import (
     PropertiesFile,
     spark_settings,
 )
-from kafkamq.clients.collector import calm_collector
-from kafkamq.clients.reaching import require_brokers
-from kafkamq.clients.signals import stop_on_signals
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import ConfigError
+from kafkamq.runtime.garbage_collector import calm_collector
+from kafkamq.runtime.signals import stop_on_signals
+from kafkamq.transport.reaching import require_brokers
 
 __all__ = ["register"]
 
@@ -80,7 +80,7 @@ def tracker(
         if engine is Engine.LOCAL:
             _track_here(config, settings, stopping)
             return
-        from kafkamq.spark.tracker import run_spark_tracker
+        from kafkamq.spark.tracker.tracker import run_spark_tracker
 
         run_spark_tracker(
             config,
@@ -95,7 +95,7 @@ def tracker(
 
 
 def _track_here(config: ServiceConfig, settings: TrackerConfig, stopping: threading.Event) -> None:
-    from kafkamq.kafka.tracker import LocalTracker
+    from kafkamq.markers.tracker.local import LocalTracker
 
     calm_collector()
     local = LocalTracker(config, settings)

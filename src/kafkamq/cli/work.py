@@ -10,9 +10,9 @@ from kafkamq.cli import output
 from kafkamq.cli.loading import load_named
 from kafkamq.cli.mistyped import warn_of_unused
 from kafkamq.cli.options import MetricsPort, serving_metrics
-from kafkamq.clients.reaching import require_brokers
 from kafkamq.errors import ConfigError
-from kafkamq.kafka.handlers import Worker
+from kafkamq.runtime.worker import Worker
+from kafkamq.transport.reaching import require_brokers
 from kafkamq.types import Backend
 
 __all__ = ["load_worker", "register"]

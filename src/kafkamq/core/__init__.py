@@ -1,1 +1,1 @@
-"""Pure rules: state machines that know no clock, thread, socket or logger."""
+"""Public paths that stay; the code is in the folders of its feature."""

@@ -16,7 +16,7 @@ from kafkamq.errors import StateError
 
 __all__ = ["BrokerProcess"]
 
-_GUARD = Path(__file__).with_name("guard.py")
+_GUARD = Path(__file__).with_name("supervisor.py")
 _KILL_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0
 _STANDING = frozenset("TtZX")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from kafkamq.core.hanging import Slots
+from kafkamq.runtime.rules.hanging import Slots
 
 __all__ = ["Handlers", "Health", "Loop", "LoopState", "Watched", "health"]
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kafkamq.spark.handlers import StreamMessage, map_messages
-    from kafkamq.spark.queues import Acknowledged, AckQuery, ack, read_queue
+    from kafkamq.spark.queue_streams import Acknowledged, AckQuery, ack, read_queue
     from kafkamq.spark.registering import register
-    from kafkamq.spark.sink import by_slot, clear_sink_ledger, write_stream
+    from kafkamq.spark.sink.sink import by_slot, clear_sink_ledger, write_stream
     from kafkamq.spark.views import Views, register_views
 
 __all__ = [
@@ -36,9 +36,9 @@ __all__ = [
 
 _HOMES = {
     "kafkamq.spark.handlers": ("StreamMessage", "map_messages"),
-    "kafkamq.spark.queues": ("AckQuery", "Acknowledged", "ack", "read_queue"),
+    "kafkamq.spark.queue_streams": ("AckQuery", "Acknowledged", "ack", "read_queue"),
     "kafkamq.spark.registering": ("register",),
-    "kafkamq.spark.sink": ("by_slot", "clear_sink_ledger", "write_stream"),
+    "kafkamq.spark.sink.sink": ("by_slot", "clear_sink_ledger", "write_stream"),
     "kafkamq.spark.views": ("Views", "register_views"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from kafkamq.core.delivery import Carry, DueCause, Settle
+from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
 from kafkamq.spark.packing import pack, unpack
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 

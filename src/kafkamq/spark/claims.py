@@ -22,12 +22,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from kafkamq.claims.rules.audit import ClaimAudit
+from kafkamq.claims.rules.history import ClaimHistory
+from kafkamq.claims.wire.marshal import COORDINATION_TOPIC, decode_value
 from kafkamq.config import ServiceConfig
-from kafkamq.core.claim_audit import ClaimAudit
-from kafkamq.core.claim_history import ClaimHistory
 from kafkamq.errors import ConfigError, LeaseLostError, WireError
-from kafkamq.spark.source import register_source
-from kafkamq.wire.marshal import COORDINATION_TOPIC, decode_value
+from kafkamq.spark.formats import register_source
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,7 +17,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from kafkamq.clients.collector import calm_collector
+from kafkamq.runtime.garbage_collector import calm_collector
 
 __all__ = [
     "OTHER_IMPORTS",
@@ -42,13 +42,13 @@ THREADLESS = {
 
 _WORKER = "pyspark.worker"
 _EVERYWHERE = ("pandas", "pyspark.sql.pandas.serializers")
-SINK_IMPORTS = (*_EVERYWHERE, "kafkamq.spark.settling")
+SINK_IMPORTS = (*_EVERYWHERE, "kafkamq.spark.tracker.settling")
 OTHER_IMPORTS = (
     *_EVERYWHERE,
     "pyspark.sql.streaming.stateful_processor_api_client",
     "pyspark.sql.streaming.proto.StateMessage_pb2",
-    "kafkamq.spark.processor",
-    "kafkamq.spark.source",
+    "kafkamq.spark.tracker.processor",
+    "kafkamq.spark.formats",
 )
 _TASKS = Path("/proc/self/task")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 
-import kafkamq.clients.errors as client_errors
 import kafkamq.errors as errors
+import kafkamq.transport.errors as client_errors
 from kafkamq.errors import KafkaMQError
 
 __all__ = [

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from kafkamq.errors import ConfigError
-from kafkamq.spark.verdicts import MAX_DELAY_S
+from kafkamq.queue.wire.headers import cut_text
+from kafkamq.spark.queues.acks import MAX_DELAY_S
 from kafkamq.types import Ack, Nack, Reject
-from kafkamq.wire.headers import cut_text
 
 if TYPE_CHECKING:
     import pyarrow as pa

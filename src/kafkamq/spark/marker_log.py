@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from kafkamq.clients.admin import Admin
-from kafkamq.clients.errors import ErrorWatch, broker_error, kafka_error
-from kafkamq.clients.settings import connect, marker_settings
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
-from kafkamq.spark.reading import LogRange, LogReader
+from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.spark.log_reader import LogRange, LogReader
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import ErrorWatch, broker_error, kafka_error
+from kafkamq.transport.settings import connect, marker_settings
 from kafkamq.types import Marker
-from kafkamq.wire.markers import decode_marker
 
 __all__ = ["MarkerLog", "Place", "marker_log"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig
+from kafkamq.spark.formats import FORMAT, register_source
 from kafkamq.spark.session import check_packages
-from kafkamq.spark.sink import register_sink
-from kafkamq.spark.source import FORMAT, register_source
+from kafkamq.spark.sink.sink import register_sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,8 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from kafkamq.clients.signals import keeping_interrupts
 from kafkamq.errors import ConfigError
+from kafkamq.runtime.signals import keeping_interrupts
 from kafkamq.spark.cluster import package_archive
 from kafkamq.spark.daemon import THREADLESS
 from kafkamq.spark.failures import is_spark_gone

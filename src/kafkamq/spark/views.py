@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
+from kafkamq.spark.formats import register_source
 from kafkamq.spark.options import VIEWS
-from kafkamq.spark.source import register_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,13 +15,13 @@ from kafkamq.testing.agreement import (
 )
 from kafkamq.testing.checker import CheckFailedError, Problem, Verdict, check_logs, record_of
 from kafkamq.testing.engines import EngineSettings
-from kafkamq.testing.log import Committed, LogRecord, MemoryKafka, TransactionalProducer
 from kafkamq.testing.naive import NaiveTracker
-from kafkamq.testing.queues import Clock, MemoryDeadLetter, MemoryService
 from kafkamq.testing.random_markers import MarkerRecord, random_markers
+from kafkamq.testing.service import Clock, MemoryDeadLetter, MemoryService
 from kafkamq.testing.simulator import Limits, Simulation, draw_limits, simulate
 from kafkamq.testing.workers import Behaviour, WorkerSettings
 from kafkamq.testing.world import Faults
+from kafkamq.transport.memory import Committed, LogRecord, MemoryKafka, TransactionalProducer
 
 __all__ = [
     "Behaviour",

@@ -11,11 +11,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kafkamq.core.delivery import Carry, Settle
-from kafkamq.core.entry import NEVER
-from kafkamq.core.pages import LIMITS, PageLimits
-from kafkamq.core.redelivery import RedeliveryTracker
-from kafkamq.core.snapshot import restore_tracker, take_snapshot
+from kafkamq.markers.rules.delivery import Carry, Settle
+from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.rules.pages import LIMITS, PageLimits
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
 from kafkamq.testing.naive import NaiveTracker
 from kafkamq.testing.random_markers import MarkerRecord
 

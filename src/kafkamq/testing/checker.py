@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kafkamq.errors import KafkaMQError
-from kafkamq.testing.lives import Ending, Life, Timeline, Why, read_timelines
-from kafkamq.testing.log import LogRecord
+from kafkamq.queue.wire import headers as names
+from kafkamq.queue.wire.headers import MessageHeaders, Origin, read_message_headers
+from kafkamq.testing.history import Ending, Life, Timeline, Why, read_timelines
+from kafkamq.transport.memory import LogRecord
 from kafkamq.types import DeadLetterReason, Marker, MarkerType
-from kafkamq.wire import headers as names
-from kafkamq.wire.headers import MessageHeaders, Origin, read_message_headers
 
 __all__ = ["CheckFailedError", "Checker", "Problem", "Verdict", "check_logs", "record_of"]
 

@@ -14,22 +14,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from kafkamq.core.delivery import Carry, Settle
-from kafkamq.core.entry import NEVER
-from kafkamq.core.redelivery import RedeliveryTracker
-from kafkamq.core.ticks import TickPolicy
 from kafkamq.errors import FencedError, KafkaMQError, WireError
+from kafkamq.markers.rules.delivery import Carry, Settle
+from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.ticks import TickPolicy
+from kafkamq.markers.wire.ledger import Position, decode_position, encode_position
+from kafkamq.markers.wire.markers import decode_slim, encode_tick
 from kafkamq.testing.agreement import StateStore
-from kafkamq.testing.log import Committed, LogRecord, TransactionalProducer
 from kafkamq.testing.rewriting import Produced, Rewriter
 from kafkamq.testing.workers import Topics
 from kafkamq.testing.world import Network, Process, Thread, Ticket, wait
+from kafkamq.transport.memory import Committed, LogRecord, TransactionalProducer
 from kafkamq.types import Marker
-from kafkamq.wire.ledger import Position, decode_position, encode_position
-from kafkamq.wire.markers import (
-    decode_slim,
-    encode_tick,
-)
 
 __all__ = ["BatchEngine", "Checkpoint", "EngineSettings", "LocalEngine"]
 

@@ -3,7 +3,7 @@
 Nothing here is quick. Every question folds the whole log again, and every record looks at every
 entry. Each entry carries its own deadline, no renewal is ever postponed, nothing is stored away.
 It is written from ``docs/protocol.md`` (R1-R4, R12-R20) and shares no code with
-``core/redelivery.py`` but the values that both return.
+``markers/rules/redelivery.py`` but the values that both return.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kafkamq.core.delivery import Carry, DueCause, Settle
+from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 __all__ = ["NaiveEntry", "NaiveState", "NaiveTracker", "State"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from kafkamq.core.delivery import Carry, DeadLetter, Settle, decide
-from kafkamq.testing.log import MemoryKafka
+from kafkamq.markers.rules.delivery import Carry, DeadLetter, Settle, decide
+from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_schedule
+from kafkamq.queue.wire.headers import Origin, copy_headers, dead_letter_headers
+from kafkamq.queue.wire.keys import split_key
+from kafkamq.queue.wire.partitions import marker_key
 from kafkamq.testing.workers import Topics
+from kafkamq.transport.memory import MemoryKafka
 from kafkamq.types import Headers, Outcome
-from kafkamq.wire.headers import Origin, copy_headers, dead_letter_headers
-from kafkamq.wire.keys import split_key
-from kafkamq.wire.markers import decode_marker, encode_end, encode_schedule
-from kafkamq.wire.partitions import marker_key
 
 __all__ = ["Produced", "Rewriter"]
 

@@ -16,11 +16,14 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from kafkamq.core.entry import NEVER
 from kafkamq.errors import KafkaMQError
+from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_schedule
+from kafkamq.queue.wire.headers import message_headers
+from kafkamq.queue.wire.keys import join_key
+from kafkamq.queue.wire.partitions import marker_key
 from kafkamq.testing.checker import Place, Verdict, check_logs
 from kafkamq.testing.engines import BatchEngine, Checkpoint, EngineSettings, LocalEngine
-from kafkamq.testing.log import LogRecord, MemoryKafka
 from kafkamq.testing.workers import (
     Behaviour,
     Group,
@@ -31,11 +34,8 @@ from kafkamq.testing.workers import (
     payload_of,
 )
 from kafkamq.testing.world import Faults, Network, Process, Thread, Ticket, World, wait
+from kafkamq.transport.memory import LogRecord, MemoryKafka
 from kafkamq.types import Headers, MarkerType, MessageId, Outcome
-from kafkamq.wire.headers import message_headers
-from kafkamq.wire.keys import join_key
-from kafkamq.wire.markers import decode_marker, encode_end, encode_schedule
-from kafkamq.wire.partitions import marker_key
 
 __all__ = ["Limits", "Simulation", "draw_limits", "simulate"]
 

@@ -14,17 +14,22 @@ from enum import Enum
 from functools import partial
 
 from kafkamq.config import Backoff
-from kafkamq.core.handout import expires_at_ms, has_expired, is_last_delivery, nack_delay_ms
-from kafkamq.core.intake import Intake, Polled
-from kafkamq.core.leases import Lease, Leases, LeaseState, Renewal, Settlement
 from kafkamq.errors import BrokerError, KafkaMQError
-from kafkamq.testing.log import Committed, LogRecord, MemoryKafka
+from kafkamq.markers.rules.fetch_buffer import Intake, Polled
+from kafkamq.markers.rules.handout import (
+    expires_at_ms,
+    has_expired,
+    is_last_delivery,
+    nack_delay_ms,
+)
+from kafkamq.markers.rules.leases import Lease, Leases, LeaseState, Renewal, Settlement
+from kafkamq.markers.wire.markers import encode_end, encode_keepalive, encode_start
+from kafkamq.queue.wire.headers import read_message_headers
+from kafkamq.queue.wire.keys import split_key
+from kafkamq.queue.wire.partitions import marker_key, marker_partition
 from kafkamq.testing.world import Network, Process, Thread, Ticket, World, wait
+from kafkamq.transport.memory import Committed, LogRecord, MemoryKafka
 from kafkamq.types import MessageId, Outcome
-from kafkamq.wire.headers import read_message_headers
-from kafkamq.wire.keys import split_key
-from kafkamq.wire.markers import encode_end, encode_keepalive, encode_start
-from kafkamq.wire.partitions import marker_key, marker_partition
 
 __all__ = ["Behaviour", "Group", "ToldAck", "Topics", "Worker", "WorkerSettings", "payload_of"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kafkamq.errors import BrokerError, KafkaMQError
-from kafkamq.testing.log import MemoryKafka, TopicPartition
+from kafkamq.transport.memory import MemoryKafka, TopicPartition
 
 __all__ = ["Faults", "Network", "Process", "Thread", "Ticket", "World", "wait"]
 

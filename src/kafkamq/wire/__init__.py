@@ -1,1 +1,1 @@
-"""Bytes to values and back: pure, and bounded against hostile input."""
+"""Public paths that stay; the code is in the folders of its feature."""

@@ -15,12 +15,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its 
     ConfigResource,
 )
 
-from kafkamq.clients.admin import Admin
-from kafkamq.clients.records import headers_of
-from kafkamq.clients.settings import connect
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, KafkaMQError
-from kafkamq.wire.headers import ORIGIN
+from kafkamq.queue.wire.headers import ORIGIN
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.record import headers_of
+from kafkamq.transport.settings import connect
 
 __all__ = ["Ends", "Written", "ends_of", "settled_ends", "remove", "written_between"]
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from kafkamq.core.backends import CAPABILITIES
 from kafkamq.errors import ConfigError
+from kafkamq.queue.rules.capabilities import CAPABILITIES
 from kafkamq.types import Backend
 
 __all__ = [

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kafkamq.clients.admin import Admin
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.compare.facts import Measured, PhaseFacts, judge, percentile
 from kafkamq.dev.compare.logs import ends_of, settled_ends, written_between
@@ -24,7 +23,8 @@ from kafkamq.dev.compare.plan import (
 )
 from kafkamq.dev.compare.stage import Stage
 from kafkamq.errors import ConfigError, KafkaMQError
-from kafkamq.kafka.backends.share_settings import read_limits
+from kafkamq.share.settings import read_limits
+from kafkamq.transport.admin import Admin
 
 __all__ = ["PHASES", "compare", "measure"]
 

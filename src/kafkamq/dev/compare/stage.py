@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kafkamq.clients.groups import group_of
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.children import Child
 from kafkamq.dev.compare.facts import Event, Kind
@@ -17,7 +16,9 @@ from kafkamq.dev.compare.logs import remove
 from kafkamq.dev.compare.plan import Contender, Item, Work, encode, ordering_of
 from kafkamq.dev.compare.worker import QUEUE
 from kafkamq.errors import DeadlineExceededError, KafkaMQError
-from kafkamq.kafka import Queue, Service
+from kafkamq.queue.names import group_of
+from kafkamq.queue.queue import Queue
+from kafkamq.queue.service import Service
 
 __all__ = ["Stage"]
 

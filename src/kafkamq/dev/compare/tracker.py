@@ -8,7 +8,7 @@ import time
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.children import Orders, serve, tell
 from kafkamq.errors import DeadlineExceededError
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.tracker.local import LocalTracker
 
 __all__ = ["main"]
 

@@ -11,14 +11,15 @@ from typing import Any
 
 from confluent_kafka import Consumer as KafkaConsumer
 
-from kafkamq.clients.errors import broker_error
-from kafkamq.clients.settings import connect
 from kafkamq.dev.children import Orders, serve, tell
 from kafkamq.dev.compare.facts import Kind
 from kafkamq.dev.compare.history import HistoryWriter
 from kafkamq.dev.compare.plan import Contender, decode
-from kafkamq.kafka import Message, Service
-from kafkamq.kafka.handlers import Worker
+from kafkamq.markers.message import Message
+from kafkamq.queue.service import Service
+from kafkamq.runtime.worker import Worker
+from kafkamq.transport.errors import broker_error
+from kafkamq.transport.settings import connect
 from kafkamq.types import Nack
 
 __all__ = ["QUEUE", "Handler", "main", "run_group", "run_queue", "serve_contender"]

@@ -14,7 +14,7 @@ from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.dev.children import Orders, serve, tell
 from kafkamq.dev.demo.session import demo_session
 from kafkamq.errors import DeadlineExceededError
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.tracker.local import LocalTracker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +71,7 @@ def _track_on_spark(
     checkpoint: str,
     partitions: int,
 ) -> None:
-    from kafkamq.spark.tracker import SparkTracker
+    from kafkamq.spark.tracker.tracker import SparkTracker
 
     tracker = SparkTracker(config, settings, checkpoint=checkpoint, spark=session.result())
     tracking.enter_context(tracker)

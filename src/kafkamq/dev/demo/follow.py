@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
 
-from kafkamq.clients.records import headers_of
-from kafkamq.clients.settings import connect, consumer_settings
 from kafkamq.config import ServiceConfig
-from kafkamq.dev.demo.tally import Tally
+from kafkamq.dev.demo.recorder import Tally
 from kafkamq.errors import WireError
+from kafkamq.markers.wire.markers import decode_slim
+from kafkamq.queue.wire.headers import read_message_headers
+from kafkamq.queue.wire.keys import split_key
+from kafkamq.transport.record import headers_of
+from kafkamq.transport.settings import connect, consumer_settings
 from kafkamq.types import Outcome
-from kafkamq.wire.headers import read_message_headers
-from kafkamq.wire.keys import split_key
-from kafkamq.wire.markers import decode_slim
 
 __all__ = ["Follower", "Snapshot"]
 

@@ -29,7 +29,7 @@ from kafkamq.dev.demo.plan import Planned
 from kafkamq.dev.demo.result import Verdict
 from kafkamq.dev.demo.sender import Sender
 from kafkamq.dev.demo.show import Show
-from kafkamq.kafka import Service
+from kafkamq.queue.service import Service
 
 __all__ = ["run_demo"]
 

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.demo.plan import Planned
-from kafkamq.kafka import Delivery, Producer, Service
+from kafkamq.queue.delivery import Delivery
+from kafkamq.queue.producer import Producer
+from kafkamq.queue.service import Service
 
 __all__ = ["Sender"]
 

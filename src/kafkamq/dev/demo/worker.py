@@ -21,7 +21,10 @@ from kafkamq.config import Backoff
 from kafkamq.dev.children import Orders, tell
 from kafkamq.dev.demo.plan import KIND_HEADER, Kind, kind_of
 from kafkamq.errors import LeaseLostError
-from kafkamq.kafka import Consumer, Message, Queue, Service
+from kafkamq.markers.consumer import Consumer
+from kafkamq.markers.message import Message
+from kafkamq.queue.queue import Queue
+from kafkamq.queue.service import Service
 
 __all__ = ["History", "PoisonError", "main", "work"]
 

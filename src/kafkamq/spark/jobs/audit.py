@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kafkamq.spark.jobs.asking import sql_errors
+from kafkamq.spark.jobs.sql import sql_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,16 +16,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kafkamq.clients.admin import Admin
-from kafkamq.clients.errors import OutcomeUnknownError, TransactionAbortedError
-from kafkamq.clients.ledger import Ledger, LedgerKey
-from kafkamq.clients.transactions import Record
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
-from kafkamq.spark.jobs.asking import sql_errors
-from kafkamq.wire.headers import Origin, message_headers
-from kafkamq.wire.keys import join_key
-from kafkamq.wire.partitions import key_partition
+from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
+from kafkamq.queue.wire.headers import Origin, message_headers
+from kafkamq.queue.wire.keys import join_key
+from kafkamq.queue.wire.partitions import key_partition
+from kafkamq.spark.jobs.sql import sql_errors
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
+from kafkamq.transport.transactions import Record
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession

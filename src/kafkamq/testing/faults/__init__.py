@@ -6,13 +6,13 @@ disks. `BrokerClock` moves a broker's wall clock, `SlowLink` delays what goes ov
 `check_run` judges histories and topics. The pytest fixture ``kafka_cluster`` gives one cluster.
 """
 
-from kafkamq.testing.faults.clock import BrokerClock, why_no_clock
-from kafkamq.testing.faults.cluster import KafkaCluster
+from kafkamq.dev.broker_clock import BrokerClock, why_no_clock
+from kafkamq.dev.cluster import KafkaCluster
+from kafkamq.dev.network import Host, Network, NetworkError, why_no_network
+from kafkamq.dev.slow_link import SlowLink
 from kafkamq.testing.faults.history import Event, HistoryError, Recorder, digest, read_histories
 from kafkamq.testing.faults.invariants import Finding, Report, check_run
-from kafkamq.testing.faults.network import Host, Network, NetworkError, why_no_network
 from kafkamq.testing.faults.part import POISON, Part
-from kafkamq.testing.faults.proxy import SlowLink
 from kafkamq.testing.faults.records import (
     NamespaceRecords,
     committed_positions,

@@ -18,7 +18,6 @@ import threading
 import time
 from typing import Any
 
-from kafkamq.clients.signals import stop_on_signals
 from kafkamq.config import Backoff, TrackerConfig
 from kafkamq.errors import (
     ConfigError,
@@ -27,9 +26,12 @@ from kafkamq.errors import (
     KafkaMQError,
     LeaseLostError,
 )
-from kafkamq.kafka import Consumer, Message, Service
-from kafkamq.kafka.delivery import Delivery
-from kafkamq.kafka.tracker import LocalTracker
+from kafkamq.markers.consumer import Consumer
+from kafkamq.markers.message import Message
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.queue.delivery import Delivery
+from kafkamq.queue.service import Service
+from kafkamq.runtime.signals import stop_on_signals
 from kafkamq.testing.faults.history import Recorder, digest
 from kafkamq.testing.faults.part import POISON, Part
 from kafkamq.types import MessageId

@@ -30,14 +30,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from kafkamq.errors import WireError
+from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.queue.wire.headers import read_message_headers
+from kafkamq.queue.wire.keys import split_key
 from kafkamq.testing.checker import CheckFailedError, Verdict, check_logs
 from kafkamq.testing.faults.history import Event, digest
 from kafkamq.testing.faults.positions import OpenEntries
-from kafkamq.testing.log import LogRecord
+from kafkamq.transport.memory import LogRecord
 from kafkamq.types import Marker, MarkerType, Outcome
-from kafkamq.wire.headers import read_message_headers
-from kafkamq.wire.keys import split_key
-from kafkamq.wire.markers import decode_marker
 
 __all__ = ["Finding", "Report", "check_run"]
 

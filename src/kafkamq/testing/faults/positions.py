@@ -6,8 +6,8 @@ import sys
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from kafkamq.testing.lives import read_timelines
-from kafkamq.testing.log import LogRecord
+from kafkamq.testing.history import read_timelines
+from kafkamq.transport.memory import LogRecord
 
 __all__ = ["OpenEntries"]
 

@@ -1,0 +1,68 @@
+"""Claims: who may read which partition, decided on nothing but a Kafka topic (Marshal's protocol).
+
+from kafkamq.claims import Cluster, init_topic
+
+init_topic("localhost:9092")
+with Cluster("localhost:9092") as cluster:
+    member = cluster.member("worker-1", "billing")
+    with member.consumer(["orders"]) as consumer:
+        for message in consumer:
+            handle(message.payload)
+            message.commit()
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kafkamq.claims.admin import Admin, Position
+    from kafkamq.claims.cluster import Cluster
+    from kafkamq.claims.consumer import Consumer
+    from kafkamq.claims.hold import Hold
+    from kafkamq.claims.member import Member
+    from kafkamq.claims.message import Batch, ClaimedMessage, CommitToken
+    from kafkamq.claims.ranges import ClaimedRange, RangeClaims
+    from kafkamq.claims.rules.log import Claim, ClaimState
+    from kafkamq.claims.topic import init_topic
+
+__all__ = [
+    "Cluster",
+    "Member",
+    "Consumer",
+    "Hold",
+    "Admin",
+    "ClaimedMessage",
+    "Batch",
+    "CommitToken",
+    "Claim",
+    "Position",
+    "RangeClaims",
+    "ClaimedRange",
+    "ClaimState",
+    "init_topic",
+]
+
+_HOMES = {
+    "kafkamq.claims.cluster": ("Cluster",),
+    "kafkamq.claims.member": ("Member",),
+    "kafkamq.claims.consumer": ("Consumer",),
+    "kafkamq.claims.hold": ("Hold",),
+    "kafkamq.claims.admin": ("Admin", "Position"),
+    "kafkamq.claims.message": ("ClaimedMessage", "Batch", "CommitToken"),
+    "kafkamq.claims.rules.log": ("Claim", "ClaimState"),
+    "kafkamq.claims.ranges": ("RangeClaims", "ClaimedRange"),
+    "kafkamq.claims.topic": ("init_topic",),
+}
+
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    module = _HOME.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(module), name)
+    globals()[name] = value
+    return value

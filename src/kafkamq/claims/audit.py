@@ -1,0 +1,147 @@
+"""Reads a coordination topic as it stands, record by record, for those who look into it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import dataclass, field
+
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from kafkamq.claims.coordination_log import INTERVAL_HEADER
+from kafkamq.claims.rules.audit import ClaimAudit, ClientAudit
+from kafkamq.claims.topic import find_topic
+from kafkamq.claims.wire.marshal import decode_value
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import WireError
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import ErrorWatch, broker_error
+from kafkamq.transport.events import mends_itself
+from kafkamq.transport.record import headers_of
+from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.types import MarshalRecord
+
+__all__ = ["Scanned", "TopicAudit", "audit_topic", "scan_topic"]
+
+_BATCH = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """One record; ``record`` is None when it is malformed, and ``reason`` says why."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    record: MarshalRecord | None
+    reason: str = ""
+    interval_ms: int = 0  # 0: its sender did not say
+
+
+@dataclass(slots=True)
+class TopicAudit:
+    """What a whole topic shows."""
+
+    records: int = 0
+    partitions: dict[int, ClaimAudit] = field(default_factory=dict)
+    malformed: Counter[str] = field(default_factory=Counter)  # by reason
+    intervals_ms: Counter[int] = field(default_factory=Counter)  # what senders said
+    gaps: int = 0  # offsets without a record: transactions, or compaction
+
+    def clients(self) -> dict[tuple[str, str], ClientAudit]:
+        """What all coordination partitions tell of each client, by group and client."""
+        found: dict[tuple[str, str], ClientAudit] = {}
+        for part in self.partitions.values():
+            for key, seen in part.clients.items():
+                if key in found:
+                    found[key].merge(seen)
+                else:
+                    found[key] = copy(seen)
+        return found
+
+
+def scan_topic(config: ServiceConfig, topic: str, *, follow: bool = False) -> Iterator[Scanned]:
+    """Every record from the start to the present end; with ``follow`` for ever.
+
+    Records of a partition come in order.
+
+    Raises:
+        BrokerError, DeadlineExceededError: It cannot be read.
+    """
+    with Admin(config) as admin:
+        count = find_topic(admin, topic).partitions
+        bounds = admin.log_bounds(topic, range(count))
+    watch = ErrorWatch(config.bootstrap_servers)
+    settings = consumer_settings(
+        config,
+        group_id="kafkamq.reader",
+        isolation_level="read_uncommitted",
+        enable_partition_eof=True,
+    )
+    consumer = connect(KafkaConsumer, settings, watch)
+    missing = {number: end for number, (first, end) in bounds.items() if first < end}
+    try:
+        consumer.assign(
+            [TopicPartition(topic, number, first) for number, (first, _) in bounds.items()]
+        )
+        while follow or missing:
+            first = consumer.poll(0.5)
+            messages = [] if first is None else [first, *consumer.consume(_BATCH, 0)]
+            if not messages:
+                watch.check(f"reading {topic}")
+            for message in messages:
+                number, offset = message.partition() or 0, message.offset() or 0
+                error = message.error()
+                if error is None:
+                    if follow or offset < bounds[number][1]:
+                        yield _scanned(message, number, offset)
+                    offset += 1
+                elif error.code() != KafkaError._PARTITION_EOF:
+                    if not mends_itself(error):
+                        raise broker_error(error, f"reading {topic}[{number}]")
+                    continue
+                if offset >= missing.get(number, 1 << 62):
+                    del missing[number]
+    except KafkaException as error:
+        raise broker_error(error, f"reading {topic}") from error
+    finally:
+        consumer.close()
+
+
+def _scanned(message: Message, partition: int, offset: int) -> Scanned:
+    record, reason = None, ""
+    try:
+        record = decode_value(message.value())
+    except WireError as error:
+        reason = error.reason
+    try:
+        said = dict(headers_of(message)).get(INTERVAL_HEADER)
+    except UnicodeDecodeError:
+        said = None
+    interval_ms = int(said[:12]) if said is not None and said.isdigit() else 0
+    return Scanned(partition, offset, message.timestamp()[1], record, reason, interval_ms)
+
+
+def audit_topic(config: ServiceConfig, topic: str, *, interval_s: float) -> TopicAudit:
+    """Read a topic to its end and say what is in it.
+
+    Raises:
+        As ``scan_topic``.
+    """
+    audit = TopicAudit()
+    expected: dict[int, int] = {}
+    for each in scan_topic(config, topic):
+        audit.records += 1
+        audit.gaps += each.offset - expected.get(each.partition, each.offset)
+        expected[each.partition] = each.offset + 1
+        part = audit.partitions.get(each.partition)
+        if part is None:
+            part = audit.partitions[each.partition] = ClaimAudit(interval_s)
+        if each.record is None:
+            audit.malformed[each.reason] += 1
+            continue
+        audit.intervals_ms[each.interval_ms] += 1
+        part.apply(each.record, offset=each.offset, broker_time_ms=each.timestamp_ms)
+    return audit

@@ -1,0 +1,305 @@
+"""What an application works with: messages of claimed partitions, and their commits."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kafkamq.claims.at_most_once import BatchDesk
+from kafkamq.claims.broker_clock import lease_clock_ms
+from kafkamq.claims.engine import Engine
+from kafkamq.claims.held_partitions import HeldPartitions
+from kafkamq.claims.message import Batch, ClaimedMessage, CommitToken
+from kafkamq.claims.outputs import Outputs
+from kafkamq.claims.partition_claims import Holding, HoldingListener
+from kafkamq.claims.partition_reader import Intake
+from kafkamq.claims.rules.steps import Delivery, End, Fetch, HandOut, Phase
+from kafkamq.claims.session import Tenure
+from kafkamq.errors import DataLossError, LeaseLostError, StateError
+
+__all__ = ["Consumer", "ConsumerConfig"]
+
+_log = logging.getLogger(__name__)
+_SLICE_S = 0.05
+_FOR_EVER_S = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerConfig:
+    """How messages are handed out."""
+
+    batch: int = 500
+    queue: int = 1000
+    on_data_loss: str = "raise"
+    on_claim: Callable[[str, int, int], None] | None = None
+    on_lost: Callable[[str, int, str], None] | None = None
+
+
+class Consumer(HeldPartitions):
+    """Claims partitions and hands out their messages; ``Member.consumer`` makes it.
+
+    One thread polls; ``commit``, ``flush`` and ``stop`` may be called by any. Iterable and a
+    context manager: leaving the block, also by an exception, releases what is held, at the first
+    message that is not committed.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        begin: Callable[[HoldingListener], Holding],
+        config: ConsumerConfig,
+    ) -> None:
+        """``begin`` makes the holding that tells this consumer what is its own."""
+        self._engine = engine
+        self._holding = begin(self)
+        self._config = config
+        self._failure: Exception | None = None
+        self._turn: Tenure | None = None  # whose messages come now
+        self._left_of_turn = 0
+        self._handed_out: dict[tuple[str, int], int] = {}  # up to where, ever
+        self._is_stopped = False
+        self.is_closed = False
+        is_once = self._holding.config.delivery is Delivery.AT_MOST_ONCE
+        self._intake = Intake(
+            engine.config,
+            self._holding.group,
+            queue=config.queue,
+            commit=None if is_once else self._commit,
+            on_gone=self._gone,
+        )
+        self._desk = BatchDesk(engine, self._intake, config.batch) if is_once else None
+        self._holding.start()
+
+    def __iter__(self) -> Iterator[ClaimedMessage]:
+        """Messages, until ``stop``."""
+        while not self._is_stopped:
+            message = self.poll(1.0)
+            if message is not None:
+                yield message
+
+    # ---- messages
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether ``stop`` or ``close`` was called."""
+        return self._is_stopped
+
+    def poll(self, timeout: float = 1.0) -> ClaimedMessage | None:
+        """The next message; None: there was none for ``timeout`` seconds, or ``stop`` was called.
+
+        Raises:
+            DataLossError: A position lies outside its log (``on_data_loss="raise"``).
+            BrokerError: What no waiting can mend.
+            StateError: Closed, or delivery is at most once.
+        """
+        if self._desk is not None:
+            raise StateError("delivery is at most once: use batches() or next_batch()")
+        self._check()
+        deadline_s = time.monotonic() + timeout
+        while not self._is_stopped:
+            tenure = self._turn
+            lane = self._intake.lanes.get(tenure) if tenure is not None else None
+            while lane and tenure is not None and self._left_of_turn > 0:
+                message = lane.popleft()
+                self._left_of_turn -= 1
+                if self._may_hand_out(tenure, (message.offset,)):
+                    return message
+            if not self._next_turn(deadline_s):
+                return None
+        return None
+
+    def next_batch(self, timeout: float = 1.0) -> Batch | None:
+        """The next messages of one partition, at most ``batch``; None as for ``poll``.
+
+        At most once: when this returns a batch, the log says that it is behind the position, so
+        nobody is handed any of it again; what came before it is done with.
+
+        Raises:
+            As ``poll``.
+        """
+        self._check()
+        deadline_s = time.monotonic() + timeout
+        while not self._is_stopped:
+            if self._desk is not None:
+                self._check()
+                batch = self._desk.next_batch(min(_SLICE_S, deadline_s - time.monotonic()))
+                if batch is not None:
+                    return batch
+                if time.monotonic() >= deadline_s:
+                    return None
+                continue
+            if not self._next_turn(deadline_s):
+                return None
+            tenure = self._turn
+            lane = self._intake.lanes.get(tenure) if tenure is not None else None
+            if lane and tenure is not None:
+                size = min(len(lane), self._config.batch)
+                messages = tuple(lane.popleft() for _ in range(size))
+                if self._may_hand_out(tenure, [message.offset for message in messages]):
+                    return Batch(*tenure.place, tenure.claimant.token, messages)
+        return None
+
+    def batches(self, timeout: float | None = None) -> Iterator[Batch]:
+        """Batches, until ``stop``, or until none came for ``timeout`` seconds."""
+        while not self._is_stopped:
+            batch = self.next_batch(1.0 if timeout is None else timeout)
+            if batch is not None:
+                yield batch
+            elif timeout is not None:
+                return
+
+    def _next_turn(self, deadline_s: float) -> bool:
+        """Fill the lanes, and take the next; False: there was nothing before the deadline."""
+        self._check()
+        self._left_of_turn = self._config.batch
+        left_s = deadline_s - time.monotonic()
+        if self._intake.is_idle and left_s > 0:
+            with self._engine.changed:
+                self._engine.changed.wait(min(_SLICE_S, left_s))
+        self._intake.fill(max(0.0, min(_SLICE_S, left_s)))
+        self._turn = self._intake.next_lane()
+        if self._turn is None and any(self._intake.lanes.values()) and left_s > 0:
+            with self._engine.changed:  # commits make room
+                self._engine.changed.wait(min(_SLICE_S, left_s))
+        return self._turn is not None or left_s > 0
+
+    def _may_hand_out(self, tenure: Tenure, offsets: tuple[int, ...] | list[int]) -> bool:
+        with self._engine.lock:
+            if not tenure.claimant.hand_out(offsets, lease_clock_ms()):
+                return False
+            stats, next_offset = self._engine.stats, self._handed_out.get(tenure.place, 0)
+            stats.handed_out += len(offsets)
+            if offsets[0] < next_offset:
+                stats.redelivered += sum(offset < next_offset for offset in offsets)
+            self._handed_out[tenure.place] = max(next_offset, offsets[-1] + 1)
+            return True
+
+    def _check(self) -> None:
+        if self.is_closed:
+            raise StateError("this consumer is closed")
+        if self._failure is not None:
+            raise self._failure
+        self._engine.check()
+
+    # ---- verdicts
+
+    def commit(self, what: ClaimedMessage | CommitToken | Batch) -> None:
+        """It is done; see ``ClaimedMessage.commit``. Of a batch: all of its messages."""
+        if isinstance(what, Batch):
+            for message in what.messages:
+                message.commit()
+        elif isinstance(what, ClaimedMessage):
+            what.commit()
+        else:
+            self._commit(what)
+
+    def _commit(self, token: CommitToken) -> None:
+        place = (token.topic, token.partition)
+        with self._engine.lock:
+            tenure = self._holding.tenures.get(place)
+            if tenure is None or tenure.claimant.token != token.token:
+                raise LeaseLostError(
+                    f"the claim of {token.topic}[{token.partition}] under which offset"
+                    f" {token.offset} was handed out has ended: its message may be with another"
+                    " consumer"
+                )
+            tenure.claimant.commit(token.offset)
+            if tenure.claimant.phase is Phase.DRAINING:
+                self._engine.drive(tenure)
+
+    @contextmanager
+    def transaction(self, of: ClaimedMessage | Batch) -> Iterator[Outputs]:
+        """Produce to Kafka under a claim: a former owner's transaction is refused by the brokers.
+
+        Needs ``fenced=True``, or at most once. Commits when the block ends normally, aborts when
+        it ends by an exception.
+
+        Raises:
+            LeaseLostError: The claim has ended, or ended before the commit.
+            BrokerError, DeadlineExceededError: Kafka refused, or does not answer.
+        """
+        place = (of.topic, of.partition)
+        with self._engine.lock:
+            tenure = self._holding.tenures.get(place)
+            is_live = tenure is not None and tenure.claimant.is_live(lease_clock_ms())
+        if tenure is None or not is_live or tenure.claimant.token != of.token:
+            raise LeaseLostError(f"the claim of {of.topic}[{of.partition}] has ended")
+        if tenure.fence is None:
+            raise StateError("outputs are not fenced: make the consumer with fenced=True")
+        with tenure.fence.transaction() as producer:
+            yield Outputs(producer)
+
+    # ---- what the holding tells, under the engine's lock
+
+    def on_gained(self, tenure: Tenure, step: Fetch) -> None:
+        """Held: read it, unless its position is not in the log."""
+        topic, partition = tenure.place
+        if step.deleted or step.beyond:
+            text = (
+                f"the position of {topic}[{partition}] lies outside the log: "
+                + (f"{step.deleted} messages were deleted unread" if step.deleted else "")
+                + (f"it is {step.beyond} behind the log's end" if step.beyond else "")
+            )
+            if self._config.on_data_loss == "raise":
+                self._lose(tenure, text, step.offset - step.deleted + step.beyond)
+                return
+            _log.warning("%s; going on at %d", text, step.offset)
+        if self._desk is not None:
+            self._desk.add(tenure)
+        self._intake.gain(tenure, step.offset)
+        if self._config.on_claim is not None:
+            self._config.on_claim(topic, partition, tenure.claimant.token)
+
+    def on_batch(self, tenure: Tenure, step: HandOut) -> None:
+        """At most once: a batch may be used."""
+        if self._desk is not None:
+            self._desk.hand_out(tenure, step)
+
+    def on_lost(self, tenure: Tenure, reason: End, *, is_lost: bool) -> None:
+        """What is queued of it is dropped: ``_may_hand_out`` refuses it."""
+        self._intake.drop(tenure)
+        if self._desk is not None:
+            self._desk.remove(tenure)
+        if self._config.on_lost is not None:
+            self._config.on_lost(*tenure.place, reason.value)
+
+    def _gone(self, tenure: Tenure) -> None:
+        """The next message was deleted while it was held, or its offset is beyond the end."""
+        topic, partition = tenure.place
+        with self._engine.lock:
+            position = tenure.claimant.position
+            text = (
+                f"messages of {topic}[{partition}] from {position} on are not in the log any more"
+            )
+            if self._config.on_data_loss == "raise":
+                self._lose(tenure, text, position)
+            else:  # a new tenure begins at the log's start
+                _log.warning("%s; claiming it again", text)
+                self._holding.release(tenure)
+
+    def _lose(self, tenure: Tenure, text: str, offset: int) -> None:
+        self._failure = DataLossError(
+            f"{text}; set on_data_loss='skip' to go on, or choose a position with"
+            " `kafkamq claims set-position`"
+        )
+        self._holding.release(tenure, offset=offset)
+
+    # ---- the end
+
+    def stop(self) -> None:
+        """End iterations after the current message; for other threads and signal handlers."""
+        self._is_stopped = True
+
+    def close(self, *, release: bool = True, drain: float = 0.0, timeout: float = 30.0) -> None:
+        """As ``HeldPartitions.close``; messages that were not handed out are dropped."""
+        if not self.is_closed:
+            self._is_stopped = True
+            if self._desk is not None:  # what the application never saw is not lost
+                with self._engine.lock:
+                    for tenure, offset in self._desk.untaken().items():
+                        self._holding.release(tenure, offset=offset, keeps_claim=not release)
+            super().close(release=release, drain=drain, timeout=timeout)
+            self._intake.close()

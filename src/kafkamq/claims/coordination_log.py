@@ -1,0 +1,306 @@
+"""Reads the coordination topic, from three intervals back on, into one ``ClaimLog`` per partition.
+
+Where to begin is told by the log itself: three heartbeat intervals before its *last* record, by the
+broker's time. So neither the process's clock nor the number of records matters. What was written
+before is not needed: who holds a partition has written since, and a free one's position is also the
+group's committed offset.
+
+The reader is ``read_uncommitted``, as Go clients are: everybody must see the same records, and a
+transaction that somebody leaves open in the topic must not hold the claims back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from kafkamq.claims.broker_clock import BrokerClock
+from kafkamq.claims.log_start import find_starts
+from kafkamq.claims.passing import is_passing
+from kafkamq.claims.rules.log import ClaimLog
+from kafkamq.claims.topic import CoordinationTopic
+from kafkamq.claims.wire.marshal import decode_value
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError, ConfigError, WireError
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import ErrorWatch, broker_error
+from kafkamq.transport.record import headers_of
+from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.types import MarshalRecord, MarshalType
+
+__all__ = ["INTERVAL_HEADER", "ClientClock", "CoordinationLog", "Place"]
+
+INTERVAL_HEADER = "kafkamq-interval-ms"
+"""What the sender takes for the heartbeat interval; Go clients write none (60 s)."""
+
+GO_INTERVAL_MS = 60_000
+WINDOW_INTERVALS = 3  # an owner is heard twice within two; the third is for jumps of the clock
+_BATCH = 5000
+_MAX_ABSENCES = 4  # then the topic is gone, and not only unknown to a broker
+_MAX_CLIENTS = 10_000
+
+Place = tuple[str, str, int]
+"""Group, topic, partition."""
+
+
+@dataclass(slots=True)
+class ClientClock:
+    """How far a client's clock is off, and what it takes for the interval."""
+
+    skew_s: float = 0.0  # the time it wrote minus the broker's
+    interval_ms: int = 0  # 0: it did not say
+    instance: str = ""
+    records: int = 0
+
+
+class CoordinationLog:
+    """The world state of all coordination partitions; the caller serialises ``poll``.
+
+    Attributes:
+        logs: The state of each coordination partition under the rules in use.
+        peers: The same under the Go clients' rules; empty unless they take part.
+        clients: By group and client: what its records tell of its clock.
+        reasons: How often records were malformed, by reason.
+        foreign_intervals: By group and client: intervals that are not ours.
+    """
+
+    def __init__(
+        self, config: ServiceConfig, topic: CoordinationTopic, *, rules: str, interval_ms: int
+    ) -> None:
+        """Nothing is read before ``start``; ``rules`` is ``safe`` or ``peer``."""
+        self.topic = topic
+        self.logs: list[ClaimLog] = []
+        self.peers: list[ClaimLog] = []
+        self.clients: dict[tuple[str, str], ClientClock] = {}
+        self.reasons: Counter[str] = Counter()
+        self.foreign_intervals: dict[tuple[str, str], int] = {}
+        self.clock = BrokerClock()
+        self._config = config
+        self._rules = rules
+        self._interval_ms = interval_ms
+        self._watch = ErrorWatch(config.bootstrap_servers)
+        self._consumer: KafkaConsumer | None = None
+        self._absences = 0
+        self._missing: dict[int, int] = {}  # partition -> the end that was there at the start
+        self._ends: dict[int, int] = {}  # the same, for ever
+
+    @property
+    def bad_records(self) -> int:
+        """Malformed ones, and those of impossible partitions."""
+        return sum(log.malformed + log.impossible for log in self.logs)
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Everything that was there at the start is read."""
+        return not self._missing
+
+    def start(self, admin: Admin) -> None:
+        """Find out where to begin, and begin.
+
+        Raises:
+            BrokerError, DeadlineExceededError: The cluster does not tell.
+        """
+        self._consumer = self._connect()
+        begin = find_starts(
+            admin,
+            self._consumer,
+            self.topic,
+            window_ms=WINDOW_INTERVALS * self._interval_ms,
+        )
+        self.clock = BrokerClock(begin.latest_ms)
+        self._ends = begin.ends
+        interval_s = self._interval_ms / 1000
+        for number, (start, since_s) in begin.starts.items():
+            if self.topic.has_broker_time:
+                self.logs.append(ClaimLog("safe", interval_s, since_s=since_s))
+            else:
+                self.logs.append(ClaimLog("peer", interval_s))
+            if self._rules == "peer":
+                self.peers.append(ClaimLog("peer", interval_s))
+            if start < begin.ends[number]:
+                self._missing[number] = begin.ends[number]
+        self._consumer.assign(
+            [
+                TopicPartition(self.topic.name, number, start)
+                for number, (start, _) in begin.starts.items()
+            ]
+        )
+
+    def poll(self, timeout_s: float) -> list[Message]:
+        """Records and events that came, after at most ``timeout_s``; give them to ``fold``.
+
+        Raises:
+            BrokerError: What no waiting can mend.
+        """
+        consumer = self._consumer
+        assert consumer is not None, "started"
+        self._watch.check(f"reading {self.topic.name}")
+        try:
+            first = consumer.poll(timeout_s)  # consume() would wait for a full batch
+            return [] if first is None else [first, *consumer.consume(_BATCH, 0)]
+        except KafkaException as error:
+            raise broker_error(error, f"reading {self.topic.name}") from error
+
+    def fold(self, messages: Iterable[Message]) -> list[MarshalRecord]:
+        """Apply what ``poll`` gave; the records that could be decoded.
+
+        Raises:
+            BrokerError: Part of the log is gone unread, or reading failed for good.
+        """
+        observed_s = time.time()
+        found = []
+        newest: dict[int, tuple[int, int]] = {}  # by partition: offset and time of the last record
+        for message in messages:
+            error = message.error()
+            number, offset = message.partition(), message.offset()
+            if error is not None:
+                self._event(error, number, offset)
+                continue
+            assert number is not None, "records have a place"
+            assert offset is not None, "records have a place"
+            time_ms = message.timestamp()[1]
+            newest[number] = (offset, time_ms)
+            record = self._decode(message)
+            logs = (self.logs[number], self.peers[number]) if self.peers else (self.logs[number],)
+            for log in logs:
+                log.apply(
+                    record,
+                    offset=offset,
+                    observed_at_s=observed_s,
+                    broker_time_s=time_ms / 1000,
+                )
+            if record is not None:
+                found.append(record)
+                self._meet(record, time_ms, message)
+            if self._missing and self._missing.get(number, 1 << 62) <= offset + 1:
+                del self._missing[number]
+        if self.topic.has_broker_time:
+            self._tell_time(newest)
+        return found
+
+    def _tell_time(self, newest: Mapping[int, tuple[int, int]]) -> None:
+        """Only a log's present end was appended just now; what is read late is of the past."""
+        assert self._consumer is not None, "started"
+        fresh_ms = -1
+        for number, (offset, time_ms) in newest.items():
+            place = TopicPartition(self.topic.name, number)
+            _, end = self._consumer.get_watermark_offsets(place, cached=True)
+            if offset + 1 >= max(end, self._ends[number] + 1):
+                fresh_ms = max(fresh_ms, time_ms)
+        if fresh_ms >= 0:
+            self.clock.saw(fresh_ms)
+
+    def check_topology(self) -> None:
+        """See that the topic is as it was; as ``poll``, by one thread at a time.
+
+        Raises:
+            BrokerError: It is gone, or has another number of partitions: where a topic's claims
+                are depends on it.
+        """
+        assert self._consumer is not None, "started"
+        name, partitions = self.topic.name, self.topic.partitions
+        try:
+            topic = self._consumer.list_topics(name, timeout=2.0).topics.get(name)
+        except KafkaException:
+            return  # no broker answers: leases end by themselves
+        is_absent = topic is None or (
+            topic.error is not None and topic.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+        )
+        # A broker that has just started may not know its topics yet.
+        self._absences = self._absences + 1 if is_absent else 0
+        if self._absences >= _MAX_ABSENCES:
+            raise BrokerError(
+                f"coordination topic {name} is gone: all claims are given up; create it with"
+                " `kafkamq claims init`",
+                code="COORDINATION_TOPIC_GONE",
+                is_fatal=True,
+            )
+        if topic is not None and topic.error is None and len(topic.partitions) != partitions:
+            raise BrokerError(
+                f"coordination topic {name} has {len(topic.partitions)} partitions, and had"
+                f" {partitions}: a topic's claims may be in another one now, so all are given up;"
+                " restart every client of the topic",
+                code="COORDINATION_TOPIC_CHANGED",
+                is_fatal=True,
+            )
+
+    def close(self) -> None:
+        """End the client; idempotent."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()
+
+    def _connect(self) -> KafkaConsumer:
+        settings = consumer_settings(
+            self._config,
+            group_id="kafkamq.reader",
+            isolation_level="read_uncommitted",
+            enable_partition_eof=True,
+            queued_min_messages=100_000,
+        )
+        return connect(KafkaConsumer, settings, self._watch)
+
+    def _decode(self, message: Message) -> MarshalRecord | None:
+        try:
+            return decode_value(message.value())
+        except WireError as error:
+            self.reasons[error.reason] += 1
+            return None
+
+    def _event(self, error: KafkaError, number: int | None, offset: int | None) -> None:
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:
+            if number is not None and offset is not None and offset >= self._missing.get(number, 0):
+                self._missing.pop(number, None)
+        elif code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            raise broker_error(error, f"reading {self.topic.name}[{number}]: its records are gone")
+        elif not is_passing(error):
+            raise broker_error(error, f"reading {self.topic.name}[{number}]")
+
+    def _meet(self, record: MarshalRecord, broker_ms: int, message: Message) -> None:
+        """Remember a client's clock and interval."""
+        key = (record.group, record.client)
+        client = self.clients.get(key)
+        if client is None:
+            if len(self.clients) >= _MAX_CLIENTS:
+                self.clients.pop(next(iter(self.clients)))
+            client = self.clients[key] = ClientClock()
+        client.skew_s = record.time_s - broker_ms / 1000
+        client.records += 1
+        if record.instance == client.instance:
+            return
+        client.instance = record.instance
+        client.interval_ms = interval_ms = _interval_of(message)
+        is_member = record.type is not MarshalType.RELEASE_GROUP
+        if interval_ms and interval_ms != self._interval_ms and is_member:
+            self.foreign_intervals[key] = interval_ms
+
+
+def _interval_of(message: Message) -> int:
+    try:
+        headers = dict(headers_of(message))
+    except UnicodeDecodeError:  # names that are no text
+        return 0
+    value = headers.get(INTERVAL_HEADER)
+    return int(value[:12]) if value is not None and value.isdigit() else 0
+
+
+def check_intervals(log: CoordinationLog, group: str, interval_ms: int) -> None:
+    """Refuse a group whose members do not agree on the interval.
+
+    Raises:
+        ConfigError: A client of the group goes by another one.
+    """
+    for (of_group, client), other_ms in log.foreign_intervals.items():
+        if of_group == group:
+            raise ConfigError(
+                f"heartbeat_interval is {interval_ms / 1000:g} s here and {other_ms / 1000:g} s for"
+                f" client {client} of group {group}: all clients of a coordination topic must"
+                " agree, or claims end too early; use another coordination topic for another"
+                " interval"
+            )

@@ -1,0 +1,425 @@
+"""The heart of a process that holds claims: reads the log, drives claimants, performs their steps.
+
+One thread owns the log's reader. Everything else happens under one lock, in whatever thread has
+news: what an application's thread asks for is planned and sent at once, not at the next turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import Producer as KafkaProducer
+
+from kafkamq.claims.broker_clock import lease_clock_ms
+from kafkamq.claims.coordination_log import INTERVAL_HEADER, CoordinationLog
+from kafkamq.claims.offset_service import Desk, DeskAnswers
+from kafkamq.claims.rules.steps import End, Fetch, Finish, HandOut, LookUp, Step, Stop, Write
+from kafkamq.claims.session import NEVER_MS, Tenure
+from kafkamq.claims.topic import CoordinationTopic
+from kafkamq.claims.wire.marshal import coordination_partition, encode_value
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError, WireError
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import ErrorWatch, broker_error
+from kafkamq.transport.settings import connect, producer_settings
+from kafkamq.types import MarshalRecord
+
+__all__ = ["Engine", "Stats"]
+
+_log = logging.getLogger(__name__)
+_BUSY_S = 0.002  # a write is under way: its report may come after its record
+_IDLE_S = 0.05
+_TOPOLOGY_MS = 5000
+Ticker = Callable[[int, float], None]
+
+
+@dataclass(slots=True)
+class Stats:
+    """What happened to the claims of a process."""
+
+    won: int = 0
+    takeovers: int = 0  # of these: from an owner that went silent
+    lost: int = 0  # held ones that were taken, or may be
+    ended: dict[End, int] = field(default_factory=dict)
+    lateness_ms: int = 0  # of the last heartbeat
+    max_lateness_ms: int = 0
+    handed_out: int = 0
+    redelivered: int = 0  # handed out though a former tenure of this process had them already
+
+
+class Engine:
+    """Runs the claimants of one cluster object.
+
+    Attributes:
+        lock: Guards the log's state and every claimant.
+        changed: Notified when an application's thread may have something to do.
+        on_turn: Called after each turn of its loop.
+        error: Why nothing can be claimed any more; None: all is well.
+    """
+
+    def __init__(
+        self, config: ServiceConfig, topic: CoordinationTopic, *, rules: str, interval_ms: int
+    ) -> None:
+        """Nothing runs before ``start``."""
+        self.config = config
+        self.topic = topic
+        self.rules = rules
+        self.interval_ms = interval_ms
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.on_turn: Callable[[], None] = lambda: None
+        self.error: KafkaMQError | None = None
+        self.log = CoordinationLog(config, topic, rules=rules, interval_ms=interval_ms)
+        self.stats = Stats()
+        self.admin = Admin(config, timeout_s=15.0)
+        self.desk = Desk(
+            config,
+            self.admin,
+            DeskAnswers(self._found, self._not_found, self._committed, self.refuse),
+        )
+        self._watch = ErrorWatch(config.bootstrap_servers)
+        self._producer: KafkaProducer | None = None
+        self._tenures: set[Tenure] = set()
+        self._dirty: set[Tenure] = set()
+        self._by_place: dict[tuple[str, str, int], Tenure] = {}
+        self._tickers: list[Ticker] = []
+        self._under_way = 0  # writes without a report
+        self._overdue: dict[tuple[Tenure, int], tuple[int, Write]] = {}
+        self._topology_ms = 0
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="kafkamq-claims", daemon=True)
+
+    # ---- life
+
+    def start(self) -> None:
+        """Begin to read.
+
+        Raises:
+            BrokerError, DeadlineExceededError: The cluster cannot be reached.
+        """
+        self.log.start(self.admin)
+        self._topology_ms = lease_clock_ms() + _TOPOLOGY_MS
+        self._thread.start()
+
+    def open_writer(self) -> KafkaProducer:
+        """Connect what writes, unless it is; who only reads needs no right to write."""
+        with self.lock:
+            if self._producer is None:
+                patience_ms = max(1000, min(10_000, self.interval_ms // 2))
+                settings = producer_settings(
+                    self.config, message_timeout_ms=patience_ms, linger_ms=0
+                )
+                self._producer = connect(KafkaProducer, settings, self._watch)
+            return self._producer
+
+    def close(self, timeout_s: float) -> None:
+        """End thread and clients; what is claimed stays so until it goes stale. Idempotent."""
+        self._is_stopping = True
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+        if self._producer is not None:
+            self._producer.flush(min(timeout_s, 5.0))
+            self._producer.close()
+        self.desk.close(min(timeout_s, 5.0))
+        if not self._thread.is_alive():
+            self.log.close()
+        self.admin.close()
+        self.fail(StateError("this Cluster is closed"))
+
+    def check(self) -> None:
+        """Raise what ended the engine.
+
+        Raises:
+            KafkaMQError: Nothing is claimed any more; make a new Cluster.
+        """
+        if self.error is not None:
+            raise self.error
+
+    def wait_until(self, is_so: Callable[[], bool], timeout_s: float, doing: str) -> None:
+        """Wait for a condition; evaluated under the lock.
+
+        Raises:
+            DeadlineExceededError: It is not so after ``timeout_s``.
+            KafkaMQError: The engine has ended.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        with self.changed:
+            while not is_so():
+                self.check()
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise DeadlineExceededError(f"{doing} did not end within {timeout_s:g} s")
+                self.changed.wait(min(left_s, 0.1))
+
+    @property
+    def is_ready(self) -> bool:
+        """Every record that was there at the start is read."""
+        return self.log.is_caught_up and bool(self.log.logs)
+
+    # ---- what members use, under the lock
+
+    def partition_of(self, topic: str) -> int:
+        """The coordination partition of a topic."""
+        return coordination_partition(topic, self.topic.partitions)
+
+    def add(self, tenure: Tenure) -> None:
+        """Drive a claimant from now on, until it is over."""
+        config = tenure.claimant.config
+        self._tenures.add(tenure)
+        self._by_place[config.group, config.topic, config.partition] = tenure
+        self.drive(tenure)
+
+    def held_ages(self) -> dict[tuple[str, ...], float]:
+        """Seconds since the last heartbeat of what is held, by group, topic and partition."""
+        with self.lock:
+            now_s = self.log.clock.now_s()
+            found: dict[tuple[str, ...], float] = {}
+            for (group, topic, partition), tenure in self._by_place.items():
+                if tenure.start is not None:
+                    log = self.log.logs[tenure.coordination_partition]
+                    claim = log.claim(group, topic, partition, now_s=now_s)
+                    found[group, topic, str(partition)] = max(0.0, claim.age_s)
+            return found
+
+    def add_ticker(self, ticker: Ticker) -> None:
+        """Call it at every turn, with the lease clock and the broker's time."""
+        self._tickers.append(ticker)
+
+    def remove_ticker(self, ticker: Ticker) -> None:
+        """Call it no more."""
+        if ticker in self._tickers:
+            self._tickers.remove(ticker)
+
+    def drive(self, tenure: Tenure) -> None:
+        """Plan and perform what a claimant has to do now."""
+        self._dirty.discard(tenure)
+        claimant = tenure.claimant
+        steps = claimant.plan(
+            lease_clock_ms(),
+            self.log.clock.now_s(),
+            random_unit=random.random(),
+            wall_s=time.time(),
+        )
+        for step in steps:
+            self.perform(tenure, step)
+        if self.stats.lateness_ms != claimant.lateness_ms:
+            self.stats.lateness_ms = claimant.lateness_ms
+            self.stats.max_lateness_ms = max(self.stats.max_lateness_ms, claimant.lateness_ms)
+        wake_ms = claimant.wake_ms()
+        tenure.wake_ms = NEVER_MS if wake_ms is None else wake_ms
+
+    def perform(self, tenure: Tenure, step: Step) -> None:
+        """Do one step, or begin it."""
+        if isinstance(step, Write):
+            self._write(tenure, step)
+        elif isinstance(step, LookUp):
+            self.desk.look_up(tenure)
+        elif isinstance(step, Fetch):
+            tenure.start = step
+            self.stats.won += 1
+            self.stats.takeovers += tenure.is_takeover
+            tenure.listener.on_fetch(tenure, step)
+        elif isinstance(step, HandOut):
+            tenure.listener.on_hand_out(tenure, step)
+        elif isinstance(step, Stop):
+            self.stats.lost += step.is_lost
+            tenure.listener.on_stop(tenure, step)
+        else:
+            self._finish(tenure, step)
+        self.changed.notify_all()
+
+    def send(
+        self,
+        partition: int,
+        record: MarshalRecord,
+        report: Callable[[int], None],
+    ) -> None:
+        """Append a record to a coordination partition.
+
+        ``report`` is called with its offset, or -1 when that is not known; perhaps at once.
+        """
+        try:
+            self.open_writer().produce(
+                self.topic.name,
+                encode_value(record),
+                partition=partition,
+                headers=[(INTERVAL_HEADER, str(self.interval_ms).encode())],
+                on_delivery=partial(self._delivered, report),
+            )
+            self._under_way += 1
+        except (KafkaException, BufferError, WireError) as error:
+            _log.warning("a coordination record could not be sent", extra={"said": str(error)})
+            report(-1)
+
+    def fail(self, error: KafkaMQError) -> None:
+        """Nothing can be claimed any more: everything is lost."""
+        with self.lock:
+            if self.error is None:
+                self.error = error
+            for tenure in list(self._tenures):
+                tenure.listener.on_stop(tenure, Stop(End.UNCERTAIN, is_lost=True))
+                self._finish(tenure, Finish(End.UNCERTAIN, tenure.claimant.position))
+            self.changed.notify_all()
+
+    def refuse(self, error: KafkaMQError) -> None:
+        """Fail if a right is missing, which no waiting mends; other errors pass."""
+        if isinstance(error, BrokerError) and error.code.endswith("AUTHORIZATION_FAILED"):
+            self._is_stopping = True  # it would only try again
+            self.fail(error)
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                messages = self.log.poll(self._wait_s())
+                self._watch.check(f"writing {self.topic.name}")
+                if self._producer is not None:
+                    self._producer.poll(0)
+                with self.lock:
+                    if messages:
+                        self._saw(self.log.fold(messages))
+                    self._turn()
+                self._check_topology()
+                self.on_turn()
+        except KafkaMQError as error:
+            _log.error("claims end: %s", error)
+            self.fail(error)
+        except KafkaException as error:  # the producer is unusable
+            _log.error("claims end: %s", error)
+            self.fail(broker_error(error, f"writing {self.topic.name}"))
+        except Exception as error:  # noqa: BLE001 - claims must not be believed without a reader
+            _log.exception("claims end")
+            self.fail(BrokerError(f"the claims' reader failed: {error!r}", is_fatal=True))
+
+    def _wait_s(self) -> float:
+        if self._under_way:
+            return _BUSY_S
+        return _IDLE_S if self.is_ready else _BUSY_S
+
+    def _saw(self, records: list[MarshalRecord]) -> None:
+        by_place, dirty = self._by_place, self._dirty
+        for record in records:
+            if not record.topic:  # ReleaseGroup
+                dirty.update(t for t in self._tenures if t.claimant.config.group == record.group)
+                continue
+            tenure = by_place.get((record.group, record.topic, record.partition))
+            if tenure is not None:
+                dirty.add(tenure)
+        self.changed.notify_all()
+
+    def _turn(self) -> None:
+        now_ms = lease_clock_ms()
+        self._skip_overdue(now_ms)
+        due = [t for t in self._tenures if t in self._dirty or t.wake_ms <= now_ms]
+        for tenure in due:
+            if tenure in self._tenures:
+                self.drive(tenure)
+        if self.is_ready:
+            for ticker in list(self._tickers):
+                ticker(now_ms, self.log.clock.now_s())
+
+    def _check_topology(self) -> None:
+        if lease_clock_ms() >= self._topology_ms:
+            self._topology_ms = lease_clock_ms() + _TOPOLOGY_MS
+            self.log.check_topology()
+
+    # ---- writing
+
+    def _write(self, tenure: Tenure, step: Write) -> None:
+        if step.commit_offset < 0 and not tenure.at_desk:
+            self._produce(tenure, step)
+            return
+        tenure.at_desk += 1
+        if not step.must_commit:
+            patience_ms = min(2000, tenure.claimant.config.lease_ms // 4)
+            self._overdue[tenure, step.ticket] = (lease_clock_ms() + patience_ms, step)
+        self.desk.commit(tenure, step)
+
+    def _skip_overdue(self, now_ms: int) -> None:
+        """Heartbeats do not wait for ever for offsets that are committed as well."""
+        late = [key for key, (due_ms, _) in self._overdue.items() if due_ms <= now_ms]
+        for tenure, ticket in late:
+            _, step = self._overdue[tenure, ticket]
+            self._after_commit(tenure, step, is_committed=False)
+
+    def _after_commit(self, tenure: Tenure, step: Write, *, is_committed: bool) -> None:
+        key = (tenure, step.ticket)
+        if not step.must_commit and self._overdue.pop(key, None) is None:
+            return  # it was overdue, and is long written
+        tenure.at_desk -= 1
+        if is_committed or not step.must_commit:
+            self._produce(tenure, step)
+        else:
+            tenure.claimant.on_failed(step.ticket, lease_clock_ms())
+        if tenure.fence is not None and not tenure.fence.is_usable:
+            tenure.claimant.release(lease_clock_ms(), reason=End.FENCED)
+        self._plan_soon(tenure)
+
+    def _produce(self, tenure: Tenure, step: Write) -> None:
+        def report(offset: int) -> None:
+            if offset < 0:
+                tenure.claimant.on_failed(step.ticket, lease_clock_ms())
+            else:
+                tenure.claimant.on_written(step.ticket, offset)
+            self._plan_soon(tenure)
+
+        self.send(tenure.coordination_partition, step.record, report)
+
+    def _plan_soon(self, tenure: Tenure) -> None:
+        if tenure in self._tenures:  # others are driven by whoever made them
+            self._dirty.add(tenure)
+
+    def _delivered(
+        self, report: Callable[[int], None], error: KafkaError | None, message: Message
+    ) -> None:
+        with self.lock:
+            self._under_way -= 1
+            offset = message.offset()
+            is_known = error is None and offset is not None and offset >= 0
+            report(offset if is_known and offset is not None else -1)
+            if error is not None:
+                _log.warning("a coordination record was not written", extra={"said": error.str()})
+                self.refuse(broker_error(error, f"writing {self.topic.name}"))
+
+    # ---- answers of the desk, from its threads
+
+    def _found(self, tenure: Tenure, earliest: int, latest: int, committed: int) -> None:
+        with self.lock:
+            tenure.offsets(earliest, latest, committed, lease_clock_ms())
+            self._drive_if_ours(tenure)
+
+    def _not_found(self, tenure: Tenure) -> None:
+        with self.lock:
+            tenure.claimant.on_lookup_failed(lease_clock_ms())
+            self._drive_if_ours(tenure)
+
+    def _committed(self, tenure: Tenure, step: Write, is_committed: bool) -> None:
+        with self.lock:
+            self._after_commit(tenure, step, is_committed=is_committed)
+            self._drive_if_ours(tenure)
+
+    def _drive_if_ours(self, tenure: Tenure) -> None:
+        if tenure in self._tenures:
+            self.drive(tenure)
+        else:
+            self._dirty.discard(tenure)
+
+    def _finish(self, tenure: Tenure, step: Finish) -> None:
+        config = tenure.claimant.config
+        self._tenures.discard(tenure)
+        self._dirty.discard(tenure)
+        self.stats.ended[step.reason] = self.stats.ended.get(step.reason, 0) + 1
+        key = (config.group, config.topic, config.partition)
+        if self._by_place.get(key) is tenure:
+            del self._by_place[key]
+        if tenure.fence is not None:
+            self.desk.close_fence(config.group, tenure.fence)
+        tenure.listener.on_finish(tenure, step)

@@ -1,0 +1,313 @@
+"""Questions and commits that take a while, off the engine's thread and many at a time.
+
+Per group there is one thread that looks offsets up and one that commits; each takes everything that
+came since its last turn, so 64 partitions cost as many requests as one. An overdue commit does not
+hold its heartbeat back: the engine goes on without it, unless the offset must be committed.
+
+Both ask one Kafka consumer that is never assigned anything; what the application polls is another
+one (``intake``), so no commit waits for a poll, nor a poll for a commit. Each question has a queue
+of its own in the client; what comes unasked (errors, log lines) waits for a poll, which the thread
+that commits does now and then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import KafkaException, TopicPartition
+
+from kafkamq.claims.rules.steps import Write
+from kafkamq.claims.session import Fence, Tenure
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import KafkaMQError
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import broker_error
+from kafkamq.transport.settings import connect, consumer_settings
+
+__all__ = ["Desk", "DeskAnswers"]
+
+_log = logging.getLogger(__name__)
+_TIMEOUT_S = 10.0
+_FENCE_THREADS = 8
+_IDLE_S = 1.0
+T = TypeVar("T")
+
+
+class DeskAnswers:
+    """What becomes of what the desk was given; called from its threads."""
+
+    def __init__(
+        self,
+        found: Callable[[Tenure, int, int, int], None],
+        not_found: Callable[[Tenure], None],
+        committed: Callable[[Tenure, Write, bool], None],
+        refused: Callable[[KafkaMQError], None],
+    ) -> None:
+        self.found = found  # earliest, latest, committed (negative: none)
+        self.not_found = not_found
+        self.committed = committed
+        self.refused = refused  # told of every error; some, no waiting mends
+
+
+class _Batcher(Generic[T]):
+    """A thread that hands everything that came since its last turn to one call."""
+
+    def __init__(
+        self,
+        name: str,
+        handle: Callable[[list[T]], None],
+        idle: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``idle`` is called at least every few seconds, unless ``handle`` takes longer."""
+        self._idle = idle
+        self._queue: SimpleQueue[T | None] = SimpleQueue()
+        self._handle = handle
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, item: T) -> None:
+        self._queue.put(item)
+
+    def close(self, timeout_s: float) -> bool:
+        """False: a call is still under way."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                item = self._queue.get(timeout=_IDLE_S)
+            except Empty:
+                self._idle()
+                continue
+            items: list[T] = []
+            while item is not None:
+                items.append(item)
+                if self._queue.empty():
+                    break
+                item = self._queue.get()
+            if items:
+                try:
+                    self._handle(items)
+                except Exception:  # noqa: BLE001 - a dead desk would end every claim
+                    _log.exception("a request for claims failed")
+                self._idle()
+            if item is None:
+                return
+
+
+class _GroupDesk:
+    """The threads and the client of one group."""
+
+    def __init__(
+        self, config: ServiceConfig, admin: Admin, group: str, answers: DeskAnswers
+    ) -> None:
+        self._admin = admin
+        self._group = group
+        self._answers = answers
+        self._consumer = connect(KafkaConsumer, consumer_settings(config, group_id=group))
+        self._fences = ThreadPoolExecutor(_FENCE_THREADS, f"kafkamq-fence-{group}")
+        self.metadata: bytes = self._consumer.consumer_group_metadata()
+        self.lookups = _Batcher(f"kafkamq-lookup-{group}", self._look_up)
+        self.commits = _Batcher(f"kafkamq-commit-{group}", self._commit, self._serve)
+
+    def close(self, timeout_s: float) -> None:
+        idle = [batcher.close(timeout_s) for batcher in (self.lookups, self.commits)]
+        self._fences.shutdown(wait=False)
+        if all(idle):
+            self._consumer.close()
+
+    def count(self, topics: Sequence[str], answer: Callable[[dict[str, int]], None]) -> None:
+        self._fences.submit(self._count, topics, answer)
+
+    def _count(self, topics: Sequence[str], answer: Callable[[dict[str, int]], None]) -> None:
+        counts = {}
+        for topic in topics:
+            try:
+                found = self._consumer.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
+            except (KafkaException, RuntimeError):  # no broker answers, or it is closed
+                return
+            if found is not None and found.error is None:
+                counts[topic] = len(found.partitions)
+        answer(counts)
+
+    def end(self, fence: Fence) -> None:
+        self._fences.submit(fence.close)
+
+    # ---- looking up
+
+    def _look_up(self, tenures: Sequence[Tenure]) -> None:
+        open_ = list(dict.fromkeys(tenures))
+        try:
+            found = self._offsets(self._fenced(open_))
+        except Exception as error:  # noqa: BLE001 - whatever it was, the claimants must hear of it
+            _log.warning(
+                "offsets of claimed partitions could not be looked up",
+                extra={"group": self._group, "said": str(error)},
+            )
+            found = {}
+            if isinstance(error, KafkaMQError):
+                self._answers.refused(error)
+        for tenure in open_:
+            offsets = found.get(tenure)
+            if offsets is None:
+                self._answers.not_found(tenure)
+            else:
+                self._answers.found(tenure, *offsets)
+
+    def _fenced(self, tenures: Sequence[Tenure]) -> list[Tenure]:
+        """Those whose former owners can commit nothing any more."""
+
+        def init(tenure: Tenure) -> bool:
+            try:
+                if tenure.fence is not None:
+                    tenure.fence.init(_TIMEOUT_S)
+                return True
+            except KafkaMQError as error:
+                _log.warning(
+                    "a former owner could not be fenced",
+                    extra={"place": tenure.place, "said": str(error)},
+                )
+                self._answers.refused(error)
+                return False
+
+        if not any(tenure.fence for tenure in tenures):
+            return list(tenures)
+        done = list(self._fences.map(init, tenures))
+        return [tenure for tenure, is_done in zip(tenures, done, strict=True) if is_done]
+
+    def _offsets(self, tenures: Sequence[Tenure]) -> dict[Tenure, tuple[int, int, int]]:
+        if not tenures:
+            return {}
+        places = [tenure.place for tenure in tenures]
+        bounds = {}
+        for topic in dict.fromkeys(topic for topic, _ in places):
+            wanted = [partition for name, partition in places if name == topic]
+            found = self._admin.log_bounds(topic, wanted)
+            bounds.update({(topic, number): ends for number, ends in found.items()})
+        committed = self._committed(places)
+        return {
+            tenure: (*bounds[tenure.place], committed[tenure.place])
+            for tenure in tenures
+            if tenure.place in bounds and tenure.place in committed
+        }
+
+    def _committed(self, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        wanted = [TopicPartition(topic, partition) for topic, partition in places]
+        try:
+            found = self._consumer.committed(wanted, timeout=_TIMEOUT_S)
+        except KafkaException as error:
+            raise broker_error(error, f"reading committed offsets of {self._group}") from error
+        return {
+            (place.topic, place.partition): place.offset for place in found if place.error is None
+        }
+
+    # ---- committing
+
+    def _serve(self) -> None:
+        """Take what the client has to say: it would be kept for ever."""
+        try:
+            said = self._consumer.poll(0)
+        except KafkaException as error:
+            self._answers.refused(broker_error(error, f"working for group {self._group}"))
+            return
+        event = None if said is None else said.error()
+        if event is not None:
+            self._answers.refused(broker_error(event, f"working for group {self._group}"))
+
+    def _commit(self, jobs: Sequence[tuple[Tenure, Write]]) -> None:
+        plain = []
+        for tenure, write in jobs:
+            if tenure.fence is not None:
+                self._fences.submit(self._commit_fenced, tenure, tenure.fence, write)
+            else:
+                plain.append((tenure, write))
+        if plain:
+            self._commit_plain(plain)
+
+    def _commit_fenced(self, tenure: Tenure, fence: Fence, write: Write) -> None:
+        is_done = False
+        try:
+            if write.commit_offset >= 0:
+                fence.commit(write.commit_offset, write.ticket)
+            is_done = True
+        except KafkaMQError as error:
+            self._say(tenure, str(error))
+            self._answers.refused(error)
+        finally:
+            self._answers.committed(tenure, write, is_done)
+
+    def _commit_plain(self, jobs: Sequence[tuple[Tenure, Write]]) -> None:
+        wanted = {
+            tenure.place: write.commit_offset for tenure, write in jobs if write.commit_offset >= 0
+        }
+        done: set[tuple[str, int]] = set()
+        try:
+            places = [TopicPartition(*place, offset) for place, offset in wanted.items()]
+            if places:
+                for place in self._consumer.commit(offsets=places, asynchronous=False) or ():
+                    if place.error is None:
+                        done.add((place.topic, place.partition))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._say(jobs[0][0], str(error))
+        for tenure, write in jobs:
+            self._answers.committed(tenure, write, tenure.place in done)
+
+    def _say(self, tenure: Tenure, said: str) -> None:
+        _log.warning(
+            "a position could not be committed to Kafka",
+            extra={"group": self._group, "place": tenure.place, "said": said},
+        )
+
+
+class Desk:
+    """The desks of all groups of a process; called under the engine's lock, never blocks."""
+
+    def __init__(self, config: ServiceConfig, admin: Admin, answers: DeskAnswers) -> None:
+        self._make = partial(_GroupDesk, config, admin)
+        self._config = config
+        self._answers = answers
+        self._groups: dict[str, _GroupDesk] = {}
+
+    def open(self, group: str) -> None:
+        """Make the group's client and threads; the only call that may take a while."""
+        if group not in self._groups:
+            self._groups[group] = self._make(group, self._answers)
+
+    def fence(self, group: str, topic: str, partition: int) -> Fence:
+        """A fence for a partition that is about to be claimed."""
+        return Fence(self._config, group, topic, partition, self._groups[group].metadata)
+
+    def look_up(self, tenure: Tenure) -> None:
+        """Find the offsets of its partition."""
+        self._groups[tenure.claimant.config.group].lookups.put(tenure)
+
+    def commit(self, tenure: Tenure, write: Write) -> None:
+        """Commit the write's offset; without one, only keep its turn."""
+        self._groups[tenure.claimant.config.group].commits.put((tenure, write))
+
+    def count(
+        self, group: str, topics: Sequence[str], answer: Callable[[dict[str, int]], None]
+    ) -> None:
+        """Tell how many partitions topics have; those that cannot be told are absent."""
+        self._groups[group].count(topics, answer)
+
+    def close_fence(self, group: str, fence: Fence) -> None:
+        """End its client, off this thread."""
+        desk = self._groups.get(group)
+        if desk is not None:
+            desk.end(fence)
+
+    def close(self, timeout_s: float) -> None:
+        """End threads and clients."""
+        for desk in self._groups.values():
+            desk.close(timeout_s)
+        self._groups.clear()

@@ -1,0 +1,275 @@
+"""The claims of one member: what it holds, what it tries, and when it gives all back."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kafkamq.claims.broker_clock import lease_clock_ms
+from kafkamq.claims.engine import Engine
+from kafkamq.claims.rules.claimant import Claimant
+from kafkamq.claims.rules.log import ClaimState
+from kafkamq.claims.rules.policy import ClaimMode, ClaimPolicy, Prospect
+from kafkamq.claims.rules.steps import (
+    ClaimantConfig,
+    Delivery,
+    End,
+    Fetch,
+    Finish,
+    HandOut,
+    Phase,
+    Stop,
+)
+from kafkamq.claims.rules.work import may_reclaim
+from kafkamq.claims.session import Tenure
+
+__all__ = ["Holding", "HoldingConfig", "HoldingListener"]
+
+_log = logging.getLogger(__name__)
+_ROUND_MS = 100
+_MAX_PAUSE_MS = 3000
+_PARTITIONS_MS = 10_000  # added partitions are noticed within this
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldingConfig:
+    """What is claimed, and how."""
+
+    topics: tuple[str, ...]
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
+    mode: ClaimMode = ClaimMode.BALANCED
+    max_claims: int = 0  # 0: no limit
+    reclaim: bool = True
+    release_if_behind: bool = True
+    is_fenced: bool = False  # a transactional producer per partition; at most once always has one
+
+
+class HoldingListener(Protocol):
+    """Who works on what is held; called under the engine's lock, so it must be quick."""
+
+    def on_gained(self, tenure: Tenure, step: Fetch) -> None:
+        """The partition may be read."""
+
+    def on_batch(self, tenure: Tenure, step: HandOut) -> None:
+        """The offered batch may be used."""
+
+    def on_lost(self, tenure: Tenure, reason: End, *, is_lost: bool) -> None:
+        """Nothing more may be handed out; unless ``is_lost``, verdicts still count."""
+
+
+class Holding:
+    """Claims by policy; driven by the engine's ticks, everything under its lock.
+
+    Attributes:
+        tenures: What is held or tried, by topic and partition.
+        complete: With whole topics: those of which everything is held.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        listener: HoldingListener,
+        *,
+        client: str,
+        instance: str,
+        group: str,
+        config: HoldingConfig,
+        counts: Mapping[str, int],
+    ) -> None:
+        """Nothing is claimed before ``start``; ``counts`` are the partitions of each topic."""
+        self.config = config
+        self.group = group
+        self.tenures: dict[tuple[str, int], Tenure] = {}
+        self._engine = engine
+        self._ids = (client, instance)
+        self._counts = dict(counts)
+        self._listener = listener
+        self._policy = ClaimPolicy(
+            config.mode,
+            max_claims=config.max_claims,
+            pause_ms=min(_MAX_PAUSE_MS, engine.interval_ms // 20),
+            rest_ms=engine.interval_ms,
+        )
+        self._next_round_ms = 0
+        self._count_ms = lease_clock_ms() + _PARTITIONS_MS
+        self._template = self._claimant_config(config.topics[0], 0)
+        self._is_stopped = False
+        self._waiting: dict[str, list[tuple[Tenure, Fetch]]] = {}  # topics that are not complete
+        self.complete: set[str] = set()
+
+    def start(self) -> None:
+        """Begin to claim."""
+        with self._engine.lock:
+            self._engine.add_ticker(self._tick)
+
+    @property
+    def topics(self) -> Sequence[str]:
+        """What is claimed."""
+        return self.config.topics
+
+    @property
+    def is_over(self) -> bool:
+        """It was stopped, and nothing is held any more."""
+        return self._is_stopped and not self.tenures
+
+    def held(self) -> dict[tuple[str, int], Tenure]:
+        """What may be worked on now."""
+        return {
+            place: tenure
+            for place, tenure in self.tenures.items()
+            if tenure.claimant.phase is Phase.OWNING
+        }
+
+    def stop(self, *, drain_ms: int, keeps_claims: bool) -> None:
+        """Claim nothing more and give everything back."""
+        self._is_stopped = True
+        self._engine.remove_ticker(self._tick)
+        for tenure in list(self.tenures.values()):
+            self.release(tenure, drain_ms=drain_ms, keeps_claim=keeps_claims)
+
+    def release(
+        self,
+        tenure: Tenure,
+        *,
+        drain_ms: int = 0,
+        reason: End = End.RELEASED,
+        keeps_claim: bool = False,
+        offset: int | None = None,
+    ) -> None:
+        """Give one partition back."""
+        tenure.claimant.release(
+            lease_clock_ms(),
+            drain_ms=drain_ms,
+            reason=reason,
+            keeps_claim=keeps_claim,
+            offset=offset,
+        )
+        self._engine.drive(tenure)
+
+    # ---- rounds
+
+    def _counted(self, counts: Mapping[str, int]) -> None:
+        """From the desk's thread: how many partitions the topics have now."""
+        with self._engine.lock:
+            for topic, count in counts.items():
+                self._counts[topic] = max(count, self._counts[topic])
+
+    def _tick(self, now_ms: int, now_s: float) -> None:
+        if now_ms < self._next_round_ms or self._is_stopped:
+            return
+        self._next_round_ms = now_ms + _ROUND_MS
+        if now_ms >= self._count_ms:
+            self._count_ms = now_ms + _PARTITIONS_MS
+            self._engine.desk.count(self.group, self.topics, self._counted)
+        prospects = self._prospects(now_s)
+        for prospect in self._policy.choose(prospects, now_ms, random_unit=random.random()):
+            self._try(prospect)
+
+    def _prospects(self, now_s: float) -> list[Prospect]:
+        found = []
+        for topic, count in self._counts.items():
+            coordination_partition = self._engine.partition_of(topic)
+            log = self._engine.log.logs[coordination_partition]
+            if log.is_paused(self.group, now_s=now_s):
+                continue
+            is_ready = log.is_ready(now_s=now_s)
+            for partition in range(count):
+                tenure = self.tenures.get((topic, partition))
+                if tenure is not None:
+                    is_held = tenure.claimant.phase is Phase.OWNING
+                    found.append(Prospect(topic, partition, is_ours=True, is_held=is_held))
+                    continue
+                claim = log.claim(self.group, topic, partition, now_s=now_s)
+                is_back = is_ready and may_reclaim(self._template, claim)
+                is_orphan = (claim.client, claim.instance) == self._ids
+                found.append(
+                    Prospect(
+                        topic,
+                        partition,
+                        is_claimable=claim.is_claimable or is_orphan,
+                        is_reclaimable=is_back,
+                        is_stale=claim.state is ClaimState.STALE,
+                    )
+                )
+        random.shuffle(found)  # members that start together begin in different places
+        return found
+
+    def _try(self, prospect: Prospect) -> None:
+        engine, topic, partition = self._engine, prospect.topic, prospect.partition
+        number = engine.partition_of(topic)
+        peers = engine.log.peers[number] if engine.log.peers else None
+        claimant = Claimant(
+            engine.log.logs[number], self._claimant_config(topic, partition), peers=peers
+        )
+        is_fenced = self.config.is_fenced or self.config.delivery is Delivery.AT_MOST_ONCE
+        fence = engine.desk.fence(self.group, topic, partition) if is_fenced else None
+        tenure = self.tenures[topic, partition] = Tenure(claimant, number, self, fence)
+        tenure.is_takeover = prospect.is_stale
+        engine.add(tenure)
+
+    def _claimant_config(self, topic: str, partition: int) -> ClaimantConfig:
+        client, instance = self._ids
+        return ClaimantConfig(
+            client=client,
+            instance=instance,
+            group=self.group,
+            topic=topic,
+            partition=partition,
+            delivery=self.config.delivery,
+            interval_ms=self._engine.interval_ms,
+            retry_ms=min(500, max(10, self._engine.interval_ms // 20)),
+            reclaim=self.config.reclaim,
+            release_if_behind=self.config.release_if_behind,
+            is_whole_topic=self.config.mode is ClaimMode.TOPIC,
+            yields_to_rivals=bool(self._engine.log.peers),
+        )
+
+    # ---- what tenures tell
+
+    def on_fetch(self, tenure: Tenure, step: Fetch) -> None:
+        """Held; with whole topics it is read when all of the topic is held."""
+        if self.config.mode is not ClaimMode.TOPIC:
+            self._listener.on_gained(tenure, step)
+            return
+        topic = tenure.place[0]
+        waiting = self._waiting.setdefault(topic, [])
+        waiting.append((tenure, step))
+        if len(waiting) == self._counts[topic] or topic in self.complete:
+            self.complete.add(topic)
+            for each, fetch in self._waiting.pop(topic):
+                self._listener.on_gained(each, fetch)
+
+    def on_hand_out(self, tenure: Tenure, step: HandOut) -> None:
+        """A batch may be used."""
+        self._listener.on_batch(tenure, step)
+
+    def on_stop(self, tenure: Tenure, step: Stop) -> None:
+        """Lost, or being given up."""
+        self._listener.on_lost(tenure, step.reason, is_lost=step.is_lost)
+
+    def on_finish(self, tenure: Tenure, step: Finish) -> None:
+        """Over; the next round may try again."""
+        topic, partition = tenure.place
+        if self.tenures.get(tenure.place) is tenure:
+            del self.tenures[tenure.place]
+        was_held = tenure.start is not None
+        level = logging.INFO if was_held else logging.DEBUG
+        _log.log(
+            level,
+            "a claim ended",
+            extra={"topic": topic, "partition": partition, "reason": step.reason.value},
+        )
+        self._policy.on_end(topic, partition, step.reason, lease_clock_ms(), was_held=was_held)
+        for broken in self._policy.take_broken_topics():
+            self._break(broken)
+
+    def _break(self, topic: str) -> None:
+        """Whole topics: one partition is gone, so the others are given back."""
+        self.complete.discard(topic)
+        self._waiting.pop(topic, None)
+        for place, tenure in list(self.tenures.items()):
+            if place[0] == topic:
+                self.release(tenure, reason=End.RELEASED)

@@ -1,0 +1,500 @@
+"""One attempt to claim one partition, and what follows when it succeeds.
+
+A claimant reads the coordination log through a ``ClaimLog`` that its shell keeps up to date, and
+asks for one write at a time. It believes nothing before it has read it back:
+
+- C1 Claim: write ClaimingPartition, read it back; it is ours if the log says so. Look up the
+  position, heartbeat at once, read that back, then fetch.
+- C2 A heartbeat counts for ``lease_ms`` from the moment before it was *sent*, by the process's
+  monotonic clock, and only once it was read back. The lease ends an interval before anybody
+  else may claim; so clocks may be wrong by an interval. When it has ended nothing is handed out
+  any more, whatever the log says: the claim is given up.
+- C3 Release: stop, let verdicts come in for a while, write the position, read it back. What is
+  not known to be ours is not released, so that a late release moves nobody's position.
+- C4 Restart: a fresh claim of the same client is taken over by a heartbeat that is read back; it
+  begins where the log says at that point, however far the former instance came meanwhile.
+- C5 At least once: the heartbeat's offset is the first one that is not committed.
+- C6 At most once: write ClaimingMessages, read it back under a claim that still holds, heartbeat
+  with the position behind the batch, read that back, and only then hand the batch out.
+- C7 It gives the claim up when its group is paused, when it falls behind, and, beside clients that
+  go by other rules, when one of these heartbeats on the partition.
+
+A shell calls ``plan`` whenever something has happened and at ``wake_ms`` at the latest, performs
+the steps in their order and answers. Writes of a claimant keep their order in the log (one
+idempotent producer). All times are arguments: ``monotonic_ms`` of the process, ``now_s`` of the
+broker (``safe`` rules) or of the observer (``peer`` rules).
+
+Sources: Marshal PROTOCOL.md, "Partition Assignment for Consumption" and "Consumption".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kafkamq.claims.rules.log import Claim, ClaimLog
+from kafkamq.claims.rules.positions import StartPosition
+from kafkamq.claims.rules.steps import (
+    HOLDING,
+    ClaimantConfig,
+    End,
+    Fetch,
+    Finish,
+    LookUp,
+    Phase,
+    Step,
+    Stop,
+    lost_text,
+)
+from kafkamq.claims.rules.work import ClaimWork, may_reclaim
+from kafkamq.claims.rules.writer import ClaimWriter
+from kafkamq.errors import LeaseLostError, StateError
+from kafkamq.types import MarshalType
+
+__all__ = ["Claimant", "Phase"]
+
+
+class Claimant:
+    """Holds one partition for one instance of a client, or tries to."""
+
+    def __init__(
+        self, log: ClaimLog, config: ClaimantConfig, *, peers: ClaimLog | None = None
+    ) -> None:
+        """A claimant that has done nothing.
+
+        ``log`` is the coordination partition's state, its owner applies every record to it;
+        ``peers`` is the same under other clients' rules, that must free what is claimed as well.
+        """
+        self.config = config
+        self.phase = Phase.SEEKING
+        self.token = -1  # of the claim; -1: it is not ours
+        self.lateness_ms = 0  # of the last heartbeat
+        self.confirmed_position = -1  # of the last heartbeat that was read back; -1: none
+        self._log = log
+        self._peers = peers
+        self._steps: list[Step] = []
+        self._writer = ClaimWriter(config, self._steps)
+        self._work = ClaimWork(config)
+        self._since_offset = 0  # only what stands from here on in the log is of this attempt
+        self._is_restart = False  # C4
+        self._is_looking = False
+        self._looked_ms = 0
+        self._lease_from_ms = 0
+        self._next_beat_ms = 0
+        self._end: End | None = None  # why it ends, or will as soon as it can
+        self._keeps_claim = False
+        self._release_offset: int | None = None
+        self._drain_until_ms = 0
+        self._give_up_ms = 0
+        log.trust(config.instance)
+
+    # ---- views
+
+    @property
+    def position(self) -> int:
+        """Next offset to consume; -1 while it is not known."""
+        return self._work.position
+
+    @property
+    def outstanding(self) -> int:
+        """Messages handed out and not committed."""
+        return self._work.outstanding
+
+    @property
+    def wants_batch(self) -> bool:
+        """At most once: ``offer`` may be called."""
+        work = self._work
+        return work.is_at_most_once and self.phase is Phase.OWNING and work.batch is None
+
+    @property
+    def lease_until_ms(self) -> int:
+        """When the right to hand out ends, by the monotonic clock (C2)."""
+        return self._lease_from_ms + self.config.lease_ms
+
+    def is_live(self, monotonic_ms: int) -> bool:
+        """Messages may be handed out at this moment (C2)."""
+        return self.phase is Phase.OWNING and monotonic_ms < self.lease_until_ms
+
+    def wake_ms(self) -> int | None:
+        """When ``plan`` has something to do at the latest, if nothing happens; None: nothing."""
+        phase, writer, times = self.phase, self._writer, []
+        if phase is Phase.OVER:
+            return None
+        if phase is Phase.LOOKING:
+            if not self._is_looking:
+                times.append(writer.retry_ms)
+        elif writer.pending is None:
+            is_idle = phase in (Phase.OWNING, Phase.DRAINING) and not self._work.is_pressing
+            times.append(max(writer.retry_ms, self._next_beat_ms if is_idle else writer.retry_ms))
+        if phase is Phase.CLAIMING or phase in HOLDING:
+            times.append(self.lease_until_ms)
+        if phase is Phase.DRAINING:
+            times.append(self._drain_until_ms)
+        if phase is Phase.RELEASING:
+            times.append(self._give_up_ms)
+        return min(times, default=None)
+
+    # ---- what the shell reports
+
+    def on_written(self, ticket: int, offset: int) -> None:
+        """The write stands at ``offset`` in the coordination partition."""
+        self._writer.on_written(ticket, offset)
+
+    def on_failed(self, ticket: int, monotonic_ms: int) -> None:
+        """The write failed, or nobody knows; it is repeated."""
+        if self._writer.on_failed(ticket, monotonic_ms):
+            self._next_beat_ms = monotonic_ms  # a heartbeat does not wait for its next turn
+
+    def on_offsets(
+        self, earliest_offset: int, latest_offset: int, committed_offset: int, *, monotonic_ms: int
+    ) -> None:
+        """Answer to ``LookUp``; a negative ``committed_offset``: none."""
+        self._is_looking = False
+        if self.phase is Phase.LOOKING:
+            self._work.find_start(
+                self._claim(0.0), earliest_offset, latest_offset, committed_offset
+            )
+            self.phase = Phase.STARTING
+            self._writer.clear(monotonic_ms)
+        elif self.phase is Phase.OWNING:
+            reason = self._work.judge(latest_offset, monotonic_ms)
+            if reason is not None:  # C7
+                self.release(monotonic_ms, drain_ms=self.config.patience_ms, reason=reason)
+
+    def on_lookup_failed(self, monotonic_ms: int) -> None:
+        """Answer to ``LookUp``; a claim that has not begun asks again."""
+        self._is_looking = False
+        if self.phase is Phase.LOOKING:
+            self._writer.pause(monotonic_ms)
+
+    def hand_out(self, offsets: Sequence[int], monotonic_ms: int) -> bool:
+        """At least once: these messages go to the application now; False: they may not.
+
+        Raises:
+            StateError: one of them was handed out before.
+        """
+        if not self.is_live(monotonic_ms):
+            return False
+        self._work.deliver(offsets, monotonic_ms)
+        return True
+
+    def commit(self, offset: int) -> None:
+        """At least once: the message is done.
+
+        Raises:
+            LeaseLostError: the claim ended meanwhile.
+            StateError: it was not handed out, or everything up to it is done.
+        """
+        if self.phase not in (Phase.OWNING, Phase.DRAINING):
+            raise LeaseLostError(lost_text(self.config, self._end, offset))
+        self._work.commit(offset)
+
+    def offer(
+        self, first_offset: int, next_offset: int, monotonic_ms: int, *, is_wanted: bool = True
+    ) -> None:
+        """At most once: a batch was fetched; ``HandOut`` says when it may be used.
+
+        With ``is_wanted=False`` it is only announced, and may still be repeated after a crash,
+        until ``want_batch`` commits it.
+
+        Raises:
+            StateError: no batch is wanted now, or it overlaps what was handed out.
+        """
+        if not self.wants_batch:
+            raise StateError("a batch is offered while none is wanted")
+        self._work.offer(first_offset, next_offset, monotonic_ms, is_wanted=is_wanted)
+
+    def want_batch(self) -> bool:
+        """At most once: the application waits for the offered batch; False: there is none."""
+        return self._work.want_batch()
+
+    def beat_soon(self, monotonic_ms: int) -> None:
+        """Write the position at the next ``plan``, rather than at the next heartbeat's turn."""
+        self._next_beat_ms = min(self._next_beat_ms, monotonic_ms)
+
+    def release(
+        self,
+        monotonic_ms: int,
+        *,
+        drain_ms: int = 0,
+        reason: End = End.RELEASED,
+        keeps_claim: bool = False,
+        offset: int | None = None,
+    ) -> None:
+        """Give the partition back (C3); what is under way is awaited.
+
+        Args:
+            monotonic_ms: Now.
+            drain_ms: How long verdicts on what was handed out are waited for.
+            reason: What ``Finish`` will say.
+            keeps_claim: Leave it claimed, at the present position, for a quick restart.
+            offset: Give it back at this position instead of the present one.
+        """
+        if self._end is not None:
+            return
+        self._end = End.KEPT if keeps_claim else reason
+        self._keeps_claim = keeps_claim
+        self._release_offset = offset
+        if self.phase is Phase.OWNING:
+            self.phase = Phase.DRAINING
+            self._work.drop_unwanted()
+            self._drain_until_ms = monotonic_ms + drain_ms
+            self._steps.append(Stop(self._end, is_lost=False))
+        elif self.token >= 0:
+            self._begin_release(monotonic_ms)
+        elif self.phase not in (Phase.CLAIMING, Phase.STARTING):  # nothing is under way
+            self._finish(self._end)
+
+    # ---- what to do
+
+    def plan(
+        self,
+        monotonic_ms: int,
+        now_s: float,
+        *,
+        random_unit: float = 0.5,
+        wall_s: float | None = None,
+    ) -> list[Step]:
+        """The steps to perform now; each is named once.
+
+        Args:
+            monotonic_ms: The process's clock.
+            now_s: The time of the log's rules.
+            random_unit: In [0, 1): spreads the heartbeats over a quarter to half an interval.
+            wall_s: The process's wall clock, for the rules of ``peers``.
+        """
+        claim = self._claim(now_s)
+        self._observe(claim, monotonic_ms, now_s)
+        is_drained = self._work.is_idle or monotonic_ms >= self._drain_until_ms
+        if self.phase is Phase.DRAINING and is_drained:
+            self._begin_release(monotonic_ms)
+        can_write = self._writer.can_write(monotonic_ms)
+        if self.phase is Phase.LOOKING:
+            if not self._is_looking and monotonic_ms >= self._writer.retry_ms:
+                self._look_up(monotonic_ms)
+        elif not can_write:
+            pass
+        elif self.phase is Phase.SEEKING:
+            self._seek(claim, monotonic_ms, now_s, now_s if wall_s is None else wall_s)
+        elif self._end is not None and self.token < 0:
+            pass  # released before anything was ours; what was written is awaited
+        elif self.phase is Phase.CLAIMING:  # what became of the first write is not known
+            self._writer.write(MarshalType.CLAIMING_PARTITION, monotonic_ms, now_s)
+        elif self.phase is Phase.STARTING:
+            if self.token >= 0 or self._may_reclaim(claim, now_s):
+                self._beat(self.position, monotonic_ms, now_s, random_unit)
+            else:  # C4: it was fresh when the look-up began
+                self._give_up(End.REFUSED, monotonic_ms)
+        elif self.phase in (Phase.OWNING, Phase.DRAINING):
+            self._go_on(monotonic_ms, now_s, random_unit)
+        if self.phase is Phase.RELEASING:
+            self._release(claim, monotonic_ms, now_s)
+        steps = self._steps.copy()
+        self._steps.clear()
+        return steps
+
+    def _seek(self, claim: Claim, monotonic_ms: int, now_s: float, wall_s: float) -> None:
+        config = self.config
+        is_orphan = (claim.client, claim.instance) == (config.client, config.instance)
+        if not config.ignores_pause and self._log.is_paused(config.group, now_s=now_s):
+            self._finish(End.PAUSED)
+        elif is_orphan:  # left by an attempt that ended before its claim was read back
+            self._writer.write(
+                MarshalType.RELEASING_PARTITION, monotonic_ms, now_s, offset=claim.offset
+            )
+        elif claim.is_claimable and (
+            self._peers is None or self._claim(wall_s, self._peers).is_claimable
+        ):  # C1
+            self._begin(Phase.CLAIMING, monotonic_ms)
+            self._writer.write(MarshalType.CLAIMING_PARTITION, monotonic_ms, now_s)
+        elif self._may_reclaim(claim, now_s):  # C4
+            self._is_restart = True
+            self._begin(Phase.LOOKING, monotonic_ms)
+            self._look_up(monotonic_ms)
+        else:
+            self._finish(End.HELD)
+
+    def _begin(self, phase: Phase, monotonic_ms: int) -> None:
+        self.phase = phase
+        self._since_offset = self._log.next_offset
+        self._lease_from_ms = monotonic_ms
+
+    def _may_reclaim(self, claim: Claim, now_s: float) -> bool:
+        return may_reclaim(self.config, claim) and self._log.is_ready(now_s=now_s)
+
+    # ---- what the log says
+
+    def _observe(self, claim: Claim, monotonic_ms: int, now_s: float) -> None:
+        is_read = self._writer.is_read(self._log.next_offset)
+        if self.phase is Phase.SEEKING:
+            if is_read:
+                self._writer.clear(monotonic_ms)
+        elif self.phase is Phase.CLAIMING or (self.phase in HOLDING and self.token < 0):
+            self._observe_attempt(claim, monotonic_ms, is_read=is_read)
+        elif self.phase in HOLDING and self._still_holds(claim, monotonic_ms, now_s) and is_read:
+            self._confirm(claim, monotonic_ms)
+
+    def _observe_attempt(self, claim: Claim, monotonic_ms: int, *, is_read: bool) -> None:
+        """Nothing is ours before the log says so."""
+        is_ours = self._is_ours(claim) and claim.token >= self._since_offset
+        if self._is_restart:
+            is_ours = is_ours and is_read  # C4
+        if is_ours:
+            self.token = claim.token
+            if self._end is not None:  # it was released meanwhile
+                self._begin_release(monotonic_ms)
+            elif self._is_restart:
+                reached = self._work.coordination_offset(claim)
+                if reached > self.position:  # the former instance came further meanwhile
+                    self._work.begin(StartPosition(reached))
+                self._confirm(claim, monotonic_ms)
+            else:
+                self.phase = Phase.LOOKING
+                self._writer.clear(monotonic_ms)
+        elif is_read:
+            self._give_up(self._end or End.REFUSED, monotonic_ms)
+        elif monotonic_ms >= self.lease_until_ms:
+            self._give_up(self._end or End.TIMED_OUT, monotonic_ms)
+
+    def _still_holds(self, claim: Claim, monotonic_ms: int, now_s: float) -> bool:
+        if not claim.is_certain:
+            self._give_up(End.UNCERTAIN, monotonic_ms)
+        elif claim.token != self.token:
+            self._give_up(End.TAKEN, monotonic_ms)
+        elif not self._is_ours(claim) or monotonic_ms >= self.lease_until_ms:  # C2
+            self._give_up(End.EXPIRED, monotonic_ms)
+        elif self.config.yields_to_rivals and claim.rival_at > self.token:  # C7
+            self._give_up(End.RIVAL, monotonic_ms)
+        elif not self.config.ignores_pause and self._log.is_paused(
+            self.config.group, now_s=now_s
+        ):  # C7
+            self.release(monotonic_ms, drain_ms=self.config.patience_ms, reason=End.PAUSED)
+        return self.phase in HOLDING
+
+    def _confirm(self, claim: Claim, monotonic_ms: int) -> None:
+        """The pending write was read back, and the partition is ours."""
+        pending = self._writer.pending
+        assert pending is not None, "only a write is confirmed"
+        self._writer.clear(monotonic_ms)
+        if pending.type is MarshalType.CLAIMING_MESSAGES:
+            if claim.intent_at != pending.offset:  # C6: the claim did not hold at that record
+                self._give_up(End.EXPIRED, monotonic_ms)
+            elif self._work.batch is not None:
+                self._work.batch.is_announced = True
+            return
+        self._lease_from_ms = pending.sent_ms  # C2
+        self.confirmed_position = pending.position
+        if self.phase is Phase.STARTING:
+            self._own(monotonic_ms)
+        elif monotonic_ms < self.lease_until_ms:
+            hand_out = self._work.hand_out_batch()
+            if hand_out is not None:
+                self._steps.append(hand_out)
+
+    def _own(self, monotonic_ms: int) -> None:
+        start = self._work.start
+        assert start is not None, "its position was looked up"
+        self.phase = Phase.OWNING
+        self._work.watch(monotonic_ms)
+        self._steps.append(Fetch(start.offset, start.deleted, start.beyond))
+
+    def _claim(self, now_s: float, log: ClaimLog | None = None) -> Claim:
+        log, config = log or self._log, self.config
+        return log.claim(config.group, config.topic, config.partition, now_s=now_s)
+
+    def _is_ours(self, claim: Claim) -> bool:
+        owner = (self.config.client, self.config.instance)
+        return claim.is_certain and (claim.client, claim.instance) == owner
+
+    # ---- work
+
+    def _go_on(self, monotonic_ms: int, now_s: float, random_unit: float) -> None:
+        batch, position = self._work.batch, self._work.advance()
+        if batch is not None and not batch.is_announced:  # C6
+            self._writer.write(
+                MarshalType.CLAIMING_MESSAGES, monotonic_ms, now_s, offset=batch.next_offset
+            )
+        elif batch is not None and batch.is_wanted:
+            batch.is_sent = True
+            self._beat(batch.next_offset, monotonic_ms, now_s, random_unit, must_commit=True)
+        elif monotonic_ms >= self._next_beat_ms:
+            self.lateness_ms = monotonic_ms - self._next_beat_ms
+            self._beat(position, monotonic_ms, now_s, random_unit)
+            is_due = monotonic_ms - self._looked_ms >= self.config.interval_ms // 4
+            if is_due and not self._is_looking and self.phase is Phase.OWNING:
+                self._look_up(monotonic_ms)  # C7: a flush is a heartbeat, and no check
+
+    def _beat(
+        self,
+        offset: int,
+        monotonic_ms: int,
+        now_s: float,
+        random_unit: float,
+        *,
+        must_commit: bool = False,
+    ) -> None:
+        quarter_ms = self.config.interval_ms // 4
+        self._next_beat_ms = monotonic_ms + quarter_ms + int(quarter_ms * random_unit)
+        self._writer.write(
+            MarshalType.HEARTBEAT,
+            monotonic_ms,
+            now_s,
+            offset=offset,
+            commit_offset=offset,
+            must_commit=must_commit,
+        )
+
+    def _look_up(self, monotonic_ms: int) -> None:
+        self._is_looking = True
+        self._looked_ms = monotonic_ms
+        self._steps.append(LookUp())
+
+    # ---- the end
+
+    def _give_up(self, reason: End, monotonic_ms: int) -> None:
+        """It is lost, or may be: hand nothing out, and let others have it."""
+        self._end = reason
+        self._keeps_claim = False
+        self._release_offset = None
+        if self.phase in (Phase.OWNING, Phase.DRAINING):
+            self._steps.append(Stop(reason, is_lost=True))
+        if self.token >= 0 and reason is not End.TAKEN:
+            self._begin_release(monotonic_ms)
+        else:  # C3
+            self._finish(reason)
+
+    def _begin_release(self, monotonic_ms: int) -> None:
+        self.phase = Phase.RELEASING
+        self._work.batch = None
+        self._writer.clear(monotonic_ms)  # what is under way is in the log before what comes now
+        self._give_up_ms = monotonic_ms + self.config.lease_ms
+        if self._keeps_claim:
+            self._give_up_ms = min(self._give_up_ms, self.lease_until_ms)  # C2
+
+    def _release(self, claim: Claim, monotonic_ms: int, now_s: float) -> None:
+        assert self._end is not None, "it ends for a reason"
+        pending = self._writer.pending
+        if pending is not None and 0 <= pending.offset < self._log.next_offset:
+            at = claim.renewed_at if self._keeps_claim else claim.released_at
+            self._finish(self._end, is_confirmed=at == pending.offset)
+        elif monotonic_ms >= self._give_up_ms:
+            self._finish(self._end)
+        elif self._writer.can_write(monotonic_ms):
+            position = self._work.advance()
+            offset = position if self._release_offset is None else self._release_offset
+            # After its lease another may hold it, whose commits must not be undone.
+            commits = offset >= 0 and monotonic_ms < self.lease_until_ms
+            type = MarshalType.HEARTBEAT if self._keeps_claim else MarshalType.RELEASING_PARTITION
+            self._writer.write(
+                type,
+                monotonic_ms,
+                now_s,
+                offset=claim.offset if offset < 0 else offset,
+                commit_offset=offset if commits else -1,
+                must_commit=commits and self._release_offset is not None,
+            )
+
+    def _finish(self, reason: End, *, is_confirmed: bool = False) -> None:
+        self._end = reason
+        self.phase = Phase.OVER
+        self._writer.pending = None
+        self._steps.append(Finish(reason, self.position if self.token >= 0 else -1, is_confirmed))

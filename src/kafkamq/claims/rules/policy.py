@@ -1,0 +1,151 @@
+"""Which partitions a member tries to claim next: balanced, greedy, or whole topics.
+
+- G1 What the same client held freshly before a restart comes first, in every mode.
+- G2 ``greedy`` tries everything that is free, at once.
+- G3 ``balanced`` begins with one partition and doubles the number each round, with a pause by
+  chance between rounds; whenever another member was first it begins with one again. So members
+  that start together share, and one that is alone has everything after a few rounds.
+- G4 ``topic`` claims whole topics: partition 0 is the key, the others follow once it is held. Who
+  loses one of them gives up all.
+- G5 No more than ``max_claims`` (topics, in ``topic`` mode) are held or tried, also by G1.
+- G6 What was given up for being too slow rests for a while, so that others can have it.
+
+Source: Marshal's Go client, its consumer options (the rules are not in PROTOCOL.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from kafkamq.claims.rules.steps import End
+
+__all__ = ["ClaimMode", "ClaimPolicy", "Prospect"]
+
+_Place = tuple[str, int]
+_RESTS = (End.BEHIND, End.STUCK, End.RIVAL)
+_CONTESTED = (End.REFUSED, End.HELD)
+_MAX_STRIDE = 1024
+
+
+class ClaimMode(Enum):
+    """How eagerly partitions are claimed."""
+
+    BALANCED = "balanced"
+    GREEDY = "greedy"
+    TOPIC = "topic"
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """One partition as a member sees it now."""
+
+    topic: str
+    partition: int
+    is_ours: bool = False  # held, or being tried
+    is_held: bool = False  # of these: held
+    is_claimable: bool = False
+    is_reclaimable: bool = False
+    is_stale: bool = False  # its owner fell silent
+
+
+class ClaimPolicy:
+    """Chooses; what it chose is tried by its caller, who reports every end."""
+
+    def __init__(self, mode: ClaimMode, *, max_claims: int, pause_ms: int, rest_ms: int) -> None:
+        """A policy that has chosen nothing.
+
+        Args:
+            mode: How eagerly.
+            max_claims: G5; 0: no limit.
+            pause_ms: G3: the longest pause between two rounds.
+            rest_ms: G6.
+        """
+        self._mode = mode
+        self._max_claims = max_claims
+        self._pause_ms = pause_ms
+        self._rest_ms = rest_ms
+        self._next_ms = -(2**62)
+        self._stride = 1
+        self._resting: dict[_Place, int] = {}
+        self._broken: set[str] = set()
+
+    def on_end(
+        self, topic: str, partition: int, reason: End, monotonic_ms: int, *, was_held: bool
+    ) -> None:
+        """An attempt or a tenure is over."""
+        was_lost = reason not in (End.RELEASED, End.KEPT)
+        if was_held and was_lost and self._mode is ClaimMode.TOPIC:
+            self._broken.add(topic)
+        if reason in _RESTS:
+            self._resting[topic, partition] = monotonic_ms + self._rest_ms
+        elif reason in _CONTESTED:
+            self._stride = 1
+
+    def choose(
+        self, prospects: Sequence[Prospect], monotonic_ms: int, *, random_unit: float = 0.5
+    ) -> list[Prospect]:
+        """What to try now.
+
+        Args:
+            prospects: Every partition of the member's topics, in the order to be preferred.
+            monotonic_ms: Now.
+            random_unit: In [0, 1): the length of the next pause (G3).
+        """
+        if self._mode is ClaimMode.TOPIC:
+            return self._whole_topics(prospects, monotonic_ms)
+        room = len(prospects)
+        if self._max_claims:
+            room = self._max_claims - sum(prospect.is_ours for prospect in prospects)
+        back = [each for each in prospects if each.is_reclaimable and not each.is_ours]
+        chosen = back[: max(0, room)]
+        room -= len(chosen)
+        free = [each for each in prospects if self._is_free(each, monotonic_ms)]
+        if not free or room <= 0:
+            return chosen
+        if self._mode is ClaimMode.BALANCED:
+            if monotonic_ms < self._next_ms:
+                return chosen
+            room = min(room, self._stride)
+            self._stride = min(_MAX_STRIDE, 2 * self._stride)
+            self._next_ms = monotonic_ms + int(self._pause_ms * random_unit)
+        return chosen + free[:room]
+
+    def take_broken_topics(self) -> set[str]:
+        """G4: topics of which a partition was lost since the last call: give up the others."""
+        broken, self._broken = self._broken, set()
+        return broken
+
+    def complete_topics(self, prospects: Sequence[Prospect]) -> list[str]:
+        """Topics of which every partition is held."""
+        partial = {each.topic for each in prospects if not each.is_held}
+        return sorted({each.topic for each in prospects} - partial)
+
+    def _whole_topics(self, prospects: Sequence[Prospect], monotonic_ms: int) -> list[Prospect]:
+        held = {each.topic for each in prospects if each.partition == 0 and each.is_held}
+        ours = {each.topic for each in prospects if each.is_ours}
+        room = self._max_claims - len(ours) if self._max_claims else len(prospects)
+        chosen = []
+        keys = [each for each in prospects if each.partition == 0 and not each.is_ours]
+        for each in sorted(keys, key=lambda each: not each.is_reclaimable):
+            can_try = each.is_reclaimable or self._is_free(each, monotonic_ms)
+            if can_try and room > 0 and each.topic not in ours:
+                chosen.append(each)
+                room -= 1
+        for each in prospects:
+            is_wanted = each.partition and each.topic in held and not each.is_ours
+            if is_wanted and (each.is_reclaimable or self._is_free(each, monotonic_ms)):
+                chosen.append(each)
+        return chosen
+
+    def _is_free(self, prospect: Prospect, monotonic_ms: int) -> bool:
+        if prospect.is_ours or prospect.is_reclaimable or not prospect.is_claimable:
+            return False
+        rests_until_ms = self._resting.get((prospect.topic, prospect.partition))
+        if rests_until_ms is None:
+            return True
+        if monotonic_ms < rests_until_ms:
+            return False
+        del self._resting[prospect.topic, prospect.partition]
+        return True

@@ -1,0 +1,150 @@
+"""A claimant in the shell: where it stands, who is told what becomes of it, and its fence."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from confluent_kafka import TopicPartition
+
+from kafkamq.claims.rules.claimant import Claimant
+from kafkamq.claims.rules.steps import Fetch, Finish, HandOut, Stop
+from kafkamq.config import ServiceConfig
+from kafkamq.transport.transactions import TransactionalProducer
+
+__all__ = ["Fence", "Listener", "Tenure"]
+
+NEVER_MS = 2**62
+
+
+class Fence:
+    """A transactional producer that belongs to one claimed partition: the next owner's ends it.
+
+    Its id names group, topic and partition. ``init`` is called once, before the partition's
+    position is looked up: from then on no former owner can commit an offset or an output. It is
+    never called again in the same tenure, because then a zombie would fence its successor.
+    """
+
+    def __init__(
+        self, config: ServiceConfig, group: str, topic: str, partition: int, group_metadata: bytes
+    ) -> None:
+        """Nothing is sent before ``init``."""
+        self.producer = TransactionalProducer(config, f"kafkamq.claims.{group}.{topic}.{partition}")
+        self._place = (topic, partition)
+        self._group_metadata = group_metadata
+        self._is_initialised = False
+        self._last_ticket = -1
+        self._lock = threading.Lock()  # the application's transactions, and positions
+
+    @property
+    def is_usable(self) -> bool:
+        """False: another took over, or it failed; its claim must be given up."""
+        return not self._is_initialised or self.producer.is_ready
+
+    def init(self, timeout_s: float) -> None:
+        """Fence former owners.
+
+        Raises:
+            BrokerError, DeadlineExceededError: Not reached; may be repeated.
+        """
+        if not self._is_initialised:
+            self.producer.init(timeout_s=timeout_s)
+            self._is_initialised = True
+
+    def commit(self, offset: int, ticket: int) -> None:
+        """Commit the partition's position for the group, unless a later ticket was.
+
+        Raises:
+            BrokerError, DeadlineExceededError: It is not known to be committed.
+        """
+        topic, partition = self._place
+        with self._lock:
+            if ticket < self._last_ticket:  # its write did not wait for it, and it is old
+                return
+            self._last_ticket = ticket
+            with self._begun() as producer:
+                producer.send_offsets(
+                    [TopicPartition(topic, partition, offset)], self._group_metadata
+                )
+
+    @contextmanager
+    def transaction(self) -> Iterator[TransactionalProducer]:
+        """A transaction: committed when the block ends normally, else aborted.
+
+        Raises:
+            BrokerError, DeadlineExceededError: It is not known to be committed.
+        """
+        with self._lock, self._begun() as producer:
+            yield producer
+
+    @contextmanager
+    def _begun(self) -> Iterator[TransactionalProducer]:
+        self.producer.begin()
+        try:
+            yield self.producer
+            self.producer.commit(timeout_s=10.0)
+        except BaseException:
+            self.producer.abort()
+            raise
+
+    def close(self) -> None:
+        """End the client; idempotent."""
+        self.producer.close()
+
+
+class Listener(Protocol):
+    """Who is told of a tenure's steps; called under the engine's lock, so it must be quick."""
+
+    def on_fetch(self, tenure: Tenure, step: Fetch) -> None:
+        """The partition is held: read it."""
+
+    def on_hand_out(self, tenure: Tenure, step: HandOut) -> None:
+        """At most once: the offered batch may be used."""
+
+    def on_stop(self, tenure: Tenure, step: Stop) -> None:
+        """Hand nothing more out."""
+
+    def on_finish(self, tenure: Tenure, step: Finish) -> None:
+        """It is over."""
+
+
+class Tenure:
+    """One claimant and its surroundings; everything under the engine's lock."""
+
+    __slots__ = (
+        "at_desk",
+        "claimant",
+        "coordination_partition",
+        "fence",
+        "is_takeover",
+        "listener",
+        "start",
+        "wake_ms",
+    )
+
+    def __init__(
+        self,
+        claimant: Claimant,
+        coordination_partition: int,
+        listener: Listener,
+        fence: Fence | None = None,
+    ) -> None:
+        self.claimant = claimant
+        self.coordination_partition = coordination_partition
+        self.listener = listener
+        self.fence = fence
+        self.start: Fetch | None = None  # once it is held
+        self.is_takeover = False  # its former owner fell silent
+        self.wake_ms = -NEVER_MS
+        self.at_desk = 0  # writes whose offsets are being committed
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Topic and partition."""
+        return self.claimant.config.topic, self.claimant.config.partition
+
+    def offsets(self, earliest: int, latest: int, committed: int, monotonic_ms: int) -> None:
+        """Answer to ``LookUp``."""
+        self.claimant.on_offsets(earliest, latest, committed, monotonic_ms=monotonic_ms)

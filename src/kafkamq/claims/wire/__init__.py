@@ -1,0 +1,1 @@
+"""Records of claims as text: pure, and bounded against hostile input."""

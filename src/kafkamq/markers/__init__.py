@@ -1,0 +1,1 @@
+"""The ``markers`` backend: one topic for all queues, with markers beside it."""

@@ -1,0 +1,432 @@
+"""Verdicts as ENDs (R8), and which of them came late (R9)."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, LeaseLostError, StateError
+from kafkamq.markers.lost_leases import LostLeases, too_late
+from kafkamq.markers.message import UNREPORTED, Message
+from kafkamq.markers.rules.handout import nack_delay_ms
+from kafkamq.markers.rules.leases import Lease, LeaseState, Renewal, Settlement
+from kafkamq.markers.state import Worker
+from kafkamq.markers.wire.markers import encode_end, encode_keepalive, encode_known_end, end_encoder
+from kafkamq.queue.reasons import settle_at_exit
+from kafkamq.queue.recorder import WorkerTally
+from kafkamq.queue.wire.headers import cut_text
+from kafkamq.queue.wire.partitions import marker_key
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.errors import broker_error, may_pass
+from kafkamq.types import DeadLetterReason, Outcome
+
+__all__ = ["Verdicts"]
+
+WAIT_TIMEOUT_S = 60.0  # of wait=True: every END is confirmed or failed after 30 s
+LINGER_MS = 2  # verdicts that follow each other more closely are written together
+MAX_QUEUED = 1000
+_SLICE_S = 0.25
+_ACK = Outcome.ACK
+_WRITE = Settlement.WRITE
+_HELD, _SETTLED = LeaseState.HELD, LeaseState.SETTLED  # a look-up per message costs 0.4 us
+_log = logging.getLogger(__name__)
+
+
+class Verdicts:
+    """Writes the ENDs of one worker and learns what became of them; thread-safe."""
+
+    def __init__(self, worker: Worker, on_lease_lost: Callable[[Message], None] | None) -> None:
+        self._worker = worker
+        self._on_lease_lost = on_lease_lost
+        self.queue_id = worker.queue.queue_id
+        self._tally = WorkerTally(self.queue_id)
+        self.has_news = threading.Event()  # something to tell, or to write again
+        self._handed_out: dict[Lease, Message] = {}  # only filled when somebody wants to be told
+        self.lost_leases = LostLeases(self.queue_id, on_lease_lost, worker.queue.max_in_flight)
+        self._writing = threading.Lock()  # whoever takes ENDs out of these two; held until written
+        self._queued: deque[Message] = deque()  # ENDs to write
+        self._written_ms = 0
+        self._failed: deque[Message] = deque()  # ENDs to write again
+        self._running_out: deque[Lease] = deque()  # settled unseen, and no END is in the log
+        self._under_way: set[Message] = set()  # ENDs written and not delivered, the failed too
+
+    # Verdicts.
+
+    def settle(
+        self,
+        message: Message,
+        outcome: Outcome,
+        *,
+        wait: bool = False,
+        reason: str = "",
+        delay_ms: int | None = None,
+    ) -> None:
+        """Queue the END of a verdict; see ``Message.ack`` for the errors."""
+        worker = self._worker
+        worker.check()
+        lease = message._lease
+        # Acks, which cannot fail, are encoded when many of them are written.
+        end = b"" if outcome is _ACK else self._encode(message, outcome, reason, delay_ms)
+        now_ms = monotonic_ms()
+        with worker.lock:
+            if lease.state is _HELD:
+                message._outcome = outcome
+                message._end_log_ms = UNREPORTED
+                message._end_error = None
+                message._end = end
+                self._queued.append(message)
+            # Last: a verdict that is broken off before is none, and the writer passes it over; one
+            # that is broken off behind is written.
+            settlement = worker.leases.settle(lease, now_ms)
+        if settlement is not _WRITE:
+            self._refuse(message, settlement)
+        if self._on_lease_lost is not None:
+            self._handed_out.pop(lease, None)
+        if now_ms - self._written_ms >= LINGER_MS or len(self._queued) >= MAX_QUEUED:
+            self.write_queued()
+        elif len(self._queued) == 1:
+            self.has_news.set()  # the heart writes it, if nobody does so before
+        if wait:
+            self._await(message)
+
+    def _encode(
+        self, message: Message, outcome: Outcome, reason: str, delay_ms: int | None
+    ) -> bytes:
+        _check_reason(reason, is_needed=outcome is Outcome.REJECT)
+        wait_ms = 0
+        if outcome is Outcome.NACK:
+            wait_ms = nack_delay_ms(
+                delay_ms,
+                backoff=self._worker.queue.backoff,
+                delivery_count=message.delivery_count,
+                retention_ms=self._worker.namespace.facts().marker_retention_ms,
+                random_unit=random.random(),
+            )
+        return encode_known_end(
+            message._identity,
+            outcome,
+            message._lease.holder_id,
+            wait_ms,
+            cut_text(reason) if reason else "",
+        )
+
+    def write_queued(self) -> None:
+        """Write the ENDs that were given since, in few calls: one alone costs as much as ten."""
+        with self._writing:
+            self._write_queued()
+
+    def _write_queued(self) -> None:
+        self._written_ms = monotonic_ms()
+        by_route: dict[int, list[dict[str, Any]]] = {}
+        taken: list[Message] = []
+        last_route, last_holder = -1, None
+        queued = self._queued
+        try:
+            with self._worker.lock:  # whoever adds settles before it is given back
+                taken = [message for message in queued if message._lease.state is _SETTLED]
+                queued.clear()  # last: after an interrupt it is written twice, not never
+            for message in taken:
+                lease = message._lease
+                if lease.marker_partition != last_route:  # seldom: they come in runs
+                    last_route = lease.marker_partition
+                    add = by_route.setdefault(last_route, []).append
+                if not message._end:
+                    if lease.holder_id is not last_holder:
+                        last_holder = lease.holder_id
+                        encode = end_encoder(_ACK, last_holder)
+                    message._end = encode(message._identity)
+                add(
+                    {
+                        "value": message._end,
+                        "key": message._marker_key,
+                        "callback": message._end_reported,
+                    }
+                )
+            self._tally.settled(taken, self._written_ms)
+            self._under_way.update(taken)
+            for route, ends in by_route.items():
+                self._write_many(route, ends, taken)
+        except BaseException:  # an interrupt: twice is harmless, never is not
+            self._failed.extend(taken)
+            self.has_news.set()
+            raise
+
+    def _write_many(self, route: int, ends: list[dict[str, Any]], taken: list[Message]) -> None:
+        try:
+            self._worker.writer.write_many(route, ends)
+        except BrokerError as error:
+            _log.warning("verdicts are written again", extra={"said": str(error)})
+            refused = {id(end["callback"].__self__) for end in ends if "_error" in end}
+            self._failed.extend(m for m in taken if id(m) in refused)
+            self.has_news.set()
+
+    def _refuse(self, message: Message, settlement: Settlement) -> None:
+        if settlement is Settlement.SETTLED_BEFORE:
+            raise StateError(f"{message!r} has a verdict already: one in all")
+        if self._on_lease_lost is not None:
+            self._handed_out.pop(message._lease, None)
+        raise LeaseLostError(
+            f"the lease of {message!r} ended before the verdict: nothing was written, it may be "
+            "with another worker (a longer redelivery_timeout or max_lease, or extend())",
+            (message.message_id,),
+        )
+
+    def _write(self, message: Message) -> None:
+        message._end_log_ms = UNREPORTED
+        if not message._end:  # an ack that an interrupt kept from being encoded
+            holder_id = message._lease.holder_id
+            message._end = encode_known_end(message._identity, _ACK, holder_id)
+        route = message._lease.marker_partition
+        self._under_way.add(message)
+        self._worker.writer.write(message._end, message._marker_key, route, message._end_reported)
+
+    def leave(self, message: Message, error: BaseException | None) -> None:
+        """The end of ``with message:``; a verdict given inside stands."""
+        if message._lease.state is not LeaseState.SETTLED:
+            settle_at_exit(self.settle, message, error)
+
+    def extend(self, message: Message, extension_ms: int) -> None:
+        """A KEEPALIVE of one message (R7)."""
+        worker = self._worker
+        worker.check()
+        with worker.lock:
+            if message._lease.state is LeaseState.SETTLED:
+                renewal = None
+                settlement = Settlement.SETTLED_BEFORE
+            else:
+                renewal = worker.leases.extend(message._lease, extension_ms, monotonic_ms())
+                settlement = Settlement.LOST
+        if renewal is None:
+            self._refuse(message, settlement)
+        else:
+            self.renew(renewal)
+
+    def renew(self, renewal: Renewal) -> None:
+        """Queue a KEEPALIVE."""
+        worker = self._worker
+
+        def reported(error: object, record: object) -> None:
+            if error is None:
+                log_ms: int = record.timestamp()[1]  # type: ignore[attr-defined]  # a Message
+                with worker.lock:
+                    worker.leases.renewed(renewal, monotonic_ms(), log_ms)
+
+        value = encode_keepalive(
+            renewal.message_id,
+            consumer_id=renewal.consumer_id,
+            redeliver_after_ms=renewal.redeliver_after_ms,
+        )
+        named = renewal.message_id or renewal.leases[0].message_id
+        worker.writer.write(
+            value, marker_key(named.partition, named.offset), renewal.marker_partition, reported
+        )
+
+    def release(self, messages: Sequence[Message]) -> None:
+        """Give back what was never handed out, without counting a delivery (R8)."""
+        with self._worker.lock:
+            now_ms = monotonic_ms()
+            leases = self._worker.leases
+            released = [m for m in messages if leases.settle(m._lease, now_ms) is Settlement.WRITE]
+        self._end_all(released, Outcome.RELEASE, "")
+        self._tally.released(released)
+
+    def reject_expired(self, messages: Sequence[Message]) -> None:
+        """R10: too old when they were STARTed, not handed out."""
+        with self._worker.lock:
+            now_ms = monotonic_ms()
+            leases = self._worker.leases
+            rejected = [m for m in messages if leases.settle(m._lease, now_ms) is Settlement.WRITE]
+        self._end_all(rejected, Outcome.REJECT, DeadLetterReason.EXPIRED.value)
+
+    def _end_all(self, messages: Sequence[Message], outcome: Outcome, reason: str) -> None:
+        for message in messages:
+            lease = message._lease
+            end = encode_end(lease.message_id, outcome, consumer_id=lease.holder_id, reason=reason)
+            lease.is_end_known = True  # without it the lease just runs out
+            report = partial(self._unseen_reported, lease)
+            try:
+                self._worker.writer.write(end, message._marker_key, lease.marker_partition, report)
+            except BrokerError as error:
+                _log.warning("an END could not be queued", extra={"said": str(error)})
+                self._running_out.append(lease)
+
+    def _unseen_reported(self, lease: Lease, error: object, _: object) -> None:
+        if error is not None:  # without a lock, as in ``end_failed``
+            self._running_out.append(lease)
+
+    def _let_run_out(self) -> None:
+        """Their ENDs are not in the log: no KEEPALIVE may name their consumer any more (R7)."""
+        with self._worker.lock:
+            while self._running_out:
+                self._worker.leases.end_failed(self._running_out[0], monotonic_ms())
+                self._running_out.popleft()
+            self._worker.renew_id()
+
+    # What is known of leases.
+
+    def handed_out(self, messages: Sequence[Message]) -> None:
+        """The application has them now."""
+        if self._on_lease_lost is not None:
+            for message in messages:
+                self._handed_out[message._lease] = message
+
+    def taken_back(self, messages: Sequence[Message]) -> None:
+        """The application never saw them after all."""
+        for message in messages:
+            self._handed_out.pop(message._lease, None)
+
+    def lost(self, leases: Sequence[Lease]) -> None:
+        """Leases that ended by the worker's own clock; the application is told of its own."""
+        self._tally.lost(leases)
+        for lease in leases:
+            message = self._handed_out.pop(lease, None)
+            if message is not None:
+                self.lost_leases.lost(message)
+
+    # Delivery reports; called while reports are served, with no lock held.
+
+    def end_delivered(self, message: Message) -> None:
+        """An END is in the log."""
+        self._under_way.discard(message)
+
+    def check_late(self, message: Message, log_ms: int) -> None:
+        """An END is in the log, after the lease's end as far as it was known (R9)."""
+        with self._worker.lock:
+            in_time = self._worker.leases.ended(message._lease, log_ms)
+        if not in_time:
+            self._is_late(message)
+
+    def end_failed(self, message: Message) -> None:
+        """An END was not delivered: ``serve`` writes it again while the lease stands.
+
+        No lock is taken here: after a fatal error librdkafka serves reports while that error is
+        raised already, so the lock's next line would fail and the lock stay taken for ever.
+        """
+        if self._worker.is_closed:
+            self._is_late(message)
+        else:
+            self._failed.append(message)
+
+    def _is_late(self, message: Message) -> None:
+        self._under_way.discard(message)
+        self._tally.late(message)
+        self.lost_leases.late(message)
+        self.has_news.set()
+
+    # Served by the heart and by whoever waits.
+
+    def serve(self) -> None:
+        """Write what was given, and what failed."""
+        if self._running_out:
+            self._let_run_out()
+        if self._queued or self._failed or self._under_way:
+            with self._writing:
+                self._write_queued()
+                self._find_unreported()
+                self._write_again()
+
+    def _find_unreported(self) -> None:
+        """ENDs that will never be reported are written again; with ``_writing`` held.
+
+        Their client is gone, or an interrupt took the report. No answer is no confirmation.
+        """
+        if self._under_way and not len(self._worker.writer) and self._worker.writer.is_idle:
+            failed = set(self._failed)
+            for message in self._under_way - failed:
+                if message._end_log_ms == UNREPORTED:
+                    self._failed.append(message)
+                else:
+                    self._under_way.discard(message)
+
+    def _write_again(self) -> None:
+        """ENDs whose delivery failed, under a fresh consumer_id (R7); with ``_writing`` held."""
+        for _ in range(len(self._failed)):
+            message = self._failed[0]  # stays there until it is written: flush looks
+            with self._worker.lock:
+                again = self._worker.leases.end_failed(message._lease, monotonic_ms())
+            if again:
+                try:
+                    self._write(message)
+                except BrokerError:
+                    return
+            else:
+                self._is_late(message)
+            self._failed.popleft()
+
+    # Waiting.
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all ENDs are in the log.
+
+        Raises:
+            DeadlineExceededError: Not in time; nothing was dropped.
+            LeaseLostError: Some came late, or never; each is named once.
+        """
+        self._drain(timeout_s)
+        late = self.lost_leases.take_late()
+        if late is not None:
+            raise late
+
+    def _drain(self, timeout_s: float) -> None:
+        writer = self._worker.writer
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            self.serve()
+            writer.wait_for(self._is_all_reported, max(0.0, min(left_s, _SLICE_S)))
+            with self._writing:  # or an END might be in another thread's hands
+                if not self._queued and self._is_all_reported():
+                    return
+            writer.watch.check("writing verdicts")
+            if left_s <= 0:
+                count = len(self._queued) + len(self._failed) + len(self._under_way)
+                raise writer.watch.deadline(f"confirming {count} verdicts", timeout_s)
+
+    def _is_all_reported(self) -> bool:
+        """Whether each END that was written is in the log, by its own report, or given up."""
+        return not self._under_way and not self._failed
+
+    def _await(self, message: Message) -> None:
+        writer = self._worker.writer
+        deadline_s = time.monotonic() + WAIT_TIMEOUT_S
+        self.serve()
+
+        def is_known() -> bool:
+            is_settled = message._lease.state is LeaseState.SETTLED
+            return message._end_log_ms != UNREPORTED or not is_settled
+
+        while not is_known():
+            writer.wait_for(is_known, _SLICE_S)
+            writer.watch.check("writing a verdict")
+            failed = message._end_error
+            if failed is not None:
+                error = broker_error(failed, f"writing the verdict on {message!r}")
+                if not may_pass(error):
+                    raise error
+            self.serve()
+            if time.monotonic() > deadline_s:
+                raise writer.watch.deadline("confirming a verdict", WAIT_TIMEOUT_S)
+        if message._lease.state is LeaseState.LOST:
+            self.lost_leases.told_otherwise(message)
+            raise too_late([message.message_id])
+
+    def close(self, timeout_s: float) -> KafkaMQError | None:
+        """Wait once more; what is not confirmed then is given up."""
+        try:
+            self._drain(timeout_s)
+        except KafkaMQError as error:
+            return error
+        return None
+
+
+def _check_reason(reason: str, *, is_needed: bool) -> None:
+    if not isinstance(reason, str):
+        raise ConfigError(f"reason is a {type(reason).__name__}: it must be a text")
+    if is_needed and not reason:
+        raise ConfigError("reason is empty: it must say why, for it stands in the dead letter")

@@ -1,0 +1,210 @@
+"""From the reader to messages that are ready: one batch of STARTs after the other (R5)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from kafkamq.errors import KafkaMQError
+from kafkamq.markers.ack_writer import Verdicts
+from kafkamq.markers.handover import Handover
+from kafkamq.markers.message import Message
+from kafkamq.markers.reader import MessageReader
+from kafkamq.markers.rules.fetch_buffer import Intake
+from kafkamq.markers.starts import Batch, Starter
+from kafkamq.markers.state import Worker
+from kafkamq.queue.namespace import IDENTITY_AGE_S
+from kafkamq.queue.recorder import WorkerTally
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.offset_commits import Commit
+
+__all__ = ["Batches"]
+
+MAX_GATHERED = 1000  # messages for which a transaction waits no longer
+_LATE_S = 0.05  # how often it is looked whether late STARTs are known
+_GATE_S = 0.02  # how often R6 is asked again
+_log = logging.getLogger(__name__)
+
+
+class Batches:
+    """The batches of one consumer; its owner thread calls it, one step at a time."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        intake: Intake[Message],
+        starter: Starter,
+        reader: MessageReader,
+        handover: Handover,
+        closing: threading.Event,
+    ) -> None:
+        """``closing`` is set when nobody will want more, which ends a wait."""
+        self._worker = worker
+        self._queue = worker.queue
+        self._intake = intake
+        self._starter = starter
+        self._reader = reader
+        self._handover = handover
+        self._closing = closing
+        self._tally = WorkerTally(worker.queue.queue_id)
+        self._batch: Batch | None = None
+        self._gather_until_s = 0.0  # monotonic; 0: no batch is being gathered
+        self.ready: deque[Message] = deque()  # STARTed and committed, not handed out
+        self.ready_count = 0  # so many were there when the last ones came, at
+        self.ready_ms = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether STARTs, or the commit behind them, are under way."""
+        return self._batch is not None
+
+    def step(self, wanted: int, timeout_s: float) -> None:
+        """One step from polling to messages that are ready; waits at most ``timeout_s``."""
+        if self._batch is None:
+            self._batch = self._handover.next_late(is_settled=True)
+        if self._batch is not None:
+            self._finish(self._batch, timeout_s)
+            return
+        if self._worker.namespace.facts() is not self._starter.facts:
+            self._know_topics()
+        late_count = self._handover.late_count
+        if late_count:  # they may be known at any moment
+            timeout_s = min(timeout_s, _LATE_S)
+        # What is late does not keep the others from going on, but has a bound.
+        room = self._queue.max_in_flight - self._worker.leases.open_count
+        room += min(late_count, self._queue.max_in_flight)
+        if room <= 0:  # back-pressure: verdicts make room
+            self._closing.wait(min(timeout_s, _GATE_S))
+            return
+        if not len(self._intake):
+            self._reader.poll(wanted, timeout_s)
+        elif self._intake.is_stale(monotonic_ms()):  # R5's 20 s: fetch again
+            self._reader.seek_back()
+        if not len(self._intake) or not self._has_gathered(min(wanted, room), timeout_s):
+            return
+        self._begin(min(wanted, room), timeout_s)
+
+    def _has_gathered(self, wanted: int, timeout_s: float) -> bool:
+        """Whether a batch may begin: it is full, or has waited for more as long as it may."""
+        gather_s = self._handover.gather_s
+        if not gather_s:
+            return True
+        now_s = time.monotonic()
+        self._gather_until_s = self._gather_until_s or now_s + gather_s
+        if len(self._intake) < min(wanted, MAX_GATHERED) and now_s < self._gather_until_s:
+            self._reader.poll(wanted, min(timeout_s, self._gather_until_s - now_s))
+            return False
+        if self._reader.is_skipping:  # of an older position: a transaction would not wait for it
+            self._closing.wait(min(timeout_s, _GATE_S))
+            self._reader.tend()
+            return False
+        self._gather_until_s = 0.0
+        return True
+
+    def _begin(self, wanted: int, timeout_s: float) -> None:
+        try:
+            batch = self._starter.plan(wanted)
+        except BaseException:  # an interrupted plan too: nothing that was taken may be forgotten
+            self._reader.seek_back()
+            raise
+        if batch is None:  # R6: others first
+            self._closing.wait(min(timeout_s, _GATE_S))
+            return
+        self._batch = batch
+        try:
+            self._handover.begin(batch)
+        except BaseException:
+            self._give_up(batch)
+            raise
+
+    def _finish(self, batch: Batch, timeout_s: float) -> None:
+        if batch.is_committed:  # broken off behind that
+            self._make_ready(batch)
+            return
+        try:
+            outcome = self._handover.advance(batch, timeout_s)
+        except BaseException:
+            self._give_up(batch)
+            raise
+        if outcome is Commit.PENDING:
+            return
+        if outcome is Commit.FAILED:
+            _log.info("a commit failed and is made again", extra={"queue": self._queue.queue_id})
+            self._give_up(batch)
+            return
+        batch.is_committed = True
+        self._make_ready(batch)
+
+    def _make_ready(self, batch: Batch) -> None:
+        ready = self._starter.finish(batch)
+        if ready:
+            self._reader.positions.started(ready[-1]._lease.log_begin_ms)
+        with self._worker.lock:  # in one statement: an interrupt leaves them in one of both
+            self.ready, self._batch = deque([*self.ready, *ready]), None
+        self._tally.received(ready)
+        self.ready_count, self.ready_ms = len(self.ready), monotonic_ms()
+
+    def _give_up(self, batch: Batch) -> None:
+        """R5: read again from the committed offset; the next step works."""
+        self._batch = None
+        self._handover.give_up(batch)
+
+    def _know_topics(self) -> None:
+        """Partitions or settings have changed, or the messages are in another topic (R13)."""
+        namespace, starter = self._worker.namespace, self._starter
+        former, starter.facts = starter.facts, namespace.facts()
+        if starter.facts.are_of_another_topic(former):
+            self._handover.give_up_late()
+            self._reader.read_anew(namespace.certain_until_s + 2 * IDENTITY_AGE_S)
+
+    def take_back(self, handing: Sequence[Message]) -> None:
+        """A broken-off call had these in its hands, or still among those that are ready."""
+        taken = set(map(id, handing))
+        with self._worker.lock:
+            rest = [message for message in self.ready if id(message) not in taken]
+            self.ready = deque([*handing, *rest])
+
+    def mend(self) -> None:
+        """What a broken-off call has committed is ready, the rest is read again."""
+        batch = self._batch
+        if batch is not None and batch.is_committed:
+            self._make_ready(batch)
+        elif batch is not None:
+            self._give_up(batch)
+        self._handover.give_up_late()
+        self._starter.sweep()
+        self._reader.read_again()
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        """Partitions went to others; leases of what is held stay."""
+        self._handover.lost(self._batch, partitions)
+
+    def end(self, deadline_s: float) -> None:
+        """See what is under way through, and give up what is not in time (monotonic seconds)."""
+        while time.monotonic() < deadline_s:
+            batch = self._batch or self._handover.next_late(is_settled=False)
+            if batch is None:
+                return
+            self._batch = batch
+            try:
+                self._finish(batch, deadline_s - time.monotonic())
+            except KafkaMQError as error:  # given up; the others may come through
+                _log.warning(
+                    "messages could not be released; they come back when their leases end",
+                    extra={"queue": self._queue.queue_id, "said": str(error)},
+                )
+        if self._batch is not None:
+            self._give_up(self._batch)
+        self._handover.give_up_late()
+
+    def release(self, verdicts: Verdicts) -> None:
+        """R8: RELEASE of what is ready, also of what is put back meanwhile."""
+        while self.ready:
+            released = list(self.ready)
+            verdicts.release(released)
+            gone = set(map(id, released))
+            with self._worker.lock:
+                self.ready = deque(each for each in self.ready if id(each) not in gone)

@@ -1,0 +1,392 @@
+"""Hands out a queue's messages, one worker of any number."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.errors import (
+    BrokerError,
+    ConfigError,
+    DeadlineExceededError,
+    KafkaMQError,
+    StateError,
+)
+from kafkamq.markers.ack_writer import Verdicts
+from kafkamq.markers.batches import Batches
+from kafkamq.markers.handover import ExactHandover, Handover, PlainHandover
+from kafkamq.markers.last_delivery import process_gate
+from kafkamq.markers.lease_renewer import Heart
+from kafkamq.markers.message import Message
+from kafkamq.markers.reader import MessageReader, group_of
+from kafkamq.markers.rules.fetch_buffer import Intake
+from kafkamq.markers.rules.handout import ReceiveAhead
+from kafkamq.markers.starts import Starter
+from kafkamq.markers.state import Worker
+from kafkamq.markers.transactional_starts import ExactCommitter
+from kafkamq.metrics.catalog import IN_FLIGHT
+from kafkamq.queue.ids import new_consumer_id
+from kafkamq.queue.namespace import Namespace
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.errors import may_pass
+from kafkamq.types import MessageId
+
+__all__ = ["Consumer"]
+
+IDLE_MS = 1000  # without a receive for so long, the heart looks after the group membership
+MAX_LEAVE_S = 1.0  # how long renewals wait for a batch, when the owner does not
+MAX_EXIT_S = 5.0  # how long the interpreter's end waits for verdicts
+_SLICE_S = 0.25
+_log = logging.getLogger(__name__)
+
+
+class Consumer:
+    """Receives the messages of one queue; iterable; a context manager.
+
+    One thread owns it and receives; verdicts may come from any thread. A thread of its own renews
+    the leases of what it holds. Made before a fork it refuses to work in the child (StateError):
+    the child makes a Service of its own.
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        queue: QueueConfig,
+        on_lease_lost: Callable[[Message], None] | None = None,
+    ) -> None:
+        """Made by ``Queue.consumer``."""
+        self._queue = queue
+        self._worker = Worker(namespace, queue)
+        self._intake: Intake[Message] = Intake()
+        self._verdicts = verdicts = Verdicts(self._worker, on_lease_lost)
+        self._starter = Starter(self._worker, self._intake, self._verdicts)
+        self._ahead = ReceiveAhead(first=queue.receive_buffer, maximum=queue.max_in_flight)
+        self._owner = threading.RLock()
+        self._closing = threading.Event()
+        self._hurry = threading.Event()  # the present receive has nobody to return to
+        self._broken_off: list[Message] | None = None  # what an interrupted receive had taken
+        self._received_ms = monotonic_ms()
+        self._reader = MessageReader(
+            namespace.config, queue, self._intake, self, partial(Message, verdicts)
+        )
+        self._handover = self._new_handover(namespace.config)
+        self._batches = Batches(
+            self._worker, self._intake, self._starter, self._reader, self._handover, self._closing
+        )
+        process_gate.join(self._worker.leases)
+        atexit.register(self._flush_at_exit)
+        self._forget_gauge = IN_FLIGHT.watch(lambda: {(queue.queue_id,): self.in_flight})
+        self._heart = Heart(self._worker, self._verdicts, self._tend)
+        self._heart.start()
+
+    def _new_handover(self, config: ServiceConfig) -> Handover:
+        if not self._queue.exactly_once:
+            return PlainHandover(self._starter, self._reader)
+        group = group_of(config, self.queue_id)
+        committer = ExactCommitter(config, f"{group}/{new_consumer_id()}")
+        return ExactHandover(self._starter, self._reader, self._intake, committer)
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Consumer of {self._queue.queue_id!r}>"
+
+    @property
+    def queue_id(self) -> str:
+        """The queue that it receives from."""
+        return self._queue.queue_id
+
+    @property
+    def in_flight(self) -> int:
+        """Messages held: STARTed ahead, or handed out and without verdict."""
+        return self._worker.leases.open_count
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` has run."""
+        return self._worker.is_closed
+
+    @property
+    def _has_failed(self) -> bool:
+        """Whether it has ended by a failure, so that no receive can succeed any more."""
+        return False
+
+    # Receiving.
+
+    def receive(self, timeout: float = 1.0) -> Message | None:
+        """The next message, or None when none came in time.
+
+        Some are STARTed ahead (the queue's ``receive_buffer``, more when they are used up fast);
+        ``close`` gives those back.
+
+        Args:
+            timeout: Seconds to wait.
+
+        Raises:
+            StateError: Closed, or in a forked child.
+            BrokerError: Kafka refused or failed; nothing is lost, receive again if it says
+                ``is_retriable``.
+            DataLossError: Messages were deleted before they were read.
+        """
+        handing: list[Message] = []
+        try:
+            self._receive(handing, 1, self._ahead.size, timeout)
+            return handing[0] if handing else None
+        except BaseException as error:
+            self._note(error, handing)
+            raise
+
+    def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
+        """Up to ``n`` messages as soon as there are any; none when none came in time.
+
+        Nothing is STARTed ahead, except on an ``exactly_once`` queue, where a transaction is worth
+        more messages than a few. The errors are those of ``receive``.
+        """
+        if n < 1:
+            raise ConfigError(f"n is {n}: it must be >= 1")
+        ahead = n if not self._queue.exactly_once else max(n, self._ahead.size)
+        handing: list[Message] = []
+        try:
+            self._receive(handing, n, ahead, timeout)
+            return handing
+        except BaseException as error:
+            self._note(error, handing)
+            raise
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages until the consumer is closed; passing failures are waited out."""
+        # No generator: an interrupt as it goes on would come after its message was given away.
+        return iter(self._next, None)
+
+    def _next(self) -> Message | None:
+        while not self._closing.is_set():
+            message = None
+            try:
+                message = self.receive(self._queue.next_message_timeout_ms / 1000)
+                if message is not None:
+                    return message
+            except (BrokerError, DeadlineExceededError) as error:
+                if not may_pass(error) or self._has_failed:
+                    raise
+                _log.warning("receiving failed and goes on", extra={"said": str(error)})
+                self._closing.wait(_SLICE_S)
+            except BaseException as error:  # between the lines above, too
+                if message is not None:
+                    self._note(error, [message])
+                if not isinstance(error, StateError) or not self._closing.is_set():
+                    raise  # else closed by another thread meanwhile
+        return None
+
+    def _receive(self, handing: list[Message], n: int, start: int, timeout: float) -> None:
+        """Fill ``handing``, which its caller has not seen before it has returned."""
+        self._worker.check()
+        with self._owner:
+            self._worker.check()
+            if self._broken_off is not None:
+                self._mend(self._broken_off)
+            try:
+                self._wait_for(handing, n, start, timeout)
+            except BaseException as error:
+                self._note(error, handing)  # at once: the heart may be next
+                raise
+            finally:
+                self._received_ms = monotonic_ms()
+
+    def _note(self, error: BaseException, handing: list[Message]) -> None:
+        if not isinstance(error, KafkaMQError):
+            noted = set(map(id, handing))  # a call that mends may be broken off, too
+            before = self._broken_off or ()
+            self._broken_off = [*handing, *(each for each in before if id(each) not in noted)]
+
+    def _mend(self, handing: Sequence[Message]) -> None:
+        """What a broken-off receive had taken or committed is ready, the rest is read again."""
+        self._verdicts.taken_back(handing)
+        self._batches.take_back(handing)
+        self._broken_off = []
+        self._batches.mend()
+        self._broken_off = None
+
+    def _wait_for(self, handing: list[Message], n: int, start: int, timeout: float) -> None:
+        self._hand_out(handing, n)
+        if handing:
+            return
+        self._verdicts.serve()
+        deadline_s = time.monotonic() + timeout
+        self._hurry.clear()
+        while True:
+            left_s = deadline_s - time.monotonic()
+            self._batches.step(start, max(0.0, left_s))
+            self._hand_out(handing, n)
+            if handing or left_s <= 0 or self._closing.is_set() or self._hurry.is_set():
+                return
+
+    def _hand_out(self, handing: list[Message], n: int) -> None:
+        """R5's last step: not what has ended meanwhile."""
+        batches = self._batches
+        if not batches.ready:
+            return
+        worker, now_ms = self._worker, monotonic_ms()
+        with worker.lock:
+            ready = batches.ready
+            may_hand_out = worker.leases.may_hand_out
+            while ready and len(handing) < n:
+                message = ready[0]
+                if may_hand_out(message._lease, now_ms):
+                    handing.append(message)
+                ready.popleft()  # last: an interrupt in between leaves it in both, not in none
+            worker.renew_id()
+        if not ready:
+            self._ahead.drained(batches.ready_count, now_ms - batches.ready_ms)
+        self._verdicts.handed_out(handing)
+
+    def _cancel_receive(self) -> None:
+        """Whoever waits for the present ``receive`` has gone: it ends soon. From any thread."""
+        self._hurry.set()
+
+    def _put_back(self, messages: Sequence[Message]) -> None:
+        """Received by a call that was cancelled: the next one gets them. From any thread."""
+        self._verdicts.taken_back(messages)
+        with self._worker.lock:
+            self._batches.ready.extendleft(reversed(messages))
+
+    # Membership, told by the reader.
+
+    def _is_topic_another(self) -> bool:
+        """Ask whether the messages' topic was made anew; ``Batches.step`` sees to the rest."""
+        return self._worker.namespace.ask_again() is not self._starter.facts
+
+    def _answered(self, message_ids: Sequence[MessageId]) -> None:
+        """STARTs of these are in the log: a tracker answers for them."""
+        with self._worker.lock:
+            self._worker.leases.answered(message_ids)
+
+    def _topic_id(self) -> bytes:
+        return self._starter.facts.message_topic_id
+
+    def _gained(self, partitions: Sequence[int]) -> None:
+        """Partitions were assigned (R7's 60 s begin)."""
+        now_ms = monotonic_ms()
+        # Against an older owner's delayed START, which no transaction of its can hold any more.
+        if not self._queue.exactly_once:
+            with self._worker.lock:
+                for partition in partitions:
+                    self._worker.leases.gained_partition(partition, now_ms)
+        _log.info(
+            "partitions were assigned",
+            extra={"queue": self.queue_id, "partitions": list(partitions)},
+        )
+
+    def _lost(self, partitions: Sequence[int]) -> None:
+        """Partitions went to others; leases of what is held stay."""
+        self._batches.lost(partitions)
+        _log.info(
+            "partitions were revoked",
+            extra={"queue": self.queue_id, "partitions": list(partitions)},
+        )
+
+    def _tend(self) -> None:
+        """From the heart: poll when the owner does not, so that the group does not wait for it."""
+        self._reader.positions.write()
+        idle_ms = monotonic_ms() - self._received_ms
+        if idle_ms < IDLE_MS or self._closing.is_set():
+            return
+        if self._owner.acquire(blocking=False):
+            try:
+                if self._broken_off is not None and not self._worker.is_closed:
+                    self._mend(self._broken_off)
+                if not self._worker.is_closed:
+                    idle_ms = monotonic_ms() - self._received_ms  # it may have received meanwhile
+                    if idle_ms >= self._reader.max_idle_ms and not self._reader.is_away:
+                        self._leave(idle_ms)
+                    self._reader.tend()
+            finally:
+                self._owner.release()
+
+    def _leave(self, idle_ms: int) -> None:
+        """Nobody receives: what is not handed out is for others. What is keeps its leases."""
+        _log.warning(
+            "nothing was received for max.poll.interval.ms: the consumer leaves its group, and "
+            "joins it again with the next receive",
+            extra={"queue": self.queue_id, "idle_s": idle_ms // 1000, "held": self.in_flight},
+        )
+        self._release_all(MAX_LEAVE_S)
+        self._reader.leave()
+
+    # Ending.
+
+    def flush(self, timeout: float = 30.0) -> None:
+        """Wait until all verdicts are in Kafka.
+
+        Raises:
+            DeadlineExceededError: Not in time; nothing was dropped, flush again.
+            LeaseLostError: Some came after the end of their leases; it names them, each once (the
+                first 10,000 since the last flush).
+            StateError: Closed, or in a forked child.
+        """
+        self._worker.check()
+        self._verdicts.flush(timeout)
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Release what was never handed out, confirm the verdicts, leave the group.
+
+        What was handed out and has no verdict comes back when its lease ends. Closing twice is
+        fine; so is closing from another thread, which ends an iteration, and from inside of
+        ``on_lease_lost``; otherwise it waits for that, no longer than the timeout.
+
+        Raises:
+            DeadlineExceededError, BrokerError: Verdicts could not be confirmed in time; they may
+                be lost, and their messages come back.
+        """
+        if self._worker.is_foreign:
+            return
+        self._closing.set()
+        deadline_s = time.monotonic() + timeout
+        with self._owner:
+            if self._worker.is_closed:
+                return
+            try:
+                self._release_all(timeout / 2)
+                self._heart.stop()
+                failure = self._verdicts.close(max(0.0, deadline_s - time.monotonic()))
+            finally:
+                atexit.unregister(self._flush_at_exit)
+                self._worker.is_closed = True
+                self._forget_gauge()
+                process_gate.leave(self._worker.leases)
+                self._worker.writer.close()
+                self._handover.close()
+                self._reader.positions.close()  # before another member goes on from them
+                self._reader.close()
+        # Without the lock: on_lease_lost may be waiting for it, to close this consumer.
+        self._verdicts.lost_leases.finish(deadline_s - time.monotonic())
+        if failure is not None:
+            raise failure
+
+    def _flush_at_exit(self) -> None:
+        """The process ends without ``close``: at least the verdicts given reach Kafka."""
+        if not self._worker.is_foreign and not self._worker.is_closed:
+            self._verdicts.close(MAX_EXIT_S)
+            self._verdicts.lost_leases.finish(MAX_EXIT_S)
+
+    def _release_all(self, timeout_s: float) -> None:
+        """R8: RELEASE of what is STARTed and committed; the rest runs out."""
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            if self._broken_off is not None:
+                self._mend(self._broken_off)
+            self._batches.end(deadline_s)
+            self._batches.release(self._verdicts)
+        except KafkaMQError as error:
+            _log.warning(
+                "messages could not be released; they come back when their leases end",
+                extra={"queue": self.queue_id, "said": str(error)},
+            )

@@ -1,0 +1,114 @@
+"""A consumer's own thread: renews leases, tells of lost ones, keeps the group membership."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from kafkamq.errors import BrokerError, KafkaMQError
+from kafkamq.markers.ack_writer import Verdicts
+from kafkamq.markers.marker_producer import REPORTS_MS
+from kafkamq.markers.state import Worker
+from kafkamq.metrics.health import health
+from kafkamq.queue.namespace import IDENTITY_AGE_S
+from kafkamq.transport.clock import monotonic_ms
+
+__all__ = ["Heart"]
+
+RENEWALS_PER_TIMEOUT = 3  # R7: KEEPALIVE at T/3
+MAX_SLEEP_MS = 1000
+MAX_BEAT_S = 15.0  # a heart that has not beaten for so long is taken for hung
+_log = logging.getLogger(__name__)
+
+
+class Heart:
+    """Runs until ``stop``; nothing that goes wrong in one beat ends it."""
+
+    def __init__(self, worker: Worker, verdicts: Verdicts, tend: Callable[[], None]) -> None:
+        """``tend`` keeps the group membership alive; called about once a second."""
+        self._worker = worker
+        self._verdicts = verdicts
+        self._tend = tend
+        self._period_ms = max(1, worker.queue.redelivery_timeout_ms // RENEWALS_PER_TIMEOUT)
+        self._renew_ms = monotonic_ms() + self._period_ms
+        self._tend_ms = 0
+        self._stopped = False
+        self._loop = health.add(f"worker of {worker.queue.queue_id}", max_age_s=MAX_BEAT_S)
+        self._thread = threading.Thread(
+            target=self._run, name=f"kafkamq-{worker.queue.queue_id}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the thread; waits for a beat that is under way."""
+        self._stopped = True
+        health.remove(self._loop)
+        self._verdicts.has_news.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        news = self._verdicts.has_news
+        while not self._stopped:
+            news.wait(self._sleep_ms() / 1000)
+            news.clear()
+            self._loop.beat()
+            self._beat()
+
+    def _beat(self) -> None:
+        for step in (self._serve, self._renew, self._tell, self._tend_all):
+            if self._stopped:
+                return
+            try:
+                step()
+            except KafkaMQError as error:
+                _log.warning(
+                    "a heartbeat of a consumer failed",
+                    extra={"queue": self._worker.queue.queue_id, "said": str(error)},
+                )
+            except Exception:  # noqa: BLE001 - a dead heart would lose every lease
+                _log.exception("a heartbeat of a consumer failed")
+
+    def _sleep_ms(self) -> int:
+        sleep_ms = min(self._tend_ms, self._renew_ms) - monotonic_ms()
+        if len(self._worker.writer):
+            sleep_ms = min(sleep_ms, REPORTS_MS)
+        return max(1, sleep_ms)
+
+    def _serve(self) -> None:
+        self._verdicts.serve()
+        self._worker.writer.poll()
+
+    def _renew(self) -> None:
+        """R7: first what has ended, then KEEPALIVEs for the rest."""
+        worker = self._worker
+        now_ms = monotonic_ms()
+        with worker.lock:
+            lost = worker.leases.expire(now_ms)
+            worker.renew_id()
+            renewals = []
+            if now_ms >= self._renew_ms:
+                renewals = worker.leases.plan_renewals(now_ms)
+                self._renew_ms = now_ms + self._period_ms
+        if lost:
+            self._verdicts.lost(lost)
+        for renewal in renewals:
+            try:
+                self._verdicts.renew(renewal)
+            except BrokerError as error:  # noqa: PERF203 - the next one may go through
+                _log.warning("a KEEPALIVE could not be queued", extra={"said": str(error)})
+
+    def _tell(self) -> None:
+        self._verdicts.lost_leases.tell_soon()
+
+    def _tend_all(self) -> None:
+        now_ms = monotonic_ms()
+        if now_ms < self._tend_ms:  # there may be hundreds of beats a second, for verdicts
+            return
+        self._tend_ms = now_ms + MAX_SLEEP_MS
+        self._tend()
+        self._worker.namespace.refresh_if_old(IDENTITY_AGE_S)

@@ -1,0 +1,153 @@
+"""Leases that were lost and verdicts that came late: the application is told of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from kafkamq.errors import LeaseLostError
+from kafkamq.markers.message import Message
+from kafkamq.types import MessageId
+
+__all__ = ["LostLeases", "too_late"]
+
+MAX_LATE = 10_000  # late verdicts that flush names; more are counted
+MAX_NAMED = 10  # messages that an error text names
+_log = logging.getLogger(__name__)
+
+
+class LostLeases:
+    """What one consumer has to tell; thread-safe.
+
+    ``on_lease_lost`` runs in one thread, begun when there is something to tell and ended when all
+    is told: whatever the application does there holds up no renewal and no verdict, and may close
+    the consumer. While it does not return, up to ``max_untold`` messages wait; losses beyond that
+    are counted and logged, and not told.
+    """
+
+    def __init__(
+        self, queue_id: str, on_lease_lost: Callable[[Message], None] | None, max_untold: int
+    ) -> None:
+        self._queue_id = queue_id
+        self._on_lease_lost = on_lease_lost
+        self._max_untold = max_untold
+        self._changed = threading.Condition()
+        self._untold: deque[Message | MessageId] = deque()
+        self._dropped = 0  # of the present backlog
+        self._teller: threading.Thread | None = None
+        self._late: list[MessageId] = []
+        self._more_late = 0
+
+    # What happened.
+
+    def lost(self, message: Message) -> None:
+        """Its lease has ended; ``tell_soon`` tells of it."""
+        # Without a call-back only a line of log is due: it needs no payload.
+        each = message.message_id if self._on_lease_lost is None else message
+        with self._changed:
+            is_full = len(self._untold) >= self._max_untold
+            if is_full:
+                self._dropped += 1
+                is_first = self._dropped == 1
+            else:
+                self._untold.append(each)
+        if is_full and is_first:
+            _log.warning(
+                "on_lease_lost is behind: more lost leases are not told",
+                extra={"queue": self._queue_id, "waiting": self._max_untold},
+            )
+
+    def late(self, message: Message) -> None:
+        """Its verdict came too late, or never; ``flush`` names it, too."""
+        with self._changed:
+            if len(self._late) < MAX_LATE:
+                self._late.append(message.message_id)
+            else:
+                self._more_late += 1
+        self.lost(message)
+
+    def told_otherwise(self, message: Message) -> None:
+        """Who gave the verdict waits for it and is told at once: ``flush`` does not name it."""
+        with self._changed:
+            try:
+                self._late.remove(message.message_id)
+            except ValueError:  # another thread's flush has named it, or it was only counted
+                self._more_late = max(0, self._more_late - 1)
+
+    def take_late(self) -> LeaseLostError | None:
+        """The verdicts that came late since, each named once."""
+        with self._changed:
+            late, self._late = self._late, []
+            more, self._more_late = self._more_late, 0
+        return too_late(late, more) if late else None
+
+    # Telling.
+
+    def tell_soon(self) -> None:
+        """Begin to tell what there is, unless that is going on; returns at once."""
+        with self._changed:
+            if not self._untold or self._teller is not None:
+                return
+            self._teller = threading.Thread(
+                target=self._tell_all, name="kafkamq-lease-lost", daemon=True
+            )
+            try:
+                self._teller.start()
+            except RuntimeError as error:  # no more threads, or the interpreter ends
+                self._teller = None
+                _log.warning("lost leases are not told yet", extra={"said": str(error)})
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until all is told; not from inside of ``on_lease_lost``. Hold no lock."""
+        self.tell_soon()
+        with self._changed:
+            if self._teller is threading.current_thread():
+                return
+            if not self._changed.wait_for(lambda: self._teller is None, max(0.0, timeout_s)):
+                _log.warning(
+                    "on_lease_lost has not returned in time",
+                    extra={"queue": self._queue_id, "not_told": len(self._untold)},
+                )
+
+    def _tell_all(self) -> None:
+        while True:
+            with self._changed:
+                if not self._untold:
+                    self._teller = None
+                    dropped, self._dropped = self._dropped, 0
+                    self._changed.notify_all()
+                    break
+                each = self._untold.popleft()
+            self._tell(each)
+        if dropped:
+            _log.warning(
+                "lost leases were not told: on_lease_lost was behind",
+                extra={"queue": self._queue_id, "count": dropped},
+            )
+
+    def _tell(self, each: Message | MessageId) -> None:
+        place = each if isinstance(each, MessageId) else each.message_id
+        _log.info(
+            "a lease was lost",
+            extra={"queue": self._queue_id, "partition": place.partition, "offset": place.offset},
+        )
+        if self._on_lease_lost is None or isinstance(each, MessageId):
+            return
+        try:
+            self._on_lease_lost(each)
+        except BaseException:  # noqa: BLE001 - sys.exit() included: the others are told as well
+            _log.exception("on_lease_lost failed", extra={"queue": self._queue_id})
+
+
+def too_late(ids: Sequence[MessageId], more: int = 0) -> LeaseLostError:
+    """``more``: of which only the number is known."""
+    count = len(ids) + more
+    named = ", ".join(f"{each.partition}/{each.offset}" for each in ids[:MAX_NAMED])
+    others = f" and {count - MAX_NAMED} more" if count > MAX_NAMED else ""
+    return LeaseLostError(
+        f"{count} verdicts came after the end of their leases: {named}{others} "
+        "(partition/offset); these messages may be delivered again",
+        tuple(ids),
+    )

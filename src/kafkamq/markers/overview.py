@@ -1,0 +1,274 @@
+"""The state of a namespace as its topics, groups and status records say it (R24).
+
+Offsets alone do not count messages: each transaction leaves a control record behind, which nobody
+reads. So topics that are small enough are read, and for the others the numbers are upper bounds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import Message, TopicPartition
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError
+from kafkamq.markers.tracker.ticker import StatusReader
+from kafkamq.markers.wire.mqgo import CONSUMER_GROUP_PREFIX, TRACKER_GROUP
+from kafkamq.markers.wire.status import TrackerStatus
+from kafkamq.queue.names import group_of
+from kafkamq.queue.wire.keys import split_key
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.scan import scan
+
+__all__ = ["MarkerPartition", "Overview", "QueueBacklog", "doubled_queues", "overview"]
+
+MAX_SCANNED = 100_000
+TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueBacklog:
+    """A queue and what it has before it."""
+
+    queue_id: str
+    behind: int  # messages of all queues behind its position; at most so many, if not counted
+    waiting: int | None  # of these, its own; None: not counted, there are too many to read
+    members: int  # consumers in its group now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkerPartition:
+    """A marker partition and what its tracker last said of it; None: no tracker has, yet."""
+
+    partition: int
+    end: int  # offset behind its last record
+    status: TrackerStatus | None
+
+    @property
+    def lag(self) -> int | None:
+        """Records that the tracker has not folded yet."""
+        return None if self.status is None else max(0, self.end - self.status.position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """All of it."""
+
+    queues: tuple[QueueBacklog, ...]
+    markers: tuple[MarkerPartition, ...]
+    messages: int  # records of the messages topic that retention has left
+    messages_counted: bool  # False: there are at most so many
+    dead_letters: int  # records of the dead letters topic
+    dead_letters_counted: bool  # False: there are at most so many
+
+
+def overview(config: ServiceConfig, *, max_scanned: int = MAX_SCANNED) -> Overview:
+    """Asks the cluster; counts by reading at most ``max_scanned`` records of a topic.
+
+    Raises:
+        BrokerError: A topic does not exist, or the broker refuses.
+        DeadlineExceededError: No broker answers.
+    """
+    with Admin(config, timeout_s=TIMEOUT_S) as admin:
+        bounds = _bounds(admin, config.message_topic)
+        marker_bounds = _bounds(admin, config.marker_topic)
+        dead = _bounds(admin, config.dead_letter_topic)
+        groups = _groups(admin, config)
+        positions = _positions(admin, config, bounds, groups)
+        members = {
+            queue_id: sum(
+                len(admin.group_assignments(group))
+                for group, served in groups.items()
+                if served == queue_id
+            )
+            for queue_id in positions
+        }
+    backlog = _read_backlog(config, bounds, positions, max_scanned)
+    letters = config.dead_letter_topic
+    dead_letters = _read(config, letters, _firsts(dead), dead, max_scanned, lambda _: None)
+    known = sorted({*positions, *(() if backlog is None else backlog.waiting)})
+    reader = StatusReader(config)
+    try:
+        statuses = reader.read_to_end()
+    finally:
+        reader.close()
+    return Overview(
+        queues=tuple(
+            QueueBacklog(
+                queue_id=queue_id,
+                behind=(
+                    _distance(bounds, positions.get(queue_id, {}))
+                    if backlog is None
+                    else backlog.behind(positions.get(queue_id, {}))
+                ),
+                waiting=None if backlog is None else backlog.waiting[queue_id],
+                members=members.get(queue_id, 0),
+            )
+            for queue_id in known
+        ),
+        markers=tuple(
+            MarkerPartition(
+                partition=partition,
+                end=end,
+                status=statuses.get((config.marker_topic, partition)),
+            )
+            for partition, (_, end) in sorted(marker_bounds.items())
+        ),
+        messages=(
+            backlog.behind({}) if backlog is not None and backlog.is_whole else _distance(bounds)
+        ),
+        messages_counted=backlog is not None and backlog.is_whole,
+        dead_letters=_distance(dead) if dead_letters is None else dead_letters,
+        dead_letters_counted=dead_letters is not None,
+    )
+
+
+_Bounds = Mapping[int, tuple[int, int]]
+_Positions = dict[str, dict[int, int]]
+
+
+def _bounds(admin: Admin, topic: str) -> dict[int, tuple[int, int]]:
+    return admin.log_bounds(topic, range(admin.require_topic(topic).partitions))
+
+
+def _groups(admin: Admin, config: ServiceConfig) -> dict[str, str]:
+    """Groups of workers, by whom, and their queues: kafka-mq-go's first, then ours."""
+    listed = admin.wait(admin.client.list_consumer_groups(), "listing groups").valid or []
+    names = [group.group_id for group in listed if group.group_id != TRACKER_GROUP]
+    return {
+        name: name.removeprefix(prefix)
+        for prefix in (CONSUMER_GROUP_PREFIX, group_of(config, ""))
+        for name in names
+        if name.startswith(prefix)
+    }
+
+
+def doubled_queues(config: ServiceConfig) -> tuple[str, ...]:
+    """Queues on which kafka-mq-go's workers and ours have worked in groups of their own.
+
+    Raises:
+        BrokerError, DeadlineExceededError: As ``overview``.
+    """
+    with Admin(config, timeout_s=TIMEOUT_S) as admin:
+        bounds = _bounds(admin, config.message_topic)
+        groups = _groups(admin, config)
+        served = [set(_positions(admin, config, bounds, part)) for part in _by_client(groups)]
+    return tuple(sorted(served[0] & served[1]))
+
+
+def _by_client(groups: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    foreign = {name: of for name, of in groups.items() if name.startswith(CONSUMER_GROUP_PREFIX)}
+    return foreign, {name: of for name, of in groups.items() if name not in foreign}
+
+
+def _positions(
+    admin: Admin, config: ServiceConfig, bounds: _Bounds, groups: Mapping[str, str]
+) -> _Positions:
+    """Committed positions by queue, of every group that has one in this messages topic.
+
+    Where kafka-mq-go's workers and ours have one each, both get everything: ours is shown.
+    """
+    asked = [
+        (group, TopicPartition(config.message_topic, partition))
+        for group in groups
+        for partition in bounds
+    ]
+    found: defaultdict[str, dict[int, int]] = defaultdict(dict)
+    for (group, _), place in zip(asked, admin.committed(asked), strict=True):
+        if place.offset >= 0:
+            found[groups[group]][place.partition] = place.offset
+    return {
+        queue_id: {
+            partition: places.get(partition, start) for partition, (start, _) in bounds.items()
+        }
+        for queue_id, places in found.items()
+    }
+
+
+def _distance(bounds: _Bounds, positions: Mapping[int, int] | None = None) -> int:
+    """Offsets up to the ends: of messages, and of control records."""
+    places = positions or {}
+    return sum(
+        max(0, end - max(start, places.get(partition, start)))
+        for partition, (start, end) in bounds.items()
+    )
+
+
+def _firsts(bounds: _Bounds) -> dict[int, int]:
+    return {partition: start for partition, (start, _) in bounds.items()}
+
+
+class _Backlog:
+    """What was read of the messages topic."""
+
+    def __init__(self, positions: _Positions, *, is_whole: bool) -> None:
+        self._positions = positions
+        self.is_whole = is_whole  # else what lies behind the first position
+        self.waiting: Counter[str] = Counter()
+        self._offsets: defaultdict[int, list[int]] = defaultdict(list)  # ascending
+
+    def add(self, record: Message) -> None:
+        partition, offset = record.partition() or 0, record.offset() or 0
+        self._offsets[partition].append(offset)
+        queue_id = split_key(record.key())[0].decode("utf-8", "replace")
+        position = self._positions.get(queue_id, {}).get(partition, 0)
+        self.waiting[queue_id] += offset >= position
+
+    def behind(self, positions: Mapping[int, int]) -> int:
+        """Messages of all queues from these positions on."""
+        return sum(
+            len(offsets) - bisect_left(offsets, positions.get(partition, 0))
+            for partition, offsets in self._offsets.items()
+        )
+
+
+def _read_backlog(
+    config: ServiceConfig, bounds: _Bounds, positions: _Positions, max_scanned: int
+) -> _Backlog | None:
+    """The messages behind the queues' positions; None: there are too many to read.
+
+    Queues that nobody has received from yet are found when the whole topic may be read; in a longer
+    one only what lies behind the first position is.
+    """
+    whole = _firsts(bounds)
+    behind = {
+        partition: min(
+            (max(start, places[partition]) for places in positions.values()), default=start
+        )
+        for partition, start in whole.items()
+    }
+    for starts in (whole, behind):
+        backlog = _Backlog(positions, is_whole=starts is whole)
+        topic = config.message_topic
+        if _read(config, topic, starts, bounds, max_scanned, backlog.add) is not None:
+            return backlog
+    return None
+
+
+def _read(
+    config: ServiceConfig,
+    topic: str,
+    starts: Mapping[int, int],
+    bounds: _Bounds,
+    max_scanned: int,
+    visit: Callable[[Message], None],
+) -> int | None:
+    """How many records there are from ``starts`` on, each shown to ``visit``.
+
+    None: too many to read, or retention moved on meanwhile.
+    """
+    if _distance(bounds, starts) > max_scanned:
+        return None
+    count = 0
+    try:
+        for record in scan(config, topic, starts):
+            visit(record)
+            count += 1
+    except BrokerError as error:
+        if error.code not in ("OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET"):
+            raise
+        return None
+    return count

@@ -1,0 +1,343 @@
+"""Where a queue's workers are, kept for longer than Kafka keeps a group's offsets.
+
+Kafka drops the committed offsets of a group that has been empty for ``offsets.retention.minutes``
+(7 days). A queue that nobody worked on for so long would begin at the log's start, and hand out
+again what was acked. So workers also write their positions to the namespace's compacted ledger, at
+most once a second and never while anybody waits for it. A query on Spark does so after each batch.
+Who finds nothing committed looks there. A killed worker may leave the ledger a moment behind; the
+STARTs since then say what it had begun, and what is STARTed is the tracker's to answer for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Message as Record
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError, WireError
+from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.markers.wire.positions import (
+    GroupPosition,
+    decode_group_position,
+    encode_group_position,
+    position_prefix,
+)
+from kafkamq.queue.wire.keys import split_key
+from kafkamq.queue.wire.partitions import key_partition
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import ErrorWatch, broker_error, may_pass, raised_error
+from kafkamq.transport.producer import end_producer
+from kafkamq.transport.record_reader import RecordReader
+from kafkamq.transport.scan import scan
+from kafkamq.transport.settings import connect, consumer_settings, producer_settings
+from kafkamq.types import MarkerType, MessageId
+
+__all__ = ["Positions"]
+
+MARGIN_MS = 60_000  # brokers' clocks differ; STARTs come for so long after the latest one known
+REFUSED_S = 60.0  # after a refusal the next try waits so long
+AGAIN_S = 600.0  # what has not changed is written again: a former owner's record may come late
+_REQUEST_S = 10.0
+_WITHOUT = frozenset({"TOPIC_AUTHORIZATION_FAILED", "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"})
+"""A worker without the right to read goes on, as one of the version before did."""
+_log = logging.getLogger(__name__)
+
+
+class Positions:
+    """The positions of one consumer's group; noted by its owner, written by its heart."""
+
+    def __init__(self, config: ServiceConfig, group: str, queue_id: str) -> None:
+        self._config = config
+        self._group = group
+        self._queue_key = queue_id.encode()
+        self._prefix = position_prefix(group)
+        self._lock = threading.Lock()
+        self._known: dict[int, GroupPosition] = {}  # by partition: the latest
+        self._pending: set[int] = set()  # those that are to be written
+        self._leaving: set[int] = set()  # of these: to be written once, if that succeeds
+        self._started_ms = 0  # broker time of the latest committed START
+        self._producer: Producer | None = None
+        self._retry_s = 0.0  # monotonic
+        self._again_s = time.monotonic() + AGAIN_S
+        self._has_warned = False
+        self._is_closed = False
+
+    # What the owner of the consumer says.
+
+    def note(self, offsets: Mapping[int, int], topic_id: bytes) -> None:
+        """These offsets are committed, in the topic of that id."""
+        at_ms = self._started_ms or time.time_ns() // 1_000_000
+        with self._lock:
+            for partition, offset in offsets.items():
+                self._leaving.discard(partition)
+                known = self._known.get(partition)
+                if known is None or (known.offset, known.topic_id) != (offset, topic_id):
+                    self._known[partition] = GroupPosition(topic_id, offset, at_ms)
+                    self._pending.add(partition)
+
+    def started(self, log_ms: int) -> None:
+        """STARTs of this broker time are in the log, and the offsets behind them committed."""
+        self._started_ms = max(self._started_ms, log_ms)
+
+    def is_known(self, partition: int) -> bool:
+        """Whether the partition's position was noted since ``forget``."""
+        return partition in self._known
+
+    def forget(self, partitions: Collection[int]) -> None:
+        """They are another member's: what was noted is written once, and never again later."""
+        with self._lock:
+            for partition in partitions:
+                if partition in self._pending:
+                    self._leaving.add(partition)
+                else:
+                    self._known.pop(partition, None)
+
+    # What the heart does.
+
+    def write(self) -> None:
+        """Queue what was noted since the last call; waits for nothing."""
+        if self._producer is not None:
+            self._serve(0.0)
+        now_s = time.monotonic()
+        if now_s >= self._again_s:
+            self._again_s = now_s + AGAIN_S
+            with self._lock:
+                self._pending.update(self._known)
+        if not self._pending or self._is_closed or now_s < self._retry_s:
+            return
+        with self._lock:
+            positions = {number: self._as_of_now(number) for number in self._pending}
+            self._pending.clear()
+            for number in self._leaving:
+                self._known.pop(number, None)
+            self._leaving.clear()
+        try:
+            if self._producer is None:
+                watch = ErrorWatch(self._config.bootstrap_servers)
+                settings = producer_settings(self._config, partitioner="murmur2_random")
+                self._producer = connect(Producer, settings, watch)
+            for number, position in positions.items():
+                self._producer.produce(
+                    self._config.ledger_topic,
+                    encode_group_position(position),
+                    self._prefix + b"%d" % number,
+                    on_delivery=partial(self._written, number),
+                )
+        except BufferError:  # it has some 100,000 of them under way: the brokers are away
+            self._refused(positions, KafkaError(KafkaError._QUEUE_FULL))
+            return
+        except KafkaException as error:
+            self._refused(positions, error)
+            return
+        self._serve(0.0)
+
+    def _as_of_now(self, number: int) -> GroupPosition:
+        """All STARTs that were told are below what is known: those above it will be newer."""
+        known = self._known[number]
+        return replace(known, at_ms=self._started_ms or known.at_ms)
+
+    def _serve(self, timeout_s: float) -> None:
+        assert self._producer is not None, "there is something to serve"
+        try:
+            if timeout_s:
+                self._producer.flush(timeout_s)
+            else:
+                self._producer.poll(0)
+        except (KafkaException, SystemError) as error:  # fatal: the next write has a new client
+            failed, self._producer = self._producer, None
+            end_producer(failed)
+            self._refused((), raised_error(error))
+
+    def _written(self, number: int, error: KafkaError | None, _: Record) -> None:
+        if error is not None:
+            self._refused((number,), error)
+
+    def _refused(self, partitions: Collection[int], error: KafkaError | KafkaException) -> None:
+        """They are written again later, as they are then."""
+        with self._lock:
+            self._pending.update(number for number in partitions if number in self._known)
+        wrapped = broker_error(error, f"writing positions to {self._config.ledger_topic}")
+        if not may_pass(wrapped):
+            self._retry_s = time.monotonic() + REFUSED_S
+            self._warn("positions cannot be kept", str(wrapped))
+
+    def _warn(self, what: str, said: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s: a queue whose workers were away for offsets.retention.minutes would hand out "
+                "again what was acked",
+                what,
+                extra={"group": self._group, "said": said},
+            )
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Write the last ones, bounded, and end the client; idempotent."""
+        if self._is_closed:
+            return
+        self.write()
+        self._is_closed = True
+        if self._producer is not None:
+            self._serve(timeout_s)
+        if self._producer is not None:
+            end_producer(self._producer)
+
+    # What is read back.
+
+    def find(self, partitions: Collection[int], topic_id: bytes) -> dict[int, GroupPosition]:
+        """What the ledger knows of these partitions of the topic with that id; absent: nothing.
+
+        Raises:
+            BrokerError, DeadlineExceededError: No answer; ask again.
+        """
+        found: dict[int, GroupPosition] = {}
+        try:
+            topic, starts = self._config.ledger_topic, self._ledger_starts(partitions)
+            for record in scan(self._config, topic, starts, group_id=self._group):
+                key = record.key()
+                if not isinstance(key, bytes) or not key.startswith(self._prefix):
+                    continue
+                number = key.removeprefix(self._prefix)
+                position = self._decoded(record)
+                if position is not None and number.isdigit() and int(number) in partitions:
+                    found[int(number)] = position
+        except BrokerError as error:
+            if error.code not in _WITHOUT:
+                raise
+            self._warn("positions that were kept cannot be read", str(error))
+        return {  # R13: not those of a topic that may have been made anew since
+            number: position
+            for number, position in found.items()
+            if topic_id and topic_id == position.topic_id
+        }
+
+    def _ledger_starts(self, partitions: Collection[int]) -> dict[int, int]:
+        """Where the ledger's partitions begin that may hold these: others keep theirs there, too.
+
+        Sinks and redriven dead letters leave records by the million.
+        """
+        topic = self._config.ledger_topic
+        with Admin(self._config) as admin:
+            count = admin.require_topic(topic).partitions
+            numbers = {key_partition(self._prefix + b"%d" % each, count) for each in partitions}
+            bounds = admin.log_bounds(topic, sorted(numbers))
+        return {number: first for number, (first, end) in bounds.items() if end > first}
+
+    def _decoded(self, record: Record) -> GroupPosition | None:
+        try:
+            return decode_group_position(record.value())
+        except WireError as error:
+            _log.warning(
+                "a position in the ledger cannot be read",
+                extra={"said": str(error), "offset": record.offset()},
+            )
+            return None
+
+    def started_since(self, positions: Mapping[int, GroupPosition]) -> list[MessageId]:
+        """Messages of the queue at or above these positions whose STARTs are in the log.
+
+        Reads a minute or two of the markers for each time at which positions were written, or the
+        first message above one came, if that was later: from before that time until no such START
+        has come for a minute.
+
+        Raises:
+            BrokerError, DeadlineExceededError: No answer; ask again.
+        """
+        started: list[MessageId] = []
+        try:
+            above = self._with_messages(positions)
+            for first_ms, last_ms in _times(above.values()):
+                started += self._started_between(first_ms, last_ms, above)
+        except BrokerError as error:
+            if error.code not in _WITHOUT:
+                raise
+            self._warn("STARTs behind a kept position cannot be read", str(error))
+        return started
+
+    def _with_messages(self, positions: Mapping[int, GroupPosition]) -> dict[int, GroupPosition]:
+        """Those above which there are messages; no START of these is older than the first one.
+
+        A position can be much older: its queue had nothing to do until shortly before the end.
+        """
+        topic = self._config.message_topic
+        with Admin(self._config) as admin:
+            bounds = admin.log_bounds(topic, sorted(positions))
+        reader = RecordReader(self._config, topic, group_id=self._group)
+        above: dict[int, GroupPosition] = {}
+        try:
+            for number, position in positions.items():
+                if position.offset < bounds[number][1]:
+                    first = reader.read(number, position.offset)
+                    came_ms = 0 if first is None else first.timestamp()[1]
+                    above[number] = replace(position, at_ms=max(position.at_ms, came_ms))
+        finally:
+            reader.close()
+        return above
+
+    def _started_between(
+        self, first_ms: int, last_ms: int, positions: Mapping[int, GroupPosition]
+    ) -> list[MessageId]:
+        started: list[MessageId] = []
+        until_ms = last_ms + MARGIN_MS
+        starts = self._markers_since(first_ms - MARGIN_MS)
+        passed: dict[int | None, int] = {}  # marker partition -> a time in it behind until_ms
+        for record in scan(self._config, self._config.marker_topic, starts, group_id=self._group):
+            log_ms = record.timestamp()[1]
+            if log_ms > until_ms:
+                passed[record.partition()] = log_ms
+                if len(passed) == len(starts) and min(passed.values()) > until_ms:
+                    break
+            for message_id in self._started_by(record):
+                position = positions.get(message_id.partition)
+                if position is not None and message_id.offset >= position.offset:
+                    started.append(message_id)
+                    until_ms = max(until_ms, log_ms + MARGIN_MS)
+        return started
+
+    def _started_by(self, record: Record) -> Iterator[MessageId]:
+        try:
+            marker = decode_marker(record.value())
+        except WireError:  # the tracker's to count
+            return
+        message_id = marker.message_id
+        if marker.type is not MarkerType.START or message_id is None:
+            return
+        if split_key(marker.key)[0] == self._queue_key:
+            yield message_id
+
+    def _markers_since(self, since_ms: int) -> dict[int, int]:
+        topic = self._config.marker_topic
+        with Admin(self._config) as admin:
+            numbers = range(admin.require_topic(topic).partitions)
+        watch = ErrorWatch(self._config.bootstrap_servers)
+        consumer = connect(Consumer, consumer_settings(self._config, group_id=self._group), watch)
+        try:
+            wanted = [TopicPartition(topic, number, max(0, since_ms)) for number in numbers]
+            found = consumer.offsets_for_times(wanted, timeout=_REQUEST_S)
+        except KafkaException as error:
+            watch.check(f"looking for STARTs in {topic}")
+            raise broker_error(error, f"looking for STARTs in {topic}") from error
+        finally:
+            consumer.close()
+        for place in found:
+            if place.error is not None:
+                raise broker_error(place.error, f"looking for STARTs in {topic}")
+        return {place.partition: place.offset for place in found if place.offset >= 0}
+
+
+def _times(positions: Collection[GroupPosition]) -> list[tuple[int, int]]:
+    """When positions were written: from, to. What lies between these times can be months of log."""
+    times: list[tuple[int, int]] = []
+    for at_ms in sorted(position.at_ms for position in positions):
+        if times and at_ms - times[-1][1] <= 2 * MARGIN_MS:
+            times[-1] = times[-1][0], at_ms
+        else:
+            times.append((at_ms, at_ms))
+    return times

@@ -1,0 +1,1 @@
+"""The rules of markers, leases and redelivery: pure."""

@@ -1,0 +1,179 @@
+"""Chunks that rest, by pages of neighbouring keys: what keeps a snapshot's index small (R18).
+
+The index of a state is read and written with every batch, whatever it holds, and messages far apart
+have a chunk each. So it lists only the chunks that changed last. The others' lines lie in pages,
+which are read when a record or the clock touches one of their chunks, and written when one of their
+lines is another. The index has a summary of each page.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kafkamq.markers.rules.chunks import Chunk, ChunkKey
+from kafkamq.markers.rules.entry import NEVER
+
+if TYPE_CHECKING:
+    from kafkamq.markers.rules.table import ChunkTable
+
+__all__ = ["LIMITS", "Page", "PageLimits", "Pages", "listed_chunks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageLimits:
+    """How chunks are shared out among the index and pages."""
+
+    listed: int = 1024  # in the index; if there are more, those that changed first go to pages
+    kept: int = 512  # ... and so many stay
+    page: int = 512  # lines; twice as many are split
+    least: int = 64  # a page that falls below is dissolved
+
+
+LIMITS = PageLimits()
+
+
+@dataclass(slots=True, eq=False)
+class Page:
+    """A range of keys, and what the chunks in it come to; none of them is wanted or asked for."""
+
+    number: int  # its name in the state store
+    first: ChunkKey
+    last: ChunkKey
+    wake_ms: int = NEVER  # of all its chunks
+    change_ms: int = NEVER  # of those with entries
+    first_start_offset: int = NEVER
+    size: int = 0  # open entries
+    keys: list[ChunkKey] = field(default_factory=list)  # while it is open
+    stored: bytes = b""  # while it is open: what the store has
+
+    def sum_up(self, chunks: Sequence[Chunk]) -> None:
+        """Take over the keys of its chunks, and what they come to."""
+        filled = [chunk for chunk in chunks if chunk.open_count()]
+        self.keys = [chunk.key for chunk in chunks]
+        self.first, self.last = self.keys[0], self.keys[-1]
+        self.wake_ms = min(chunk.wake_ms for chunk in chunks)
+        self.change_ms = min((chunk.wake_ms for chunk in filled), default=NEVER)
+        firsts = (chunk.first_start_offset() for chunk in filled)
+        self.first_start_offset = min(firsts, default=NEVER)
+        self.size = sum(chunk.open_count() for chunk in filled)
+
+
+def _first(page: Page) -> ChunkKey:
+    return page.first
+
+
+class Pages:
+    """The pages of one table: closed ones lie in the store, the chunks of open ones are here.
+
+    Args:
+        closed: What the index tells of.
+        next_number: For the next page that is made.
+        load: Fetches a page's bytes and chunks from the state store.
+    """
+
+    __slots__ = (
+        "_load",
+        "change_ms",
+        "closed",
+        "first_start_offset",
+        "next_number",
+        "open",
+        "wake_ms",
+    )
+
+    def __init__(
+        self,
+        closed: Iterable[Page] = (),
+        next_number: int = 0,
+        load: Callable[[Page], tuple[bytes, list[Chunk]]] | None = None,
+    ) -> None:
+        self.open: list[Page] = []
+        self.next_number = next_number
+        self._load = load
+        self._close(sorted(closed, key=_first))
+
+    def _close(self, closed: list[Page]) -> None:
+        self.closed = closed  # in the order of their keys
+        self.wake_ms = min((page.wake_ms for page in closed), default=NEVER)
+        self.change_ms = min((page.change_ms for page in closed), default=NEVER)
+        self.first_start_offset = min((page.first_start_offset for page in closed), default=NEVER)
+
+    def of(self, key: ChunkKey) -> Page | None:
+        """The closed page that may have this chunk."""
+        at = bisect_right(self.closed, key, key=_first) - 1
+        return self.closed[at] if at >= 0 and key <= self.closed[at].last else None
+
+    def read(self, pages: Sequence[Page]) -> list[Chunk]:
+        """Open these pages; their chunks are the table's from here on."""
+        opened: list[Chunk] = []
+        leaving = set(pages)
+        for page in pages:
+            assert self._load is not None, "a page lies in a store that nobody gave"
+            page.stored, chunks = self._load(page)
+            page.keys = [chunk.key for chunk in chunks]
+            opened += chunks
+        self.open += pages
+        self._close([page for page in self.closed if page not in leaving])
+        return opened
+
+    def new(self, keys: Sequence[ChunkKey]) -> None:
+        """One page more, of chunks that are here."""
+        self.open.append(Page(self.next_number, keys[0], keys[-1], keys=list(keys)))
+        self.next_number += 1
+
+
+def listed_chunks(table: ChunkTable, limits: PageLimits = LIMITS) -> list[Chunk]:
+    """Share out what is here; returns what the index lists, those that changed last at the end.
+
+    The others are in the open pages; one that has none left is still there, without keys.
+    """
+    chunks, pages = table.chunks, table.pages
+    paged: set[ChunkKey] = set()
+    for page in pages.open:
+        kept = [key for key in page.keys if key in chunks and _rests(chunks[key])]
+        dissolves = len(kept) < min(limits.least, len(page.keys))
+        page.keys = [] if dissolves else kept
+        paged.update(page.keys)
+    left = [chunk for key, chunk in chunks.items() if key not in paged]
+    resting = [chunk for chunk in left if _rests(chunk)]
+    busy = [chunk for chunk in left if not _rests(chunk)]
+    if len(left) > limits.listed:
+        surplus = len(left) - limits.kept
+        _put(table, sorted(chunk.key for chunk in resting[:surplus]), limits)
+        resting = resting[surplus:]
+    return resting + busy
+
+
+def _rests(chunk: Chunk) -> bool:
+    return not (chunk.dirty or chunk.wanted or chunk.asked)
+
+
+def _put(table: ChunkTable, keys: Sequence[ChunkKey], limits: PageLimits) -> None:
+    """Put chunks, in order of their keys, into the pages where they belong, or into new ones."""
+    pages = table.pages
+    before = sorted([*pages.closed, *pages.open], key=_first)
+    inside: dict[int, list[ChunkKey]] = {}
+    behind: dict[int, list[ChunkKey]] = {}  # the page's end, and before the next one; -1: all
+    for key in keys:
+        at = bisect_right(before, key, key=_first) - 1
+        is_inside = at >= 0 and key <= before[at].last
+        (inside if is_inside else behind).setdefault(at, []).append(key)
+    for at, more in behind.items():
+        if before and len(more) < limits.least:
+            inside.setdefault(max(at, 0), []).extend(more)
+        else:
+            for start in range(0, len(more), limits.page):
+                pages.new(more[start : start + limits.page])
+    for at, more in inside.items():
+        page = before[at]
+        if page not in pages.open:
+            table.open_pages([page])
+        merged = sorted(page.keys + more)
+        if len(merged) > 2 * limits.page:
+            for start in range(limits.page, len(merged), limits.page):
+                pages.new(merged[start : start + limits.page])
+            del merged[limits.page :]
+        page.keys = merged

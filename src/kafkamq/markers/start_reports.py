@@ -1,0 +1,82 @@
+"""Delivery reports of a batch's STARTs, for one marker partition at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from confluent_kafka import KafkaError
+from confluent_kafka import Message as Record
+
+from kafkamq.markers.message import Message
+from kafkamq.transport.clock import monotonic_ms
+
+__all__ = ["RouteStarts"]
+
+
+class RouteStarts:
+    """The STARTs that a batch writes to one marker partition, in the order of its messages.
+
+    A report only keeps its record: what it says is read when all are there, not in the callback.
+    """
+
+    __slots__ = (
+        "_delivered",
+        "_on_late",
+        "error",
+        "failed",
+        "messages",
+        "values",
+        "written_ms",
+    )
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.values: list[bytes] = []  # their STARTs
+        self.error: KafkaError | None = None  # the first one
+        self.failed = 0
+        self._delivered: list[Record] = []  # the STARTs in the log
+        self.written_ms = 0  # monotonic; not after they were written
+        self._on_late: Callable[[Message, int], None] | None = None
+
+    def report(self, error: KafkaError | None, record: Record) -> None:
+        """Kafka's delivery report of one of them."""
+        if error is not None:
+            self.failed += 1
+            self.error = self.error or error
+            return
+        self._delivered.append(record)
+        if self._on_late is not None:
+            message = self.messages[self.values.index(record.value() or b"")]
+            self._on_late(message, record.timestamp()[1])
+
+    def starts(self) -> list[dict[str, Any]]:
+        """As produce_batch takes them, at once: no lease may begin later for the worker."""
+        self.written_ms = monotonic_ms()
+        report = self.report
+        return [
+            {"value": value, "key": message._marker_key, "callback": report}
+            for value, message in zip(self.values, self.messages, strict=True)
+        ]
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether each is known to be in the log or failed."""
+        return len(self._delivered) + self.failed == len(self.values)
+
+    def delivered(self) -> Iterable[tuple[Message, int]]:
+        """Those in the log, with their log times."""
+        found = list(map(Record.value, self._delivered))
+        times = [kind_and_ms[1] for kind_and_ms in map(Record.timestamp, self._delivered)]
+        if found == self.values:  # all of them, and in their order
+            return zip(self.messages, times, strict=False)  # interrupted: one more message
+        known = dict(zip(self.values, self.messages, strict=False))
+        return [(known[value or b""], log_ms) for value, log_ms in zip(found, times, strict=True)]
+
+    def give_up(self, on_late: Callable[[Message, int], None]) -> None:
+        """The batch has failed: tell of STARTs that prove to be in the log after all.
+
+        Args:
+            on_late: Gets the message and the log time; called while reports are served.
+        """
+        self._on_late = on_late

@@ -1,0 +1,363 @@
+"""From polled messages to held ones: STARTs for a batch, their reports, and who may be handed out.
+
+R5 in the order of the calls: ``plan`` takes messages and encodes their STARTs, a handover
+(``handover.py``) brings them and the offsets into Kafka, ``finish`` says what may be handed out.
+Whatever fails in between, ``Consumer`` gives the batch up, under a new consumer_id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from kafkamq.errors import BrokerError
+from kafkamq.markers.ack_writer import Verdicts
+from kafkamq.markers.last_delivery import process_gate
+from kafkamq.markers.message import Message
+from kafkamq.markers.rules.fetch_buffer import Intake
+from kafkamq.markers.rules.handout import has_expired, is_last_delivery
+from kafkamq.markers.rules.leases import Lease, LeaseState
+from kafkamq.markers.start_reports import RouteStarts
+from kafkamq.markers.state import Worker
+from kafkamq.markers.wire.markers import MAX_MARKER_BYTES, encode_reference, identity_encoder
+from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.errors import broker_error
+from kafkamq.types import MessageId
+
+__all__ = ["Batch", "Starter"]
+
+MAX_TRANSACTION_BYTES = 16 * 1024 * 1024  # of payloads in one, as for trackers (R16)
+_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+_STARTED, _HELD = LeaseState.STARTED, LeaseState.HELD  # a look-up per message costs 0.4 us
+PATIENCE_MS = 1000  # so long everything waits for a marker partition that does not answer
+_END_S = 0.05  # how long one step waits for an END that is under way
+
+
+class Batch:
+    """Messages whose STARTs are under way."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.routes: dict[int, RouteStarts] = {}  # by marker partition
+        self.is_last = False  # a last delivery, alone (R6)
+        self.is_late = False  # it was set aside: its partitions are held back
+        self.waited_ms = 0  # monotonic; since when its STARTs are waited for
+        self.is_started = False  # every START is in the log
+        self.is_committed = False  # ... and the offsets behind them are committed
+
+    def partitions(self) -> set[int]:
+        """Of the messages topic."""
+        return {message.partition for message in self.messages}
+
+    def leases(self) -> list[Lease]:
+        """One per message."""
+        return [message._lease for message in self.messages]
+
+    def starts(self) -> dict[int, list[dict[str, Any]]]:
+        """By marker partition, as produce_batch takes them: it knows one partition per call."""
+        return {partition: route.starts() for partition, route in self.routes.items()}
+
+    def error(self) -> KafkaError | None:
+        """A failed START, if any."""
+        for route in self.routes.values():
+            if route.error is not None:
+                return route.error
+        return None
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether every START is known to be in the log or failed."""
+        return all(route.is_reported for route in self.routes.values())
+
+    def late_routes(self) -> set[int]:
+        """Marker partitions whose STARTs are not all known to be in the log."""
+        return {number for number, route in self.routes.items() if not route.is_reported}
+
+    def is_overdue(self, known: Collection[int]) -> bool:
+        """Whether those that are late are not to be waited for; ``known``: are so anyway."""
+        if self.is_last or self.is_late:
+            return False
+        late = self.late_routes()
+        has_waited = monotonic_ms() - self.waited_ms >= PATIENCE_MS
+        return bool(late) and (has_waited or late.issubset(known))
+
+    def late_part(self) -> Batch:
+        """What is not reported, and what is behind such a message in its partition.
+
+        This batch is as it was; ``keep_but`` takes the part out.
+        """
+        part, behind = Batch(), set()
+        part.is_late = True
+        late = self.late_routes()
+        for message in self.messages:
+            if message._lease.marker_partition in late:
+                behind.add(message.partition)
+            if message.partition in behind:
+                part.messages.append(message)
+        part.routes = {number: self.routes[number] for number in late}
+        return part
+
+    def keep_but(self, part: Batch) -> None:
+        """Go on without that part; in one statement, which an interrupt does or does not see."""
+        gone = set(map(id, part.messages))
+        rest = [message for message in self.messages if id(message) not in gone]
+        routes = {number: of for number, of in self.routes.items() if number not in part.routes}
+        self.messages, self.routes = rest, routes
+
+    def first_offsets(self) -> dict[int, int]:
+        """Of its messages in each partition."""
+        first: dict[int, int] = {}
+        for message in self.messages:
+            first.setdefault(message.partition, message.offset)
+        return first
+
+
+class Starter:
+    """Plans the STARTs of one consumer and follows them; its owner thread calls it."""
+
+    def __init__(self, worker: Worker, intake: Intake[Message], verdicts: Verdicts) -> None:
+        self._worker = worker
+        self._intake = intake
+        self._verdicts = verdicts
+        self._max_deliveries = worker.queue.max_deliveries
+        self._max_inline_bytes = worker.queue.max_inline_payload_bytes
+        # More takes longer than a transaction may, and would be begun again for ever.
+        self._max_bytes = MAX_TRANSACTION_BYTES if worker.queue.exactly_once else 0
+        self.facts = worker.namespace.facts()  # which STARTs name the messages' topic by
+        self._basis: tuple[object, object] = (None, None)  # what STARTs were encoded with
+
+    def _enter(self, now_ms: int, is_last: bool) -> bool:
+        """R6; an END that is under way is waited for, as nothing may start beside it."""
+        leases, writer = self._worker.leases, self._worker.writer
+        if process_gate.enter(leases, now_ms, last=is_last):
+            return True
+        if leases.open_count:
+            return False
+        self._verdicts.write_queued()
+        return writer.wait_for(
+            lambda: process_gate.enter(leases, monotonic_ms(), last=is_last), _END_S
+        )
+
+    def plan(self, wanted: int) -> Batch | None:
+        """Take up to ``wanted`` messages and encode their STARTs; None: R6 lets none start now."""
+        worker, intake = self._worker, self._intake
+        leases = worker.leases
+        now_ms = monotonic_ms()
+        head = intake.head()
+        if head is None:
+            return None
+        is_last = self._is_last(head)
+        if not self._enter(now_ms, is_last):
+            return None
+        batch = Batch()
+        batch.is_last = is_last
+        try:
+            with worker.lock:
+                worker.renew_id()
+                self._fill(batch, intake.take_many(self._count(wanted, is_last)), now_ms)
+        except BaseException:
+            self.abandon(batch)
+            raise
+        finally:
+            alone = batch.messages[0]._lease if is_last and batch.messages else None
+            process_gate.entered(leases, alone)
+        return batch
+
+    def _is_last(self, message: Message) -> bool:
+        count = message._count
+        return count > 1 and is_last_delivery(count, self._max_deliveries)
+
+    def _count(self, wanted: int, is_last: bool) -> int:
+        """How many of the next messages make a batch: a last delivery is one by itself (R6)."""
+        if is_last:
+            return 1
+        count = size = 0
+        for message in self._intake.upcoming(wanted):
+            if message._count > 1 and self._is_last(message):
+                break  # when these are settled
+            if self._max_bytes:
+                size += min(len(message._record), self._max_inline_bytes)
+                if size > self._max_bytes and count:
+                    break
+            count += 1
+        return count
+
+    def _fill(self, batch: Batch, taken: list[Message], now_ms: int) -> None:
+        """Give the messages leases. Like ``_encode`` once per message: a good part of its cost."""
+        leases = self._worker.leases
+        self._encode(taken)
+        start_at, may_be_lapsed = leases.start_at, leases.may_be_lapsed
+        add, routes = batch.messages.append, batch.routes
+        last_number = -1
+        for message in taken:
+            partition, offset, log = message.partition, message.offset, message._log
+            if may_be_lapsed and leases.is_lapsed(MessageId(partition, offset, *log), now_ms):
+                continue  # R5: its START is in the log and its lease over; a tracker answers for it
+            number = message._route
+            if number != last_number:  # seldom: they come in runs
+                last_number = number
+                route = routes.setdefault(number, RouteStarts())
+                add_start, add_routed = route.values.append, route.messages.append
+            message._lease = start_at(partition, offset, log, number)
+            add(message)
+            add_routed(message)
+            add_start(message._start)
+
+    def prepare(self, wanted: int) -> None:
+        """Encode what the next batch will need, while there is nothing else to do."""
+        self._encode(list(self._intake.upcoming(wanted)))
+
+    def _encode(self, messages: list[Message]) -> None:
+        """Encode the STARTs that are not, or not for this consumer_id and these topics."""
+        encoder, facts = self._worker.encoder, self.facts
+        encode = encoder.encode_known
+        if self._basis[0] is not encoder or self._basis[1] is not facts:
+            self._basis = (encoder, facts)
+        basis = self._basis
+        topic_id, marker_partitions = facts.message_topic_id, facts.marker_partitions
+        max_inline = self._max_inline_bytes
+        max_bytes = min(facts.max_marker_bytes, MAX_MARKER_BYTES)
+        last_partition, last_chunk, last_epoch = -1, -1, None
+        for message in messages:
+            if message._basis is basis:
+                continue
+            record, partition, offset = message._record, message.partition, message.offset
+            epoch, chunk = record.leader_epoch(), offset // CHUNK_OFFSETS
+            # Seldom: they come in runs.
+            if chunk != last_chunk or partition != last_partition or epoch != last_epoch:
+                last_partition, last_chunk, last_epoch = partition, chunk, epoch
+                log = topic_id, 0 if epoch is None else epoch + 1
+                identify = identity_encoder(partition, offset, *log)
+                number = marker_partition(partition, offset, marker_partitions)
+                marker = marker_key(partition, offset)
+            message._log, message._route, message._marker_key = log, number, marker
+            message._identity = identity = identify(offset)
+            key, value, time_ms = record.key() or b"", record.value(), record.timestamp()[1]
+            known = message._count, message._headers, message._expiry_ms, time_ms
+            if value is None or len(value) <= max_inline:
+                message._start = encode(identity, key, value, *known, False)
+            if (value is not None and len(value) > max_inline) or len(message._start) > max_bytes:
+                message._start = encode_reference(encoder, identity, key, *known, max_bytes)
+            message._basis = basis
+
+    def write(self, batch: Batch) -> None:
+        """Queue the STARTs outside of a transaction.
+
+        Raises:
+            BrokerError: They could not be queued; ``abandon`` the batch.
+        """
+        for partition, starts in batch.starts().items():
+            self._worker.writer.write_many(partition, starts)
+
+    def is_settled(self, batch: Batch) -> bool:
+        """Whether ``wait`` says at once what became of its STARTs."""
+        is_known = batch.is_reported or batch.error() is not None
+        return is_known or self._worker.writer.is_idle
+
+    def wait(self, batch: Batch, timeout_s: float, known: Collection[int] = ()) -> bool:
+        """Whether all that was written is in the log, by its own reports; waits for it.
+
+        Not for longer than until it is overdue, where these marker partitions are late anyway.
+
+        Raises:
+            BrokerError: One of them failed, or will never be reported; ``abandon`` the batch.
+        """
+        writer = self._worker.writer
+        doing = f"writing STARTs to {writer.topic}"
+        batch.waited_ms = batch.waited_ms or monotonic_ms()
+        writer.wait_for(lambda: batch.is_reported or batch.is_overdue(known), timeout_s)
+        is_known, error = batch.is_reported, batch.error()
+        if not is_known and error is None:
+            writer.watch.check(doing)
+            if writer.is_idle and not batch.is_reported:
+                error = KafkaError(KafkaError._PURGE_QUEUE, "their client was recreated")
+        if error is not None:
+            if error.code() in _PURGED:  # with the client of another thread's fatal error
+                said = f"{doing} failed: {error.str()} ({error.name()}); receive again"
+                raise BrokerError(said, code=error.name(), is_retriable=True)
+            raise broker_error(error, doing)
+        if not is_known:
+            return False
+        self._intake.started()
+        self.started(batch)
+        return True
+
+    def started(self, batch: Batch) -> None:
+        """All its STARTs are in the log."""
+        started = self._worker.leases.started
+        with self._worker.lock:
+            for route in batch.routes.values():
+                written_ms = route.written_ms
+                for message, log_ms in route.delivered():
+                    started(message._lease, written_ms, log_ms)
+        batch.is_started = True
+
+    def finish(self, batch: Batch) -> list[Message]:
+        """The offsets are committed: what may be handed out, unless its lease has ended (R5)."""
+        worker = self._worker
+        with worker.lock:
+            # The others are so already, or over: this was broken off and is repeated.
+            started = [each for each in batch.leases() if each.state is _STARTED]
+            worker.leases.committed(started, monotonic_ms())
+            worker.renew_id()
+        held = [m for m in batch.messages if m._lease.state is _HELD]
+        expired = [
+            m for m in held if m._expiry_ms and has_expired(m._expiry_ms, m._lease.log_begin_ms)
+        ]
+        if not expired:
+            return held
+        self._verdicts.reject_expired(expired)
+        return [m for m in held if m._lease.state is _HELD]
+
+    def abandon(self, batch: Batch) -> None:
+        """Forget the batch, under a new consumer_id (R5, R7)."""
+        leases = self._worker.leases
+        with self._worker.lock:
+            self._fail(batch.messages)
+            # A START may be in the log although its batch failed; so may one whose report is not
+            # there yet: it finds the lease lost.
+            for route in batch.routes.values():
+                route.give_up(partial(self._started_late, route.written_ms))
+                for message, log_ms in route.delivered():
+                    leases.started(message._lease, route.written_ms, log_ms)
+
+    def sweep(self) -> None:
+        """Forget what a call that was broken off left, under a new consumer_id; no batch is open.
+
+        A lease that is not held then is nobody's. Nor may anything be renewed for all: a message
+        may have been settled whose END was never written.
+        """
+        leases = self._worker.leases
+        process_gate.entered(leases)
+        with self._worker.lock:
+            states = (LeaseState.STARTING, LeaseState.STARTED)
+            leases.failed([lease for lease in leases.open() if lease.state in states])
+            self._worker.renew_id()
+
+    def _started_late(self, written_ms: int, message: Message, log_ms: int) -> None:
+        with self._worker.lock:
+            self._worker.leases.started(message._lease, written_ms, log_ms)
+
+    def drop(self, batch: Batch, partitions: Iterable[int]) -> None:
+        """Forget those of the batch whose partitions went to another member."""
+        gone = set(partitions)
+        lost = [m for m in batch.messages if m.partition in gone]
+        if lost:
+            batch.messages[:] = [m for m in batch.messages if m.partition not in gone]
+            with self._worker.lock:
+                self._fail(lost)
+
+    def _fail(self, messages: list[Message]) -> None:
+        leases = self._worker.leases
+        leases.failed(m._lease for m in messages if m._lease.state is not LeaseState.LOST)
+        self._worker.renew_id()
+
+    def undo(self, batch: Batch) -> None:
+        """Forget a batch whose transaction did not happen (exactly once)."""
+        with self._worker.lock:
+            self._worker.leases.aborted(batch.leases())
+            self._worker.renew_id()

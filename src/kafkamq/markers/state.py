@@ -1,0 +1,69 @@
+"""What the parts of one consumer share: its leases, its lock, its markers producer."""
+
+from __future__ import annotations
+
+import threading
+
+from kafkamq.config import QueueConfig
+from kafkamq.errors import StateError
+from kafkamq.markers.marker_producer import MarkerWriter
+from kafkamq.markers.rules.leases import Leases
+from kafkamq.markers.wire.markers import StartEncoder
+from kafkamq.queue.ids import new_consumer_id
+from kafkamq.queue.namespace import Namespace
+from kafkamq.transport.fork_check import ForkGuard
+
+__all__ = ["Worker"]
+
+
+class Worker:
+    """The state behind one ``Consumer``.
+
+    ``lock`` guards ``leases`` (and ``encoder``); never write, poll or call the application while
+    it is held, except that markers may be queued.
+    """
+
+    def __init__(self, namespace: Namespace, queue: QueueConfig) -> None:
+        self.namespace = namespace
+        self.queue = queue
+        self.facts = namespace.require(queue.max_lease_ms)
+        self.lock = threading.Lock()
+        self.leases = Leases(
+            new_consumer_id(),
+            redelivery_timeout_ms=queue.redelivery_timeout_ms,
+            max_lease_ms=queue.max_lease_ms,
+        )
+        self.encoder = self._new_encoder()
+        self.writer = MarkerWriter(namespace)
+        self.is_closed = False
+        self._guard = ForkGuard("Consumer")
+
+    def check(self) -> None:
+        """Refuse work on a closed consumer, and in a forked child.
+
+        Raises:
+            StateError: As said.
+        """
+        self._guard.check()
+        if self.is_closed:
+            raise StateError(f"the consumer of queue {self.queue.queue_id!r} is closed")
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a forked child of the process that made the consumer."""
+        return self._guard.is_foreign
+
+    def renew_id(self) -> None:
+        """Take a fresh consumer_id if the old one is spent (R7); call with ``lock`` held."""
+        if self.leases.id_is_spent:
+            self.leases.change_id(new_consumer_id())
+            self.encoder = self._new_encoder()
+
+    def _new_encoder(self) -> StartEncoder:
+        queue = self.queue
+        return StartEncoder(
+            consumer_id=self.leases.consumer_id,
+            redeliver_after_ms=queue.redelivery_timeout_ms,
+            max_deliveries=queue.max_deliveries,
+            max_lease_ms=queue.max_lease_ms,
+        )

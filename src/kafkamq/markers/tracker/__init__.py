@@ -1,0 +1,1 @@
+"""The tracker in this process: it folds a marker partition, and settles what is due."""

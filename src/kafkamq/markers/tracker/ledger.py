@@ -1,0 +1,458 @@
+"""Who owns a marker partition, and how far its owner is: one committed offset per partition (R22).
+
+The ledger of a partition is the offset committed under its transactional id (as the group id): its
+offset is the position to read from after a restart, its metadata says which engine of which epoch
+wrote it, in which batch, and how many rows of that batch are done. It is committed in the same
+transaction as what it speaks of, so it can neither lag nor lead.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from confluent_kafka import Consumer, TopicPartition
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError, FencedError, KafkaMQError
+from kafkamq.markers.wire.ledger import Position, decode_position, encode_position
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import TransactionAbortedError
+from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.transport.transactions import TransactionalProducer
+
+__all__ = [
+    "Claim",
+    "Ledger",
+    "LedgerKey",
+    "claim",
+    "latest",
+    "newest_start",
+    "read_ledgers",
+    "read_positions",
+    "require_own",
+]
+
+_CLAIMING = 8  # partitions at once: each start of a producer waits for the broker
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerKey:
+    """Names one ledger: its transactional id (also its group) and where its offset is committed."""
+
+    transactional_id: str
+    topic: str
+    partition: int
+
+    @classmethod
+    def of_markers(cls, config: ServiceConfig, partition: int) -> LedgerKey:
+        """The ledger of a marker partition, the same for every engine: R22."""
+        topic = config.marker_topic
+        return cls(f"kafkamq.{topic}.{partition}", topic, partition)
+
+
+class Ledger:
+    """One ledger and the transactional producer that writes it; one owner thread.
+
+    Attributes:
+        key: What it names.
+        engine: Who writes: constant over the restarts of one engine (for Spark: of a checkpoint).
+        epoch: The epoch of this start of the engine.
+        last: What the ledger held when it was last read or written; None: nothing yet.
+        producer: For what goes into the same transaction as the position.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        key: LedgerKey,
+        *,
+        engine: str,
+        epoch: int,
+        admin: Admin | None = None,
+    ) -> None:
+        self.key = key
+        self.engine = engine
+        self.epoch = epoch
+        self.last: Position | None = None
+        # Only failures are reported: a report costs as much as the record.
+        self.producer = TransactionalProducer(
+            config, key.transactional_id, delivery_report_only_error=True
+        )
+        self._config = config
+        self._admin = admin
+        self._owns_admin = admin is None
+        self._group = b""
+        self._is_read = False  # since the producer was initialised last
+        self._rests = False
+        self._held: Position | None = None  # ``last`` when it was put to rest
+
+    @property
+    def is_open(self) -> bool:
+        """Whether transactions can start: opened, and not fenced or broken since."""
+        return self._is_read and self.producer.is_ready
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether ``rest`` ended its client, and ``resume`` may make another one."""
+        return self._rests
+
+    def open(self, *, timeout_s: float = 30.0) -> Position | None:
+        """Fence whoever wrote before (``init_transactions``), read the ledger, check the epoch.
+
+        What an earlier owner had under way is committed or aborted for good when this returns, so
+        that ``last`` and ``rows_done`` are the truth, also after a commit of unknown outcome.
+
+        Raises:
+            FencedError: The ledger holds a larger epoch, or another engine's equal one: stop.
+            BrokerError, DeadlineExceededError: Not reached in time; may be repeated.
+        """
+        self.fence(timeout_s=timeout_s)
+        last = self.last
+        if last is not None and (
+            last.epoch > self.epoch or (last.epoch == self.epoch and last.engine != self.engine)
+        ):
+            self.producer.close()  # R22: stop without writing
+            raise FencedError(
+                f"{self.key.topic}[{self.key.partition}]: engine {last.engine!r} started later "
+                f"(epoch {last.epoch}, ours is {self.epoch} as {self.engine!r}); stop this one",
+                code="LATER_START",
+                is_fatal=True,
+            )
+        return last
+
+    def fence(self, *, timeout_s: float = 30.0) -> None:
+        """``open`` without the check; for a start that is about to choose its epoch."""
+        self._is_read = False  # an old ``last`` would have rows written once more
+        self.producer.init(timeout_s=timeout_s)
+        if self._admin is None:
+            self._admin = Admin(self._config, timeout_s=timeout_s)
+        self._metadata()  # now, and not when the first commit waits for it
+        self.last = read_ledgers(self._admin, (self.key,)).get(self.key)
+        self._is_read = True
+        self._rests = False
+
+    def rest(self) -> None:
+        """End the client until ``resume``; only of an open ledger, outside of transactions."""
+        if self.is_open:
+            self._rests = True
+            self._is_read = False
+            self._held = self.last
+            self.producer.close()
+
+    def resume(self, *, timeout_s: float = 30.0) -> None:
+        """``open`` after ``rest``, as an owner that need not read its partition's log again.
+
+        R17 asks for a TICK after ``init_transactions`` because a predecessor may have written. All
+        that owners write is in transactions, and each of these puts a ``Position`` here that none
+        before it had: a larger epoch, or of the same epoch a larger batch or more rows of it. So
+        while the ledger holds what it held at ``rest``, nobody has written since.
+
+        Raises:
+            FencedError: Somebody has: start the partition again, or stop (``LATER_START``).
+            BrokerError, DeadlineExceededError: Not reached in time; may be repeated.
+        """
+        held = self._held
+        try:
+            last = self.open(timeout_s=timeout_s)
+        except BaseException:
+            self.producer.close()  # it rests on, which is without a client
+            raise
+        if last != held:
+            self.producer.close()
+            raise FencedError(
+                f"{self.key.topic}[{self.key.partition}]: another replica has written meanwhile "
+                f"(batch {-1 if last is None else last.batch}); start again behind it",
+                code="OTHER_OWNER",
+            )
+
+    def rows_done(self, batch: int) -> int:
+        """Rows of ``batch`` that this start of this engine has committed; 0: none."""
+        last = self._own()
+        return last.rows_done if last is not None and last.batch == batch else 0
+
+    def is_past(self, batch: int) -> bool:
+        """Whether this start of this engine has committed rows of a later batch already."""
+        last = self._own()
+        return last is not None and last.batch > batch
+
+    def begin(self) -> None:
+        """Begin a transaction; produce through ``producer`` afterwards."""
+        self.producer.begin()
+
+    def commit(
+        self,
+        position: int,
+        *,
+        batch: int,
+        rows_done: int,
+        source_hash: str = "",
+        members: Sequence[bytes] = (),
+        timeout_s: float = 30.0,
+    ) -> Position:
+        """Put the position into the open transaction and commit it.
+
+        Args:
+            position: Offset to read from after a restart.
+            batch: Number of the batch, of this engine.
+            rows_done: Rows of the batch that are done with this transaction.
+            source_hash: Of the batch's source, for engines that check it.
+            members: Group metadata of consumers (``Consumer.consumer_group_metadata()``); the
+                position is committed for their groups as well, which fences former members.
+            timeout_s: Bound of each of the requests.
+
+        Raises:
+            TransactionAbortedError: Known to be aborted; the ledger is usable.
+            FencedError: Somebody opened this ledger after us; after ``open`` (if the epoch still
+                is the latest) ``rows_done`` tells whether it was committed.
+            OutcomeUnknownError: Call ``open``; then ``rows_done`` tells.
+        """
+        written = Position(
+            position=position,
+            epoch=self.epoch,
+            batch=batch,
+            rows_done=rows_done,
+            source_hash=source_hash,
+            engine=self.engine,
+        )
+        self._write(written, members, timeout_s)
+        return written
+
+    def adopt(self, epoch: int, position: int, *, timeout_s: float = 30.0) -> Position:
+        """Make ``epoch`` this start's, in a transaction of its own; its batches begin anew."""
+        self.epoch = epoch
+        written = Position(position=position, epoch=epoch, engine=self.engine)
+        self.begin()
+        self._write(written, (), timeout_s)
+        return written
+
+    def _write(self, written: Position, members: Sequence[bytes], timeout_s: float) -> None:
+        topic, partition = self.key.topic, self.key.partition
+        offset = TopicPartition(
+            topic, partition, written.position, metadata=encode_position(written)
+        )
+        try:
+            self.producer.send_offsets([offset], self._metadata(), timeout_s=timeout_s)
+            for member in members:
+                plain = TopicPartition(topic, partition, written.position)
+                self.producer.send_offsets([plain], member, timeout_s=timeout_s)
+        except (FencedError, TransactionAbortedError):
+            raise
+        except KafkaMQError as error:
+            self.producer.abort()
+            raise TransactionAbortedError(f"{error}: aborted", is_retriable=True) from error
+        self.producer.commit(timeout_s=timeout_s)
+        self.last = written
+
+    def abort(self, *, timeout_s: float = 10.0) -> None:
+        """Abort the open transaction, if any."""
+        self.producer.abort(timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Abort what is open and end the clients; idempotent."""
+        self._rests = False
+        self.producer.close()
+        if self._owns_admin and self._admin is not None:
+            self._admin.close()
+            self._admin = None
+
+    def _own(self) -> Position | None:
+        return self.last if self.is_last(self.engine, self.epoch) else None
+
+    def is_last(self, engine: str, epoch: int) -> bool:
+        """Whether what it held when it was read last is of this start."""
+        last = self.last
+        return last is not None and (last.engine, last.epoch) == (engine, epoch)
+
+    def _metadata(self) -> bytes:
+        """Metadata of a group without members: the ledger's group never has any."""
+        if not self._group:
+            settings = consumer_settings(self._config, group_id=self.key.transactional_id)
+            consumer = connect(Consumer, settings)
+            try:
+                self._group = consumer.consumer_group_metadata()
+            finally:
+                consumer.close()
+        return self._group
+
+
+def read_positions(
+    config: ServiceConfig, keys: Sequence[LedgerKey], *, timeout_s: float = 30.0
+) -> dict[LedgerKey, Position]:
+    """What the ledgers hold, without fencing anybody; a key without a commit is absent.
+
+    Raises:
+        WireError: Something that is not ours was committed under one of the ids.
+    """
+    with Admin(config, timeout_s=timeout_s) as admin:
+        return read_ledgers(admin, keys)
+
+
+def read_ledgers(
+    admin: Admin, keys: Sequence[LedgerKey], *, stable: bool = True
+) -> dict[LedgerKey, Position]:
+    """``read_positions`` with a client that is there already.
+
+    An offset without our text beside it was set by an operator: it is the position, of no engine.
+
+    ``stable=False`` reads past transactions that are under way, for a look at epochs before a
+    ``fence`` has settled them.
+    """
+    requests = [(key.transactional_id, TopicPartition(key.topic, key.partition)) for key in keys]
+    found = {}
+    for key, committed in zip(keys, admin.committed(requests, stable=stable), strict=True):
+        if committed.offset >= 0:
+            position = decode_position(committed.metadata)
+            found[key] = position or Position(position=committed.offset, epoch=0)
+    return found
+
+
+def latest(positions: Sequence[Position]) -> Position | None:
+    """Of the latest start: the largest epoch."""
+    return max(positions, key=lambda position: position.epoch, default=None)
+
+
+def newest_start(admin: Admin, keys: Sequence[LedgerKey]) -> Position | None:
+    """What the latest start of any engine has written; None: nobody has started yet.
+
+    A start writes its epoch to id 0 before any other (R22), so id 0 alone holds the largest. Where
+    it holds none, it may be lost, because an operator has deleted its group or Kafka has dropped
+    it: then all ledgers that exist are read.
+
+    Args:
+        admin: To ask with.
+        keys: Of all marker partitions, that of partition 0 first.
+
+    Raises:
+        BrokerError, DeadlineExceededError: Not all could be read.
+    """
+    first = read_ledgers(admin, keys[:1], stable=False).get(keys[0])
+    if (first is not None and first.epoch) or len(keys) == 1:
+        return first
+    groups = admin.groups()  # of one that does not exist, its coordinator need not be asked
+    exist = [key for key in keys if key.transactional_id in groups]
+    return latest(list(read_ledgers(admin, exist, stable=False).values()))
+
+
+@dataclass(slots=True)
+class Claim:
+    """A start of an engine: its epoch, and what each partition's ledger held before."""
+
+    epoch: int = 0
+    positions: dict[int, Position] = field(default_factory=dict)  # absent: nothing committed yet
+    done: set[int] = field(default_factory=set)  # partitions that are this start's
+
+
+def claim(
+    config: ServiceConfig,
+    *,
+    engine: str,
+    partitions: int,
+    takeover: bool = True,
+    timeout_s: float = 60.0,
+    begun: Claim | None = None,
+) -> Claim:
+    """Make this start of ``engine`` the latest on every marker partition, id 0 first (R22).
+
+    For an engine that owns all partitions at once (Spark's driver). All that predecessors wrote is
+    committed or aborted when it returns: append the TICKs after it (R17). Positions stay as they
+    were found; batches of this start begin anew, because its plans differ from an earlier one's.
+
+    Args:
+        config: Names the markers topic.
+        engine: Who starts.
+        partitions: How many there are.
+        takeover: False: refuse where another engine's epoch is the latest.
+        timeout_s: Bound of each partition.
+        begun: What an earlier call is filling, or has filled when it failed: this one goes on
+            behind it, under the same epoch, unless another start came between. Nothing may have
+            been planned under that epoch. None: begin.
+
+    Raises:
+        ConfigError: ``takeover`` is False and another engine's epoch is the latest.
+        FencedError: A later start of some engine was found on the way.
+        BrokerError, DeadlineExceededError: A partition could not be claimed in time.
+    """
+    keys = [LedgerKey.of_markers(config, partition) for partition in range(partitions)]
+    begun = Claim() if begun is None else begun
+    often = {keys[0].transactional_id}
+    with Admin(config, timeout_s=timeout_s, kept_groups=often) as admin:
+        bounds = admin.log_bounds(config.marker_topic, range(partitions))
+        if not takeover:
+            require_own(newest_start(admin, keys), engine)
+
+        def take(key: LedgerKey) -> None:
+            first, _ = bounds[key.partition]
+            _claim_one(config, key, engine, begun, first, admin, keys, timeout_s)
+
+        take(keys[0])
+        left = [key for key in keys if key.partition not in begun.done]
+        with ThreadPoolExecutor(_CLAIMING, thread_name_prefix="kafkamq-claim") as threads:
+            try:
+                for taken in [threads.submit(take, key) for key in left]:
+                    taken.result()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+    return begun
+
+
+def _claim_one(
+    config: ServiceConfig,
+    key: LedgerKey,
+    engine: str,
+    begun: Claim,
+    first: int,
+    admin: Admin,
+    keys: Sequence[LedgerKey],
+    timeout_s: float,
+) -> None:
+    """Make one ledger this start's; chooses the epoch at id 0."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        one = Ledger(config, key, engine=engine, epoch=begun.epoch, admin=admin)
+        try:
+            if key.partition:
+                one.open(timeout_s=timeout_s)
+            else:
+                one.fence(timeout_s=timeout_s)
+                if begun.done and one.is_last(engine, begun.epoch):
+                    return  # nobody has started since it was claimed
+                begun.epoch = _next_epoch(one.last, admin, keys)
+                begun.done.clear()
+            if one.last is not None:
+                begun.positions[key.partition] = one.last
+            position = first if one.last is None else one.last.position
+            one.adopt(begun.epoch, position, timeout_s=timeout_s)
+            begun.done.add(key.partition)
+            return
+        except (FencedError, TransactionAbortedError) as error:
+            is_later = isinstance(error, FencedError) and error.code == "LATER_START"
+            if is_later or time.monotonic() > deadline_s:
+                raise
+            # Engines that start at one moment would fence each other for ever.
+            time.sleep(random.uniform(0.02, 0.3))
+        finally:
+            one.close()
+
+
+def _next_epoch(first: Position | None, admin: Admin, keys: Sequence[LedgerKey]) -> int:
+    """One more than any ledger holds; ``first``: what id 0 holds, which was fenced just now."""
+    newest = first if first is not None and first.epoch else newest_start(admin, keys)
+    return 1 if newest is None else newest.epoch + 1
+
+
+def require_own(newest: Position | None, engine: str) -> None:
+    """Refuse a start behind another engine's (``takeover`` is False).
+
+    Raises:
+        ConfigError: Another engine's epoch is the latest.
+    """
+    if newest is not None and newest.engine not in ("", engine):
+        raise ConfigError(
+            f"takeover is False: engine {newest.engine!r} (epoch {newest.epoch}) started last; "
+            "stop it, and start with takeover, to move the namespace to this engine"
+        )

@@ -1,0 +1,492 @@
+"""The in-process redelivery tracker (engine "local"): reads markers, settles what is due.
+
+Replicas share the partitions of the markers topic through an ordinary consumer group and are one
+engine (R22). The loop's thread reads, folds and plans; starts and settlements of partitions run in
+a few worker threads, so that a transaction of one partition holds up nobody else. The rules are in
+``rules/redelivery.py`` and ``rules/ticks.py``; an ``if`` about them does not belong here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
+
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.errors import (
+    BrokerError,
+    DeadlineExceededError,
+    FencedError,
+    KafkaMQError,
+    StateError,
+    UnsupportedVersionError,
+    WireError,
+)
+from kafkamq.markers.rules.delivery import Carry, Settle
+from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.tracker.group_reader import MarkerReader
+from kafkamq.markers.tracker.metrics import TrackerMetrics
+from kafkamq.markers.tracker.open_ledgers import MAX_OPEN
+from kafkamq.markers.tracker.partition import Phase, Started, TrackedPartition
+from kafkamq.markers.tracker.quarantine import Quarantine
+from kafkamq.markers.tracker.settlement import REFUSALS, SettlementError, SettleReport
+from kafkamq.markers.tracker.settlers import SETTLE_S, Settlers
+from kafkamq.markers.tracker.takeover import PartitionStarter
+from kafkamq.markers.tracker.ticker import Ticker
+from kafkamq.markers.wire.markers import decode_slim
+from kafkamq.markers.wire.status import TrackerStatus
+from kafkamq.metrics.catalog import LATENESS
+from kafkamq.metrics.health import Loop, health
+from kafkamq.queue.topics import require_topics
+from kafkamq.queue.wire.headers import Origin
+from kafkamq.runtime.jobs import Workers
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.errors import OutcomeUnknownError, may_pass
+from kafkamq.types import Marker
+
+__all__ = ["LocalTracker"]
+
+_log = logging.getLogger(__name__)
+
+_THREADS = 4
+_POLL_S = 0.02  # also how late a TICK may be
+_STATUS_S = 1.0
+_PATIENCE_S = 30.0  # after which a partition that cannot start is named in the log
+_CLOSE_S = 15.0
+_MAX_TURN_S = 30.0  # a loop that takes longer for one turn is taken for hung
+
+
+class LocalTracker:
+    """One replica of the in-process tracker of a namespace; one owner thread.
+
+    Args:
+        config: Names the cluster and the topics.
+        tracker: How it runs.
+        timeout_s: Bound of each question to the cluster before it runs.
+
+    Raises:
+        ConfigError: The topics cannot be used (R23, R25); says why and what to do.
+        BrokerError, DeadlineExceededError: The cluster cannot be asked.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        tracker: TrackerConfig | None = None,
+        *,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self._config = config
+        self._tracker = tracker if tracker is not None else TrackerConfig()
+        self.warnings = require_topics(
+            config, max_lease_ms=self._tracker.max_lease_ms, timeout_s=timeout_s
+        )
+        with Admin(config, timeout_s=timeout_s) as admin:
+            topic = admin.require_topic(config.marker_topic)
+        retention_ms = int(topic.settings.get("retention.ms", "-1"))
+        self._carry_after_ms = retention_ms // 4 if retention_ms >= 0 else NEVER  # R19
+        self._partitions: dict[int, TrackedPartition] = {}
+        self._settlers = Settlers(config, self._tracker)
+        self._ledgers = self._settlers.ledgers
+        self._starter = PartitionStarter(
+            config, self._tracker, partitions=topic.partitions, ledgers=self._ledgers
+        )
+        self._ticker = Ticker(config)
+        self._quarantine = Quarantine(config)
+        self._workers = Workers(_THREADS, name="kafkamq-tracker")
+        for _ in range(_THREADS):
+            self._workers.submit(self._settlers.add, lambda _: None, _raise)
+        self._starting = 0  # partitions
+        self._next_status_s = 0.0  # monotonic
+        self._is_closed = False
+        self._reader = MarkerReader(config, on_assigned=self._assigned, on_revoked=self._revoked)
+        self._metrics = TrackerMetrics(config, self.statuses)
+        name = f"tracker of {config.namespace}"
+        self._loop = health.add(name, max_age_s=_MAX_TURN_S, is_ready=self._is_ready)
+
+    # ---- running
+
+    def run(self, stop: threading.Event | None = None) -> None:
+        """Track until ``stop`` is set, then close.
+
+        Raises:
+            FencedError: Another engine took over.
+            DataLossError: A position lies outside the log.
+            UnsupportedVersionError: A marker of a newer version (R21).
+            BrokerError: What waiting does not mend: credentials, permissions.
+        """
+        stop = stop if stop is not None else threading.Event()
+        try:
+            while not stop.is_set():
+                self.run_once()
+        except BaseException:
+            self._end(timeout_s=2.0)
+            raise
+        self.close()
+
+    def run_once(self, timeout_s: float = _POLL_S) -> int:
+        """One turn: read, fold, plan, and hand out what is to be done; returns records read."""
+        if self._is_closed:
+            raise StateError("this tracker is closed")
+        self._loop.beat()
+        self._workers.deliver()
+        messages = self._reader.poll(timeout_s, is_full=self._quarantine.is_full)
+        if messages:
+            self._fold(messages)
+        self._guard_positions()
+        for part in list(self._partitions.values()):
+            self._act(part)
+        self._ticker.poll()
+        now_s = time.monotonic()
+        if now_s >= self._next_status_s:
+            self._next_status_s = now_s + _STATUS_S
+            self._publish()
+        return len(messages)
+
+    def _publish(self) -> None:
+        """What has changed since the last status of each partition (R24)."""
+        for part in self._partitions.values():
+            status = part.status()
+            if status is not None:
+                self._ticker.publish(status)
+
+    @contextmanager
+    def in_thread(self) -> Iterator[LocalTracker]:
+        """Run in a thread of its own; leaving the block stops it and raises what stopped it."""
+        stop = threading.Event()
+        failures: list[BaseException] = []
+        hung: list[Loop] = []  # what has failed beats no more, so this process is not live
+
+        def run() -> None:
+            try:
+                self.run(stop)
+            except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
+                _log.error("the tracker has stopped", extra={"why": str(error)})
+                failures.append(error)
+                hung.append(health.add(f"{self._loop.name} that has failed", max_age_s=0.0))
+
+        thread = threading.Thread(target=run, name="kafkamq-tracker", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            stop.set()
+            thread.join(2 * _CLOSE_S + SETTLE_S)
+            for loop in hung:
+                health.remove(loop)
+            if failures:  # also when the block failed, which then is but a consequence
+                raise failures[0]
+        if thread.is_alive():
+            raise DeadlineExceededError("the tracker's thread did not end; it is abandoned")
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has partitions, and has read its own TICK in each of them (R17)."""
+        parts = list(self._partitions.values())
+        return bool(parts) and all(
+            part.phase is Phase.READING and part.core.is_live for part in parts
+        )
+
+    def _is_ready(self) -> bool:
+        """A replica without partitions stands by, which is all that it can do."""
+        return self._reader.is_member and (not self._partitions or self.is_live)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was closed, or has stopped because of an error."""
+        return self._is_closed
+
+    @property
+    def assigned(self) -> frozenset[int]:
+        """Numbers of the markers partitions that are this replica's now."""
+        return frozenset(self._partitions)
+
+    def statuses(self) -> list[TrackerStatus]:
+        """The last status of each partition; any thread may ask."""
+        statuses = [part.last_status for part in list(self._partitions.values())]
+        return [status for status in statuses if status is not None]
+
+    def close(self, timeout_s: float = _CLOSE_S) -> None:
+        """Let settlements end, write the positions, leave the group; idempotent.
+
+        Raises:
+            BrokerError: What ended a settlement meanwhile.
+        """
+        if self._is_closed:
+            return
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            while self._workers.running and time.monotonic() < deadline_s:
+                self._workers.deliver(0.1)
+            for part in list(self._partitions.values()):
+                if part.is_behind() and part.core.is_live and not part.is_busy:
+                    self._settle(part, ())
+            while self._workers.running and time.monotonic() < deadline_s:
+                self._workers.deliver(0.1)
+            self._publish()  # what it had read stays known when the ledgers have expired
+        finally:
+            self._end(timeout_s=2.0)
+
+    def _end(self, *, timeout_s: float) -> None:
+        """End the clients; what is under way is aborted or finished by the next owner."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        health.remove(self._loop)
+        self._metrics.close()
+        self._workers.close()
+        self._reader.close()
+        for part in self._partitions.values():
+            if part.ledger is not None and not part.is_busy:
+                self._ledgers.close(part.ledger)
+        self._settlers.close()
+        self._ticker.close(timeout_s=timeout_s)
+        self._quarantine.close()
+        self._starter.close()
+
+    # ---- the group
+
+    def _assigned(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._partitions[number] = TrackedPartition(
+                self._config.marker_topic, number, self._tracker, self._carry_after_ms
+            )
+        _log.info("partitions assigned", extra={"partitions": numbers})
+
+    def _revoked(self, numbers: list[int]) -> None:
+        for number in numbers:
+            part = self._partitions.pop(number, None)
+            # A settlement under way may still commit: it is as valid as if it had been quicker.
+            # Afterwards the next owner's init fences it, and the group's generation does.
+            if part is not None and part.ledger is not None and not part.is_busy:
+                self._ledgers.close(part.ledger)
+        _log.info("partitions revoked", extra={"partitions": numbers})
+
+    def _is_ours(self, part: TrackedPartition) -> bool:
+        return self._partitions.get(part.number) is part
+
+    # ---- reading
+
+    def _fold(self, messages: Sequence[Message]) -> None:
+        """Give every record to the core of its partition."""
+        parts = self._partitions
+        topic = self._config.marker_topic
+        current = -1
+        part: TrackedPartition | None = None
+        touched = set()
+        for message in messages:
+            number = message.partition()
+            if number != current and number is not None:
+                current = number
+                part = parts.get(number)
+                touched.add(number)
+            if part is None or part.phase is not Phase.READING:
+                continue
+            offset = message.offset()
+            if message.error() is not None or offset is None:
+                part.reached_end(self._reader.check(message))
+                continue
+            kind, timestamp_ms = message.timestamp()
+            marker: Marker | None
+            try:
+                marker = decode_slim(message.value())
+            except UnsupportedVersionError as error:
+                raise _placed(error, topic, current, offset) from None
+            except WireError as error:
+                marker = None
+                self._set_aside(message, current, offset, error)
+            if kind != TIMESTAMP_LOG_APPEND_TIME:
+                timestamp_ms = -1
+            part.core.apply(offset, timestamp_ms, marker)
+        for number in touched:
+            part = parts.get(number)
+            if part is not None and part.phase is Phase.READING:
+                part.was_read()
+
+    def _guard_positions(self) -> None:
+        """No position goes behind a record that is not in the quarantine yet (R21)."""
+        has_pending = self._quarantine.has_pending
+        self._quarantine.poll()
+        if has_pending:
+            first = self._quarantine.first_pending()
+            for part in self._partitions.values():
+                part.keep_from(first.get(part.number, -1))
+
+    def _set_aside(self, message: Message, number: int, offset: int, error: WireError) -> None:
+        """R21: counted by the core, copied with its place, passed."""
+        origin = Origin(self._config.marker_topic, number, offset, max(0, message.timestamp()[1]))
+        _log.warning(
+            "a record that is no marker was set aside",
+            extra={
+                "topic": origin.topic,
+                "partition": number,
+                "offset": offset,
+                "reason": error.reason,
+            },
+        )
+        self._quarantine.put(origin, key=message.key(), value=message.value(), error=error.reason)
+
+    # ---- acting
+
+    def _act(self, part: TrackedPartition) -> None:
+        """Whatever a partition needs now.
+
+        What nobody waits for is begun by an idle worker: behind a thousand starts, or positions, a
+        redelivery would be late. But one start is always under way: all are busy for as long as
+        more falls due than they can settle.
+        """
+        is_idle = self._workers.running < _THREADS
+        if part.phase is Phase.WAITING:
+            if (is_idle or not self._starting) and part.may_try() and not part.is_busy:
+                self._start(part)
+            return
+        now_ms = monotonic_ms()
+        if part.wants_tick(now_ms) and part.ledger is not None:
+            part.tick_sent(now_ms)
+            self._ticker.tick(
+                part.number,
+                engine=part.token,
+                epoch=part.ledger.epoch,
+                on_done=partial(self._tick_done, part),
+            )
+        actions = part.plan()
+        if actions or (is_idle and part.wants_position(self._turns())):
+            self._settle(part, actions)
+
+    def _turns(self) -> int:
+        """How many partitions share the place of one open ledger."""
+        return -(-len(self._partitions) // MAX_OPEN)
+
+    def _tick_done(self, part: TrackedPartition, _number: int, offset: int) -> None:
+        if self._is_ours(part) and part.phase is Phase.READING:
+            part.tick_done(offset)
+
+    def _start(self, part: TrackedPartition) -> None:
+        """Open the ledger in a worker (R22)."""
+        part.phase = Phase.STARTING
+        part.is_busy = True
+        self._starting += 1
+        old, part.ledger = part.ledger, None
+        self._workers.submit(
+            partial(self._starter.start, part.number, old),
+            partial(self._started, part),
+            partial(self._start_failed, part),
+        )
+
+    def _started(self, part: TrackedPartition, started: Started | None) -> None:
+        part.is_busy = False
+        self._starting -= 1
+        if not self._is_ours(part):
+            if started is not None:
+                self._ledgers.close(started.ledger)
+        elif started is None:
+            self._try_later(part, "the owner of partition 0 has not started yet")
+        else:
+            self._quarantine.passed(part.number, started.position)
+            part.start(started, is_written_soon=self._turns() == 1)
+            self._reader.begin(part.number, started.position)
+            if part.number == 0:
+                for other in self._partitions.values():
+                    other.try_now()  # they may have waited for its epoch
+
+    def _start_failed(self, part: TrackedPartition, error: KafkaMQError) -> None:
+        part.is_busy = False
+        self._starting -= 1
+        if not self._is_ours(part):
+            return
+        if not may_pass(error):
+            raise error
+        self._try_later(part, str(error))
+
+    def _try_later(self, part: TrackedPartition, why: str) -> None:
+        part.phase = Phase.WAITING
+        part.failed()
+        waited_s = time.monotonic() - part.waits_since_s
+        level = logging.WARNING if waited_s > _PATIENCE_S else logging.DEBUG
+        _log.log(
+            level,
+            "a partition cannot start yet",
+            extra={"partition": part.number, "waited_s": round(waited_s), "why": why},
+        )
+
+    def _settle(self, part: TrackedPartition, actions: Sequence[Settle | Carry]) -> None:
+        """Perform a plan in a worker; without actions, write the position (R15, R22)."""
+        ledger = part.ledger
+        assert ledger is not None, "a partition that is read has a ledger"
+        part.is_busy = True
+        position = part.position()
+        began_s = time.monotonic()
+        job = partial(
+            self._settlers.settle,
+            ledger,
+            actions,
+            position=position,
+            batch=part.batch,
+            members=(self._reader.membership(),),
+        )
+        self._workers.submit(
+            job,
+            partial(self._settled, part, position, actions, began_s),
+            partial(self._settle_failed, part),
+        )
+
+    def _settled(
+        self,
+        part: TrackedPartition,
+        position: int,
+        actions: Sequence[Settle | Carry],
+        began_s: float,
+        report: SettleReport,
+    ) -> None:
+        part.is_busy = False
+        took_ms = (time.monotonic() - began_s) * 1000
+        left = {action.start_offset for action in report.left}
+        LATENESS.observe_all(
+            (
+                (max(0.0, action.clock_ms - action.deadline_ms + took_ms) / 1000, 1)
+                for action in actions
+                if isinstance(action, Settle) and action.start_offset not in left
+            ),
+            part.number,
+        )
+        if self._is_ours(part):
+            part.core.aborted(report.left)  # there was no time for them: ask again
+            part.settled(position, report)
+        elif part.ledger is not None:
+            self._ledgers.close(part.ledger)
+
+    def _settle_failed(self, part: TrackedPartition, error: KafkaMQError) -> None:
+        part.is_busy = False
+        if not self._is_ours(part):
+            if part.ledger is not None:
+                self._ledgers.close(part.ledger)
+            return
+        _log.warning("a settlement failed", extra={"partition": part.number, "why": str(error)})
+        if isinstance(error, SettlementError):
+            cause = error.__cause__
+            if isinstance(cause, BrokerError) and cause.code in REFUSALS:
+                raise cause
+            part.core.aborted(error.actions)  # known not to be done: ask again
+            part.batch += 1
+            part.failed()
+        elif isinstance(error, FencedError | OutcomeUnknownError):
+            # Another replica has it now, or only the ledger can tell: start again (R15, R17).
+            self._reader.end(part.number)
+            part.wait()
+            part.failed()
+        else:
+            raise error
+
+
+def _raise(error: KafkaMQError) -> None:
+    raise error
+
+
+def _placed(error: UnsupportedVersionError, topic: str, number: int, offset: int) -> Exception:
+    return UnsupportedVersionError(error.reason, topic=topic, partition=number, offset=offset)

@@ -1,0 +1,249 @@
+"""One marker partition of a local tracker: the core's state and what its loop remembers of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from kafkamq.config import TrackerConfig
+from kafkamq.markers.rules.delivery import Carry, Settle
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.ticks import TickPolicy
+from kafkamq.markers.tracker.ledger import Ledger
+from kafkamq.markers.tracker.settlement import SettleReport
+from kafkamq.markers.wire.status import TrackerStatus
+from kafkamq.transport.clock import monotonic_ms
+
+__all__ = ["ENGINE", "MAX_LOOSE", "Phase", "Started", "TrackedPartition"]
+
+ENGINE = "local"
+"""The engine's name in ledgers: its replicas are one engine (R22)."""
+
+MAX_LOOSE = 16_384  # R18: entries that are kept as objects: 3.6 MB; 2,048 if each has a chunk
+_MAX_PAUSE_S = 5.0
+_FIRST_PAUSE_S = 0.1
+_LEDGER_REFRESH_S = 3600.0  # Kafka forgets offsets of a group that is silent for days
+
+
+class Phase(Enum):
+    """How far the ownership of a partition has come."""
+
+    WAITING = "waiting"  # for its turn to start
+    STARTING = "starting"  # a worker opens its ledger
+    READING = "reading"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A partition is ours: what the loop needs to read it."""
+
+    ledger: Ledger
+    position: int
+    token: str  # the consumer_id of our TICKs (R17)
+
+
+class TrackedPartition:
+    """State of one assigned partition; only the tracker's loop touches it.
+
+    A settlement of it may run in a worker thread meanwhile (``is_busy``), which only gets the
+    ledger and its own list of actions.
+    """
+
+    def __init__(self, topic: str, number: int, config: TrackerConfig, carry_after_ms: int) -> None:
+        self.topic = topic
+        self.number = number
+        self.phase = Phase.WAITING
+        self.is_busy = False
+        self.ledger: Ledger | None = None
+        self.token = ""
+        self.batch = 0
+        self.core = RedeliveryTracker(partition=number)
+        self.ticks = TickPolicy(monotonic_ms(), config.max_silence_ms)
+        self.wants_start_tick = False
+        self.redelivered = 0
+        self.dead_lettered = 0
+        self.waits_since_s = time.monotonic()
+        self._config = config
+        self._carry_after_ms = carry_after_ms
+        self._written = -1  # the position that the ledger holds
+        self._written_s = 0.0
+        self._end = -1  # the log was read up to here, control records included
+        self._kept_from = -1  # no position behind this offset; -1: nothing is kept
+        self._retry_s = 0.0  # monotonic: nothing is tried before
+        self._pause_s = _FIRST_PAUSE_S
+        self.last_status: TrackerStatus | None = None
+
+    # ---- the life of an ownership
+
+    def may_try(self) -> bool:
+        """Whether the pause after the last failure is over."""
+        return time.monotonic() >= self._retry_s
+
+    def failed(self) -> None:
+        """Pause before the next attempt, longer each time."""
+        self._retry_s = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+
+    def try_now(self) -> None:
+        """What it waited for may have come."""
+        if self.phase is Phase.WAITING:
+            self._retry_s = 0.0
+
+    def succeeded(self) -> None:
+        """The next failure pauses shortly again."""
+        self._pause_s = _FIRST_PAUSE_S
+
+    def wait(self) -> None:
+        """Ask for another start: what is known of the log is not enough any more (R17)."""
+        self.phase = Phase.WAITING
+        self.waits_since_s = time.monotonic()
+        if self.last_status is not None:  # which metrics show until the next start
+            self.last_status = replace(self.last_status, is_live=False)
+
+    def start(self, started: Started, *, is_written_soon: bool = True) -> None:
+        """Begin to fold at the ledger's position; nothing is planned before our TICK is read.
+
+        ``is_written_soon``: the first position needs no pause. A producer's first transaction looks
+        for coordinators, and is slow: what falls due finds that done, if the ledger stays open.
+        """
+        ledger = started.ledger
+        assert ledger.last is not None, "a start writes the ledger"
+        self.phase = Phase.READING
+        self.ledger = ledger
+        self.token = started.token
+        self.batch = ledger.last.batch + 1
+        self.core = RedeliveryTracker(
+            started.position,
+            partition=self.number,
+            max_lease_ms=self._config.max_lease_ms,
+            longest_ms=2 * self._carry_after_ms,
+            carry_after_ms=self._carry_after_ms,
+            engine=(started.token, ledger.epoch),
+            max_loose=MAX_LOOSE,
+        )
+        self.ticks = TickPolicy(monotonic_ms(), self._config.max_silence_ms)
+        self.wants_start_tick = True
+        self._written = started.position
+        self._written_s = 0.0 if is_written_soon else time.monotonic()
+        self._end = -1
+        self._kept_from = -1
+        self.succeeded()
+
+    # ---- reading
+
+    def reached_end(self, offset: int) -> None:
+        """Everything before ``offset`` was read; control records take offsets too."""
+        self._end = offset
+
+    def was_read(self) -> None:
+        """After a batch: the TICK rules measure silence from here (R4)."""
+        self.ticks.on_read(monotonic_ms(), self.core.next_offset)
+
+    # ---- ticks
+
+    def wants_tick(self, now_ms: int) -> bool:
+        """Append a TICK now? (R4; the first one: R17)."""
+        if self.phase is not Phase.READING:
+            return False
+        if self.wants_start_tick:
+            return True
+        return self.ticks.wants_tick(now_ms, self.core.clock_ms, self.core.next_wake())
+
+    def tick_sent(self, now_ms: int) -> None:
+        """A TICK is on its way."""
+        self.wants_start_tick = False
+        self.ticks.on_sent(now_ms)
+
+    def tick_done(self, offset: int) -> None:
+        """The TICK's fate: its offset, or -1."""
+        if offset >= 0:
+            self.ticks.on_delivered(offset)
+            return
+        self.ticks.on_failed()
+        if not self.core.is_live:
+            self.wants_start_tick = True
+
+    # ---- settling
+
+    def plan(self) -> Sequence[Settle | Carry]:
+        """What to settle now; empty while a settlement is under way, or after a failure."""
+        if self.is_busy or self.phase is not Phase.READING or not self.may_try():
+            return ()
+        return self.core.plan(self._config.max_offsets_per_commit)
+
+    def keep_from(self, offset: int) -> None:
+        """No position behind this record: its copy in the quarantine is not confirmed (R21).
+
+        -1: all are.
+        """
+        self._kept_from = offset
+
+    def position(self) -> int:
+        """Where a restart begins (R20)."""
+        committable = self.core.committable_offset()
+        if self._kept_from >= 0:
+            return min(committable, self._kept_from)
+        # With nothing open, control records at the end need not be read again, and they may not
+        # look like lost records when the log's start has passed them.
+        if committable == self.core.next_offset:
+            return max(committable, self._end)
+        return committable
+
+    def wants_position(self, turns: int = 1) -> bool:
+        """Whether the position should be written without actions (R22).
+
+        ``turns``: So many partitions share an open ledger, and one after the other writes: each
+        pauses so many times as long, or else ledgers would be opened for positions all the time.
+        """
+        if self.is_busy or self.phase is not Phase.READING or not self.core.is_live:
+            return False
+        since_s = time.monotonic() - self._written_s
+        if since_s * 1000 < turns * self._config.position_interval_ms or not self.may_try():
+            return False
+        return since_s > _LEDGER_REFRESH_S or self.position() != self._written
+
+    def is_behind(self) -> bool:
+        """Whether the ledger's position is an older one than the tracker's."""
+        return self.phase is Phase.READING and self.position() != self._written
+
+    def settled(self, position: int, report: SettleReport) -> None:
+        """A settlement is done; its ENDs come back through the log."""
+        self.redelivered += report.copies
+        self.dead_lettered += report.dead_letters
+        self._written = position
+        self._written_s = time.monotonic()
+        self.batch += 1
+        self.succeeded()
+
+    # ---- status
+
+    def status(self) -> TrackerStatus | None:
+        """The status record (R24); None while there is nothing new to say."""
+        if self.phase is not Phase.READING or self.ledger is None:
+            return None
+        wake = self.core.next_wake()
+        status = TrackerStatus(
+            topic=self.topic,
+            partition=self.number,
+            engine=ENGINE,
+            epoch=self.ledger.epoch,
+            clock_ms=self.core.clock_ms,
+            position=max(self.core.next_offset, self._end),
+            committable_offset=self.core.committable_offset(),
+            entries=self.core.open_count(),
+            due=self.core.due_count(),
+            deadline_ms=wake.deadline_ms,
+            warn_ms=wake.warn_ms,
+            late_verdicts=self.core.late_verdicts,
+            malformed=self.core.malformed,
+            redelivered=self.redelivered,
+            dead_lettered=self.dead_lettered,
+            batch=self.batch,
+            is_live=self.core.is_live,
+        )
+        if status == self.last_status:
+            return None
+        self.last_status = status
+        return status

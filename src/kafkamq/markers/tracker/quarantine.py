@@ -1,0 +1,187 @@
+"""The quarantine log: records that no tracker could decode, with where they came from (R21)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from functools import partial
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from kafkamq.config import ServiceConfig
+from kafkamq.queue.wire.headers import ERROR, ORIGIN, Origin, cut_text
+from kafkamq.transport.errors import (
+    ErrorWatch,
+    broker_error,
+    is_lasting,
+    kafka_error,
+    may_pass,
+    raised_error,
+)
+from kafkamq.transport.producer import end_producer
+from kafkamq.transport.settings import connect, producer_settings
+
+__all__ = ["Quarantine"]
+
+_log = logging.getLogger(__name__)
+_MAX_PENDING = 5_000
+_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A record that is on its way."""
+
+    origin: Origin
+    key: bytes | None
+    value: bytes | None
+    error: str
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Marker partition and offset."""
+        return self.origin.partition, self.origin.offset
+
+
+class Quarantine:
+    """Writes to a namespace's quarantine topic; one owner thread.
+
+    At least once: a tracker that restarts reads some records again. ``kafkamq-origin`` names the
+    record; two with the same one are the same record. What is refused for a while is written again,
+    by ``poll``; a position behind ``first_pending`` may not be written before that.
+    """
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._watch = ErrorWatch(config.bootstrap_servers)
+        self._producer: Producer | None = None
+        self._pending: dict[tuple[int, int], _Kept] = {}  # by the place where it stands
+        self._failure: KafkaError | None = None  # one that waiting does not mend
+        self._refused: list[_Kept] = []
+        self._again_s = 0.0  # monotonic: not before
+        self._has_warned = False
+        self.dropped = 0
+        """Records that were too large for the topic: only their place and error were kept."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many are on their way that no more should be read."""
+        return len(self._pending) >= _MAX_PENDING
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether something is on its way."""
+        return bool(self._pending)
+
+    def first_pending(self) -> dict[int, int]:
+        """By marker partition: offset of the first record that is not in the log yet."""
+        first: dict[int, int] = {}
+        for number, offset in self._pending:
+            first[number] = min(offset, first.get(number, offset))
+        return first
+
+    def passed(self, partition: int, position: int) -> None:
+        """Its owners have seen to all of this marker partition before the position."""
+        for place in [place for place in self._pending if place[0] == partition]:
+            if place[1] < position:
+                del self._pending[place]
+
+    def put(self, origin: Origin, *, key: bytes | None, value: bytes | None, error: str) -> None:
+        """Queue one record.
+
+        Args:
+            origin: Where it stands.
+            key: Its key.
+            value: Its value.
+            error: What is wrong with it.
+        """
+        kept = _Kept(origin, key, value, error)
+        self._pending[kept.place] = kept
+        self._send(kept)
+
+    def _send(self, kept: _Kept) -> None:
+        if self._producer is None:
+            self._producer = connect(Producer, producer_settings(self._config), self._watch)
+        headers: list[tuple[str, str | bytes | None]] = [
+            (ORIGIN, kept.origin.encode()),
+            (ERROR, cut_text(kept.error).encode()),
+        ]
+        produce = partial(
+            self._producer.produce,
+            self._config.quarantine_topic,
+            key=kept.key,
+            headers=headers,
+            on_delivery=lambda error, _: self._delivered(kept, error),
+        )
+        try:
+            try:
+                produce(value=kept.value)
+            except KafkaException as error:
+                if kafka_error(error).code() != KafkaError.MSG_SIZE_TOO_LARGE:
+                    raise
+                self.dropped += 1
+                produce(value=None)
+        except BufferError:
+            self._refused.append(kept)
+        except KafkaException as error:
+            self._delivered(kept, kafka_error(error))
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Serve reports, and write again what was refused a while ago.
+
+        Raises:
+            BrokerError: What waiting does not mend: credentials, rights.
+        """
+        if self._producer is None or not self._pending:
+            return
+        try:
+            self._producer.poll(timeout_s)
+        except (KafkaException, SystemError) as error:
+            cause = raised_error(error)
+            raise broker_error(cause, self._doing()) from cause
+        self._watch.check(self._doing())
+        if self._failure is not None:
+            raise broker_error(self._failure, self._doing())
+        now_s = time.monotonic()
+        if self._refused and now_s >= self._again_s:
+            self._again_s = now_s + _AGAIN_S
+            refused, self._refused = self._refused, []
+            for kept in refused:
+                if self._pending.get(kept.place) is kept:
+                    self._send(kept)
+
+    def flush(self, *, timeout_s: float = 10.0) -> None:
+        """Wait until all is in the log, so that a position behind it may be committed.
+
+        Raises:
+            BrokerError, DeadlineExceededError: It is not; may be repeated.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while self._pending:
+            self.poll(0.1)
+            if self._pending and time.monotonic() > deadline_s:
+                raise self._watch.deadline(self._doing(), timeout_s)
+
+    def close(self) -> None:
+        """End the client; what is not confirmed is read again by the next tracker."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            end_producer(producer, flush_s=2.0)
+
+    def _doing(self) -> str:
+        return f"writing to {self._config.quarantine_topic}"
+
+    def _delivered(self, kept: _Kept, error: KafkaError | None) -> None:
+        if error is not None and is_lasting(error):
+            self._failure = error
+        if error is not None and error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
+            self._refused.append(kept)
+            wrapped = broker_error(error, self._doing())
+            if not may_pass(wrapped) and not self._has_warned:
+                self._has_warned = True
+                _log.warning("%s", wrapped)
+            return
+        # Too large: its place is in the tracker's log line; the record stays as it is.
+        self.dropped += error is not None
+        self._pending.pop(kept.place, None)

@@ -1,0 +1,317 @@
+"""What a plan's actions become: the records of copies, dead letters, ENDs and carried SCHEDULEs.
+
+Each START is judged as it was read again (R14, R18, R19). No transaction is open meanwhile: one
+begins when its records are ready (R22).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.markers.rules.delivery import Carry, Copy, DeadLetter, Settle, decide
+from kafkamq.markers.tracker.rereading import Found, Rereader
+from kafkamq.markers.wire.markers import encode_end, encode_schedule
+from kafkamq.queue.wire.headers import Origin, copy_headers, cut_text, dead_letter_headers
+from kafkamq.queue.wire.keys import split_key
+from kafkamq.queue.wire.partitions import key_partition, marker_key
+from kafkamq.transport.transactions import Record
+from kafkamq.types import DeadLetterReason, Headers, Marker, MarkerType, Outcome
+
+__all__ = ["Part", "Rewriter"]
+
+_log = logging.getLogger(__name__)
+
+_OVERHEAD_BYTES = 128  # of a record and its batch, beyond key, value and headers
+_HEADER_BYTES = 8
+_PART_S = 2.0
+_NOTHING = Marker(MarkerType.START)  # stands for a START that is gone
+_LOST = DeadLetterReason.PAYLOAD_LOST
+
+
+@dataclass(slots=True)
+class Part:
+    """The records of one transaction: rows ``begin`` to ``end`` (half-open) of a plan."""
+
+    begin: int
+    end: int
+    size_bytes: int = 0
+    records: list[Record] = field(default_factory=list)
+    copies: int = 0
+    dead_letters: int = 0
+    carried: int = 0
+    payload_lost: int = 0
+
+    def add(
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers
+    ) -> None:
+        """One record."""
+        self.add_sized(topic, partition, key, value, headers, _size(key, value, headers))
+
+    def add_sized(
+        self,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        size_bytes: int,
+    ) -> None:
+        """One record whose size is known."""
+        self.records.append((topic, partition, key, value, headers))
+        self.size_bytes += size_bytes
+
+
+class Rewriter:
+    """Prepares the parts of plans; one owner thread."""
+
+    def __init__(self, config: ServiceConfig, tracker: TrackerConfig) -> None:
+        self._config = config
+        self._tracker = tracker
+        self._rereader = Rereader(config)
+        self._random = random.Random()  # spreads copies over partitions, decides nothing
+        self._max_rows = tracker.max_offsets_per_commit
+        self._refused: dict[tuple[int, int], int] = {}  # (partition, START offset): how often
+
+    def prepare(self) -> None:
+        """Connect before there is something to do."""
+        self._rereader.prepare()
+
+    def close(self) -> None:
+        """Close the readers; idempotent."""
+        self._rereader.close()
+
+    def part(
+        self,
+        partition: int,
+        rows: Sequence[Settle | Carry],
+        begin: int,
+        *,
+        timeout_s: float = 60.0,
+    ) -> Part:
+        """The records of as many rows as one transaction may hold (R16), at least one.
+
+        Where each row costs a seek a part ends after two seconds: what is read is written while
+        the rest still has to be read.
+
+        Args:
+            partition: Of the markers, that the rows are of.
+            rows: The whole plan, ascending by START offset.
+            begin: First row that is not done.
+            timeout_s: Bound of the reading.
+
+        Raises:
+            BrokerError, DeadlineExceededError: The STARTs could not be read in time.
+        """
+        began_s = time.monotonic()
+        deadline_s, full_s = began_s + timeout_s, began_s + _PART_S
+        part = Part(begin, begin)
+        chosen = rows[begin : begin + self._max_rows]
+        self._messages = self._rereader.topic(self._config.message_topic)
+        self._max_message_bytes = _limit(self._messages.settings)
+        for found in self._rereader.rows(partition, chosen, deadline_s=deadline_s):
+            self._rewrite(part, partition, found)
+            part.end += 1
+            if part.size_bytes >= self._tracker.max_transaction_bytes or time.monotonic() > full_s:
+                break
+        # After a refusal parts are small; they grow again while nothing is refused.
+        self._max_rows = min(self._tracker.max_offsets_per_commit, 2 * self._max_rows)
+        return part
+
+    def refused(self, partition: int, rows: Sequence[Settle | Carry], part: Part) -> None:
+        """A broker refused a record of this part for its size: find which one, by halves.
+
+        The one that is left alone becomes a dead letter by reference (R11), and if even that is
+        too large, one without the user's key and headers.
+        """
+        count = part.end - part.begin
+        if count > 1:
+            self._max_rows = count // 2
+            return
+        place = (partition, rows[part.begin].start_offset)
+        self._refused[place] = self._refused.get(place, 0) + 1
+        self._max_rows = 1
+
+    def _rewrite(self, part: Part, partition: int, found: Found) -> None:
+        """The records of one row."""
+        row, start = found.row, found.start
+        refusals = self._refused.get((partition, row.start_offset), 0) if self._refused else 0
+        if start is None:
+            where = f"{self._config.marker_topic}[{partition}]@{row.start_offset}"
+            lost = DeadLetter(_LOST, f"the START at {where} is gone")
+            self._bury(part, partition, found, _NOTHING, lost, refusals, with_payload=False)
+        elif found.is_lost:
+            lost = DeadLetter(_LOST, _joined("the message was deleted before", found.error))
+            self._bury(part, partition, found, start, lost, refusals, with_payload=False)
+        elif isinstance(row, Carry):
+            if refusals:
+                self._too_large(part, partition, found, start, self._config.marker_topic, refusals)
+            else:
+                self._carry(part, partition, row, start, found)
+        else:
+            decision = decide(
+                row,
+                start,
+                start_timestamp_ms=found.timestamp_ms,
+                max_deliveries=self._tracker.max_deliveries,
+                error=found.error,
+            )
+            if isinstance(decision, DeadLetter):
+                self._bury(part, partition, found, start, decision, refusals, with_payload=True)
+            elif refusals or not self._copy(part, partition, row, start, found, decision):
+                self._too_large(part, partition, found, start, self._config.message_topic, refusals)
+
+    def _copy(
+        self, part: Part, partition: int, row: Settle, start: Marker, found: Found, copy: Copy
+    ) -> bool:
+        """A copy at the queue's tail and its END; False: the topic would refuse it."""
+        topic = self._messages
+        headers = copy_headers(
+            start.headers,
+            delivery_count=copy.delivery_count,
+            origin=None if row.of_schedule else self._origin(partition, found),
+        )
+        key, value = start.key, found.value
+        size_bytes = _size(key, value, headers)
+        if size_bytes > self._max_message_bytes:
+            return False
+        part.add_sized(
+            topic.name, self._spread(key, topic.partitions), key, value, headers, size_bytes
+        )
+        self._end(part, partition, found, Outcome.REDELIVERED)
+        part.copies += 1
+        return True
+
+    def _carry(self, part: Part, partition: int, row: Carry, start: Marker, found: Found) -> None:
+        """A SCHEDULE again, with what remains of its delay (R19)."""
+        value = encode_schedule(
+            start.key,
+            found.value,
+            redeliver_after_ms=row.remaining_ms,
+            headers=start.headers,
+            expires_at_ms=start.expires_at_ms,
+            consumer_id=start.consumer_id,
+            first=row.message_id,
+        )
+        first = row.message_id
+        part.add(
+            self._config.marker_topic,
+            partition,
+            marker_key(first.partition, first.offset),
+            value,
+            (),
+        )
+        part.carried += 1
+
+    def _too_large(
+        self, part: Part, partition: int, found: Found, start: Marker, topic: str, refusals: int
+    ) -> None:
+        """R11: never a stall; the payload lives as long as the record that still has it."""
+        text = f"its copy is larger than max.message.bytes of {topic}"
+        lost = DeadLetter(_LOST, _joined(text, found.error))
+        self._bury(part, partition, found, start, lost, max(1, refusals), with_payload=True)
+
+    def _bury(
+        self,
+        part: Part,
+        partition: int,
+        found: Found,
+        start: Marker,
+        why: DeadLetter,
+        refusals: int,
+        *,
+        with_payload: bool,
+    ) -> None:
+        """A dead letter and its END; ``refusals`` say what it must do without."""
+        topic = self._rereader.topic(self._config.dead_letter_topic)
+        key: bytes | None = start.key if found.start is not None else None
+        headers = dead_letter_headers(
+            start.headers if refusals < 2 else (),
+            reason=why.reason,
+            error=why.error,
+            delivery_count=max(1, start.delivery_count),
+            origin=self._origin(partition, found),
+            queue_id=split_key(start.key)[0],
+            payload_at=self._payload_at(partition, found) if with_payload and refusals else None,
+        )
+        value = found.value
+        if refusals or _size(key, value, headers) > _limit(topic.settings):
+            if with_payload and not refusals:
+                self._bury(part, partition, found, start, why, 1, with_payload=True)
+                return
+            value = None
+            if with_payload:
+                _log.warning(
+                    "a dead letter refers to its payload: it did not fit",
+                    extra={
+                        "topic": self._config.marker_topic,
+                        "partition": partition,
+                        "offset": found.row.start_offset,
+                    },
+                )
+        if refusals >= 2:
+            key = None
+        part.add(topic.name, self._spread(key, topic.partitions), key, value, headers)
+        self._end(part, partition, found, Outcome.DEAD_LETTERED, cut_text(why.error))
+        part.dead_letters += 1
+        part.payload_lost += why.reason is _LOST
+
+    def _end(
+        self, part: Part, partition: int, found: Found, outcome: Outcome, reason: str = ""
+    ) -> None:
+        """The END of a row, to the partition of its START."""
+        row = found.row
+        message_id = row.message_id
+        value = encode_end(
+            message_id,
+            outcome,
+            reason=reason,
+            of_schedule=isinstance(row, Carry) or row.of_schedule,
+        )
+        key = marker_key(message_id.partition, message_id.offset)
+        size_bytes = _OVERHEAD_BYTES + len(key) + len(value)
+        part.add_sized(self._config.marker_topic, partition, key, value, (), size_bytes)
+
+    def _origin(self, partition: int, found: Found) -> Origin:
+        """Where the message stands, for headers of one that names no first copy."""
+        row, start = found.row, found.start
+        first = row.message_id
+        if isinstance(row, Carry) or row.of_schedule:
+            timestamp_ms = max(0, found.timestamp_ms)
+            return Origin(self._config.marker_topic, first.partition, first.offset, timestamp_ms)
+        timestamp_ms = start.message_timestamp_ms if start is not None else 0
+        return Origin(self._config.message_topic, first.partition, first.offset, timestamp_ms)
+
+    def _payload_at(self, partition: int, found: Found) -> Origin:
+        """The record that still has the payload."""
+        row = found.row
+        if isinstance(row, Carry) or row.of_schedule:
+            return Origin(
+                self._config.marker_topic, partition, row.start_offset, max(0, found.timestamp_ms)
+            )
+        return self._origin(partition, found)
+
+    def _spread(self, key: bytes | None, partitions: int) -> int:
+        """Partition of a copy: by its key when the sender gave one, else any."""
+        if key is not None and split_key(key)[1] is not None:
+            return key_partition(key, partitions)
+        return int(self._random.random() * partitions)
+
+
+def _size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    size = _OVERHEAD_BYTES + len(key or b"") + len(value or b"")
+    for name, content in headers:
+        size += _HEADER_BYTES + len(name) + len(content or b"")
+    return size
+
+
+def _limit(settings: Mapping[str, str]) -> int:
+    return int(settings.get("max.message.bytes", "1048588"))
+
+
+def _joined(text: str, error: str) -> str:
+    return f"{text}: {error}" if error else text

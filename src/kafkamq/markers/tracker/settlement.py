@@ -1,0 +1,276 @@
+"""Performs what a tracker planned: copies, dead letters, ENDs and the position, in transactions.
+
+R14-R16, R18, R19. The STARTs are read again from the markers topic by their offsets, because
+payloads never enter a tracker's state; then each part of the plan (at most 50,000 actions, 16 MiB,
+or what two seconds of reading gave) becomes one transaction with the position of the tracker and
+the count of rows done.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError
+from kafkamq.markers.rules.delivery import Carry, Settle
+from kafkamq.markers.tracker.ledger import Ledger
+from kafkamq.markers.tracker.rewriting import Part, Rewriter
+from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
+
+__all__ = ["REFUSALS", "SettleReport", "SettlementError", "Settler"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_ATTEMPTS = 8
+_FIRST_PAUSE_S = 0.05
+_MAX_PAUSE_S = 2.0
+_WRITE_S = 8.0  # what a transaction may take; it begins when its rows are ready (R22)
+REFUSALS = frozenset(
+    {
+        "TOPIC_AUTHORIZATION_FAILED",
+        "GROUP_AUTHORIZATION_FAILED",
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+        "CLUSTER_AUTHORIZATION_FAILED",
+        "_AUTHENTICATION",
+        "_SSL",
+    }
+)
+"""Codes of what somebody must mend."""
+_HOPELESS = REFUSALS | {
+    "UNKNOWN_MEMBER_ID",  # the partition went to another member of the group
+    "ILLEGAL_GENERATION",
+}
+
+
+@dataclass(slots=True)
+class SettleReport:
+    """What one ``settle`` did.
+
+    ``skipped`` rows were done by an earlier attempt. ``left`` are those for which the time was too
+    short: none of their transactions began.
+    """
+
+    copies: int = 0
+    dead_letters: int = 0
+    carried: int = 0
+    payload_lost: int = 0
+    skipped: int = 0
+    transactions: int = 0
+    left: Sequence[Settle | Carry] = ()
+
+
+class SettlementError(BrokerError):
+    """Some of the actions are known not to be done: ``tracker.aborted(error.actions)`` (R15).
+
+    Attributes:
+        actions: Those whose transaction is known to have aborted or never began.
+    """
+
+    def __init__(self, text: str, actions: Sequence[Settle | Carry]) -> None:
+        super().__init__(text, code="ABORTED", is_retriable=True)
+        self.actions = tuple(actions)
+
+
+class Settler:
+    """Settles actions of any marker partition of one namespace; one owner thread.
+
+    Holds read_committed readers of the markers and messages topics, kept between calls.
+    """
+
+    def __init__(self, config: ServiceConfig, tracker: TrackerConfig) -> None:
+        self._tracker = tracker
+        self._rewriter = Rewriter(config, tracker)
+
+    def settle(
+        self,
+        ledger: Ledger,
+        actions: Sequence[Settle | Carry],
+        *,
+        position: int,
+        batch: int,
+        source_hash: str = "",
+        members: Sequence[bytes] = (),
+        reopen: bool = True,
+        timeout_s: float = 60.0,
+    ) -> SettleReport:
+        """Perform the actions, in the order of their START offsets; each exactly once.
+
+        Args:
+            ledger: Of the marker partition that the actions are of.
+            actions: Any order; the same ones for a retry of the same batch.
+            position: The tracker's committable offset when it planned them.
+            batch: Number of this batch; a retry goes on behind the rows that are done (R16). Call
+                it without actions to write the position alone.
+            source_hash: Goes into the ledger.
+            members: See ``Ledger.commit``.
+            reopen: True: when fenced or of unknown outcome, open the ledger again (which checks
+                the epoch) and go on behind what is done. False: raise ``FencedError`` or
+                ``OutcomeUnknownError``, for owners that must read the log again first (R17).
+            timeout_s: When so much has passed no more is begun, and what remains of the actions is
+                ``left`` in the report. A transaction that has begun gets 8 s at least.
+
+        Raises:
+            FencedError: A later start owns the partition: stop.
+            SettlementError: Some actions are known not to be done; they may be asked for again.
+            OutcomeUnknownError: With ``reopen=False``, or when the ledger could not be opened again
+                in time: repeat the same batch, or open the ledger and look.
+        """
+        run = _Run(
+            ledger,
+            sorted(actions, key=_row_order),
+            position,
+            batch,
+            source_hash,
+            tuple(members),
+            time.monotonic() + timeout_s,
+        )
+        pause_s = _FIRST_PAUSE_S
+        attempt = 0
+        while True:
+            cause = self._attempt(run, reopen=reopen)
+            if cause is None:
+                return run.report
+            attempt += 1
+            if attempt == _MAX_ATTEMPTS or cause.code in _HOPELESS or run.left_s() <= pause_s:
+                raise self._not_done(run, cause)
+            _log.info(
+                "settling again",
+                extra={"partition": ledger.key.partition, "attempt": attempt, "cause": str(cause)},
+            )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+    def _attempt(self, run: _Run, *, reopen: bool) -> BrokerError | None:
+        """Go on behind what is done; returns what is in the way, None when all is done."""
+        try:
+            if run.ledger.is_resting:
+                run.ledger.resume(timeout_s=run.left_s())
+            elif not run.ledger.is_open:
+                if not reopen:
+                    raise OutcomeUnknownError("the ledger must be opened again", code="NOT_OPEN")
+                run.ledger.open(timeout_s=run.left_s())
+            run.unknown = None  # the ledger is read: now it is known
+            self._perform(run)
+        except TransactionAbortedError as error:
+            return error
+        except (FencedError, OutcomeUnknownError) as error:
+            if not reopen or error.code == "LATER_START":
+                raise
+            run.unknown = error
+            return error
+        except (BrokerError, DeadlineExceededError) as error:
+            run.ledger.abort()  # what was not committed explicitly did not happen
+            if isinstance(error, BrokerError):
+                return error
+            return BrokerError(str(error), code="DEADLINE", is_retriable=True)
+        return None
+
+    def prepare(self) -> None:
+        """Connect before there is something to settle: the first one would be late by that."""
+        self._rewriter.prepare()
+
+    def close(self) -> None:
+        """Close the readers; idempotent."""
+        self._rewriter.close()
+
+    def _perform(self, run: _Run) -> None:
+        """Everything that the ledger does not hold yet."""
+        ledger = run.ledger
+        if ledger.is_past(run.batch):
+            run.report.skipped = len(run.rows)
+            return
+        done = ledger.rows_done(run.batch)
+        if not run.report.transactions:
+            run.report.skipped = done
+        if not run.rows:
+            ledger.begin()
+            self._commit(run, 0)
+            return
+        while done < len(run.rows):
+            if run.report.transactions and not run.may_read():
+                run.report.left = run.rows[done:]
+                return
+            part = self._rewriter.part(ledger.key.partition, run.rows, done, timeout_s=run.left_s())
+            if self._write(run, part):
+                done = part.end
+
+    def _write(self, run: _Run, part: Part) -> bool:
+        """One part, in one transaction (R15); False: something in it is too large (R11)."""
+        ledger = run.ledger
+        producer = ledger.producer
+        ledger.begin()
+        try:
+            producer.produce_records(part.records, timeout_s=run.writing_s())
+            self._commit(run, part.end)
+        except (FencedError, OutcomeUnknownError):
+            raise
+        except BrokerError:
+            if not producer.too_large or time.monotonic() > run.deadline_s:
+                raise
+            ledger.abort()
+            self._rewriter.refused(ledger.key.partition, run.rows, part)
+            return False
+        report = run.report
+        report.copies += part.copies
+        report.dead_letters += part.dead_letters
+        report.carried += part.carried
+        report.payload_lost += part.payload_lost
+        return True
+
+    def _commit(self, run: _Run, rows_done: int) -> None:
+        run.ledger.commit(
+            run.position,
+            batch=run.batch,
+            rows_done=rows_done,
+            source_hash=run.source_hash,
+            members=run.members,
+            timeout_s=run.writing_s(),
+        )
+        run.report.transactions += 1
+
+    def _not_done(self, run: _Run, cause: BrokerError) -> BrokerError:
+        """Say what is known: with an unknown outcome nobody may ask again yet."""
+        if run.unknown is not None:
+            return run.unknown
+        done = run.ledger.rows_done(run.batch)
+        where = f"{run.ledger.key.topic}[{run.ledger.key.partition}]"
+        error = SettlementError(
+            f"{where}: {len(run.rows) - done} actions of batch {run.batch} are not done: {cause}",
+            run.rows[done:],
+        )
+        error.__cause__ = cause
+        return error
+
+
+@dataclass(slots=True)
+class _Run:
+    """One ``settle``."""
+
+    ledger: Ledger
+    rows: list[Settle | Carry]
+    position: int
+    batch: int
+    source_hash: str
+    members: tuple[bytes, ...]
+    deadline_s: float  # monotonic
+    report: SettleReport = field(default_factory=SettleReport)
+    unknown: BrokerError | None = None  # the last commit whose outcome is not known
+
+    def left_s(self) -> float:
+        """What is left of the bound; a little at least, so that a last attempt can end."""
+        return max(0.5, self.deadline_s - time.monotonic())
+
+    def may_read(self) -> bool:
+        """Whether more rows can be read and written in time."""
+        return time.monotonic() < self.deadline_s - _WRITE_S
+
+    def writing_s(self) -> float:
+        """What a transaction may take: never a rest of the bound that is too short for it."""
+        return max(_WRITE_S, self.deadline_s - time.monotonic())
+
+
+def _row_order(action: Settle | Carry) -> int:
+    return action.start_offset

@@ -1,0 +1,332 @@
+"""Commits what is done, and the maps of what is done beyond it; in a thread of its own.
+
+A commit may wait behind the member's own request to join, for as long as the slowest member takes;
+nothing else waits for it then. What was not confirmed is committed again with the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+
+from confluent_kafka import KafkaError, KafkaException
+
+from kafkamq.errors import DeadlineExceededError, KafkaMQError, LeaseLostError
+from kafkamq.parallel.callbacks import tell
+from kafkamq.parallel.config import ParallelConfig, Partition
+from kafkamq.parallel.inside import enter
+from kafkamq.parallel.record import ParallelRecord
+from kafkamq.parallel.rules.flow import FlowLimits, MapVerdict, PartitionFlow, StallGuard
+from kafkamq.parallel.rules.lanes import Lane, LaneState
+from kafkamq.parallel.rules.offsets import Progress
+from kafkamq.parallel.stats import Stats
+from kafkamq.parallel.wire import offsets as offset_maps
+from kafkamq.parallel.work_queue import Desk
+from kafkamq.transport.errors import broker_error, kafka_error
+from kafkamq.transport.exact_commits import ExactCommits, OffsetCommit
+from kafkamq.transport.offset_commits import is_passing
+
+__all__ = ["Committer", "Duty", "Plan", "plan_commits"]
+
+_GONE = frozenset(
+    {  # the member that did the work is none any more; not so behind an ILLEGAL_GENERATION: a
+        # commit that waits behind the member's own join has the generation from before it
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.FENCED_MEMBER_EPOCH,
+        KafkaError._ASSIGNMENT_LOST,
+    }
+)
+_SOON_S = 0.05  # until the next commit, while a map is too long
+_NO_MAPS_S = 60.0  # after a broker refused a map: until one is tried again, doubled each time
+_MAX_NO_MAPS_S = 3600.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Duty:
+    """One assignment of a partition, as its owner and the committer see it."""
+
+    lane: Lane[ParallelRecord]
+    flow: PartitionFlow
+    guard: StallGuard
+    committed_offset: int
+    committed_version: int  # of the tracker's progress; -1: nothing is committed
+    is_paused: bool = False
+    map_chars: int = 0
+    is_cut: bool = False
+
+    @property
+    def place(self) -> Partition:
+        """Its partition."""
+        place = self.lane.partition
+        assert isinstance(place, tuple)
+        return place
+
+
+@dataclass(slots=True)
+class Plan:
+    """One commit: of one moment."""
+
+    parts: list[tuple[Duty, Progress, MapVerdict]] = field(default_factory=list)
+    commits: list[OffsetCommit] = field(default_factory=list)
+
+
+def plan_commits(
+    duties: Iterable[Duty], desk: Desk, stats: Stats, limits: FlowLimits, *, with_maps: bool
+) -> Plan:
+    """What there is to commit now."""
+    with desk.lock:
+        wanted = [
+            (duty, duty.lane.tracker.progress())
+            for duty in duties
+            if duty.lane.state is not LaneState.CLOSED
+            and duty.lane.tracker.version != duty.committed_version
+        ]
+    plan = Plan()
+    for duty, progress in wanted:
+        metadata = ""
+        if progress.needs_map and with_maps:
+            metadata = offset_maps.encode(
+                progress.committable_offset, progress.highest_succeeded, progress.incompletes
+            )
+        verdict = duty.flow.judge_map(len(metadata), progress)
+        if not verdict.is_written:
+            stats.maps_cut += 1
+            whole, (metadata, end) = len(metadata), _cut(progress, len(metadata), limits)
+            if not duty.is_cut:  # such commits follow each other quickly
+                _log.warning(
+                    "an offset map is too long and is cut: after a restart what is done beyond its"
+                    " end is done again",
+                    extra={"partition": duty.place, "chars": whole, "end": end},
+                )
+        duty.is_cut = not verdict.is_written
+        duty.map_chars = len(metadata)
+        topic, partition = duty.place
+        plan.parts.append((duty, progress, verdict))
+        plan.commits.append(OffsetCommit(topic, partition, progress.committable_offset, metadata))
+    with desk.lock:
+        for duty, _, verdict in plan.parts:
+            if duty.lane.state is not LaneState.CLOSED:
+                desk.scheduler.set_ceiling(duty.lane, verdict.ceiling)
+    return plan
+
+
+def _cut(progress: Progress, chars: int, limits: FlowLimits) -> tuple[str, int]:
+    """The map of as much of the progress as may be committed, and the last offset in it."""
+    base, end = progress.committable_offset, progress.highest_succeeded
+    while end >= base:
+        # Its length goes by its range, more or less: a little less than that, until it fits.
+        end = (
+            base - 1 + min(end - base, int((end - base + 1) * limits.max_map_chars / chars * 0.95))
+        )
+        metadata = offset_maps.encode(base, end, progress.incompletes) if end >= base else ""
+        chars = len(metadata)
+        if chars <= limits.max_map_chars:
+            return metadata, end
+    return "", base - 1
+
+
+class Committer:
+    """Commits every ``commit_interval``, and when told to; not for transactions."""
+
+    def __init__(
+        self,
+        config: ParallelConfig,
+        desk: Desk,
+        commits: ExactCommits,
+        duties: Callable[[], list[Duty]],
+        stats: Stats,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._config = config
+        self._desk = desk
+        self._commits = commits
+        self._duties = duties
+        self._stats = stats
+        self._fail = fail
+        self._no_maps_s = _NO_MAPS_S
+        self._no_maps_until_s = 0.0
+        self._may_succeed = False  # the last commit failed, and the same may succeed soon
+        self._refusal: tuple[KafkaMQError, bool] | None = None  # of it, and whether that passes
+        self._wanted = threading.Condition()
+        self._asked = 0
+        self._answered = 0
+        self._is_ended = False
+        self._thread = threading.Thread(target=self._run, name="kafkamq-commits", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def commit_now(self, timeout_s: float) -> bool:
+        """Commit what is done by now, and wait; False: no answer in time, which may still come."""
+        return self._commit_by(monotonic() + timeout_s)
+
+    @property
+    def refusal(self) -> KafkaMQError | None:
+        """Why the last commit failed; None: it did not."""
+        return None if self._refusal is None else self._refusal[0]
+
+    def commit_at_last(self, timeout_s: float) -> bool:
+        """As ``commit_now``, again and again while it may succeed: there is no later commit.
+
+        Such as while a member learns of its new epoch (KIP-848), or a coordinator moves.
+        """
+        deadline_s = monotonic() + timeout_s
+        while self._commit_by(deadline_s):
+            if not self._may_succeed:
+                return True
+            if monotonic() >= deadline_s:
+                return False
+            sleep(_SOON_S)
+        return False
+
+    def see_committed(self, timeout_s: float) -> None:
+        """Return when Kafka has all that is done by now; commits are made again until then.
+
+        Raises:
+            BrokerError: Kafka refuses it, and will again.
+            LeaseLostError: A partition went before the commit: what was done of it comes again.
+            DeadlineExceededError: No answer in time, or failures up to then; it may still come.
+        """
+        deadline_s = monotonic() + timeout_s
+        with self._desk.lock:
+            wanted = [(duty, duty.lane.tracker.version) for duty in self._duties()]
+        while True:
+            is_answered = self._commit_by(deadline_s)
+            with self._desk.lock:
+                missing = [duty for duty, version in wanted if duty.committed_version < version]
+                gone = [duty.place for duty in missing if duty.lane.state is LaneState.CLOSED]
+            if not missing:
+                return
+            error, is_passing_by = self._refusal or (None, True)
+            if error is not None and not is_passing_by:
+                raise error
+            if gone:
+                raise LeaseLostError(f"{gone} went to another member before the commit")
+            if not is_answered or monotonic() >= deadline_s:
+                said = "no answer" if error is None else str(error)
+                raise DeadlineExceededError(
+                    f"offsets of group {self._config.group_id} are not committed after"
+                    f" {timeout_s:g} s: {said}"
+                )
+            sleep(_SOON_S)
+
+    def _commit_by(self, deadline_s: float) -> bool:
+        with self._wanted:
+            self._asked += 1
+            mine = self._asked
+            self._wanted.notify_all()
+            while self._answered < mine:
+                left_s = deadline_s - monotonic()
+                if left_s <= 0 or not self._thread.is_alive():
+                    return False
+                self._wanted.wait(min(left_s, 0.5))
+        return True
+
+    def request(self) -> None:
+        """Commit soon."""
+        with self._wanted:
+            self._asked += 1
+            self._wanted.notify_all()
+
+    def end(self, timeout_s: float) -> bool:
+        """Commit no more; False: a commit is still under way."""
+        with self._wanted:
+            self._is_ended = True
+            self._wanted.notify_all()
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        enter(self._config)
+        interval_s = self._config.commit_interval_ms / 1000
+        wait_s = interval_s
+        while True:
+            with self._wanted:
+                if self._asked == self._answered and not self._is_ended:
+                    self._wanted.wait(wait_s)
+                if self._is_ended:
+                    return
+                asked = self._asked
+            try:
+                is_crowded = self._commit()
+            except Exception as error:  # noqa: BLE001 - the owner raises it
+                self._fail(error)
+                is_crowded = False
+            wait_s = min(_SOON_S, interval_s) if is_crowded else interval_s
+            with self._wanted:
+                self._answered = asked
+                self._wanted.notify_all()
+
+    def _commit(self) -> bool:
+        """One commit; says whether a map holds work back."""
+        self._may_succeed = False
+        plan = plan_commits(
+            self._duties(),
+            self._desk,
+            self._stats,
+            self._config.limits,
+            with_maps=self._with_maps,
+        )
+        if not plan.commits:
+            self._refusal = None  # nothing is missing
+            return False
+        try:
+            self._commits.commit(plan.commits)
+        except KafkaException as error:
+            self._failed(error)
+            return True
+        self.confirm(plan)
+        return any(verdict.ceiling is not None for _, _, verdict in plan.parts)
+
+    def _failed(self, error: KafkaException) -> None:
+        self._stats.commit_failures += 1
+        inner = kafka_error(error)
+        if inner.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
+            self._go_without_maps()
+            self._may_succeed = True
+            return  # the next one is another
+        ours = broker_error(error, f"committing offsets of group {self._config.group_id}")
+        is_lasting = not is_passing(ours, inner.code())
+        self._refusal = (ours, not is_lasting and inner.code() not in _GONE)
+        if is_lasting:
+            raise ours from error
+        self._may_succeed = inner.code() not in _GONE
+        _log.info("a commit failed and is made again", extra={"code": inner.name()})
+
+    @property
+    def _with_maps(self) -> bool:
+        return monotonic() >= self._no_maps_until_s
+
+    def _go_without_maps(self) -> None:
+        """For a while: the next coordinator, or this one with another setting, may take them."""
+        self._no_maps_until_s = monotonic() + self._no_maps_s
+        _log.error(
+            "the broker takes shorter commit metadata than offset maps need: commits go without"
+            " maps for a while; raise offset.metadata.max.bytes to 4096",
+            extra={"group": self._config.group_id, "again_s": self._no_maps_s},
+        )
+        self._no_maps_s = min(2 * self._no_maps_s, _MAX_NO_MAPS_S)
+
+    def confirm(self, plan: Plan) -> None:
+        """Note that Kafka has it, and tell the user."""
+        with self._desk.lock:
+            for duty, progress, _ in plan.parts:
+                duty.committed_version = progress.version
+                duty.committed_offset = progress.committable_offset
+        self._refusal = None
+        if any(each.metadata for each in plan.commits):
+            self._no_maps_s = _NO_MAPS_S
+        self._stats.commits += 1
+        self._stats.last_commit_s = monotonic()
+        self._stats.map_chars = max(len(each.metadata) for each in plan.commits)
+        tell(
+            "on_committed",
+            self._config.hooks.on_committed,
+            {(each.topic, each.partition): each.offset for each in plan.commits},
+        )

@@ -1,0 +1,317 @@
+"""``ParallelConsumer``: what users call."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError, DeadlineExceededError, StateError
+from kafkamq.parallel.config import is_async_handler
+from kafkamq.parallel.coroutines import CoroutinePool
+from kafkamq.parallel.engine import Engine, Pool, State
+from kafkamq.parallel.handling import Handling
+from kafkamq.parallel.health import Health, health_of
+from kafkamq.parallel.inside import is_inside
+from kafkamq.parallel.metrics import watch_engine
+from kafkamq.parallel.options import ParallelOptions, make_config
+from kafkamq.parallel.processes import process_pool
+from kafkamq.parallel.record import ParallelRecord
+from kafkamq.parallel.results import OnProduced, ProducePublisher, Publisher
+from kafkamq.parallel.settling import Settler
+from kafkamq.parallel.streams import ResultStream
+from kafkamq.parallel.threads import ThreadPool
+from kafkamq.parallel.transactions import TransactionCommitter, TransactionPublisher
+from kafkamq.runtime.signals import stop_event
+from kafkamq.transport.fork_check import ForkGuard
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["ParallelBase", "ParallelConsumer", "stopped_by"]
+
+_SLICE_S = 0.2
+
+
+def stopped_by(*numbers: int) -> AbstractContextManager[threading.Event]:
+    """Set at each of these signals; never, where this is not the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return nullcontext(threading.Event())
+    return stop_event(numbers)
+
+
+class ParallelBase:
+    """What the consumers with and without asyncio have in common."""
+
+    def __init__(
+        self,
+        topics: str | Sequence[str],
+        *,
+        group_id: str = "",
+        bootstrap_servers: str = "",
+        kafka: Mapping[str, str] | None = None,
+        ordering: str = "key",
+        concurrency: int = 16,
+        **options: Unpack[ParallelOptions],
+    ) -> None:
+        """Makes the client; nothing is read before a handler is given.
+
+        Args:
+            topics: One topic or several; a name that begins with ``^`` is a pattern.
+            group_id: The consumer group.
+            bootstrap_servers: Kafka's brokers, ``host:port[,host:port...]``.
+            kafka: Kafka's own properties, verbatim.
+            ordering: What stays in order: records of one ``"key"``, of one ``"partition"``, or
+                nothing (``"unordered"``).
+            concurrency: Handlers at once: threads for ``def``, coroutines for ``async def``.
+            **options: See ``ParallelOptions``.
+
+        Raises:
+            ConfigError: A setting cannot work.
+        """
+        service = ServiceConfig(bootstrap_servers=bootstrap_servers, kafka=kafka or {})
+        self._config = make_config(
+            service, topics, group_id, ordering=ordering, concurrency=concurrency, options=options
+        )
+        self._guard = ForkGuard("ParallelConsumer")
+        self._engine = Engine(self._config)
+
+    def __repr__(self) -> str:
+        state = self._engine.state.value
+        return f"<{type(self).__name__} of {', '.join(self._config.topics)}: {state}>"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether Parallel Consumer for Java can read the offset maps in the commits."""
+        return self._engine.is_exact
+
+    @property
+    def _slack_s(self) -> float:
+        """How long the end may take, handlers aside."""
+        return 2 * self._config.commit_timeout_ms / 1000 + 10.0
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What made it stop."""
+        return self._engine.failure
+
+    def health(self) -> Health:
+        """Its state, for probes; from any thread, at once."""
+        return health_of(self._engine)
+
+    def pause(self) -> None:
+        """Begin no more records, and stay in the group; what is in flight goes on."""
+        if self._engine.state is State.RUNNING:
+            self._engine.state = State.PAUSED
+            self._engine.desk.pause()
+
+    def resume(self) -> None:
+        """Go on after ``pause``."""
+        if self._engine.state is State.PAUSED:
+            self._engine.state = State.RUNNING
+            self._engine.desk.resume()
+
+    def commit_soon(self) -> None:
+        """Commit without waiting for the end of the interval."""
+        self._engine.commit_soon()
+
+    def _begin(
+        self,
+        handler: Callable[..., object],
+        publisher: Callable[[Engine, Settler], Publisher | None] = lambda *_: None,
+        *,
+        takes_all: bool = False,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """Give the engine its handler; once."""
+        is_async = is_async_handler(handler)
+        self._guard.check()
+        engine, config = self._engine, self._config
+        if engine.state is not State.UNUSED:
+            raise StateError(
+                f"this parallel consumer is {engine.state.value}: each is given one handler, once"
+            )
+        settler = Settler(config, engine.stats, engine.park, engine.fail, engine.hold_letter)
+        handling = Handling(
+            desk=engine.desk,
+            settler=settler,
+            handler=handler,
+            takes_lists=bool(config.batch_size),
+            publisher=publisher(engine, settler),
+            takes_all=takes_all,
+        )
+        pool: Pool
+        if config.processes:
+            pool = process_pool(handling, config, is_async=is_async)
+        elif is_async:
+            pool = CoroutinePool(handling, config.concurrency, loop)
+        else:
+            pool = ThreadPool(handling, config.concurrency)
+        engine.start(pool)
+        engine.on_end = watch_engine(engine)
+
+    def _check_stream(self) -> None:
+        if self._config.is_transactional:
+            raise ConfigError("a stream of results cannot be part of a transaction")
+
+    def _polling(self, engine: Engine, _: Settler) -> Publisher | None:
+        """Offsets alone may be committed in transactions as well."""
+        committer = engine.committer
+        if isinstance(committer, TransactionCommitter):
+            raise ConfigError(
+                "commit_mode='transactional' needs results: use poll_and_produce, or another mode"
+            )
+        return None
+
+    def _producing(
+        self, on_produced: OnProduced | None
+    ) -> Callable[[Engine, Settler], Publisher | None]:
+        def make(engine: Engine, settler: Settler) -> Publisher:
+            committer = engine.committer
+            if isinstance(committer, TransactionCommitter):
+                if on_produced is not None:
+                    raise ConfigError("in transactions there is no callback per result")
+                return TransactionPublisher(engine.desk, committer, settler)
+            timeout_s = self._config.send_timeout_ms / 1000
+            return ProducePublisher(
+                engine.desk, settler, engine.outbox, timeout_s=timeout_s, on_produced=on_produced
+            )
+
+        return make
+
+
+class ParallelConsumer(ParallelBase):
+    """Processes the records of topics many at once on one consumer, in order where asked for.
+
+    A record that is done is not done again by another member or after a restart, even with others
+    in front of it that are not: the commit's metadata says which are done, in the format of
+    Confluent's Parallel Consumer. Delivery is at least once; in mode ``transactional`` results and
+    offsets are written exactly once.
+
+    A context manager: leaving it closes. Made before a fork, it refuses to work in the child.
+    """
+
+    def __enter__(self) -> ParallelConsumer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def poll(self, handler: Callable[[ParallelRecord], object]) -> None:
+        """Call ``handler`` for each record, in the background; returns at once.
+
+        A record is done when the handler returns; it may return ``Nack`` or ``Reject`` instead of
+        raising. An exception means another attempt.
+
+        Args:
+            handler: ``def``: called in threads. ``async def``: awaited on one event loop in a
+                thread (uvloop's if that is installed), ``concurrency`` at once.
+
+        Raises:
+            ConfigError: The handler cannot be called.
+            StateError: It has a handler already, or is closed.
+            BrokerError: A topic does not exist, or no broker answers.
+        """
+        self._begin(handler, self._polling)
+
+    def poll_and_produce(
+        self,
+        handler: Callable[..., object],
+        on_produced: OnProduced | None = None,
+    ) -> None:
+        """As ``poll``; what the handler returns is produced, and its record is done with that.
+
+        With ``commit_mode="transactional"`` results and offsets are committed together: readers of
+        committed data see each result exactly once.
+
+        Args:
+            handler: Returns an ``OutgoingRecord``, several of them, None, or a verdict.
+            on_produced: Gets record, result, partition and offset, when Kafka has it; not in
+                transactions.
+
+        Raises:
+            ConfigError, StateError, BrokerError: As ``poll``.
+        """
+        self._begin(handler, self._producing(on_produced))
+
+    def stream(self, handler: Callable[..., object]) -> Iterator[tuple[ParallelRecord, object]]:
+        """As ``poll``; iterates over records and what the handler returned for each.
+
+        A record is done when the next one is asked for. The iteration ends when the consumer is
+        closed, by another thread or in the loop; it raises what made the consumer stop.
+
+        Raises:
+            ConfigError, StateError, BrokerError: As ``poll``.
+        """
+        self._check_stream()
+        stream = ResultStream(self._engine.desk)
+        self._begin(handler, lambda *_: stream, takes_all=True)
+        return self._results(stream)
+
+    def _results(self, stream: ResultStream) -> Iterator[tuple[ParallelRecord, object]]:
+        engine = self._engine
+        yield from stream.results(lambda: engine.desk.is_stopped or engine.ended.is_set())
+        if engine.failure is not None:
+            raise engine.failure
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it has ended, by ``close`` or by a failure; False: not in time.
+
+        Raises:
+            KafkaMQError: What made it stop.
+        """
+        if not self._engine.ended.wait(timeout):
+            return False
+        if self._engine.failure is not None:
+            raise self._engine.failure
+        return True
+
+    def run(self, handler: Callable[[ParallelRecord], object]) -> None:
+        """``poll``, and wait for the end; in the main thread SIGTERM and Ctrl-C close.
+
+        Raises:
+            KafkaMQError: As ``poll`` and ``close``, and what made it stop.
+        """
+        with stopped_by(signal.SIGINT, signal.SIGTERM) as stopping:
+            try:
+                self.poll(handler)
+                while not stopping.is_set() and not self.wait(_SLICE_S):
+                    pass
+            finally:
+                self.close()
+
+    def drain(self, timeout: float = 60.0) -> None:
+        """Poll no more, process what was polled (up to ``timeout`` s), and close."""
+        self.close(drain=timeout)
+
+    def close(self, timeout: float = 30.0, *, drain: float = 0.0) -> None:
+        """Begin nothing more, wait for what is in flight, commit, leave the group.
+
+        Closing twice is fine, and so is closing what was never used. What is still in flight after
+        ``timeout`` is not committed and comes again. In a handler or hook it only begins the end.
+
+        Args:
+            timeout: s to wait for handlers.
+            drain: s for which what was polled is processed first.
+
+        Raises:
+            DeadlineExceededError: Leaving the group takes longer, and goes on.
+        """
+        engine = self._engine
+        if self._guard.is_foreign:
+            return
+        engine.end(timeout_s=timeout, drain_s=drain)
+        if is_inside(self._config):
+            return
+        if not engine.ended.wait(timeout + drain + self._slack_s):
+            raise DeadlineExceededError("leaving the group takes long, and goes on behind this")

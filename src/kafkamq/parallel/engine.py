@@ -1,0 +1,417 @@
+"""The thread that owns the consumer: polls, feeds the desk, and looks after everything in time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from enum import Enum
+from functools import partial
+from time import monotonic, sleep
+from typing import Protocol
+
+from confluent_kafka import Message
+
+from kafkamq.parallel.callbacks import tell
+from kafkamq.parallel.commits import Committer, Duty
+from kafkamq.parallel.config import CommitMode, ParallelConfig, Partition
+from kafkamq.parallel.inside import enter
+from kafkamq.parallel.letters import Letters
+from kafkamq.parallel.positions import Position
+from kafkamq.parallel.record import ParallelRecord, make_records
+from kafkamq.parallel.result_producer import Outbox
+from kafkamq.parallel.rules.flow import PartitionFlow, Stall, StallGuard
+from kafkamq.parallel.rules.lanes import Lane
+from kafkamq.parallel.settling import Park
+from kafkamq.parallel.source import Source
+from kafkamq.parallel.stats import Stats
+from kafkamq.parallel.transactions import TransactionCommitter
+from kafkamq.parallel.work_queue import Desk
+from kafkamq.runtime.rules.hanging import Slots
+from kafkamq.types import DeadLetterReason
+
+__all__ = ["Engine", "Pool", "State"]
+
+MAX_POLL = 1000  # records of one poll
+TICK_S = 0.02  # the longest wait for records, and how often the rest is looked after
+_SAMPLE = 64  # of so many records one is asked for its size
+_LATE_S = 300.0  # for a commit that librdkafka still waits for
+ROOM_S = 0.05  # how long a full partition is waited for before it is paused
+_log = logging.getLogger(__name__)
+
+
+class State(Enum):
+    """What a parallel consumer is doing."""
+
+    UNUSED = "unused"
+    RUNNING = "running"
+    PAUSED = "paused"
+    DRAINING = "draining"
+    CLOSING = "closing"
+    CLOSED = "closed"
+    FAILED = "failed"
+
+
+class Pool(Protocol):
+    """Those who call the handler."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until all have ended, after ``Desk.stop``."""
+
+    def cancel(self) -> None:
+        """End handlers that are still at it, where that is possible."""
+
+    def slots(self) -> Slots:
+        """What its workers are at; from any thread."""
+
+
+class Engine:
+    """Runs one consumer from ``start`` to ``close``."""
+
+    def __init__(self, config: ParallelConfig) -> None:
+        self.config = config
+        self.stats = Stats()
+        self.desk = Desk(config, self.stats)
+        self.outbox = Outbox(config)
+        self.park: Park = partial(self.outbox.park, config.dead_letter_topic, config.group_id)
+        self._letters = Letters(config, self.desk, self.park, self.stats)
+        self.state = State.UNUSED
+        self.failure: BaseException | None = None
+        self.ended = threading.Event()
+        self.on_turn: Callable[[], None] = _nothing  # each turn of the thread
+        self.on_end: Callable[[], None] = _nothing
+        self._duties: dict[Partition, Duty] = {}
+        self._source = Source(config, self, self.stats)
+        self._must_rewind = False
+        self._is_leaving_late = False
+        self._committer = self._make_committer()
+        self._pool: Pool | None = None
+        self._is_ending = threading.Event()
+        self._drain_until_s = 0.0
+        self._close_until_s = 0.0
+        self._tended_s = 0.0
+        self._committed_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="kafkamq-parallel", daemon=True)
+
+    def _make_committer(self) -> Committer:
+        given = (self.config, self.desk, self._source.commits, self._all_duties, self.stats)
+        if not self.config.is_transactional:
+            return Committer(*given, self.fail)
+        return TransactionCommitter(*given, self.fail, self._rewind_soon)
+
+    @property
+    def committer(self) -> Committer:
+        """What commits; in mode transactional a ``TransactionCommitter``."""
+        return self._committer
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether commit metadata is exact (``clients.exact_commits``)."""
+        return self._source.commits.is_exact
+
+    def _all_duties(self) -> list[Duty]:
+        return list(self._duties.values())
+
+    def duties(self) -> list[Duty]:
+        """The partitions assigned at the moment."""
+        return self._all_duties()
+
+    def slots(self) -> Slots:
+        """What its handlers are at; from any thread."""
+        pool = self._pool
+        return Slots(0, ()) if pool is None or self.ended.is_set() else pool.slots()
+
+    # Beginning and end.
+
+    def start(self, pool: Pool) -> None:
+        """Join the group and begin.
+
+        Raises:
+            BrokerError: A topic does not exist, or no broker answers.
+        """
+        self._source.subscribe()
+        self._pool = pool
+        self.state = State.RUNNING
+        try:
+            self._committer.start()
+            pool.start()
+            self._thread.start()
+        except BaseException as error:  # such as transactions that may not be, too many threads
+            self.failure = error
+            self.desk.stop()
+            self._committer.end(self.config.commit_timeout_ms / 1000)
+            self._source.abandon()
+            self.state = State.FAILED
+            self.ended.set()
+            raise
+
+    def fail(self, error: BaseException) -> None:
+        """Stop because of that; the first one counts."""
+        if self.failure is None:
+            self.failure = error
+            _log.error("the parallel consumer stops", extra={"said": str(error)})
+        self._is_ending.set()
+
+    def commit_soon(self) -> None:
+        """Commit without waiting for the end of the interval."""
+        self._committer.request()
+
+    def end(self, *, timeout_s: float, drain_s: float) -> None:
+        """Begin to close, and return at once; ``ended`` is set at the end."""
+        now_s = monotonic()
+        if self.state is State.UNUSED:
+            self.state = State.CLOSED
+            self._source.abandon()
+            self.ended.set()
+            return
+        if drain_s <= 0:
+            self.desk.stop()
+        drain_until_s, close_until_s = now_s + drain_s, now_s + drain_s + timeout_s
+        if self._is_ending.is_set():  # the earlier end counts: a close ends a drain
+            drain_until_s = min(drain_until_s, self._drain_until_s)
+            close_until_s = min(close_until_s, self._close_until_s)
+        self._drain_until_s, self._close_until_s = drain_until_s, close_until_s
+        self._is_ending.set()
+
+    def _run(self) -> None:
+        enter(self.config)
+        try:
+            while not self._is_ending.is_set():
+                self._step(is_reading=True)
+        except BaseException as error:  # noqa: BLE001 - raised to whoever waits
+            self.fail(error)
+        try:
+            self._shut_down()
+        except BaseException as error:  # noqa: BLE001 - as above
+            self.fail(error)
+        finally:
+            self.state = State.CLOSED if self.failure is None else State.FAILED
+            self.on_end()
+            self.ended.set()
+        if self._is_leaving_late and self._committer.end(_LATE_S):
+            self._source.close()
+
+    def _shut_down(self) -> None:
+        pool = self._pool
+        assert pool is not None
+        if self.failure is None and self._drain_until_s > monotonic():
+            self.state = State.DRAINING
+            self.desk.resume()
+            while self.desk.open_count() and monotonic() < self._drain_until_s:
+                self._stay()
+        self.state = State.CLOSING
+        self.desk.stop()
+        while not pool.join(0) and monotonic() < self._close_until_s:
+            self._stay()
+        pool.cancel()
+        timeout_s = self.config.commit_timeout_ms / 1000
+        self.outbox.close(max(1.0, self._close_until_s - monotonic()))
+        is_idle = self._committer.commit_at_last(timeout_s)  # also when it fails: done is done
+        self._tell_of_refusal()
+        if not self._committer.end(timeout_s) or not is_idle:
+            _log.warning("a last commit has no answer; leaving the group goes on behind it")
+            self._is_leaving_late = True  # a client must not be ended with a commit inside of it
+            return
+        self._forget(list(self._duties))
+        self._source.close()
+
+    def _tell_of_refusal(self) -> None:
+        """After a commit that none will follow."""
+        refusal = self._committer.refusal
+        if refusal is not None:
+            _log.warning(
+                "the last commit failed: what was done since the one before comes again",
+                extra={"group": self.config.group_id, "said": str(refusal)},
+            )
+
+    def _stay(self) -> None:
+        """Remain a member while the end is waited for; trouble with that is none any more."""
+        try:
+            self._step(is_reading=False)
+        except BaseException as error:  # noqa: BLE001 - the first failure is the one that counts
+            self.fail(error)
+            sleep(TICK_S)
+
+    # Reading.
+
+    def _step(self, *, is_reading: bool) -> None:
+        if self._must_rewind:
+            self._rewind()
+        groups = self._source.poll(MAX_POLL, TICK_S)
+        self.stats.last_poll_s = monotonic()
+        self.on_turn()
+        if is_reading and (groups or self._source.ends):
+            self._take_in(groups)
+        self._source.ends.clear()
+        now_s = monotonic()
+        if now_s - self._tended_s >= TICK_S:
+            self._tended_s = now_s
+            self._tend(now_s)
+
+    def _rewind_soon(self) -> None:
+        self._must_rewind = True
+
+    def _rewind(self) -> None:
+        """A transaction was aborted: read again from what is committed."""
+        self._must_rewind = False
+        begun = {place: duty.committed_offset for place, duty in self._duties.items()}
+        self._forget(list(begun))
+        self.assigned(self._source.rewind(begun))
+
+    def _take_in(self, groups: Sequence[tuple[Partition, list[Message]]]) -> None:
+        crowded: Duty | None = None
+        for place, messages in groups:
+            duty = self._duties.get(place)
+            if duty is None:  # went in the same poll
+                continue
+            records = make_records(messages)
+            self.stats.polled += len(records)
+            self.desk.add(duty.lane, records)
+            duty.flow.observe(list(map(len, messages[::_SAMPLE])))
+            if duty.lane.tracker.open_count >= duty.flow.max_open:
+                crowded = duty
+        for place, offset in self._source.ends:
+            duty = self._duties.get(place)
+            if duty is not None:
+                with self.desk.lock:
+                    duty.lane.tracker.advance(offset)
+        if crowded is not None:
+            self._make_room(crowded)
+
+    def _make_room(self, crowded: Duty) -> None:
+        """Wait a moment, as pausing throws away what is fetched ahead; then pause."""
+        self.desk.await_room(crowded.lane, crowded.flow.resume_open, ROOM_S)
+        for duty in self._duties.values():
+            if not duty.flow.fetch(duty.lane.tracker.open_count) and not duty.is_paused:
+                duty.is_paused = True
+                self._source.pause([duty.place])
+
+    def _tend(self, now_s: float) -> None:
+        self.desk.tend()
+        self._letters.tend(now_s)
+        now_ms = int(now_s * 1000)
+        for duty in list(self._duties.values()):
+            tracker = duty.lane.tracker
+            if duty.is_paused and duty.flow.fetch(tracker.open_count):
+                duty.is_paused = False
+                self._source.resume([duty.place])
+            with self.desk.lock:
+                stall = duty.guard.observe(tracker.first_open(), now_ms)
+            if stall is not None:
+                self._stalled(duty, stall)
+        if self.config.commit_mode is CommitMode.SYNCHRONOUS:
+            self._commit_in_step(now_s)
+
+    def _commit_in_step(self, now_s: float) -> None:
+        if now_s - self._committed_s >= self.config.commit_interval_ms / 1000:
+            self._committed_s = now_s
+            self._committer.commit_now(self.config.commit_timeout_ms / 1000)
+
+    def _stalled(self, duty: Duty, stall: Stall) -> None:
+        self.stats.stalls += 1
+        topic, partition = duty.place
+        _log.warning(
+            "a record holds the committed offset back",
+            extra={
+                "topic": topic,
+                "partition": partition,
+                "offset": stall.offset,
+                "held_ms": stall.held_ms,
+            },
+        )
+        held_s = stall.held_ms / 1000
+        tell("on_stall", self.config.hooks.on_stall, topic, partition, stall.offset, held_s)
+        if self.config.park_stalled:
+            self._park(duty, stall.offset, f"held the committed offset back for {held_s:g} s")
+
+    def _park(self, duty: Duty, offset: int, said: str) -> None:
+        """Make a dead letter of a record that holds others up; then the offset moves."""
+        record = self.desk.find(duty.lane, offset)
+        if record is None:
+            return
+
+        def refused() -> None:
+            with self.desk.lock:
+                duty.guard.rearm()
+
+        self._letters.park(duty.lane, record, DeadLetterReason.MAX_LEASE, said, refused)
+
+    def hold_letter(
+        self, record: ParallelRecord, reason: DeadLetterReason, said: str, parked: Future[None]
+    ) -> None:
+        """See ``Letters.hold``; any thread."""
+        duty = self._duties.get((record.topic, record.partition))
+        if duty is not None and self.desk.find(duty.lane, record.offset) is record:
+            self._letters.hold(duty.lane, record, reason, said, parked)
+
+    # Membership, told by the source inside ``poll``.
+
+    def assigned(self, positions: Sequence[Position]) -> None:
+        """New lanes."""
+        config = self.config
+        for position in positions:
+            place = (position.topic, position.partition)
+            lane = self.desk.assign(place, position.tracker)
+            self._duties[place] = Duty(
+                lane,
+                PartitionFlow(config.limits),
+                StallGuard(stall_after_ms=config.stall_after_ms),
+                position.offset,
+                position.tracker.version if position.is_committed else -1,
+            )
+        places = [(position.topic, position.partition) for position in positions]
+        _log.info("partitions were assigned", extra={"partitions": places})
+        if any(not position.is_committed for position in positions):
+            self._committer.request()  # a new group's start, before anything else happens to it
+        tell("on_assigned", config.hooks.on_assigned, places)
+
+    def revoked(self, partitions: Sequence[Partition]) -> None:
+        """Commit what is done of these, within the budget, and forget them."""
+        duties = [self._duties[place] for place in partitions if place in self._duties]
+        self._settle_in_flight([duty.lane for duty in duties])
+        if duties and not self._committer.commit_at_last(self.config.commit_timeout_ms / 1000):
+            _log.warning("no answer to the commit of revoked partitions")
+        self._tell_of_refusal()
+        self._forget(partitions)
+        _log.info("partitions were revoked", extra={"partitions": list(partitions)})
+        tell("on_revoked", self.config.hooks.on_revoked, list(partitions), False)
+
+    def _settle_in_flight(self, lanes: Sequence[Lane[ParallelRecord]]) -> None:
+        """Hand out nothing of these any more, and wait for what is in flight (bounded)."""
+        self.desk.recall(lanes)
+        deadline_s = monotonic() + self.config.revoke_timeout_ms / 1000
+        while self.desk.has_in_flight(lanes) and monotonic() < deadline_s:
+            sleep(0.001)
+
+    def lost(self, partitions: Sequence[Partition]) -> None:
+        """Another member has these already: commit nothing of them."""
+        if isinstance(self._committer, TransactionCommitter):
+            self._committer.forget()
+        self._forget(partitions)
+        _log.warning("partitions were lost", extra={"partitions": list(partitions)})
+        tell("on_revoked", self.config.hooks.on_revoked, list(partitions), True)
+
+    def restarted(self, position: Position) -> None:
+        """The log is another one: what is done of the old one says nothing of its records.
+
+        What is in flight is of the old one, and counts nowhere any more.
+        """
+        places = [(position.topic, position.partition)]
+        self._forget(places)
+        tell("on_revoked", self.config.hooks.on_revoked, places, True)
+        self.assigned([position])
+
+    def _forget(self, partitions: Sequence[Partition]) -> None:
+        for place in partitions:
+            duty = self._duties.pop(place, None)
+            if duty is not None:
+                with self.desk.lock:
+                    self.desk.scheduler.close(duty.lane)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

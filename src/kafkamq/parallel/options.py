@@ -1,0 +1,194 @@
+"""What users may ask of a parallel consumer, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from enum import Enum
+from typing import TypedDict
+
+from kafkamq.config import Backoff, ServiceConfig, milliseconds
+from kafkamq.errors import ConfigError
+from kafkamq.parallel.config import (
+    CommitMode,
+    Hooks,
+    OnExhausted,
+    ParallelConfig,
+    Partition,
+    RetryDelay,
+    Verdict,
+    choice,
+)
+from kafkamq.parallel.record import ParallelRecord
+from kafkamq.parallel.rules.flow import FlowLimits
+from kafkamq.parallel.rules.shards import NullKeys, Ordering
+
+__all__ = ["ParallelOptions", "make_config"]
+
+_TRANSACTION_INTERVAL_S = 0.1
+
+
+class ParallelOptions(TypedDict, total=False):
+    """All of them may be left out; times are s, or timedeltas."""
+
+    null_keys: str
+    """By key, records without one are "serial" (the default), as of one key, or "parallel"."""
+    processes: int
+    """Run a ``def`` handler in so many processes, for work that needs the CPU; importable there."""
+    batch_size: int
+    """Give the handler lists of up to so many records; 0 (the default): single records."""
+    batch_linger: float | timedelta
+    """How long a list that is not full waits for more; 0."""
+    max_attempts: int | None
+    """Then a record is given up; None (the default): it is tried for ever."""
+    backoff: Backoff | RetryDelay
+    """Until the next attempt: 1 s, doubled up to 60 s; or a function of the record."""
+    on_exhausted: str
+    """What is given up goes to the "dead-letter" topic (the default), or "skip" or "stop".
+
+    Without a choice and without a ``dead_letter_topic`` nothing is given up: a record that its
+    handler rejects is tried again, and an error says why."""
+    dead_letter_topic: str
+    """Where dead letters go."""
+    commit_mode: str
+    """"asynchronous" (the default), "synchronous", or "transactional" with the results."""
+    commit_interval: float | timedelta
+    """Between commits; 1, transactional 0.1."""
+    commit_timeout: float | timedelta
+    """For the answer to a commit, where one is waited for; 10."""
+    send_timeout: float | timedelta
+    """Until Kafka has results and dead letters; 30."""
+    revoke_timeout: float | timedelta
+    """For what is in flight when partitions go to others; 2."""
+    stall_after: float | timedelta
+    """A record that holds the committed offset back for so long is reported; 60."""
+    on_stall: str | Callable[[str, int, int, float], object]
+    """Then: "report" (the default), "dead-letter", or a function of topic, partition, offset, s."""
+    hung_after: float | timedelta
+    """For so long all handlers may hang: none ends, or their event loop is blocked. Then health
+    says that the consumer is not alive; after 5 minutes, that it is not ready. 43,200 (12 hours),
+    as the longest lease of a queue: set it to what your longest handler may take."""
+    max_rate: float | None
+    """Records a second, at most."""
+    max_open: int
+    """Records of a partition that are read and not done, at most (and one poll); 10,000."""
+    max_open_bytes: int
+    """How much their values may take, about; 256 MiB. Of each partition."""
+    start: str
+    """Without a committed offset: "earliest" (the default), "latest", or "none": an error."""
+    on_data_loss: str
+    """The position is not in the log: "raise" (the default), or "skip" to its start."""
+    on_foreign_metadata: str
+    """What another program left at the committed offset: "ignore" (the default) or "raise"."""
+    on_failure: Callable[[ParallelRecord, BaseException], Verdict | None]
+    """A handler raised: gets record and error, may return a verdict."""
+    on_dead_letter: Callable[[ParallelRecord, str], object]
+    """A dead letter is in Kafka: gets record and reason."""
+    on_committed: Callable[[Mapping[Partition, int]], object]
+    """Offsets are committed: gets them by (topic, partition)."""
+    on_assigned: Callable[[list[Partition]], object]
+    """Partitions came."""
+    on_revoked: Callable[[list[Partition], bool], object]
+    """Partitions went; with whether they were lost without notice."""
+
+
+def make_config(
+    service: ServiceConfig,
+    topics: str | Sequence[str],
+    group_id: str,
+    *,
+    ordering: str,
+    concurrency: int,
+    options: ParallelOptions,
+) -> ParallelConfig:
+    """The configuration that is meant.
+
+    Raises:
+        ConfigError: A setting cannot work.
+        TypeError: There is no such option.
+    """
+    for name in options:
+        if name not in ParallelOptions.__annotations__:
+            raise TypeError(f"there is no option {name!r}")
+    mode = CommitMode(
+        _choice("commit_mode", options.get("commit_mode", "asynchronous"), CommitMode)
+    )
+    interval = _TRANSACTION_INTERVAL_S if mode is CommitMode.TRANSACTIONAL else 1.0
+    max_open, max_rate = options.get("max_open", 10_000), options.get("max_rate")
+    whole: object = max_open  # whatever the types say
+    _require(isinstance(whole, int) and whole > 0, "max_open", max_open, "at least 1")
+    _require(
+        max_rate is None or isinstance(max_rate, int | float), "max_rate", max_rate, "a number"
+    )
+    _require(isinstance(topics, Iterable), "topics", topics, "one name or several")
+    return ParallelConfig(
+        service=service,
+        topics=(topics,) if isinstance(topics, str) else tuple(topics),
+        group_id=group_id,
+        ordering=Ordering(_choice("ordering", ordering, Ordering)),
+        null_keys=NullKeys(_choice("null_keys", options.get("null_keys", "serial"), NullKeys)),
+        concurrency=concurrency,
+        processes=options.get("processes", 0),
+        batch_size=options.get("batch_size", 0),
+        batch_linger_ms=milliseconds(options.get("batch_linger", 0.0), name="batch_linger"),
+        max_attempts=options.get("max_attempts"),
+        backoff=options.get("backoff", Backoff(max=60.0)),
+        on_exhausted=_on_exhausted(options.get("on_exhausted")),
+        dead_letter_topic=options.get("dead_letter_topic", ""),
+        commit_mode=mode,
+        commit_interval_ms=_ms("commit_interval", options.get("commit_interval", interval)),
+        commit_timeout_ms=_ms("commit_timeout", options.get("commit_timeout", 10.0)),
+        send_timeout_ms=_ms("send_timeout", options.get("send_timeout", 30.0)),
+        revoke_timeout_ms=milliseconds(options.get("revoke_timeout", 2.0), name="revoke_timeout"),
+        stall_after_ms=_ms("stall_after", options.get("stall_after", 60.0)),
+        hung_after_ms=_ms("hung_after", options.get("hung_after", 43_200.0)),
+        park_stalled=options.get("on_stall") == "dead-letter",
+        max_rate=max_rate,
+        limits=_limits(max_open, options),
+        start=options.get("start", "earliest"),
+        on_data_loss=options.get("on_data_loss", "raise"),
+        on_foreign_metadata=options.get("on_foreign_metadata", "ignore"),
+        hooks=_hooks(options),
+    )
+
+
+def _on_exhausted(chosen: str | None) -> OnExhausted | None:
+    if chosen is None:
+        return None
+    return OnExhausted(_choice("on_exhausted", chosen, OnExhausted))
+
+
+def _limits(max_open: int, options: ParallelOptions) -> FlowLimits:
+    limits = FlowLimits(max_open=max_open, resume_open=max_open // 2)
+    max_open_bytes = options.get("max_open_bytes", limits.max_open_bytes)
+    whole: object = max_open_bytes  # whatever the types say
+    _require(isinstance(whole, int), "max_open_bytes", max_open_bytes, "a whole number")
+    return replace(limits, max_open_bytes=max_open_bytes)
+
+
+def _hooks(options: ParallelOptions) -> Hooks:
+    on_stall = options.get("on_stall", "report")
+    if not callable(on_stall):
+        choice("on_stall", on_stall, ("report", "dead-letter"))
+    return Hooks(
+        on_failure=options.get("on_failure"),
+        on_dead_letter=options.get("on_dead_letter"),
+        on_committed=options.get("on_committed"),
+        on_stall=on_stall if callable(on_stall) else None,
+        on_assigned=options.get("on_assigned"),
+        on_revoked=options.get("on_revoked"),
+    )
+
+
+def _require(is_fine: bool, name: str, value: object, wanted: str) -> None:
+    if not is_fine:
+        raise ConfigError(f"{name} is {value!r}: it must be {wanted}")
+
+
+def _ms(name: str, value: float | timedelta) -> int:
+    return milliseconds(value, name=name, minimum=1)
+
+
+def _choice(name: str, value: str, kind: type[Enum]) -> str:
+    return choice(name, value, tuple(str(each.value) for each in kind))

@@ -1,0 +1,166 @@
+"""Where to begin in partitions that were assigned: the committed offset, and the map with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic, sleep
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from kafkamq.errors import DataLossError, WireError
+from kafkamq.parallel.config import ParallelConfig, Partition
+from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.stats import Stats
+from kafkamq.parallel.wire import offsets as offset_maps
+from kafkamq.transport.errors import broker_error, kafka_error
+from kafkamq.transport.exact_commits import ExactCommits, OffsetCommit
+from kafkamq.transport.offset_commits import is_passing
+
+__all__ = ["Position", "data_loss", "find_positions", "log_bounds"]
+
+_REQUEST_S = 5.0
+_PATIENCE_S = 30.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where reading begins.
+
+    Attributes:
+        offset: The first record to poll.
+        tracker: What is done from there on.
+        is_committed: Whether the group has committed it.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    tracker: OffsetTracker
+    is_committed: bool
+
+
+def find_positions(
+    consumer: Consumer,
+    commits: ExactCommits,
+    partitions: Sequence[Partition],
+    config: ParallelConfig,
+    stats: Stats,
+    begun: Mapping[Partition, int],
+) -> list[Position]:
+    """Ask the group's coordinator, and the log's ends where they matter.
+
+    Args:
+        consumer: Of the group.
+        commits: Its commits.
+        partitions: Of which to find the positions.
+        config: What to do where nothing is committed.
+        stats: Where maps that are ignored are counted.
+        begun: Where reading began before, if it has: there it begins again without a commit, as
+            the log's end has moved on meanwhile.
+
+    Raises:
+        BrokerError: No answer, or a refusal.
+        DataLossError: Nothing is committed and ``start`` is "none".
+        WireError: Foreign metadata, and the policy is to raise.
+    """
+    deadline_s = monotonic() + _PATIENCE_S
+    while True:
+        try:
+            found = commits.committed(partitions, _REQUEST_S)
+            return [_position(consumer, each, config, stats, begun) for each in found]
+        except KafkaException as error:  # noqa: PERF203 - the loop is the repetition
+            inner = kafka_error(error)
+            ours = broker_error(error, f"finding where group {config.group_id} is")
+            if not is_passing(ours, inner.code()) or monotonic() > deadline_s:
+                raise ours from error
+            _log.info("where to read is not known yet", extra={"code": inner.name()})
+            sleep(0.1)
+
+
+def _position(
+    consumer: Consumer,
+    found: OffsetCommit,
+    config: ParallelConfig,
+    stats: Stats,
+    begun: Mapping[Partition, int],
+) -> Position:
+    topic, partition, offset = found.topic, found.partition, found.offset
+    if offset < 0:
+        start = begun.get((topic, partition))
+        if start is None:
+            return _first(consumer, topic, partition, config)
+        return Position(topic, partition, start, OffsetTracker(start), False)
+    metadata = found.metadata.removesuffix("\0")
+    if not metadata:
+        return Position(topic, partition, offset, OffsetTracker(offset), True)
+    _, end = log_bounds(consumer, topic, partition)
+    try:
+        found_map = offset_maps.decode(offset, metadata, log_end=end)
+    except WireError as error:
+        if config.on_foreign_metadata == "raise":
+            raise WireError(
+                f"the commit metadata of group {config.group_id} is no offset map"
+                f" ({error.reason}); on_foreign_metadata='ignore' starts at the committed offset",
+                topic=topic,
+                partition=partition,
+                offset=offset,
+            ) from error
+        stats.maps_ignored += 1
+        _log.warning(
+            "commit metadata that is no offset map is ignored; what was done beyond the committed"
+            " offset is done again",
+            extra={
+                "topic": topic,
+                "partition": partition,
+                "said": error.reason,
+                "chars": len(metadata),
+            },
+        )
+        return Position(topic, partition, offset, OffsetTracker(offset), True)
+    tracker = OffsetTracker(
+        offset, highest_seen=found_map.highest_seen, incompletes=found_map.incompletes
+    )
+    return Position(topic, partition, offset, tracker, True)
+
+
+def _first(consumer: Consumer, topic: str, partition: int, config: ParallelConfig) -> Position:
+    """A group without a commit for the partition."""
+    if config.start == "none":
+        raise DataLossError(
+            f"group {config.group_id} has no committed offset for {topic}[{partition}], and start"
+            " is 'none': commit one, or choose start='earliest' or 'latest'",
+            code="NO_OFFSET",
+        )
+    low, high = log_bounds(consumer, topic, partition)
+    offset = low if config.start == "earliest" else high
+    return Position(topic, partition, offset, OffsetTracker(offset), False)
+
+
+def log_bounds(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
+    """The first offset of a partition, and the one behind its last.
+
+    Raises:
+        KafkaException: No answer.
+    """
+    bounds = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_REQUEST_S)
+    low, high = bounds
+    return low, high
+
+
+def data_loss(
+    config: ParallelConfig, place: tuple[str, int], position: int, low: int, high: int
+) -> str:
+    """What to say of a position outside the log."""
+    where = f"{place[0]}[{place[1]}] of group {config.group_id!r}"
+    if position < low:
+        return (
+            f"{low - position} records of {where} are gone: they were deleted before they were"
+            f" read; the position is {position}, the log starts at {low}"
+        )
+    return (
+        f"the position {position} of {where} is beyond the log's end {high}: the topic was"
+        " truncated or recreated"
+    )

@@ -1,0 +1,149 @@
+"""The ``offsets`` backend: a parallel consumer whose records are received one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.errors import BrokerError, DeadlineExceededError
+from kafkamq.markers.message import Message
+from kafkamq.parallel.config import Partition
+from kafkamq.parallel.consumer import ParallelBase
+from kafkamq.parallel.engine import Engine, State
+from kafkamq.parallel.metrics import watch_engine
+from kafkamq.parallel.record import Failure, ParallelRecord
+from kafkamq.parallel.slots import Slot, SlotPool
+from kafkamq.queue.dead_letter_writer import Letters
+from kafkamq.queue.topic_consumer import TopicConsumer
+from kafkamq.queue.topic_message import MessageState, TopicMessage
+from kafkamq.transport.clock import monotonic_ms
+
+__all__ = ["OffsetsConsumer"]
+
+
+class _Puller(ParallelBase):
+    """A parallel consumer without a handler."""
+
+    def begin(self, make_pool: Callable[[Engine], SlotPool]) -> Engine:
+        self._guard.check()
+        engine = self._engine
+        engine.start(make_pool(engine))
+        engine.on_end = watch_engine(engine)
+        return engine
+
+
+class OffsetsConsumer(TopicConsumer):
+    """Order by key or partition, or none; what is done is in the commits of a consumer group.
+
+    By key, messages without one are in no order.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        queue: QueueConfig,
+        letters: Letters,
+        on_lease_lost: Callable[[Message], None] | None = None,
+        *,
+        group_id: str,
+        ordering: str = "key",
+    ) -> None:
+        """Joins the group."""
+        super().__init__(queue, letters, on_lease_lost)
+        self._puller = _Puller(
+            queue.topic,
+            group_id=group_id,
+            bootstrap_servers=config.bootstrap_servers,
+            kafka=config.kafka,
+            ordering=ordering,
+            null_keys="parallel",  # no key: nothing to be in order with
+            concurrency=queue.max_in_flight,
+            on_data_loss=queue.on_data_loss,
+            on_revoked=self._revoked,
+        )
+        self._engine = self._puller.begin(self._make_pool)
+
+    def _make_pool(self, engine: Engine) -> SlotPool:
+        self._slots = SlotPool(engine.desk, self._queue.max_in_flight, self._wake)
+        return self._slots
+
+    def _wake(self) -> None:
+        # Called with the desk's lock held, which a receive takes with ours held: so not ours.
+        if self._changed.acquire(blocking=False):
+            self._changed.notify()
+            self._changed.release()
+
+    def _check_failure(self) -> None:
+        if self._engine.failure is not None:
+            raise self._engine.failure
+
+    def _fill(self, n: int) -> None:
+        for slot, record in self._slots.advance_woken(n - len(self._ready)):
+            self._offer(slot, record)
+
+    def _offer(self, slot: Slot, record: ParallelRecord) -> None:
+        message = TopicMessage(
+            self, record._raw, delivery_count=record.attempt, place=(slot, record)
+        )
+        self._ready.append(message)
+
+    def _move_on(self, slot: Slot, record: ParallelRecord | None) -> None:
+        if record is not None:
+            with self._changed:
+                self._offer(slot, record)
+                self._changed.notify()
+
+    def _done(self, message: TopicMessage) -> None:
+        slot, _ = _place(message)
+        self._move_on(slot, self._slots.advance(slot))
+
+    def _again(self, message: TopicMessage, delay_ms: int) -> None:
+        slot, record = _place(message)
+        record._failure = Failure(message.delivery_count, None, "")
+        self._move_on(slot, self._slots.retry(slot, record, monotonic_ms() + delay_ms))
+
+    def _revoked(self, partitions: list[Partition], _is_lost: bool) -> None:
+        """Another member has these: what is held of them does not count any more."""
+        gone = set(partitions)
+        with self._changed:
+            for message in [*self._held.values(), *self._ready]:
+                assert isinstance(message, TopicMessage)
+                slot, record = _place(message)
+                if (record.topic, record.partition) in gone and message.state is MessageState.HELD:
+                    self._lose(message)
+                    self._slots.wake((slot,))
+            self._changed.notify_all()
+
+    def _confirm(self, timeout_s: float) -> None:
+        engine = self._engine
+        self._check_failure()
+        if engine.state is State.CLOSED:
+            return
+        engine.desk.recall(())  # also what is done of runs that slots have not ended counts
+        engine.committer.see_committed(timeout_s)
+
+    def _end(self, timeout_s: float) -> None:
+        with self._changed:
+            while self._ready:  # its slot is free, its record is not done
+                message = self._ready.popleft()
+                assert isinstance(message, TopicMessage)
+                _place(message)[0].is_busy = False
+        engine = self._engine
+        engine.desk.stop()
+        for message in list(self._held.values()):  # handed out and not settled: it comes again
+            _place(message)[0].is_busy = False
+        self._slots.cancel()
+        engine.end(timeout_s=0.0, drain_s=0.0)
+        if not engine.ended.wait(timeout_s):
+            raise DeadlineExceededError("leaving the group takes long, and goes on behind this")
+        if isinstance(engine.failure, BrokerError):
+            raise engine.failure
+
+
+def _place(message: TopicMessage) -> tuple[Slot, ParallelRecord]:
+    place = message.place
+    assert isinstance(place, tuple)
+    slot, record = place
+    assert isinstance(slot, Slot)
+    assert isinstance(record, ParallelRecord)
+    return slot, record

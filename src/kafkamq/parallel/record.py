@@ -1,0 +1,116 @@
+"""What a handler gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import Message
+
+from kafkamq.transport.record import headers_of
+
+__all__ = ["Failure", "ParallelRecord", "PlainRecord", "make_records"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What is known of a record that failed before."""
+
+    attempts: int
+    error: BaseException | None  # the last one; None: its handler returned a ``Nack``
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRecord:
+    """What a handler in another process gets: a ``ParallelRecord``'s fields."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    timestamp_ms: int
+    attempt: int
+
+
+class ParallelRecord:
+    """One record of Kafka; read-only.
+
+    Attributes:
+        offset: In its partition.
+        key: As bytes; None: it has no key.
+    """
+
+    __slots__ = ("_failure", "_raw", "key", "offset")
+
+    def __init__(self, raw: Message, offset: int, key: bytes | None) -> None:
+        self._raw = raw
+        self.offset = offset
+        self.key = key
+        self._failure: Failure | None = None
+
+    @property
+    def value(self) -> bytes | None:
+        """The payload; None: a tombstone."""
+        value: bytes | None = self._raw.value()
+        return value
+
+    @property
+    def topic(self) -> str:
+        """Its topic."""
+        return self._raw.topic() or ""
+
+    @property
+    def partition(self) -> int:
+        """Its partition."""
+        return self._raw.partition() or 0
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Topic, partition and offset."""
+        return self.topic, self.partition, self.offset
+
+    @property
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        """Its headers, in order; names may repeat."""
+        return list(headers_of(self._raw))
+
+    @property
+    def timestamp_ms(self) -> int:
+        """Its timestamp; -1: it has none."""
+        return self._raw.timestamp()[1]
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is, from 1; a restart or another owner begins again."""
+        return 1 if self._failure is None else self._failure.attempts + 1
+
+    @property
+    def last_error(self) -> BaseException | None:
+        """What the attempt before raised, if this one is not the first."""
+        return None if self._failure is None else self._failure.error
+
+    def plain(self) -> PlainRecord:
+        """The same for another process."""
+        return PlainRecord(
+            self.topic,
+            self.partition,
+            self.offset,
+            self.key,
+            self.value,
+            self.headers,
+            self.timestamp_ms,
+            self.attempt,
+        )
+
+    def __repr__(self) -> str:
+        return f"<ParallelRecord {self.topic}[{self.partition}]@{self.offset}>"
+
+
+def make_records(messages: Sequence[Message]) -> list[ParallelRecord]:
+    """Records of messages that are no errors."""
+    offsets, keys = map(Message.offset, messages), map(Message.key, messages)
+    made = map(ParallelRecord, messages, offsets, keys)  # type: ignore[arg-type]  # all have one
+    return list(made)

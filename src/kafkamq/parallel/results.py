@@ -1,0 +1,322 @@
+"""What becomes of the results of handlers before their records count as done."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import Protocol, TypeAlias
+
+from confluent_kafka import KafkaError, Message
+
+from kafkamq.errors import ConfigError, DeadlineExceededError
+from kafkamq.parallel.callbacks import tell
+from kafkamq.parallel.record import ParallelRecord
+from kafkamq.parallel.result_producer import Outbox
+from kafkamq.parallel.settling import Settler
+from kafkamq.parallel.work_queue import Desk, Trouble, Worker
+from kafkamq.transport.errors import broker_error
+
+__all__ = ["OnProduced", "OutgoingRecord", "ProducePublisher", "Publisher", "outgoing", "put_off"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutgoingRecord:
+    """A record that a handler of ``poll_and_produce`` returns.
+
+    Raises:
+        ConfigError: A field has a type that Kafka does not take.
+    """
+
+    topic: str
+    value: bytes | None
+    key: bytes | None = None
+    headers: Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]] = ()
+    partition: int = -1  # -1: by the key's murmur2 hash, as Java; without a key by chance
+
+    def __post_init__(self) -> None:
+        for name, kinds in _KINDS:
+            value = getattr(self, name)
+            if not isinstance(value, kinds):
+                raise ConfigError(f"{name} of a result is {type(value).__name__}: {_WANTED[name]}")
+        try:
+            well_formed = all(map(_is_header, self.header_list()))
+        except (TypeError, ValueError):
+            well_formed = False
+        if not well_formed:
+            raise ConfigError(f"headers of a result: {_WANTED['headers']}")
+
+    def header_list(self) -> list[tuple[str, bytes | None]]:
+        """The headers, in order."""
+        given = self.headers
+        return list(given.items()) if isinstance(given, Mapping) else list(given)
+
+
+_WANTED = {
+    "topic": "it must be a str",
+    "value": "it must be bytes, or None: a tombstone",
+    "key": "it must be bytes, or None",
+    "partition": "it must be an int",
+    "headers": "they must be str names with values of bytes or None",
+}
+_KINDS: tuple[tuple[str, tuple[type, ...]], ...] = (
+    ("topic", (str,)),
+    ("value", (bytes, NoneType)),
+    ("key", (bytes, NoneType)),
+    ("partition", (int,)),
+    ("headers", (Mapping, Sequence)),
+)
+
+
+def _is_header(header: Sequence[object]) -> bool:
+    name, value = header
+    return isinstance(name, str) and isinstance(value, bytes | None)
+
+
+Outputs: TypeAlias = "list[tuple[ParallelRecord, object]]"
+"""Records, and what their handlers returned."""
+
+OnProduced: TypeAlias = Callable[[ParallelRecord, OutgoingRecord, int, int], object]
+"""Gets the record that came in, the one that went out, its partition and offset."""
+
+
+class Publisher(Protocol):
+    """Decides when what workers finished counts as done.
+
+    It empties the worker's ``outputs`` and ``troubles``; what is left in ``finished`` is done.
+    """
+
+    def publish(self, worker: Worker) -> None:
+        """After a worker's runs, before it takes more; may wait."""
+
+    async def publish_async(self, worker: Worker) -> None:
+        """As ``publish``, without blocking the event loop."""
+
+
+def outgoing(result: object) -> Iterable[OutgoingRecord]:
+    """The records in what a handler returned.
+
+    Raises:
+        ConfigError: There is something else in it. What an iterable of the user's raises, too.
+    """
+    found = [result] if isinstance(result, OutgoingRecord) else result
+    if not isinstance(found, Iterable):
+        raise ConfigError(f"the handler returned {type(result).__name__}: {_RESULTS}")
+    records = list(found)
+    for record in records:
+        if not isinstance(record, OutgoingRecord):
+            raise ConfigError(
+                f"the handler returned a list with {type(record).__name__}: {_RESULTS}"
+            )
+    return records
+
+
+_RESULTS = "poll_and_produce takes OutgoingRecord, several of them, None, or a verdict"
+
+
+class _Outstanding:
+    """Deliveries that a worker waits for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 1  # the sender itself
+        self._ended = threading.Event()
+        self._tell: Callable[[], object] | None = None
+        self.failed: dict[ParallelRecord, BaseException] = {}
+
+    def add(self) -> None:
+        with self._lock:
+            self._count += 1
+
+    def done(
+        self, record: ParallelRecord | None = None, error: BaseException | None = None
+    ) -> None:
+        with self._lock:
+            self._count -= 1
+            if record is not None and error is not None:
+                self.failed[record] = error
+            is_last, tell_it = self._count == 0, self._tell
+        if is_last:
+            self._ended.set()
+            if tell_it is not None:
+                tell_it()
+
+    def wait(self, timeout_s: float) -> bool:
+        self.done()
+        return self._ended.wait(timeout_s)
+
+    async def wait_async(self, timeout_s: float) -> bool:
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+
+        def open_it() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        with self._lock:
+            self._tell = lambda: loop.call_soon_threadsafe(open_it)
+        self.done()
+        try:
+            await asyncio.wait_for(ended, timeout_s)
+        except (TimeoutError, asyncio.TimeoutError):
+            return False
+        return True
+
+
+class ProducePublisher:
+    """Sends results; a record is done when Kafka has confirmed all of its results."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        settler: Settler,
+        outbox: Outbox,
+        *,
+        timeout_s: float,
+        on_produced: OnProduced | None,
+    ) -> None:
+        self._desk = desk
+        self._settler = settler
+        self._outbox = outbox
+        self._timeout_s = timeout_s
+        self._on_produced = on_produced
+        desk.is_deferred = True
+
+    def publish(self, worker: Worker) -> None:
+        """Send, and wait until Kafka has it."""
+        if not worker.outputs:
+            self._end(worker)
+            return
+        behind: set[ParallelRecord] = set()
+        for outputs in _waves(worker, behind):
+            sent = self._send(outputs)
+            in_time = sent.wait(self._timeout_s)
+            for record, error in self._failures(outputs, sent, in_time=in_time):
+                if record not in behind:
+                    behind.update(put_off(worker, record, self._settler.settle(record, error)))
+        self._end(worker)
+
+    async def publish_async(self, worker: Worker) -> None:
+        """As ``publish``."""
+        if not worker.outputs:
+            self._end(worker)
+            return
+        behind: set[ParallelRecord] = set()
+        for outputs in _waves(worker, behind):
+            sent = self._send(outputs)
+            in_time = await sent.wait_async(self._timeout_s)
+            for record, error in self._failures(outputs, sent, in_time=in_time):
+                if record not in behind:
+                    due_ms = await self._settler.settle_async(record, error)
+                    behind.update(put_off(worker, record, due_ms))
+        self._end(worker)
+
+    def _end(self, worker: Worker) -> None:
+        worker.outputs = []
+        self._desk.release_all(worker)
+
+    def _send(self, outputs: Outputs) -> _Outstanding:
+        sent = _Outstanding()
+        for record, result in outputs:
+            sent.add()
+            try:
+                for out in outgoing(result):
+                    sent.add()
+                    self._send_one(sent, record, out)
+                sent.done()
+            except Exception as error:  # noqa: BLE001 - also what a generator raises
+                sent.done(record, error)
+        return sent
+
+    def _send_one(self, sent: _Outstanding, record: ParallelRecord, out: OutgoingRecord) -> None:
+        on_produced = self._on_produced
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                sent.done(record, broker_error(error, f"sending to {out.topic}"))
+                return
+            if on_produced is not None:
+                place = (message.partition() or 0, message.offset() or 0)
+                tell("on_produced", on_produced, record, out, *place)
+            sent.done()
+
+        try:
+            self._outbox.send(
+                out.topic, out.value, out.key, out.header_list(), delivered, out.partition
+            )
+        except BaseException:
+            sent.done()
+            raise
+
+    def _failures(
+        self, outputs: Outputs, sent: _Outstanding, *, in_time: bool
+    ) -> list[tuple[ParallelRecord, BaseException]]:
+        """In the order of the results."""
+        if in_time:
+            failed = sent.failed
+            return [(each, failed[each]) for each, _ in outputs if each in failed] if failed else []
+        late = DeadlineExceededError(f"results were not confirmed within {self._timeout_s:g} s")
+        return [(record, late) for record, _ in outputs]
+
+
+def put_off(
+    worker: Worker, record: ParallelRecord, due_ms: int | None
+) -> Collection[ParallelRecord]:
+    """Its result could not be published: if it is to be tried again, its run is not finished.
+
+    Nor is what was processed behind it in its order: that is processed again, behind it.
+
+    Returns:
+        What was processed behind it.
+    """
+    if due_ms is None:
+        return ()
+    trouble = _trouble_of(worker, record)
+    run = trouble.run
+    if not run.shard.is_serial:
+        failed = [*trouble.failed, (record, due_ms)]
+        trouble.failed = sorted(failed, key=lambda each: each[0].offset)
+        return ()
+    trouble.processed = 1 + run.records.index(record)
+    trouble.failed = [(record, due_ms)]
+    behind = set(run.records[trouble.processed :])
+    worker.outputs = [each for each in worker.outputs if each[0] not in behind]
+    return behind
+
+
+def _trouble_of(worker: Worker, record: ParallelRecord) -> Trouble:
+    """What is known of a record's run; from here on it is no finished one."""
+    for trouble in worker.troubles:
+        if record in trouble.run.records:
+            return trouble
+    run = next(each for each in worker.finished if record in each.records)
+    worker.finished = [other for other in worker.finished if other is not run]
+    worker.troubles.append(Trouble(run, None, []))
+    return worker.troubles[-1]
+
+
+def _waves(worker: Worker, behind: Collection[ParallelRecord]) -> Iterator[Outputs]:
+    """What may be sent at once: behind a record that failed before, nothing that is in its order.
+
+    So what has to be done again for its sake is done again once. ``behind`` grows meanwhile.
+    """
+    outputs = worker.outputs
+    if all(record._failure is None for record, _ in outputs):
+        yield outputs
+        return
+    runs = [*worker.finished, *(trouble.run for trouble in worker.troubles)]
+    run_of = {record: run for run in runs if run.shard.is_serial for record in run.records}
+    while outputs:
+        now: Outputs = []
+        later: Outputs = []
+        held: set[int] = set()
+        for output in outputs:
+            record = output[0]
+            place = id(run_of.get(record, record))
+            (later if place in held else now).append(output)
+            if record._failure is not None:
+                held.add(place)
+        yield now
+        outputs = [each for each in later if each[0] not in behind]

@@ -1,0 +1,240 @@
+"""Flow control of the parallel consumer: how much to hold, how far ahead, in what pieces; pure.
+
+Three limits, each per partition, so that one that is stuck does not hold the others up:
+
+- *Records held*: a partition is fetched until ``max_open`` of its records are polled and not done,
+  and again when they are down to ``resume_open``. One poll may go over it. Where records are large
+  it is fewer, so that what is held takes about ``max_open_bytes`` at most.
+- *Size of the map*: up to ``max_free_map_chars`` it may grow. Above, nothing beyond the highest
+  that succeeded is handed out, so that holes are filled and the map shrinks; judge it again soon.
+  Above ``max_map_chars`` it is not written whole, as the broker would refuse the commit, and the
+  owner says so. What is below the ceiling goes on in both cases.
+- *Time*: a record that holds the committed offset back for ``stall_after_ms`` is reported, once.
+
+``RunSize`` says how many records a worker takes at a time: one when each takes long, so that all
+workers have something to do; many when they take microseconds, so that taking them costs nothing.
+``RateLimit`` says how many may start at all.
+
+Source: Parallel Consumer, Offset Map; the limits are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kafkamq.errors import ConfigError
+from kafkamq.parallel.rules.offsets import Progress
+
+__all__ = [
+    "FlowLimits",
+    "MapVerdict",
+    "PartitionFlow",
+    "RateLimit",
+    "RunSize",
+    "Stall",
+    "StallGuard",
+]
+
+_LIGHT_US = 50.0  # also while a dozen workers share one interpreter that others slow down
+_MEMORY_RECORDS = 1024.0
+_SIZE_WEIGHT = 1 / 16  # of one record in the mean of their sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowLimits:
+    """Limits of one partition."""
+
+    max_open: int = 10_000  # records polled and not done
+    resume_open: int = 5_000  # a paused partition is fetched again from here on down
+    max_open_bytes: int = 256 * 1024 * 1024  # of their values, by the mean of the latest
+    max_free_map_chars: int = 3072
+    max_map_chars: int = 4096  # offset.metadata.max.bytes of the broker
+
+    def __post_init__(self) -> None:
+        if self.max_open < 1:
+            raise ConfigError(f"max_open is {self.max_open}: it must be at least 1")
+        if not 0 <= self.resume_open < self.max_open:
+            raise ConfigError(
+                f"resume_open is {self.resume_open}: it must be below max_open ({self.max_open})"
+            )
+        if self.max_open_bytes < 1:
+            raise ConfigError(f"max_open_bytes is {self.max_open_bytes}: it must be at least 1")
+        if not 0 < self.max_free_map_chars <= self.max_map_chars:
+            raise ConfigError(
+                f"max_free_map_chars is {self.max_free_map_chars}: it must be at least 1 and at"
+                f" most max_map_chars ({self.max_map_chars})"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MapVerdict:
+    """What the size of a map means for the commit and for what is handed out next."""
+
+    is_written: bool  # whole; False: cut it
+    ceiling: int | None  # for ``Scheduler.set_ceiling``
+
+
+class PartitionFlow:
+    """Whether to fetch a partition, and how far ahead to work in it."""
+
+    def __init__(self, limits: FlowLimits) -> None:
+        self._limits = limits
+        self._is_fetching = True
+        self._max_open = limits.max_open
+        self._record_bytes = 0.0
+
+    @property
+    def max_open(self) -> int:
+        """How many records may be polled and not done, as large as they are of late."""
+        return self._max_open
+
+    @property
+    def resume_open(self) -> int:
+        """Down to how many they must be before a paused partition is fetched again."""
+        return self._limits.resume_open * self._max_open // self._limits.max_open
+
+    def observe(self, sizes: Sequence[int]) -> None:
+        """Records of these sizes, in bytes, were polled; a sample of them is enough."""
+        for size in sizes:
+            self._record_bytes += (size - self._record_bytes) * _SIZE_WEIGHT
+        fitting = self._limits.max_open_bytes / max(self._record_bytes, 1.0)
+        self._max_open = max(1, min(self._limits.max_open, int(fitting)))
+
+    @property
+    def is_fetching(self) -> bool:
+        """As ``fetch`` decided last."""
+        return self._is_fetching
+
+    def fetch(self, open_count: int) -> bool:
+        """Whether to fetch on, with so many records polled and not done."""
+        if self._is_fetching:
+            self._is_fetching = open_count < self.max_open
+        else:
+            self._is_fetching = open_count <= self.resume_open
+        return self._is_fetching
+
+    def judge_map(self, chars: int, progress: Progress) -> MapVerdict:
+        """The map of that progress, of so many characters (0: none is needed)."""
+        ceiling = progress.highest_succeeded if chars > self._limits.max_free_map_chars else None
+        return MapVerdict(chars <= self._limits.max_map_chars, ceiling)
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The record at ``offset`` has held the committed offset back for ``held_ms`` so far."""
+
+    offset: int
+    held_ms: int
+
+
+class StallGuard:
+    """Notices when the committable offset of a partition stands still for long."""
+
+    def __init__(self, *, stall_after_ms: int) -> None:
+        if stall_after_ms < 1:
+            raise ConfigError(f"stall_after_ms is {stall_after_ms}: it must be at least 1")
+        self._stall_after_ms = stall_after_ms
+        self._offset: int | None = None
+        self._since_ms = 0
+        self._is_reported = False
+
+    def observe(self, offset: int | None, monotonic_ms: int) -> Stall | None:
+        """Give it ``OffsetTracker.first_open`` from time to time; a stall is told once."""
+        if offset != self._offset:
+            self._offset, self._since_ms, self._is_reported = offset, monotonic_ms, False
+        held_ms = monotonic_ms - self._since_ms
+        if offset is None or self._is_reported or held_ms < self._stall_after_ms:
+            return None
+        self._is_reported = True
+        return Stall(offset, held_ms)
+
+    def rearm(self) -> None:
+        """Nothing came of what was done: if it lasts as long again, tell it again."""
+        self._offset = None
+
+
+class RunSize:
+    """How many records a worker takes at a time, by how long they took until now.
+
+    The average goes by time spent, so that a single slow record counts at once, and the moments in
+    which a worker only waited for others to let go of the interpreter count as what they are.
+
+    Args:
+        max_records: The most.
+        target_us: How long a worker should be busy with what it takes. With a hundred threads a
+            record takes as long as all of them wait for the interpreter: if each then took only
+            one at a time, taking them would be most of the work.
+    """
+
+    def __init__(self, *, max_records: int = 512, target_us: int = 5_000) -> None:
+        if max_records < 1:
+            raise ConfigError(f"max_records is {max_records}: it must be at least 1")
+        if target_us < 1:
+            raise ConfigError(f"target_us is {target_us}: it must be at least 1")
+        self._max_records = max_records
+        self._target_us = target_us
+        self._spent_us = float(target_us)  # not known yet: one by one
+        self._records = 1.0
+
+    @property
+    def record_us(self) -> float:
+        """What one record takes."""
+        return self._spent_us / self._records
+
+    @property
+    def is_light(self) -> bool:
+        """Records take so little that spreading them over workers costs more than it brings."""
+        return self._spent_us < _LIGHT_US * self._records
+
+    def observe(self, records: int, elapsed_us: float) -> None:
+        """A worker was done with so many records in that time."""
+        if records < 1:
+            return
+        self._spent_us += max(elapsed_us, 0.0)
+        self._records += records
+        if self._records > _MEMORY_RECORDS:  # what was long ago counts less and less
+            self._spent_us *= _MEMORY_RECORDS / self._records
+            self._records = _MEMORY_RECORDS
+
+    def size(self, waiting_count: int, workers: int) -> int:
+        """How many to take now; of records that are not light there is something for each."""
+        by_time = int(self._target_us * self._records / max(self._spent_us, 1e-3))
+        limit = min(self._max_records, by_time)
+        if not self.is_light:
+            limit = min(limit, -(-waiting_count // max(workers, 1)))
+        return max(1, limit)
+
+
+class RateLimit:
+    """At most so many records a second; what was not used in a moment is made up in the next.
+
+    Args:
+        per_second: The rate.
+        burst_ms: How much of a pause may be made up.
+    """
+
+    def __init__(self, per_second: float, *, burst_ms: int = 100) -> None:
+        if not 0 < per_second < 1e12:
+            raise ConfigError(f"max_rate is {per_second}: it must be records a second, above 0")
+        self._per_ms = per_second / 1000
+        self._burst = max(1.0, self._per_ms * burst_ms)
+        self._allowance = 1.0
+        self._at_ms: float | None = None
+
+    def available(self, monotonic_ms: float) -> int:
+        """How many may start now."""
+        if self._at_ms is not None:
+            grown = (monotonic_ms - self._at_ms) * self._per_ms
+            self._allowance = min(self._burst, self._allowance + grown)
+        self._at_ms = monotonic_ms
+        return int(self._allowance)
+
+    def spend(self, records: int) -> None:
+        """So many were started."""
+        self._allowance -= records
+
+    def next_ms(self, monotonic_ms: float) -> float:
+        """When the next one may start."""
+        missing = 1.0 - self._allowance
+        return monotonic_ms if missing <= 0 else monotonic_ms + missing / self._per_ms

@@ -1,0 +1,211 @@
+"""What follows when a handler fails or gives a verdict: another attempt, or the dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from kafkamq.config import Backoff
+from kafkamq.errors import ConfigError, KafkaMQError, StateError
+from kafkamq.markers.rules.delivery import backoff_delay_ms
+from kafkamq.parallel.callbacks import tell
+from kafkamq.parallel.config import OnExhausted, ParallelConfig, Verdict
+from kafkamq.parallel.record import Failure, ParallelRecord
+from kafkamq.parallel.stats import Stats
+from kafkamq.parallel.verdicts import VERDICTS, seconds, understood
+from kafkamq.queue.reasons import reason_of
+from kafkamq.queue.rules.retry import Done, GiveUp, Retry, judge
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.types import Ack, DeadLetterReason, Nack
+
+__all__ = ["Hold", "Park", "Settler"]
+
+_HELD_MS = 366 * 86_400_000  # who is given up is not tried again: its letter ends this
+_MAX_DELAY_S = 366 * 86_400.0
+_DELAY_S = 1.0  # where the user's function of it fails
+_STOPPED_S = 3600.0  # a record that stops the consumer is not tried again by it
+_log = logging.getLogger(__name__)
+
+Park = Callable[[ParallelRecord, DeadLetterReason, str], "Future[None]"]
+Hold = Callable[[ParallelRecord, DeadLetterReason, str, "Future[None]"], None]
+
+
+class Settler:
+    """Applies the retry policy; thread-safe.
+
+    Args:
+        config: The policy.
+        stats: Where dead letters and skips are counted.
+        park: Writes a dead letter; its future is done when Kafka has it.
+        fail: Stops the consumer.
+        hold: Takes over a dead letter that Kafka has refused, or not confirmed in time.
+    """
+
+    def __init__(
+        self,
+        config: ParallelConfig,
+        stats: Stats,
+        park: Park,
+        fail: Callable[[BaseException], None],
+        hold: Hold,
+    ) -> None:
+        self.config = config
+        self._stats = stats
+        self._park = park
+        self._fail = fail
+        self._hold = hold
+
+    def fail(self, error: BaseException) -> None:
+        """A worker cannot go on, by no fault of its handler: stop the consumer."""
+        self._fail(error)
+
+    def settle(self, record: ParallelRecord, outcome: object) -> int | None:
+        """What becomes of a record whose handler raised or returned ``outcome``.
+
+        Returns:
+            When to try again (monotonic ms), or None: it is done; a dead letter is in Kafka then.
+        """
+        decision, error = self._decide(record, outcome)
+        if not isinstance(decision, GiveUp):
+            return self._due(record, decision, error)
+        parked = self._give_up(record, decision, error)
+        if parked is None:
+            return self._due_if_stopped()
+        try:
+            parked.result(self.config.send_timeout_ms / 1000)
+        except (KafkaMQError, FutureTimeoutError):
+            return self._not_parked(record, decision, error, parked)
+        self._parked(record, decision)
+        return None
+
+    async def settle_async(self, record: ParallelRecord, outcome: object) -> int | None:
+        """As ``settle``, on an event loop."""
+        decision, error = self._decide(record, outcome)
+        if not isinstance(decision, GiveUp):
+            return self._due(record, decision, error)
+        parked = self._give_up(record, decision, error)
+        if parked is None:
+            return self._due_if_stopped()
+        try:
+            timeout_s = self.config.send_timeout_ms / 1000
+            await asyncio.wait_for(asyncio.wrap_future(parked), timeout_s)
+        except (KafkaMQError, TimeoutError, asyncio.TimeoutError):
+            return self._not_parked(record, decision, error, parked)
+        self._parked(record, decision)
+        return None
+
+    def _decide(
+        self, record: ParallelRecord, outcome: object
+    ) -> tuple[Done | Retry | GiveUp, BaseException | None]:
+        verdict, error = understood(outcome)
+        if inspect.isawaitable(outcome):  # a plain handler that forgot async: so is each record
+            self._fail(error or StateError("the handler returned an awaitable"))
+            verdict = Nack(delay=_STOPPED_S)
+        elif error is not None:
+            verdict = self._verdict_on(record, error)
+        attempt = record.attempt
+        decision = judge(verdict, attempt=attempt, max_attempts=self.config.max_attempts)
+        if isinstance(decision, GiveUp) and not self.config.gives_up:  # a default is no choice
+            _log.error(
+                "a record is rejected and there is no place for it: it is tried again; set"
+                " dead_letter_topic, or on_exhausted",
+                extra={"record": repr(record)},
+            )
+            decision = Retry()
+        if not isinstance(decision, Done):
+            reason = "" if isinstance(verdict, Ack) else verdict.reason
+            record._failure = Failure(attempt, error, reason or _said(error))
+        return decision, error
+
+    def _verdict_on(self, record: ParallelRecord, error: BaseException) -> Verdict:
+        told = tell("on_failure", self.config.hooks.on_failure, record, error)
+        verdict, fault = understood(told) if isinstance(told, VERDICTS) else (Nack(), None)
+        if fault is not None:
+            _log.error("what on_failure returned is no verdict", extra={"said": _said(fault)})
+        return verdict
+
+    def _due(
+        self, record: ParallelRecord, decision: Done | Retry, error: BaseException | None
+    ) -> int | None:
+        if isinstance(decision, Done):
+            return None
+        delay_ms = self._delay_ms(record, decision)
+        _log.info(
+            "a record failed and is tried again",
+            extra={
+                "record": repr(record),
+                "attempt": record.attempt - 1,
+                "delay_ms": delay_ms,
+                "said": _said(error),
+            },
+        )
+        return monotonic_ms() + delay_ms
+
+    def _delay_ms(self, record: ParallelRecord, decision: Retry) -> int:
+        delay_s = decision.delay_s
+        backoff = self.config.backoff
+        if delay_s is None and not isinstance(backoff, Backoff):
+            told = tell("backoff", backoff, record)
+            try:
+                delay_s = _DELAY_S if told is None else seconds(told)
+            except ConfigError as error:
+                _log.error("what backoff returned is no delay", extra={"said": str(error)})
+                delay_s = _DELAY_S
+        if delay_s is not None:
+            return round(min(max(delay_s, 0.0), _MAX_DELAY_S) * 1000)
+        assert isinstance(backoff, Backoff)
+        return backoff_delay_ms(backoff, record.attempt - 1, random.random())
+
+    def _give_up(
+        self, record: ParallelRecord, decision: GiveUp, error: BaseException | None
+    ) -> Future[None] | None:
+        """Write the dead letter, or do what else the policy says (None)."""
+        config = self.config
+        said = _last_said(record, error)
+        if config.on_exhausted is OnExhausted.STOP:
+            self._fail(
+                StateError(f"{record!r} cannot be processed ({said}); the offset stays before it")
+            )
+            return None
+        if config.on_exhausted is OnExhausted.SKIP:
+            self._stats.skipped += 1
+            _log.error("a record is given up and skipped", extra={"record": repr(record)})
+            return None
+        return self._park(record, decision.reason, said)
+
+    def _due_if_stopped(self) -> int | None:
+        if self.config.on_exhausted is OnExhausted.STOP:
+            return monotonic_ms() + _HELD_MS
+        return None
+
+    def _parked(self, record: ParallelRecord, decision: GiveUp) -> None:
+        self._stats.dead_lettered += 1
+        _log.warning(
+            "a record is given up; it is a dead letter",
+            extra={"record": repr(record), "reason": decision.reason.value},
+        )
+        tell("on_dead_letter", self.config.hooks.on_dead_letter, record, decision.reason.value)
+
+    def _not_parked(
+        self,
+        record: ParallelRecord,
+        decision: GiveUp,
+        error: BaseException | None,
+        parked: Future[None],
+    ) -> int:
+        """It is given up all the same: its handler has had its attempts."""
+        self._hold(record, decision.reason, _last_said(record, error), parked)
+        return monotonic_ms() + _HELD_MS
+
+
+def _last_said(record: ParallelRecord, error: BaseException | None) -> str:
+    return _said(error) if record._failure is None else record._failure.reason
+
+
+def _said(error: BaseException | None) -> str:
+    return "" if error is None else reason_of(error)

@@ -1,0 +1,75 @@
+"""Results of handlers as an iterator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from queue import Empty, Full, Queue
+
+from kafkamq.parallel.record import ParallelRecord
+from kafkamq.parallel.rules.lanes import Lane
+from kafkamq.parallel.work_queue import Desk, Worker
+
+__all__ = ["ResultStream"]
+
+MAX_WAITING = 1024  # results that nobody has taken; then workers wait
+_SLICE_S = 0.1
+_ASYNC_SLICE_S = 0.002
+
+
+class ResultStream:
+    """A queue between workers and one iterator; what was iterated over is done."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._waiting: Queue[tuple[Lane[ParallelRecord], ParallelRecord, object]] = Queue(
+            MAX_WAITING
+        )
+        desk.is_deferred = True
+
+    def publish(self, worker: Worker) -> None:
+        """Queue the results, and wait while there is no room."""
+        outputs, worker.outputs = worker.outputs, []
+        lanes = self._desk.hand_on(worker, [record for record, _ in outputs])
+        for record, result in outputs:
+            while not self._desk.is_stopped:
+                try:
+                    self._waiting.put((lanes[record], record, result), timeout=_SLICE_S)
+                    break
+                except Full:
+                    continue
+
+    async def publish_async(self, worker: Worker) -> None:
+        """As ``publish``."""
+        outputs, worker.outputs = worker.outputs, []
+        lanes = self._desk.hand_on(worker, [record for record, _ in outputs])
+        for record, result in outputs:
+            while not self._desk.is_stopped:
+                try:
+                    self._waiting.put_nowait((lanes[record], record, result))
+                    break
+                except Full:
+                    await asyncio.sleep(_ASYNC_SLICE_S)
+
+    def results(self, has_ended: Callable[[], bool]) -> Iterator[tuple[ParallelRecord, object]]:
+        """Record and result; the record is done when the next one is asked for."""
+        while not has_ended():
+            try:
+                lane, record, result = self._waiting.get(timeout=_SLICE_S)
+            except Empty:
+                continue
+            yield record, result
+            self._desk.complete(lane, [record.offset])
+
+    async def results_async(
+        self, has_ended: Callable[[], bool]
+    ) -> AsyncIterator[tuple[ParallelRecord, object]]:
+        """As ``results``."""
+        while not has_ended():
+            try:
+                lane, record, result = self._waiting.get_nowait()
+            except Empty:
+                await asyncio.sleep(_ASYNC_SLICE_S)
+                continue
+            yield record, result
+            self._desk.complete(lane, [record.offset])

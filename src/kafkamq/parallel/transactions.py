@@ -1,0 +1,327 @@
+"""Results and offsets in one transaction: whoever reads committed data sees each exactly once.
+
+All workers share one producer. A worker sends the results of what it took, and settles it, inside a
+gate; a commit closes the gate, so that a transaction holds results and their offsets or neither.
+When a transaction fails, everything since the last one is forgotten and read again. So does one
+that holds results of a partition whose offsets it cannot hold any more, as the partition has gone.
+
+A result that Kafka refuses fails its transaction, and would fail every one to come: who is to blame
+is remembered, and has had an attempt for each. Of a batch that is too large Kafka refuses all; the
+largest result is to blame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias, cast
+
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from kafkamq.errors import BrokerError, KafkaMQError, StateError
+from kafkamq.parallel.commits import Committer, Duty, Plan, plan_commits
+from kafkamq.parallel.config import ParallelConfig
+from kafkamq.parallel.record import Failure, ParallelRecord
+from kafkamq.parallel.results import OutgoingRecord, outgoing, put_off
+from kafkamq.parallel.rules.lanes import Lane, LaneState
+from kafkamq.parallel.settling import Settler
+from kafkamq.parallel.stats import Stats
+from kafkamq.parallel.work_queue import Desk, Worker
+from kafkamq.transport.errors import broker_error
+from kafkamq.transport.exact_commits import ExactCommits
+from kafkamq.transport.transactions import TransactionalProducer
+
+__all__ = ["TransactionCommitter", "TransactionPublisher"]
+
+MAX_BLAMED = 10_000  # records remembered; more at once mean that Kafka refuses everything
+_ASYNC_SLICE_S = 0.001
+_COLLATERAL = (  # of another one's failure
+    KafkaError._PURGE_QUEUE,
+    KafkaError._PURGE_INFLIGHT,
+    KafkaError._INVALID_DIFFERENT_RECORD,
+)
+_GIVEN_UP = -1  # in place of attempts
+_Place: TypeAlias = tuple[str, int, int]
+
+
+def _place(record: ParallelRecord) -> _Place:
+    return record.topic, record.partition, record.offset
+
+
+_log = logging.getLogger(__name__)
+
+
+class _Gate:
+    """Workers pass one by one; a commit waits until none is inside, and keeps it closed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        with self._lock:
+            yield
+
+    def try_enter(self) -> bool:
+        return self._lock.acquire(blocking=False)
+
+    def leave(self) -> None:
+        self._lock.release()
+
+
+class TransactionCommitter(Committer):
+    """Commits transactions instead of offsets alone."""
+
+    def __init__(
+        self,
+        config: ParallelConfig,
+        desk: Desk,
+        commits: ExactCommits,
+        duties: Callable[[], list[Duty]],
+        stats: Stats,
+        fail: Callable[[BaseException], None],
+        rewind: Callable[[], None],
+    ) -> None:
+        super().__init__(config, desk, commits, duties, stats, fail)
+        self.gate = _Gate()
+        self._rewind = rewind
+        self._producer = TransactionalProducer(
+            config.service,
+            f"kafkamq.{config.group_id}.{uuid.uuid4().hex}",
+            partitioner="murmur2_random",
+            transaction_timeout_ms=10_000,  # proposed, so that users may raise it
+        )
+        self._has_begun = False
+        self._failure: BaseException | None = None  # of a send: the transaction must not commit
+        self._lanes: set[Lane[ParallelRecord]] = set()  # whose results are in the transaction
+        self._suspects: list[tuple[int, ParallelRecord, BaseException]] = []  # with sizes
+        self._fatal: BaseException | None = None  # that no abort can mend
+        self._blamed: dict[_Place, tuple[int, BaseException]] = {}  # attempts, and the last error
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            BrokerError, DeadlineExceededError: Transactions cannot be had.
+        """
+        self._producer.init()
+        super().start()
+
+    def send(self, worker: Worker) -> None:
+        """Inside the gate: put a worker's results into the transaction and settle what it did."""
+        runs = [*worker.finished, *(each.run for each in worker.troubles)]
+        lanes = {record: run.lane for run in runs for record in run.records}
+        outputs, worker.outputs = worker.outputs, []
+        for record, result in outputs:
+            lane = lanes[record]
+            if lane.state is not LaneState.CLOSED:
+                self._lanes.add(lane)
+                self._send_one(record, cast("Sequence[OutgoingRecord]", result))
+        self._desk.settle(worker)
+        self._desk.release_all(worker)
+
+    def _send_one(self, record: ParallelRecord, results: Sequence[OutgoingRecord]) -> None:
+        if self._failure is not None:
+            return
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is None or error.code() in _COLLATERAL:
+                return
+            ours = broker_error(error, f"sending the result of {record!r}")
+            if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                size = max(len(out.value or b"") for out in results)
+                self._suspects.append((size, record, ours))
+            elif error.code() == KafkaError.INVALID_RECORD:
+                self._blame(record, ours)
+            elif isinstance(ours, BrokerError) and not ours.is_retriable:
+                self._fatal = ours  # such as rights that are missing
+
+        try:
+            for out in results:
+                if not self._has_begun:
+                    self._producer.begin()
+                    self._has_begun = True
+                headers = tuple(out.header_list())
+                self._producer.produce(
+                    (out.topic, out.partition, out.key, out.value, headers), on_delivery=delivered
+                )
+        except Exception as error:  # noqa: BLE001 - the transaction is not whole, whatever it is
+            self._failure = error
+            is_kafkas = isinstance(error, KafkaMQError)  # such as a transaction that has failed
+            if not is_kafkas or getattr(error, "code", "") == "MSG_SIZE_TOO_LARGE":
+                self._blame(record, error)
+
+    def _blame(self, record: ParallelRecord, error: BaseException) -> None:
+        place = _place(record)
+        if len(self._blamed) < MAX_BLAMED or place in self._blamed:
+            self._blamed[place] = (self._blamed.get(place, (0, error))[0] + 1, error)
+
+    def give_up(self, record: ParallelRecord) -> None:
+        """Its dead letter is in place, also if this transaction is aborted for another's sake."""
+        if _place(record) in self._blamed:
+            self._blamed[_place(record)] = (_GIVEN_UP, self._blamed[_place(record)][1])
+
+    def _forget_blamed(self) -> None:
+        """Those that are done after all, or of partitions that went."""
+        if not self._blamed:
+            return
+        trackers = {duty.place: duty.lane.tracker for duty in self._duties()}
+        with self._desk.lock:
+            for place in list(self._blamed):
+                tracker = trackers.get(place[:2])
+                if tracker is None or not (
+                    tracker.is_open(place[2]) or place[2] >= tracker.next_offset
+                ):
+                    del self._blamed[place]
+
+    def refused(self, worker: Worker) -> list[tuple[ParallelRecord, BaseException]]:
+        """Take those of a worker's results that cannot be sent, and say why."""
+        fine: list[tuple[ParallelRecord, object]] = []
+        failed: list[tuple[ParallelRecord, BaseException]] = []
+        for record, result in worker.outputs:
+            blame = None
+            if self._blamed:
+                blame = self._blamed.get(_place(record))
+            if blame is not None and blame[0] == _GIVEN_UP:
+                continue
+            known = 0 if record._failure is None else record._failure.attempts
+            if blame is not None and known < blame[0]:
+                attempts, error = blame
+                record._failure = Failure(attempts - 1, error, "")
+                failed.append((record, error))
+                continue
+            try:
+                fine.append((record, list(outgoing(result))))
+            except Exception as error:  # noqa: BLE001 - also what a generator raises
+                failed.append((record, error))
+        worker.outputs = fine
+        return failed
+
+    def forget(self) -> None:
+        """Abort what was not committed: partitions went without notice."""
+        with self.gate.passing():
+            self._abort(None)
+
+    def _commit(self) -> bool:
+        with self.gate.passing():
+            # Before the lanes: a member that has lost some of them since is refused by Kafka.
+            group = self._commits.group()
+            plan = plan_commits(
+                self._duties(),
+                self._desk,
+                self._stats,
+                self._config.limits,
+                with_maps=self._with_maps,
+            )
+            if self._failure is None and not plan.commits and not self._has_begun:
+                return False
+            try:
+                if self._failure is not None:
+                    raise self._failure
+                if not self._lanes <= {duty.lane for duty, _, _ in plan.parts}:
+                    raise StateError("it holds results of a partition that has gone")
+                if not self._has_begun:
+                    self._producer.begin()
+                self._has_begun = True
+                if plan.commits:
+                    self._send_offsets(plan, group)
+                self._producer.commit(timeout_s=self._config.commit_timeout_ms / 1000)
+                self._has_begun = False
+                self._lanes.clear()
+            except (KafkaMQError, KafkaException) as error:
+                if getattr(error, "code", "") == "OFFSET_METADATA_TOO_LARGE":
+                    self._go_without_maps()
+                self._abort(error)
+                return True
+            except BaseException as error:
+                if error is not self._failure:
+                    raise
+                self._abort(error)
+                return True
+            self._forget_blamed()
+        if plan.commits:
+            self.confirm(plan)
+        return any(verdict.ceiling is not None for _, _, verdict in plan.parts)
+
+    def _send_offsets(self, plan: Plan, group: bytes) -> None:
+        timeout_s = self._config.commit_timeout_ms / 1000
+        self._producer.call(
+            lambda producer, client_id, slice_s: self._commits.send_to_transaction(
+                producer, client_id, plan.commits, group, slice_s
+            ),
+            timeout_s=timeout_s,
+        )
+
+    def _abort(self, error: BaseException | None) -> None:
+        """Inside the gate: nothing since the last commit has happened."""
+        self._stats.commit_failures += 1
+        self._failure = None
+        self._has_begun = False
+        self._lanes.clear()
+        if self._suspects:
+            _, record, refusal = max(self._suspects, key=lambda suspect: suspect[0])
+            self._suspects.clear()
+            self._blame(record, refusal)
+        _log.warning(
+            "a transaction is aborted; what it held is processed again", extra={"said": str(error)}
+        )
+        for duty in self._duties():  # what is settled from here on belongs to no lane
+            with self._desk.lock:
+                self._desk.scheduler.close(duty.lane)
+        self._producer.abort()
+        if not self._producer.is_ready:
+            self._producer.init()
+        self._rewind()
+        if self._fatal is not None:
+            raise self._fatal
+
+    def end(self, timeout_s: float) -> bool:
+        """As ``Committer.end``; ends the producer."""
+        has_ended = super().end(timeout_s)
+        if has_ended:
+            self._producer.close()
+        return has_ended
+
+
+class TransactionPublisher:
+    """Hands results to the transaction."""
+
+    def __init__(self, desk: Desk, committer: TransactionCommitter, settler: Settler) -> None:
+        self._committer = committer
+        self._settler = settler
+        desk.is_deferred = True
+
+    def publish(self, worker: Worker) -> None:
+        """Wait for the gate, and pass."""
+        behind: set[ParallelRecord] = set()
+        for record, error in self._committer.refused(worker):
+            if record not in behind:
+                behind |= self._refuse(worker, record, self._settler.settle(record, error))
+        with self._committer.gate.passing():
+            self._committer.send(worker)
+
+    def _refuse(
+        self, worker: Worker, record: ParallelRecord, due_ms: int | None
+    ) -> set[ParallelRecord]:
+        if due_ms is None:
+            self._committer.give_up(record)
+        return set(put_off(worker, record, due_ms))
+
+    async def publish_async(self, worker: Worker) -> None:
+        """As ``publish``."""
+        behind: set[ParallelRecord] = set()
+        for record, error in self._committer.refused(worker):
+            if record not in behind:
+                due_ms = await self._settler.settle_async(record, error)
+                behind |= self._refuse(worker, record, due_ms)
+        gate = self._committer.gate
+        while not gate.try_enter():
+            await asyncio.sleep(_ASYNC_SLICE_S)
+        try:
+            self._committer.send(worker)
+        finally:
+            gate.leave()

@@ -1,0 +1,1 @@
+"""Offset maps as bytes: pure, and bounded against hostile input."""

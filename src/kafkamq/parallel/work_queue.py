@@ -1,0 +1,450 @@
+"""Where workers give back what they did and take what is next; thread-safe.
+
+One lock, held for one call of the scheduler or two; no lock, future or callback per record. A
+worker that finds nothing is parked and woken when there is something. ``tend``, called every few
+milliseconds, takes from a worker that is stuck in one record what it has not begun.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from operator import length_hint
+from time import monotonic
+from typing import Protocol
+
+from kafkamq.parallel.config import ParallelConfig, Partition
+from kafkamq.parallel.record import ParallelRecord
+from kafkamq.parallel.rules.flow import RateLimit, RunSize
+from kafkamq.parallel.rules.lanes import Lane, Run
+from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.rules.shards import Scheduler
+from kafkamq.parallel.stats import Stats
+from kafkamq.runtime.rules.hanging import Call
+from kafkamq.transport.clock import monotonic_ms
+
+__all__ = ["Desk", "Failed", "Trouble", "Waker", "Worker"]
+
+MAX_TAKE = 512  # records in one worker's hands
+STUCK_S = 0.02  # a worker that is at it for so long keeps only what it has begun
+Failed = list[tuple[ParallelRecord, int]] | None
+
+
+class Worker:
+    """One of those who call handlers; each is used by one thread or coroutine.
+
+    Attributes:
+        pending: The runs that it has not begun; ``Desk.tend`` may empty it.
+        current: The run that it is at, and what it has not begun of that.
+        failed: What failed of that run, with the times of the next attempts; None: nothing.
+        finished: Runs that are done as a whole, until the next ``exchange``.
+        troubles: Runs that cannot be finished as a whole, until they are released.
+        runs: What it took last.
+        outputs: What its handlers returned, with the records, until it is published.
+        taken: Records that it took last, but for those settled one by one.
+        began_s: When.
+    """
+
+    __slots__ = (
+        "began_s",
+        "current",
+        "failed",
+        "finished",
+        "outputs",
+        "pending",
+        "runs",
+        "taken",
+        "troubles",
+    )
+
+    def __init__(self) -> None:
+        self.runs: list[Run[ParallelRecord]] = []
+        self.pending: Iterator[Run[ParallelRecord]] = iter(())
+        self.current: tuple[Run[ParallelRecord], Iterator[ParallelRecord]] | None = None
+        self.failed: Failed = None
+        self.troubles: list[Trouble] = []
+        self.outputs: list[tuple[ParallelRecord, object]] = []
+        self.finished: list[Run[ParallelRecord]] = []
+        self.taken = 0
+        self.began_s = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Trouble:
+    """A run that cannot be finished as a whole.
+
+    Attributes:
+        processed: How many records from its front were tried; None: all.
+        failed: Those that failed, in order, with the times (monotonic ms) of the next attempts.
+    """
+
+    run: Run[ParallelRecord]
+    processed: int | None
+    failed: list[tuple[ParallelRecord, int]]
+
+    def done(self) -> list[int]:
+        """Offsets of what was tried and did not fail."""
+        wrong = {record.offset for record, _ in self.failed}
+        tried = self.run.records[: self.processed]
+        return [record.offset for record in tried if record.offset not in wrong]
+
+
+class Waker(Protocol):
+    """Wakes workers that are parked; called with the desk's lock held."""
+
+    def wake(self, workers: Sequence[Worker]) -> None:
+        """Let them call ``exchange`` again."""
+
+
+class Desk:
+    """The scheduler behind a lock, and who works on it."""
+
+    def __init__(self, config: ParallelConfig, stats: Stats) -> None:
+        self.config = config
+        self.lock = threading.Lock()
+        self.scheduler: Scheduler[ParallelRecord] = Scheduler(
+            ordering=config.ordering, null_keys=config.null_keys
+        )
+        self.is_stopped = False
+        self.is_deferred = False  # what a handler has returned from is done only when published
+        self._stats = stats
+        self._is_paused = False
+        self._waker: Waker | None = None
+        self._workers: list[Worker] = []
+        self._idle: list[Worker] = []
+        self._concurrency = config.concurrency
+        self._pace = RunSize(max_records=MAX_TAKE)
+        self._batch_size = config.batch_size
+        self._batch_linger_s = config.batch_linger_ms / 1000
+        self._batch_since_s: float | None = None
+        self._rate = None if config.max_rate is None else RateLimit(config.max_rate)
+        self._room = threading.Event()
+        self._crowded: Lane[ParallelRecord] | None = None
+        self._room_below = 0
+
+    # Workers.
+
+    def join(self, workers: Sequence[Worker], waker: Waker) -> None:
+        """These will work; once."""
+        self._workers = list(workers)
+        self._waker = waker
+
+    def exchange(self, worker: Worker) -> list[Run[ParallelRecord]]:
+        """Settle what the worker finished and give it more.
+
+        Nothing: the worker is parked until it is woken, or ``is_stopped``.
+        """
+        now_s = monotonic()
+        with self.lock:
+            if worker.taken or worker.finished:  # also a run that it was relieved of as a whole
+                self._settle(worker, now_s)
+            runs = [] if self._is_paused or self.is_stopped else self._take(now_s)
+            if runs:
+                worker.runs = runs
+                worker.pending = iter(runs)
+                worker.began_s = now_s
+                worker.taken = sum([len(run.records) for run in runs])
+                if self._idle and self.scheduler.has_ready and not self._pace.is_light:
+                    self._wake(1)
+            else:
+                worker.taken = 0
+                self._idle.append(worker)
+        return runs
+
+    def _settle(self, worker: Worker, now_s: float) -> None:
+        finished = worker.finished
+        worker.finished = []
+        self.scheduler.finish(finished)
+        self._pace.observe(worker.taken, (now_s - worker.began_s) * 1e6)
+        self._stats.processed += worker.taken
+        worker.taken = 0
+        if self._crowded is not None:
+            self._look_for_room(self._crowded)
+
+    def settle(self, worker: Worker) -> None:
+        """Settle what the worker finished, without giving it more."""
+        with self.lock:
+            if worker.taken or worker.finished:
+                self._settle(worker, monotonic())
+
+    def _take(self, now_s: float) -> list[Run[ParallelRecord]]:
+        scheduler = self.scheduler
+        waiting = scheduler.waiting_count
+        if not waiting:
+            return []
+        size = self._batch_size or self._pace.size(waiting, self._concurrency)
+        if self._batch_linger_s and waiting < size and not self._has_lingered(now_s):
+            return []
+        rate = self._rate
+        if rate is None:
+            runs = scheduler.take(int(now_s * 1000), size)
+        else:
+            size = min(size, rate.available(now_s * 1000))
+            if not size:
+                return []
+            runs = scheduler.take(int(now_s * 1000), size)
+            rate.spend(sum([len(run.records) for run in runs]))
+        if runs:
+            self._batch_since_s = None
+        return runs
+
+    def _has_lingered(self, now_s: float) -> bool:
+        """Whether a list that is not full has waited long enough."""
+        if self._batch_since_s is None:
+            self._batch_since_s = now_s
+        return now_s - self._batch_since_s >= self._batch_linger_s
+
+    def let_go(self, worker: Worker, run: Run[ParallelRecord], failed: Failed) -> None:
+        """A worker is through with a run."""
+        if failed is None:
+            worker.finished.append(run)
+            return
+        processed = None
+        if run.shard.is_serial:
+            processed = 1 + run.records.index(failed[0][0]) if failed else 0
+        trouble = Trouble(run, processed, failed)
+        if self.is_deferred:
+            worker.troubles.append(trouble)
+        else:
+            self.release(worker, trouble)
+
+    def let_go_of_tried(
+        self,
+        worker: Worker,
+        run: Run[ParallelRecord],
+        failed: list[tuple[ParallelRecord, int]],
+        *,
+        processed: int | None,
+    ) -> None:
+        """As ``let_go``, of a run of which so many were tried, whatever became of those."""
+        if not failed and processed is None:
+            worker.finished.append(run)
+            return
+        trouble = Trouble(run, processed, failed)
+        if self.is_deferred:
+            worker.troubles.append(trouble)
+        else:
+            self.release(worker, trouble)
+
+    def release_all(self, worker: Worker) -> None:
+        """Release the worker's troubled runs, after what they brought was published."""
+        for trouble in worker.troubles:
+            self.release(worker, trouble)
+        worker.troubles = []
+
+    def hand_on(
+        self, worker: Worker, kept: Collection[ParallelRecord]
+    ) -> dict[ParallelRecord, Lane[ParallelRecord]]:
+        """Let go of all that the worker has tried; what is ``kept`` is not done with that.
+
+        ``complete`` counts it later, in the lanes that this returns by record.
+        """
+        finished, troubles = worker.finished, worker.troubles
+        tried = [*(Trouble(run, None, []) for run in finished), *troubles]
+        lanes = {record: trouble.run.lane for trouble in tried for record in trouble.run.records}
+        waiting = {(lanes[record], record.offset) for record in kept}
+        with self.lock:
+            for trouble in tried:  # others are done by a verdict, or by a dead letter
+                lane = trouble.run.lane
+                done = [offset for offset in trouble.done() if (lane, offset) not in waiting]
+                self.scheduler.complete(lane, done)
+                self._stats.processed += len(done)
+            for run in finished:
+                self.scheduler.release(run)
+            worker.finished, worker.troubles = [], []
+        for trouble in troubles:
+            self.release(worker, trouble, is_done=False)
+        worker.taken = 0
+        return lanes
+
+    def release(self, worker: Worker, trouble: Trouble, *, is_done: bool = True) -> None:
+        """Settle a run with failures; ``is_done``: what did not fail counts as done now."""
+        run = trouble.run
+        with self.lock:
+            is_open = run.lane.tracker.is_open
+            failed = [each for each in trouble.failed if is_open(each[0].offset)]
+            worker.taken -= len(run.records)
+            self._stats.failed += len(failed)
+            if is_done and not run.is_stale:
+                done = trouble.done()
+                self._stats.processed += len(done)
+                self.scheduler.complete(run.lane, done)
+            self.scheduler.release(run, processed=trouble.processed, failed=failed)
+
+    def complete(self, lane: Lane[ParallelRecord], offsets: Sequence[int]) -> None:
+        """These are done; their run was let go of before."""
+        with self.lock:
+            self.scheduler.complete(lane, offsets)
+            self._stats.processed += len(offsets)
+            if self._crowded is not None:
+                self._look_for_room(self._crowded)
+
+    def _wake(self, count: int) -> None:
+        idle = self._idle
+        woken = idle[-count:]  # those that worked last: their stacks are warm
+        del idle[-count:]
+        if self._waker is not None:
+            self._waker.wake(woken)
+
+    def _wake_for_work(self) -> None:
+        if self._is_paused or not self._idle or not self.scheduler.has_ready:
+            return
+        wanted = 1
+        if not self._pace.is_light:
+            waiting = self.scheduler.waiting_count
+            takes = -(-waiting // (self._batch_size or self._pace.size(waiting, self._concurrency)))
+            wanted = self.scheduler.ready_runs(min(takes, len(self._idle)))
+        self._wake(max(1, wanted))
+
+    # The owner of the consumer.
+
+    def assign(self, partition: Partition, tracker: OffsetTracker) -> Lane[ParallelRecord]:
+        """A partition came."""
+        with self.lock:
+            return self.scheduler.assign(partition, tracker)
+
+    def add(self, lane: Lane[ParallelRecord], records: Sequence[ParallelRecord]) -> None:
+        """Records were polled."""
+        with self.lock:
+            self.scheduler.add(lane, records)
+            self._wake_for_work()
+
+    def tend(self) -> None:
+        """Wake who is needed, and give to others what a stuck worker has not begun."""
+        now_s = monotonic()
+        with self.lock:
+            for worker in self._workers:
+                if worker.taken > 1 and now_s - worker.began_s > STUCK_S and self._relieve(worker):
+                    self._pace.observe(1, (now_s - worker.began_s) * 1e6)
+            due_ms = self.scheduler.next_due_ms()
+            if due_ms is not None and due_ms <= now_s * 1000 and self._idle:
+                self._wake(1)
+            self._wake_for_work()
+
+    def _relieve(self, worker: Worker) -> int:
+        """Settle what the worker has done, and take back what it has not begun."""
+        relieved = 0
+        for run in list(worker.pending):
+            relieved += len(run.records)
+            self.scheduler.release(run, processed=0)
+        if worker.current is not None:
+            run, records = worker.current
+            if not run.is_released:
+                rest = list(records)
+                relieved += len(rest)
+                self.scheduler.reclaim(run, rest)
+                # All but the last that it has begun are done, but for those that failed.
+                wrong = {record.offset for record, _ in worker.failed or ()}
+                done = [each.offset for each in run.records[:-1] if each.offset not in wrong]
+                if not self.is_deferred:
+                    self.scheduler.complete(run.lane, done)
+        finished = worker.finished
+        while finished and not self.is_deferred:
+            self.scheduler.finish([finished.pop()])
+        worker.taken -= relieved
+        return relieved
+
+    def recall(self, lanes: Sequence[Lane[ParallelRecord]]) -> None:
+        """Hand out nothing of these lanes, and take back what no worker has begun."""
+        with self.lock:
+            for lane in lanes:
+                self.scheduler.hold(lane)
+            for worker in self._workers:
+                self._relieve(worker)
+            self._wake_for_work()
+
+    def has_in_flight(self, lanes: Sequence[Lane[ParallelRecord]]) -> bool:
+        """Whether workers are at records of these lanes."""
+        with self.lock:
+            return any(lane.in_flight_count for lane in lanes)
+
+    def find(self, lane: Lane[ParallelRecord], offset: int) -> ParallelRecord | None:
+        """A record that is open, wherever it is."""
+        with self.lock:
+            for worker in self._workers:
+                for run in worker.runs:
+                    if run.lane is lane:
+                        for record in run.records:
+                            if record.offset == offset:
+                                return record
+            return self.scheduler.find(lane, offset)
+
+    def give_up(self, lane: Lane[ParallelRecord], offset: int) -> None:
+        """It is kept elsewhere, and done; whoever is at it still does not count any more."""
+        with self.lock:
+            self.scheduler.withdraw(lane, offset)
+            self.scheduler.complete(lane, [offset])
+            self._wake_for_work()
+
+    def await_room(self, lane: Lane[ParallelRecord], below: int, timeout_s: float) -> None:
+        """Wait until a lane has at most so many records open."""
+        self._room.clear()
+        with self.lock:
+            self._crowded, self._room_below = lane, below
+            self._look_for_room(lane)
+        self._room.wait(timeout_s)
+        with self.lock:
+            self._crowded = None
+
+    def _look_for_room(self, lane: Lane[ParallelRecord]) -> None:
+        if lane.tracker.open_count <= self._room_below:
+            self._crowded = None
+            self._room.set()
+
+    # All of it.
+
+    def pause(self) -> None:
+        """Hand out nothing; what is in flight goes on."""
+        with self.lock:
+            self._is_paused = True
+
+    def resume(self) -> None:
+        """Hand out again."""
+        with self.lock:
+            self._is_paused = False
+            self._wake_for_work()
+
+    def stop(self) -> None:
+        """Hand out nothing any more; workers end after what they are at, and do not begin more."""
+        with self.lock:
+            self.is_stopped = True
+            for worker in self._workers:
+                self._relieve(worker)
+            self._wake(len(self._idle))
+
+    def calls(self) -> list[Call]:
+        """What workers are at.
+
+        No time is kept of each record: one that takes longer than a moment was begun when its
+        worker took it, or ``STUCK_S`` later, as ``tend`` takes back what is behind it.
+        """
+        with self.lock:
+            found = [(worker, _at(worker)) for worker in self._workers if worker.taken > 0]
+            return [
+                Call(worker.began_s, record.place) for worker, record in found if record is not None
+            ]
+
+    def in_flight_count(self) -> int:
+        """Records in workers' hands."""
+        with self.lock:
+            return self.scheduler.in_flight_count
+
+    def open_count(self) -> int:
+        """Records polled and not done."""
+        with self.lock:
+            return sum([lane.tracker.open_count for lane in self.scheduler.lanes])
+
+    def now_ms(self) -> int:
+        """The clock that due times are of."""
+        return monotonic_ms()
+
+
+def _at(worker: Worker) -> ParallelRecord | None:
+    """The record that a worker is at, the first one of a list; None: it is between two."""
+    current, runs = worker.current, worker.runs
+    if current is not None and current[0] in runs:
+        records = current[0].records
+        at = len(records) - 1 - length_hint(current[1])
+        return records[max(at, 0)] if records else None
+    return next((run.records[0] for run in runs if run.records), None)

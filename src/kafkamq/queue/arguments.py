@@ -1,0 +1,194 @@
+"""A handler's arguments, made of a message by the annotations of its parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import json
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, get_args, get_origin
+
+from kafkamq.errors import ConfigError
+from kafkamq.markers.message import Message
+from kafkamq.queue.json_values import BodyError, check_type, convert, is_union, without_input
+
+__all__ = ["Binder", "BodyError", "MessageLike"]
+
+_JSON_TYPES = (dict, list, int, float, bool, Mapping, Sequence)
+
+
+class MessageLike(Protocol):
+    """What a binder needs of a message."""
+
+    @property
+    def payload(self) -> bytes | None: ...
+
+
+class Binder:
+    """Makes the arguments of one handler.
+
+    A parameter annotated ``Message``, or not at all, gets the message; the other one, at most one,
+    gets the body: ``bytes``, ``str``, ``dict`` and other JSON, a dataclass, or a pydantic model.
+    What has a default keeps it, unless it is the first parameter.
+
+    Raises:
+        ConfigError: The handler takes something else.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._parse: list[Callable[[Any], Any]] = []
+        name = getattr(function, "__qualname__", repr(function))
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"handler {name} has no signature: {error}") from None
+        hints = _hints(function)
+        bodies, is_over = 0, False
+        for parameter in signature.parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            annotation = hints.get(parameter.name)
+            has_default = parameter.default is not parameter.empty
+            is_option = parameter.kind is parameter.KEYWORD_ONLY
+            wants_message = _is_message(annotation)
+            if has_default and not is_option and (is_over or (self._parse and not wants_message)):
+                if wants_message or (not bodies and _is_plainly_a_body(annotation)):
+                    raise ConfigError(
+                        f"handler {name}: {parameter.name} has a default, and would keep it: give "
+                        "it none, or make it the first parameter"
+                    )
+                is_over = True  # what follows could be given by its name only
+                continue
+            if is_option or (has_default and annotation is None):
+                if not has_default:
+                    raise ConfigError(f"handler {name}: nothing can be given to {parameter.name}")
+                is_over = True
+                continue
+            if annotation is None or wants_message:
+                self._parse.append(_itself)
+                continue
+            bodies += 1
+            self._parse.append(_parser(annotation, f"handler {name}: {parameter.name}"))
+        if not self._parse or bodies > 1:
+            raise ConfigError(f"handler {name} must take a body, a Message, or both")
+
+    def arguments(self, message: MessageLike) -> list[Any]:
+        """The arguments for a message.
+
+        Raises:
+            BodyError: The payload is not what the handler takes.
+        """
+        return [parse(message) for parse in self._parse]
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    is_plain = inspect.isroutine(function)
+    call = function if is_plain else getattr(function, "__call__", function)  # noqa: B004
+    try:
+        return typing.get_type_hints(call)
+    except Exception as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise ConfigError(f"the annotations of handler {name} cannot be read: {error}") from error
+
+
+def _is_message(annotation: Any) -> bool:
+    if is_union(annotation):
+        return any(_is_message(kind) for kind in get_args(annotation))
+    if not isinstance(annotation, type):
+        return False
+    return issubclass(annotation, Message) or getattr(annotation, "is_kafkamq_message", False)
+
+
+def _is_plainly_a_body(annotation: Any) -> bool:
+    """Whether nobody means an option of the function by it."""
+    kinds = get_args(annotation) if is_union(annotation) else (annotation,)
+    return any(
+        dataclasses.is_dataclass(kind) or hasattr(kind, "model_validate_json") for kind in kinds
+    )
+
+
+def _itself(message: Any) -> Any:
+    return message
+
+
+def _parser(annotation: Any, where: str) -> Callable[[MessageLike], Any]:
+    """From a message to a value of that type."""
+    kinds = get_args(annotation) if is_union(annotation) else ()
+    if type(None) in kinds and annotation not in (Any, bytes | None):
+        rest = [kind for kind in kinds if kind is not type(None)]
+        if len(rest) == 1:
+            return _or_none(_parser(rest[0], where))
+    if annotation in (bytes, Any, bytes | None):
+        if annotation is bytes:
+            return _payload
+        return lambda message: message.payload
+    if annotation is str:
+        return _text
+    validate = getattr(annotation, "model_validate_json", None)
+    if validate is not None:  # a pydantic model
+        return _validated(validate)
+    origin = get_origin(annotation) or annotation
+    is_json = origin in _JSON_TYPES or is_union(annotation)
+    if dataclasses.is_dataclass(annotation) or is_json or typing.is_typeddict(annotation):
+        check_type(annotation, where)
+        return lambda message: convert(_json(message), annotation, "the body")
+    raise ConfigError(
+        f"{where} is annotated {annotation!r}: a body is bytes, str, JSON (dict, list, ...), a "
+        "dataclass or a pydantic model"
+    )
+
+
+def _or_none(parse: Callable[[MessageLike], Any]) -> Callable[[MessageLike], Any]:
+    """None for a null payload and, where the body is JSON, for its null."""
+    is_text = parse is _text
+
+    def parsed(message: MessageLike) -> Any:
+        payload = message.payload
+        if payload is None or (not is_text and payload.strip() == b"null"):
+            return None
+        return parse(message)
+
+    return parsed
+
+
+def _payload(message: MessageLike) -> bytes:
+    payload = message.payload
+    if payload is None:
+        raise BodyError("the payload is null")
+    return payload
+
+
+def _text(message: MessageLike) -> str:
+    try:
+        return _payload(message).decode()
+    except UnicodeDecodeError as error:
+        raise BodyError(f"the payload is no UTF-8 at byte {error.start}") from None
+
+
+def _json(message: MessageLike) -> Any:
+    try:
+        return json.loads(_payload(message))
+    except UnicodeDecodeError as error:
+        raise BodyError(f"the payload is no UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise BodyError(f"the payload is no JSON: {error.msg} at {error.pos}") from None
+    except RecursionError:
+        raise BodyError("the payload is nested too deeply") from None
+    except ValueError:  # Python reads no number of thousands of digits
+        raise BodyError("the payload has a number that is too long") from None
+
+
+def _validated(validate: Callable[[bytes], Any]) -> Callable[[MessageLike], Any]:
+    def parse(message: MessageLike) -> Any:
+        try:
+            return validate(_payload(message))
+        except BodyError:
+            raise
+        except ValueError as error:  # pydantic's ValidationError is one
+            raise BodyError(without_input(error)) from None
+
+    return parse

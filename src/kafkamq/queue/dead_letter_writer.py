@@ -1,0 +1,152 @@
+"""What leaves a queue with a topic of its own: dead letters, and copies to the queue's tail."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+from typing import Protocol
+
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.queue.queue_topic import QueueTopic
+from kafkamq.queue.sure_writer import Form, SureWriter
+from kafkamq.queue.topic_message import TopicMessage
+from kafkamq.queue.wire import headers as names
+from kafkamq.queue.wire.headers import (
+    Origin,
+    cut_text,
+    dead_letter_headers,
+    read_message_headers,
+    redrive_headers,
+)
+from kafkamq.queue.wire.keys import join_key
+from kafkamq.types import DeadLetterReason, Headers
+
+__all__ = ["DeadLetterBox", "Letters", "ShareLetters", "Verdict", "carried_verdict", "origin_of"]
+
+Verdict = tuple[DeadLetterReason, str]
+"""Why a message is given up, and the text for people."""
+
+_ANY_PARTITION = -1
+_log = logging.getLogger(__name__)
+
+
+class Letters(Protocol):
+    """Where a consumer puts what it gives up."""
+
+    def park(self, message: TopicMessage, reason: DeadLetterReason, error: str) -> Future[None]:
+        """Write a dead letter, however long that takes; done when it is kept."""
+
+    def close(self, timeout_s: float) -> None:
+        """Write no more; what is not written by then has failed."""
+
+
+class ShareLetters(Letters, Protocol):
+    """And where it puts what must leave the place where it stands, and is not done."""
+
+    def copy(self, message: TopicMessage, count: int, verdict: Verdict | None) -> Future[None]:
+        """Write it once more; the copy's next delivery is ``count``, or ``verdict`` is waiting."""
+
+
+def origin_of(message: TopicMessage) -> Origin:
+    """Where the first copy of a message stands in its queue's topic.
+
+    What another queue's message says, which somebody has sent on with all its headers, is not it.
+    """
+    place = message.message_id
+    known = read_message_headers(message.raw_headers).origin
+    if known is not None and known.topic == message.topic:
+        return known
+    return Origin(message.topic, place.partition, place.offset, max(0, message.timestamp_ms))
+
+
+def earlier_deliveries(message: TopicMessage) -> int:
+    """How many a message had where its former copy stood; 0: it is the first one."""
+    read = read_message_headers(message.raw_headers)
+    if read.origin is None or read.origin.topic != message.topic:
+        return 0
+    return read.delivery_count - 1
+
+
+def carried_verdict(message: TopicMessage) -> Verdict | None:
+    """What was decided of a copy before it was written: it only lacks its dead letter."""
+    if not earlier_deliveries(message):
+        return None
+    texts = dict(message.raw_headers)
+    try:
+        reason = DeadLetterReason((texts.get(names.REASON) or b"").decode())
+    except ValueError:
+        return None
+    return reason, (texts.get(names.ERROR) or b"").decode("utf-8", "replace")
+
+
+class DeadLetterBox:
+    """Writes to the namespace's dead letters, with the key that messages of a namespace have."""
+
+    def __init__(self, config: ServiceConfig, queue: QueueConfig) -> None:
+        self._topic = config.dead_letter_topic
+        self._queue_id = queue.queue_id
+        place = QueueTopic(config, queue)
+        self._writer = SureWriter(place, f"a dead letter of queue {queue.queue_id!r}")
+        # Apart: what waits for one topic would hold up the other one in the same producer.
+        self._copier = SureWriter(place, f"a copy of a message of queue {queue.queue_id!r}")
+
+    def park(self, message: TopicMessage, reason: DeadLetterReason, error: str) -> Future[None]:
+        """Write a dead letter; where it is too large it refers to its payload (R11)."""
+        is_told = False
+
+        def form(refusals: int) -> Form:
+            nonlocal is_told
+            if refusals and not is_told:
+                is_told = True
+                _log.warning(
+                    "a dead letter refers to its payload: it did not fit",
+                    extra={"topic": message.topic, "place": repr(message)},
+                )
+            origin = origin_of(message)
+            headers = dead_letter_headers(
+                _without_origin(message) if refusals < 2 else (),
+                reason=reason,
+                error=error if refusals < 2 else cut_text(error, 256),
+                delivery_count=message.delivery_count,
+                origin=origin,
+                queue_id=self._queue_id,
+                payload_at=_place_of(message) if refusals else None,
+            )
+            key = join_key(self._queue_id, message.key) if refusals < 2 else None
+            value = message.payload if not refusals else None
+            return Form(self._topic, _ANY_PARTITION, key, value, headers)
+
+        return self._writer.write(form)
+
+    def copy(self, message: TopicMessage, count: int, verdict: Verdict | None) -> Future[None]:
+        """Write it once more to its own partition; see ``ShareLetters``."""
+
+        def form(refusals: int) -> Form:
+            headers = list(redrive_headers(message.raw_headers))
+            headers.append((names.ORIGIN, origin_of(message).encode()))
+            headers.append((names.DELIVERY_COUNT, b"%d" % count))
+            if verdict is not None:
+                reason, error = verdict
+                headers.append((names.REASON, reason.value.encode()))
+                headers.append((names.ERROR, cut_text(error, 256 if refusals else 4096).encode()))
+            partition = message.message_id.partition
+            return Form(message.topic, partition, message.key, message.payload, tuple(headers))
+
+        return self._copier.write(form)
+
+    def close(self, timeout_s: float) -> None:
+        """Flush, and end."""
+        try:
+            self._writer.close(timeout_s / 2)
+        finally:
+            self._copier.close(timeout_s / 2)
+
+
+def _without_origin(message: TopicMessage) -> Headers:
+    """Its headers; ``origin_of`` says whence it came."""
+    return tuple(header for header in message.raw_headers if header[0] != names.ORIGIN)
+
+
+def _place_of(message: TopicMessage) -> Origin:
+    place = message.message_id
+    return Origin(message.topic, place.partition, place.offset, max(0, message.timestamp_ms))

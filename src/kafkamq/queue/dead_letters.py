@@ -1,0 +1,429 @@
+"""Looks at a namespace's dead letters, and sends chosen ones back into their queues.
+
+Dead letters are never deleted here. That one was redriven is a record of the ledger topic, with the
+dead letter's place as its key, written in the same transaction as the new copy: so it is redriven
+once, however often a redrive is repeated or killed. All redrives of a namespace share one
+transactional id; a second one that starts meanwhile ends the first (``FencedError``), and reads
+what that one has done before it goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from confluent_kafka import Message
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError, FencedError, WireError
+from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.queue.wire import headers as names
+from kafkamq.queue.wire.headers import Origin, read_message_headers, redrive_headers
+from kafkamq.queue.wire.keys import join_key, split_key
+from kafkamq.queue.wire.partitions import key_partition
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
+from kafkamq.transport.record import headers_of, headers_or_none
+from kafkamq.transport.record_reader import RecordReader
+from kafkamq.transport.scan import scan
+from kafkamq.transport.transactions import Record, TransactionalProducer
+from kafkamq.types import DeadLetterReason, Headers
+
+__all__ = [
+    "REDRIVEN_FROM",
+    "DeadLetter",
+    "RedriveReport",
+    "Selection",
+    "read_dead_letters",
+    "redrive",
+    "redrive_transactional_id",
+]
+
+REDRIVEN_FROM = "kafkamq-redriven-from"
+"""Header of a redriven message: its dead letter, as ``topic/partition/offset/timestamp_ms``."""
+
+MAX_TRANSACTION_RECORDS = 500
+MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
+MAX_ATTEMPTS = 5  # of one transaction whose outcome is unknown or that was aborted
+_KEY_PREFIX = "redrive"
+_NO_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which dead letters are meant; what is empty does not choose."""
+
+    queue_id: str = ""
+    reason: str = ""
+    ids: frozenset[str] = field(default_factory=frozenset)
+
+    def __contains__(self, letter: object) -> bool:
+        """Whether a dead letter is meant."""
+        return (
+            isinstance(letter, DeadLetter)
+            and (not self.queue_id or letter.queue_id == self.queue_id)
+            and (not self.reason or letter.reason == self.reason)
+            and (not self.ids or letter.id in self.ids)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """One record of the dead letters topic."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    queue_id: str
+    id: str
+    reason: str
+    error: str
+    delivery_count: int
+    origin: Origin | None
+    user_key: bytes | None
+    payload: bytes | None
+    headers: Headers  # the user's
+    redriven_from: str  # empty, or the dead letter that it was before
+    is_redriven: bool
+    raw_key: bytes = b""  # of the message; empty: nobody knows its queue
+    raw_headers: Headers = ()
+    is_readable: bool = True  # False: a header's name is not UTF-8, so no header is known
+    is_bare: bool = False  # key and headers did not fit either: they are where the payload is
+    payload_at: Origin | None = None  # the payload did not fit; it is there (R11)
+
+
+@dataclass(slots=True)
+class RedriveReport:
+    """What a redrive did, or would do."""
+
+    selected: int = 0  # met the selection and were not redriven before
+    redriven: int = 0
+    already_redriven: int = 0
+    payload_lost: int = 0  # of the selected: nothing is left to send
+    queue_unknown: int = 0  # of the selected: neither the letter nor its original names a queue
+    headers_unreadable: int = 0  # of the selected: a name is not UTF-8; a copy would lose them
+
+
+def redrive_transactional_id(config: ServiceConfig) -> str:
+    """Under which all redrives of a namespace write, one at a time."""
+    return f"kafkamq.{config.dead_letter_topic}.redrive"
+
+
+def read_dead_letters(config: ServiceConfig) -> Iterator[DeadLetter]:
+    """All dead letters of a namespace, partition by partition interleaved, each in log order.
+
+    Raises:
+        BrokerError: The topics do not exist, or the broker refuses.
+        DeadlineExceededError: No broker answers.
+    """
+    done, topic_id = _read_done(config)
+    for record in scan(config, config.dead_letter_topic):
+        yield _dead_letter(record, done, topic_id)
+
+
+def redrive(
+    config: ServiceConfig,
+    selection: Selection,
+    *,
+    limit: int | None = None,
+    dry_run: bool = False,
+    on_progress: Callable[[int], None] | None = None,
+) -> RedriveReport:
+    """Sends chosen dead letters back into their queues, each exactly once.
+
+    The message keeps id, key, payload and its sender's headers. It starts anew: its first delivery,
+    and its whole TTL; ``kafkamq-redriven-from`` names the dead letter.
+
+    Args:
+        config: The namespace.
+        selection: Which ones.
+        limit: At most so many; None: all.
+        dry_run: Only count.
+        on_progress: Called with the number redriven so far.
+
+    Raises:
+        FencedError: Another redrive of this namespace has started: it goes on with the rest.
+        BrokerError, DeadlineExceededError: What was redriven stays so; run it again for the rest.
+    """
+    producer = TransactionalProducer(config, redrive_transactional_id(config))
+    originals = _Originals(config)
+    report = RedriveReport()
+    try:
+        if not dry_run:
+            producer.init()  # before the ledger is read: nothing of a predecessor is under way then
+        writer = _Writer(config, producer, originals, report, on_progress or (lambda _: None))
+        for letter in read_dead_letters(config):
+            if limit is not None and report.selected >= limit:
+                break
+            if letter not in selection:
+                continue
+            if letter.is_redriven:
+                report.already_redriven += 1
+                continue
+            report.selected += 1
+            if not dry_run:
+                writer.add(letter)
+        writer.flush()
+    finally:
+        originals.close()
+        producer.close()
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """What goes back into a queue."""
+
+    key: bytes
+    payload: bytes | None
+    headers: Headers
+
+
+class _Originals:
+    """Reads what dead letters refer to: a message, or the SCHEDULE of a delayed one (R11)."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._readers: dict[str, RecordReader] = {}
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+
+    def read(self, letter: DeadLetter, place: Origin) -> _Message | None:
+        """None: it is gone, or another record stands there now (R13)."""
+        topic = place.topic
+        if topic not in self._readers:
+            self._readers[topic] = RecordReader(self._config, topic)
+        try:
+            record = self._readers[topic].read(place.partition, place.offset)
+        except BrokerError as error:
+            if error.code not in _NO_TOPIC:
+                raise
+            record = None
+        if record is None or place.timestamp_ms not in (0, record.timestamp()[1]):
+            return None
+        if topic == self._config.marker_topic:
+            try:
+                marker = decode_marker(record.value())
+            except WireError:
+                return None
+            return _Message(marker.key, marker.value, marker.headers)
+        key = record.key()
+        if topic != self._config.message_topic:  # a queue's own: the key is its sender's
+            key = join_key(letter.queue_id, key)
+        return _Message(key or b"", record.value(), headers_of(record))
+
+
+class _Writer:
+    """Collects dead letters and writes them in transactions."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        producer: TransactionalProducer,
+        originals: _Originals,
+        report: RedriveReport,
+        on_progress: Callable[[int], None],
+    ) -> None:
+        self._config = config
+        self._producer = producer
+        self._originals = originals
+        self._report = report
+        self._on_progress = on_progress
+        self._partitions: dict[str, int] = {}  # by topic
+        with Admin(config) as admin:
+            self._ledger_partitions = admin.require_topic(config.ledger_topic).partitions
+            self._topic_id = admin.require_topic(config.dead_letter_topic).topic_id
+        self._pending: list[tuple[DeadLetter, _Message]] = []
+        self._bytes = 0
+
+    def add(self, letter: DeadLetter) -> None:
+        if not letter.is_readable:
+            self._report.headers_unreadable += 1
+            return
+        message = self._message(letter)
+        if message is None:
+            self._report.payload_lost += 1
+            return
+        if not split_key(message.key)[0]:
+            self._report.queue_unknown += 1
+            return
+        self._pending.append((letter, message))
+        self._bytes += len(message.payload or b"") + len(message.key) + 256
+        if len(self._pending) >= MAX_TRANSACTION_RECORDS or self._bytes >= MAX_TRANSACTION_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is pending; a transaction of unknown outcome is looked up, not repeated."""
+        pending, self._pending, self._bytes = self._pending, [], 0
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            if not pending:
+                return
+            try:
+                self._commit(pending)
+            except (OutcomeUnknownError, TransactionAbortedError) as error:
+                if attempt == MAX_ATTEMPTS:
+                    raise
+                _log.warning("a redrive transaction is repeated", extra={"error": str(error)})
+                before = len(pending)
+                self._producer.init()
+                done, _ = _read_done(self._config)
+                pending = [item for item in pending if self._done_key(item[0]) not in done]
+                self._count(before - len(pending))
+            else:
+                self._count(len(pending))
+                return
+
+    def _count(self, amount: int) -> None:
+        self._report.redriven += amount
+        self._on_progress(self._report.redriven)
+
+    def _commit(self, pending: Sequence[tuple[DeadLetter, _Message]]) -> None:
+        self._producer.begin()
+        try:
+            for letter, message in pending:
+                self._producer.produce(self._copy(letter, message))
+                self._producer.produce(self._done_record(letter))
+            self._producer.commit()
+        except BrokerError as error:
+            self._producer.abort()
+            is_fatal = error.is_fatal or error.code == "_FATAL"
+            if is_fatal and not isinstance(error, FencedError):
+                # librdkafka says why only once; of an idempotent producer it is nearly always this.
+                raise FencedError(
+                    f"{error}: another redrive of this namespace seems to have started; what was "
+                    "redriven stays so",
+                    code=error.code,
+                    is_fatal=True,
+                ) from error
+            raise
+        except BaseException:
+            self._producer.abort()
+            raise
+
+    def _copy(self, letter: DeadLetter, message: _Message) -> Record:
+        place = Origin(
+            self._config.dead_letter_topic, letter.partition, letter.offset, letter.timestamp_ms
+        )
+        headers = tuple(
+            header for header in redrive_headers(message.headers) if header[0] != REDRIVEN_FROM
+        )
+        topic, user_key = self._topic_of(letter), split_key(message.key)[1]
+        # In a topic of its own a queue's records have their sender's keys, or none.
+        key = message.key if topic == self._config.message_topic else user_key
+        partitions = self._partitions_of(topic)
+        partition = (
+            random.randrange(partitions)
+            if user_key is None or key is None
+            else key_partition(key, partitions)
+        )
+        return topic, partition, key, message.payload, (*headers, (REDRIVEN_FROM, place.encode()))
+
+    def _topic_of(self, letter: DeadLetter) -> str:
+        """Where its queue's messages stand: the namespace's topic, or one of the queue's own."""
+        own = "" if letter.origin is None else letter.origin.topic
+        if own in ("", self._config.message_topic, self._config.marker_topic):
+            return self._config.message_topic
+        return own
+
+    def _partitions_of(self, topic: str) -> int:
+        if topic not in self._partitions:
+            with Admin(self._config) as admin:
+                self._partitions[topic] = admin.require_topic(topic).partitions
+        return self._partitions[topic]
+
+    def _done_key(self, letter: DeadLetter) -> bytes:
+        return done_key(self._topic_id, letter.partition, letter.offset)
+
+    def _done_record(self, letter: DeadLetter) -> Record:
+        key = self._done_key(letter)
+        partition = key_partition(key, self._ledger_partitions)
+        return self._config.ledger_topic, partition, key, b"%d" % int(time.time() * 1000), ()
+
+    def _message(self, letter: DeadLetter) -> _Message | None:
+        """What the letter has, and its original where it refers to that; None: that is gone."""
+        if letter.payload_at is None:
+            if letter.payload is None and letter.reason == DeadLetterReason.PAYLOAD_LOST.value:
+                return None
+            return _Message(letter.raw_key, letter.payload, letter.raw_headers)
+        original = self._originals.read(letter, letter.payload_at)
+        if original is None or letter.is_bare:
+            return original
+        return _Message(letter.raw_key, original.payload, letter.raw_headers)
+
+
+def done_key(topic_id: bytes, partition: int, offset: int) -> bytes:
+    """The ledger's key of a redriven dead letter; a topic made anew has another id (R13)."""
+    return f"{_KEY_PREFIX}/{topic_id.hex()}/{partition}/{offset}".encode()
+
+
+def _read_done(config: ServiceConfig) -> tuple[set[bytes], bytes]:
+    """Keys of what was redriven, and the id of the dead letters topic now."""
+    with Admin(config) as admin:
+        topic_id = admin.require_topic(config.dead_letter_topic).topic_id
+    prefix, nameless = (f"{_KEY_PREFIX}/{id_}/".encode() for id_ in (topic_id.hex(), ""))
+    done = set()
+    for record in scan(config, config.ledger_topic):
+        key = record.key()
+        if not isinstance(key, bytes):
+            continue
+        if key.startswith(nameless):  # by brokers that did not tell the id yet
+            key = prefix + key.removeprefix(nameless)
+        if key.startswith(prefix):
+            done.add(key)
+    return done, topic_id
+
+
+def _dead_letter(record: Message, done: set[bytes], topic_id: bytes) -> DeadLetter:
+    readable = headers_or_none(record)
+    raw_headers = readable or ()
+    read = read_message_headers(raw_headers)
+    texts = {
+        name: value.decode("utf-8", "replace") for name, value in raw_headers if value is not None
+    }
+    raw_key = record.key() or b""
+    queue_id, user_key = split_key(raw_key)
+    is_bare = not queue_id
+    named, named_key = split_key(dict(raw_headers).get(names.QUEUE_ID))
+    if is_bare:  # R11's last resort has no key: a header names the queue
+        queue_id, user_key = named, named_key
+        raw_key = queue_id
+    elif named not in (b"", queue_id):  # of a parallel consumer: the key is its record's
+        queue_id, user_key = named, record.key()
+        raw_key = join_key(queue_id, user_key)
+    partition, offset = record.partition() or 0, record.offset() or 0
+    return DeadLetter(
+        partition=partition,
+        offset=offset,
+        timestamp_ms=record.timestamp()[1],
+        queue_id=queue_id.decode("utf-8", "replace"),
+        id=read.id,
+        reason=texts.get(names.REASON, ""),
+        error=texts.get(names.ERROR, ""),
+        delivery_count=read.delivery_count,
+        origin=read.origin,
+        user_key=user_key,
+        payload=record.value(),
+        headers=read.user,
+        redriven_from=texts.get(REDRIVEN_FROM, ""),
+        is_redriven=done_key(topic_id, partition, offset) in done,
+        raw_key=raw_key,
+        raw_headers=raw_headers,
+        is_readable=readable is not None,
+        is_bare=is_bare,
+        payload_at=_place(texts.get(names.PAYLOAD_AT)),
+    )
+
+
+def _place(text: str | None) -> Origin | None:
+    if text is None:
+        return None
+    try:
+        return Origin.decode(text.encode())
+    except WireError:
+        return None

@@ -1,0 +1,173 @@
+"""What clients must know of a namespace's topics: ids, partitions, limits."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.errors import ConfigError, KafkaMQError
+from kafkamq.queue.names import group_of_workers, warn_of_foreign_workers
+from kafkamq.queue.topics import check_topics
+from kafkamq.transport.admin import Admin, TopicInfo
+
+__all__ = ["IDENTITY_AGE_S", "Namespace", "NamespaceFacts"]
+
+CONNECT_TIMEOUT_S = 15.0
+MAX_AGE_S = 300.0  # Kafka's metadata.max.age.ms: new partitions are used after this at the latest
+IDENTITY_AGE_S = 15.0  # of workers: STARTs that name a topic by its former id are soon made again
+COPY_OVERHEAD_BYTES = 1024  # what a copy adds: batch and record framing, origin, count
+DEAD_LETTER_OVERHEAD_BYTES = 8192  # beyond that: the reason, 4 KiB of error text, the queue id
+MARKER_OVERHEAD_BYTES = 1024  # what a START or SCHEDULE adds, without its headers
+_DEFAULT_MAX_BYTES = "1048588"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceFacts:
+    """The topics of a namespace as they are now."""
+
+    message_topic_id: bytes
+    message_partitions: int
+    marker_partitions: int
+    marker_retention_ms: int  # negative: for ever
+    max_message_bytes: int  # what a copy and a dead letter can carry (R11)
+    max_marker_bytes: int  # what fits into a START or SCHEDULE
+
+    @classmethod
+    def of(cls, config: ServiceConfig, topics: Mapping[str, TopicInfo]) -> NamespaceFacts:
+        """Reads them from the descriptions of the topics."""
+        messages, markers = topics[config.message_topic], topics[config.marker_topic]
+        copies = _max_bytes(messages) - COPY_OVERHEAD_BYTES
+        dead_letters = topics.get(config.dead_letter_topic)
+        if dead_letters is not None:
+            copies = min(copies, _max_bytes(dead_letters) - DEAD_LETTER_OVERHEAD_BYTES)
+        return cls(
+            message_topic_id=messages.topic_id,
+            message_partitions=messages.partitions,
+            marker_partitions=markers.partitions,
+            marker_retention_ms=int(markers.settings.get("retention.ms", "604800000")),
+            max_message_bytes=copies,
+            max_marker_bytes=_max_bytes(markers) - MARKER_OVERHEAD_BYTES,
+        )
+
+    def are_of_another_topic(self, former: NamespaceFacts) -> bool:
+        """Whether the messages' topic was made anew since ``former``.
+
+        A topic whose id one of the two does not know is no other one: brokers begin to tell ids,
+        or some of them do, while they are upgraded.
+        """
+        ids = self.message_topic_id, former.message_topic_id
+        return all(ids) and ids[0] != ids[1]
+
+
+def _max_bytes(topic: TopicInfo) -> int:
+    return int(topic.settings.get("max.message.bytes", _DEFAULT_MAX_BYTES))
+
+
+class Namespace:
+    """Asks the cluster for the facts, and keeps them; thread-safe."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self.config = config
+        self._lock = threading.Lock()
+        self._facts: NamespaceFacts | None = None
+        self._asked_s = 0.0
+        self._true_s = 0.0  # monotonic; when these facts were last true
+        self.certain_until_s = 0.0  # ... and those before them
+        self._looked: set[tuple[str, str]] = set()  # queues and groups
+        self._checked: set[int] = set()  # max_lease_ms that the topics allow
+
+    def facts(self) -> NamespaceFacts:
+        """The latest facts; asks when nothing is known yet.
+
+        Raises:
+            BrokerError: A topic does not exist, or wrong credentials.
+            DeadlineExceededError: No broker answers.
+        """
+        facts = self._facts
+        if facts is not None:
+            return facts
+        with self._lock:
+            if self._facts is None:
+                self._true_s = time.monotonic()
+                self._facts = self._ask()
+            return self._facts
+
+    def require(self, max_lease_ms: int) -> NamespaceFacts:
+        """``facts``, of topics that a queue with that longest lease can use (R23, R25).
+
+        Raises:
+            ConfigError: The topics cannot be used; says why and what to do.
+        """
+        facts = self.facts()
+        if max_lease_ms not in self._checked:
+            ours = (self.config.message_topic, self.config.marker_topic)
+            refusals = [
+                str(finding)
+                for finding in check_topics(
+                    self.config, max_lease_ms=max_lease_ms, timeout_s=CONNECT_TIMEOUT_S
+                )
+                if finding.level == "refuse" and finding.topic in ours
+            ]
+            if refusals:
+                raise ConfigError("the topics cannot be used:\n  " + "\n  ".join(refusals))
+            self._checked.add(max_lease_ms)
+        return facts
+
+    def look_for_foreign_workers(self, queue: QueueConfig) -> None:
+        """Have a warning logged, once for each queue, when others work on it (R25); no waiting."""
+        found = queue.queue_id, group_of_workers(self.config, queue)
+        if found not in self._looked:
+            self._looked.add(found)
+            threading.Thread(
+                target=warn_of_foreign_workers,
+                args=(self.config, *found),
+                name="kafkamq-groups",
+                daemon=True,
+            ).start()
+
+    def refresh_if_old(self, max_age_s: float = MAX_AGE_S) -> None:
+        """Ask again when the facts are old, without waiting for the answer."""
+        if self._facts is None or time.monotonic() - self._asked_s < max_age_s:
+            return
+        self._asked_s = time.monotonic()
+        threading.Thread(target=self._refresh, name="kafkamq-topics", daemon=True).start()
+
+    def _refresh(self) -> None:
+        """A failure leaves the facts as they are."""
+        try:
+            self.ask_again()
+        except KafkaMQError as error:
+            _log.warning("topics could not be described again", extra={"said": str(error)})
+
+    def ask_again(self) -> NamespaceFacts:
+        """The facts of now; the same object while nothing has changed.
+
+        Raises:
+            BrokerError: A topic does not exist (any more), or wrong credentials.
+            DeadlineExceededError: No broker answers.
+        """
+        began_s = time.monotonic()
+        facts = self._ask()
+        with self._lock:
+            known = self._facts
+            if known is not None and not facts.message_topic_id:  # this broker does not tell
+                facts = replace(facts, message_topic_id=known.message_topic_id)
+            if known is None or known != facts:
+                self.certain_until_s, self._facts, known = self._true_s, facts, facts
+            self._true_s = began_s
+            return known
+
+    def _ask(self) -> NamespaceFacts:
+        names = (self.config.message_topic, self.config.marker_topic, self.config.dead_letter_topic)
+        with Admin(self.config, timeout_s=CONNECT_TIMEOUT_S) as admin:
+            topics = admin.topics(names)
+            for name in names[:2]:
+                if name not in topics:
+                    admin.require_topic(name)  # raises, and says how to create it
+        self._asked_s = time.monotonic()
+        return NamespaceFacts.of(self.config, topics)

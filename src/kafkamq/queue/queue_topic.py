@@ -1,0 +1,147 @@
+"""The topic of one queue: made, checked, and what its producer must know of it."""
+
+from __future__ import annotations
+
+import time
+
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not in its __all__
+
+from kafkamq.claims.topic import init_topic
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.errors import BrokerError, ConfigError
+from kafkamq.queue.namespace import CONNECT_TIMEOUT_S, Namespace, NamespaceFacts
+from kafkamq.transport.admin import Admin, TopicInfo
+from kafkamq.types import Backend
+
+__all__ = [
+    "QueueTopic",
+    "coordination_topic",
+    "create_queue_topics",
+    "heartbeat_s",
+    "require_dead_letters",
+]
+
+_VISIBLE_S = 5.0
+_DEFAULT_MAX_BYTES = 1_048_588
+_LETTER_OVERHEAD_BYTES = 9216  # what a dead letter adds: reason, error text, origin, framing
+
+
+def coordination_topic(config: ServiceConfig) -> str:
+    """Where the claims of a namespace's queues are written."""
+    return f"{config.namespace}.claims"
+
+
+def heartbeat_s(queue: QueueConfig) -> float:
+    """Of claims: a silent worker is replaced after two of them."""
+    return max(0.5, queue.redelivery_timeout_ms / 2000)
+
+
+def _max_bytes(topic: TopicInfo) -> int:
+    return int(topic.settings.get("max.message.bytes", _DEFAULT_MAX_BYTES))
+
+
+class QueueTopic(Namespace):
+    """The facts of a queue's own topic, in the form that senders know."""
+
+    def __init__(self, config: ServiceConfig, queue: QueueConfig) -> None:
+        super().__init__(config)
+        self._queue = queue
+
+    def require(self, max_lease_ms: int) -> NamespaceFacts:
+        """The facts; a topic of any kind will do."""
+        del max_lease_ms
+        return self.facts()
+
+    def _ask(self) -> NamespaceFacts:
+        with Admin(self.config, timeout_s=CONNECT_TIMEOUT_S) as admin:
+            topic = admin.require_topic(self._queue.topic)
+            letters = admin.topics([self.config.dead_letter_topic])
+        limit = _max_bytes(topic)
+        for found in letters.values():
+            limit = min(limit, _max_bytes(found) - _LETTER_OVERHEAD_BYTES)
+        self._asked_s = time.monotonic()
+        return NamespaceFacts(
+            message_topic_id=topic.topic_id,
+            message_partitions=topic.partitions,
+            marker_partitions=1,
+            marker_retention_ms=-1,
+            max_message_bytes=limit,
+            max_marker_bytes=0,
+        )
+
+
+def require_dead_letters(config: ServiceConfig, queue: QueueConfig) -> None:
+    """See that a queue's topic is there, and the one for what it gives up.
+
+    Raises:
+        BrokerError: The queue's topic does not exist.
+        ConfigError: There is no topic for dead letters.
+    """
+    with Admin(config, timeout_s=CONNECT_TIMEOUT_S) as admin:
+        admin.require_topic(queue.topic)
+        if config.dead_letter_topic not in admin.topics([config.dead_letter_topic]):
+            raise ConfigError(
+                f"topic {config.dead_letter_topic} does not exist: queue {queue.queue_id!r} needs "
+                "it for its dead letters; create it with Queue.create_topics()"
+            )
+
+
+def create_queue_topics(
+    config: ServiceConfig,
+    queue: QueueConfig,
+    *,
+    partitions: int,
+    replication_factor: int,
+    timeout_s: float = 30.0,
+) -> None:
+    """Create what a queue needs and does not exist: its topic, dead letters, the claims' log.
+
+    Raises:
+        ConfigError: A number cannot work.
+        BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
+    """
+    if partitions < 1:
+        raise ConfigError(f"partitions is {partitions}: it must be >= 1")
+    with Admin(config, timeout_s=timeout_s) as admin:
+        replicas = replication_factor
+        if replicas < 0:
+            replicas = int(admin.cluster().settings.get("default.replication.factor", "1"))
+        common = {
+            "unclean.leader.election.enable": "false",
+            "min.insync.replicas": "2" if replicas >= 3 else "1",
+            "message.timestamp.type": "LogAppendTime",
+        }
+        limit = 1024 * 1024 + 65_536
+        letters = {
+            **common,
+            "retention.ms": "-1",
+            "max.message.bytes": str(limit + _LETTER_OVERHEAD_BYTES + 65_536),
+        }
+        wanted = {
+            queue.topic: {**common, "max.message.bytes": str(limit)},
+            config.dead_letter_topic: letters,
+        }
+        existing = admin.topics(list(wanted))
+        new = [
+            NewTopic(name, partitions, replication_factor, config=settings)
+            for name, settings in wanted.items()
+            if name not in existing
+        ]
+        for name, future in (admin.client.create_topics(new) if new else {}).items():
+            try:
+                admin.wait(future, f"creating topic {name}")
+            except BrokerError as error:  # noqa: PERF203 - two topics
+                if error.code != "TOPIC_ALREADY_EXISTS":  # another process was quicker
+                    raise
+        deadline_s = time.monotonic() + _VISIBLE_S
+        while len(admin.topics(list(wanted))) < len(wanted) and time.monotonic() < deadline_s:
+            time.sleep(0.05)  # brokers learn of topics one by one
+    if queue.backend is Backend.CLAIMS:
+        init_topic(
+            config.bootstrap_servers,
+            coordination_topic(config),
+            partitions=1,
+            replication_factor=replication_factor,
+            heartbeat_interval=heartbeat_s(queue),
+            kafka=config.kafka,
+        )

@@ -1,0 +1,257 @@
+"""The entry: one namespace on one cluster."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+
+from kafkamq.config import Backoff, QueueConfig, ServiceConfig, milliseconds
+from kafkamq.errors import ConfigError, KafkaMQError, StateError
+from kafkamq.markers.consumer import Consumer
+from kafkamq.queue.backend import ConsumerPlan, open_consumer
+from kafkamq.queue.handler import HandlerSpec
+from kafkamq.queue.namespace import Namespace
+from kafkamq.queue.producer import Producer
+from kafkamq.queue.queue import Queue
+from kafkamq.queue.queue_topic import QueueTopic
+from kafkamq.queue.rules.capabilities import Feature, backend_of, require
+from kafkamq.queue.sender import Sender
+from kafkamq.queue.topic_producer import TopicProducer
+from kafkamq.queue.topics import create_topics
+from kafkamq.transport.fork_check import ForkGuard
+from kafkamq.types import Backend
+
+__all__ = ["Service"]
+
+_TOPIC_NAMES = (
+    "message_topic",
+    "marker_topic",
+    "dead_letter_topic",
+    "tracker_topic",
+    "ledger_topic",
+    "quarantine_topic",
+)
+DEFAULT_BACKOFF = Backoff(first=1.0, max=600.0, jitter=0.2)
+
+
+class Service:
+    """One namespace on one cluster; owns the clients; a context manager; thread-safe.
+
+    Connects when the first producer or consumer is made. Made before a fork it refuses to work in
+    the child (StateError): make another one there.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        namespace: str = "kafkamq",
+        *,
+        kafka: Mapping[str, str] | None = None,
+        **topic_names: str,
+    ) -> None:
+        """Names a namespace.
+
+        Args:
+            bootstrap_servers: host:port[,host:port...].
+            namespace: Prefix of its topics' names.
+            kafka: Kafka's own properties, verbatim, for every client; may hold secrets.
+            **topic_names: message_topic, marker_topic, dead_letter_topic, tracker_topic,
+                ledger_topic, quarantine_topic, where they are not called after the namespace.
+        """
+        for name in topic_names:
+            if name not in _TOPIC_NAMES:
+                raise ConfigError(f"{name} is no setting of Service: {', '.join(_TOPIC_NAMES)}")
+        self._config = ServiceConfig(
+            bootstrap_servers=bootstrap_servers,
+            namespace=namespace,
+            kafka={} if kafka is None else kafka,
+            **topic_names,
+        )
+        self._namespace = Namespace(self._config)
+        self._guard = ForkGuard("Service")
+        self._lock = threading.Lock()
+        self._sender: Sender | None = None
+        self._topic_senders: dict[str, tuple[QueueTopic, Sender]] = {}
+        self._consumers: list[Consumer] = []
+        self._handlers: list[HandlerSpec] = []
+        self._is_closed = False
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Service {self._config.namespace!r} at {self._config.bootstrap_servers}>"
+
+    @property
+    def config(self) -> ServiceConfig:
+        """Where it is and what its topics are called."""
+        return self._config
+
+    def create_topics(
+        self, *, partitions: int = 8, marker_partitions: int = 8, replication_factor: int = -1
+    ) -> None:
+        """Create the topics of the namespace that do not exist, and check those that do.
+
+        Args:
+            partitions: Of messages: at most so many workers of one queue share it.
+            marker_partitions: Of markers: at most so many trackers share the work.
+            replication_factor: -1: the cluster's default.
+
+        Raises:
+            ConfigError: A number, or an existing topic, cannot work; says why.
+            BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
+        """
+        self._check()
+        create_topics(
+            self._config,
+            partitions=partitions,
+            marker_partitions=marker_partitions,
+            replication_factor=replication_factor,
+        )
+
+    def queue(
+        self,
+        queue_id: str,
+        *,
+        redelivery_timeout: float | timedelta = 10.0,
+        max_deliveries: int = 5,
+        max_lease: float | timedelta = 43_200.0,
+        backoff: Backoff = DEFAULT_BACKOFF,
+        max_in_flight: int = 1000,
+        exactly_once: bool = False,
+        receive_buffer: int = 100,
+        next_message_timeout: float | timedelta = 1.0,
+        max_messages_per_commit: int = 1000,
+        on_data_loss: str = "raise",
+        backend: str = "markers",
+        topic: str | None = None,
+        group: str | None = None,
+    ) -> Queue:
+        """A queue; it exists as soon as something is sent to it. Asks Kafka nothing.
+
+        Args:
+            queue_id: Its name, any text without NUL.
+            redelivery_timeout: Seconds without a sign of life of the worker until redelivery.
+            max_deliveries: The last one that fails ends in the dead letters.
+            max_lease: Seconds that a message can be held in all, whatever renews it.
+            backoff: Of nacked messages.
+            max_in_flight: Messages held and not settled, per consumer.
+            exactly_once: STARTs and offsets in one transaction: no message is STARTed again while
+                a live worker holds it. Costs throughput and some 50 ms of waiting (guarantees.md).
+            receive_buffer: STARTed ahead of ``receive``, at first.
+            next_message_timeout: Longest wait of one turn of an iteration.
+            max_messages_per_commit: Messages of other queues that are passed before a commit.
+            on_data_loss: "raise", or "skip" what was deleted before it was read.
+            backend: Who remembers what is done: "markers", "offsets", "share" or "claims"
+                (``kafkamq backends`` compares them). Fixed once the queue is in use.
+            topic: Of the other backends: any topic; None: ``NAMESPACE.q.QUEUE_ID``.
+            group: The consumer group, share group or group of claims; None: one named by namespace
+                and queue. "kafka-mq-QUEUE_ID" shares a queue with kafka-mq-go's workers.
+
+        Raises:
+            ConfigError: A value cannot work; names it and its limit.
+        """
+        self._check()
+        kind = backend_of(backend)
+        if exactly_once:
+            require(kind, Feature.EXACTLY_ONCE, f"queue {queue_id!r}: exactly_once")
+        if backoff != DEFAULT_BACKOFF:
+            require(kind, Feature.RETRY_DELAY, f"queue {queue_id!r}: backoff")
+        if topic is None:
+            topic = "" if kind is Backend.MARKERS else f"{self._config.namespace}.q.{queue_id}"
+        config = QueueConfig(
+            backend=kind,
+            topic=topic,
+            group_id=group or "",
+            queue_id=queue_id,
+            redelivery_timeout_ms=milliseconds(redelivery_timeout, name="redelivery_timeout"),
+            max_deliveries=max_deliveries,
+            max_lease_ms=milliseconds(max_lease, name="max_lease"),
+            backoff=backoff,
+            max_in_flight=max_in_flight,
+            receive_buffer=receive_buffer,
+            next_message_timeout_ms=milliseconds(next_message_timeout, name="next_message_timeout"),
+            max_messages_per_commit=max_messages_per_commit,
+            on_data_loss=on_data_loss,
+            exactly_once=exactly_once,
+        )
+        return Queue(self, config)
+
+    @property
+    def cluster(self) -> ServiceConfig | None:
+        """Where the brokers are; None: there are none (``testing.MemoryService``)."""
+        return self.config
+
+    @property
+    def handlers(self) -> list[HandlerSpec]:
+        """What ``Queue.handler`` has registered; a ``Worker`` runs them."""
+        return self._handlers
+
+    def open_consumer(self, spec: HandlerSpec, plan: ConsumerPlan) -> Consumer:
+        """A consumer for a handler; for ``Worker``."""
+        return self._consumer(spec.queue, plan)
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Close all consumers and confirm all sends; idempotent.
+
+        Raises:
+            KafkaMQError: The first failure of these; everything is closed nevertheless.
+        """
+        if self._guard.is_foreign:
+            return
+        with self._lock:
+            self._is_closed = True
+            consumers, self._consumers = self._consumers, []
+            senders = [sender for _, sender in self._topic_senders.values()]
+            if self._sender is not None:
+                senders.append(self._sender)
+            self._sender, self._topic_senders = None, {}
+        deadline_s = time.monotonic() + timeout
+        failures: list[KafkaMQError] = []
+        ends: list[Callable[[float], None]] = [
+            *(consumer.close for consumer in consumers),
+            *(sender.close for sender in senders),
+        ]
+        for end in ends:
+            try:
+                end(max(1.0, deadline_s - time.monotonic()))
+            except KafkaMQError as error:  # noqa: PERF203 - the others are closed as well
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _check(self) -> None:
+        self._guard.check()
+        if self._is_closed:
+            raise StateError(f"{self!r} is closed")
+
+    def _producer(self, config: QueueConfig) -> Producer:
+        self._check()
+        if config.backend is not Backend.MARKERS:
+            return self._topic_producer(config)
+        self._namespace.require(config.max_lease_ms)
+        with self._lock:
+            if self._sender is None:
+                self._sender = Sender(self._namespace)
+            return Producer(self._namespace, self._sender, config)
+
+    def _topic_producer(self, config: QueueConfig) -> Producer:
+        with self._lock:
+            sender = self._topic_senders.get(config.topic)
+            if sender is None:
+                place = QueueTopic(self._config, config)
+                sender = self._topic_senders[config.topic] = (place, Sender(place))
+            return TopicProducer(*sender, config)
+
+    def _consumer(self, config: QueueConfig, plan: ConsumerPlan) -> Consumer:
+        self._check()
+        consumer = open_consumer(self._namespace, config, plan)
+        with self._lock:
+            self._consumers = [each for each in self._consumers if not each.is_closed]
+            self._consumers.append(consumer)
+        return consumer

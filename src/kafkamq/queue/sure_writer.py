@@ -1,0 +1,183 @@
+"""Writes single records until Kafka has them, whatever refuses them meanwhile."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+
+from confluent_kafka import KafkaError, Message
+
+from kafkamq.errors import BrokerError, KafkaMQError
+from kafkamq.queue.namespace import Namespace
+from kafkamq.queue.sender import Sender
+from kafkamq.transport.errors import broker_error
+from kafkamq.types import Headers
+
+__all__ = ["FORMS", "Form", "SureWriter"]
+
+FORMS = 3  # of a record, each smaller than the one before; then the first one is tried again
+_FIRST_PAUSE_S = 0.1
+_MAX_PAUSE_S = 2.0
+_TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A record as it is to be written; partition -1: any."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class _Write:
+    __slots__ = ("form", "future", "pause_s", "refusals", "said")
+
+    def __init__(self, form: Callable[[int], Form]) -> None:
+        self.form = form
+        self.future: Future[None] = Future()
+        self.refusals = 0  # for its size
+        self.pause_s = 0.0
+        self.said: KafkaMQError | None = None
+
+
+class SureWriter:
+    """One producer and one thread, both made when there is something to write; thread-safe.
+
+    A record that is too large is asked for in a smaller form. Every other refusal (no rights, too
+    few replicas, no topic, no broker) is met by waiting. What is written is known from its own
+    report; one whose report did not come in time may be written twice.
+    """
+
+    def __init__(self, place: Namespace, what: str) -> None:
+        """``what`` is for people."""
+        self._place = place
+        self._what = what
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, int, _Write]] = []  # a heap, by monotonic s
+        self._open: set[_Write] = set()
+        self._number = count()
+        self._sender: Sender | None = None
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def write(self, form: Callable[[int], Form]) -> Future[None]:
+        """Write a record; returns at once.
+
+        Args:
+            form: Given how often it was refused for its size, below ``FORMS``, what to write.
+
+        Returns:
+            Done when Kafka has it; fails at ``close`` only. Cancel it to give it up.
+        """
+        write = _Write(form)
+        with self._changed:
+            if self._is_closed:
+                write.future.set_exception(BrokerError(f"{self._what} ends", code="_DESTROY"))
+                return write.future
+            self._open.add(write)
+            self._push(write, 0.0)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="kafkamq-sure", daemon=True)
+                self._thread.start()
+        return write.future
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for what is under way, give up the rest, and end; idempotent."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while any(not write.future.cancelled() for write in self._open):
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or self._is_closed:
+                    break
+                self._changed.wait(min(left_s, _MAX_PAUSE_S))
+            self._is_closed = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(max(1.0, deadline_s - time.monotonic()))
+        with self._changed:
+            left, self._open = list(self._open), set()
+        for write in left:
+            said = write.said or BrokerError(f"{self._what}: no answer", code="_TIMED_OUT")
+            with suppress(InvalidStateError):  # it was given up
+                write.future.set_exception(said)
+        if self._sender is not None:
+            self._sender.close(max(1.0, deadline_s - time.monotonic()))
+
+    def _push(self, write: _Write, pause_s: float) -> None:
+        """With ``_changed`` held."""
+        heapq.heappush(self._due, (time.monotonic() + pause_s, next(self._number), write))
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._is_closed:
+                    wait_s = self._due[0][0] - time.monotonic() if self._due else _MAX_PAUSE_S
+                    if self._due and wait_s <= 0:
+                        break
+                    self._changed.wait(min(wait_s, _MAX_PAUSE_S))
+                if self._is_closed:
+                    return
+                write = heapq.heappop(self._due)[2]
+                if write.future.cancelled():
+                    self._open.discard(write)
+                    continue
+            self._produce(write)
+
+    def _produce(self, write: _Write) -> None:
+        def reported(error: KafkaError | None, _: Message) -> None:
+            assert self._sender is not None
+            try:
+                if error is None:
+                    self._end(write)
+                else:
+                    cause = self._sender.failed(error)
+                    self._refused(write, broker_error(cause, f"{self._what}: {form.topic}"))
+            finally:
+                self._sender.reported += 1
+
+        try:
+            form = write.form(write.refusals)
+            if self._sender is None:
+                self._sender = Sender(self._place)
+            self._sender.produce(
+                form.topic, form.value, form.key, form.partition, form.headers, reported
+            )
+        except KafkaMQError as error:
+            self._refused(write, error)
+        except Exception as error:  # noqa: BLE001 - of one record: the others must be written
+            self._refused(write, KafkaMQError(f"{self._what}: {type(error).__name__}: {error}"))
+
+    def _end(self, write: _Write) -> None:
+        with self._changed:
+            self._open.discard(write)
+            self._changed.notify_all()
+        with suppress(InvalidStateError):  # it was given up, or the writer is closed
+            write.future.set_result(None)
+
+    def _refused(self, write: _Write, error: KafkaMQError) -> None:
+        pause_s = write.pause_s
+        if isinstance(error, BrokerError) and error.code in _TOO_LARGE:
+            write.refusals = (write.refusals + 1) % FORMS
+            if write.refusals:
+                pause_s = 0.0
+        if write.said is None:
+            _log.warning(
+                "%s was refused; it is tried again", self._what, extra={"said": str(error)}
+            )
+        with self._changed:
+            write.said = error
+            self._push(write, pause_s)
+            write.pause_s = min(max(_FIRST_PAUSE_S, 2 * write.pause_s), _MAX_PAUSE_S)

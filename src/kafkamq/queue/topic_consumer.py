@@ -1,0 +1,419 @@
+"""What consumers of queues with a topic of their own have in common: the API, and one verdict."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from abc import abstractmethod
+from collections import Counter as Count
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+
+from kafkamq.config import QueueConfig, utf8
+from kafkamq.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    KafkaMQError,
+    LeaseLostError,
+    StateError,
+)
+from kafkamq.markers.consumer import Consumer
+from kafkamq.markers.lost_leases import LostLeases
+from kafkamq.markers.message import Message
+from kafkamq.markers.rules.delivery import backoff_delay_ms
+from kafkamq.metrics import catalog
+from kafkamq.metrics.families import Counter, Labels
+from kafkamq.queue.dead_letter_writer import Letters
+from kafkamq.queue.reasons import settle_at_exit
+from kafkamq.queue.rules.capabilities import Feature, require
+from kafkamq.queue.rules.retry import Done, GiveUp, Retry, judge
+from kafkamq.queue.topic_message import MessageState, TopicMessage
+from kafkamq.transport.clock import monotonic_ms, public_s
+from kafkamq.transport.fork_check import ForkGuard
+from kafkamq.types import DeadLetterReason, Nack, Outcome, Reject
+
+__all__ = ["TopicConsumer"]
+
+MAX_UNWRITTEN = 10_000  # dead letters, with payloads; beyond it nothing is handed out
+_SLICE_S = 0.25
+_log = logging.getLogger(__name__)
+
+_COUNTERS: dict[object, Counter] = {
+    "received": catalog.RECEIVED,
+    "again": catalog.RECEIVED_AGAIN,
+    Outcome.ACK: catalog.ACKED,
+    Outcome.NACK: catalog.NACKED,
+    Outcome.REJECT: catalog.REJECTED,
+    Outcome.RELEASE: catalog.RELEASED,
+    "lost": catalog.LEASES_LOST,
+}
+
+
+class TopicConsumer(Consumer):
+    """A consumer without markers: a backend says how messages come, and what verdicts do.
+
+    It has a ``Consumer``'s methods and none of its parts: nothing of the markers protocol runs.
+    """
+
+    def __init__(
+        self,
+        queue: QueueConfig,
+        letters: Letters,
+        on_lease_lost: Callable[[Message], None] | None = None,
+    ) -> None:
+        """Made by ``Queue.consumer``."""
+        self._queue = queue
+        self._letters = letters
+        self._lost_leases = LostLeases(queue.queue_id, on_lease_lost, queue.max_in_flight)
+        self._guard = ForkGuard("Consumer")
+        self._changed = threading.Condition(threading.RLock())
+        self._ready: deque[Message] = deque()
+        self._held: dict[int, TopicMessage] = {}  # handed out, without a verdict
+        self._parking = 0  # dead letters under way
+        self._closing = threading.Event()
+        self._hurry = threading.Event()
+        self._has_closed = False
+        self._counts: Count[tuple[object, int]] = Count()
+        self._forget_metrics = [
+            catalog.IN_FLIGHT.watch(lambda: {(queue.queue_id,): self.in_flight}),
+            *(each.watch(self._counted(what)) for what, each in _COUNTERS.items()),
+        ]
+
+    # What a backend says.
+
+    def _fill(self, n: int) -> None:
+        """Put what is there into ``_ready``, up to ``n``; with ``_changed`` held; never waits."""
+
+    def _may_hand_out(self, message: TopicMessage) -> bool:
+        """Whether it can still be worked on; if not, the backend gives it back itself."""
+        del message
+        return True
+
+    @abstractmethod
+    def _done(self, message: TopicMessage) -> None:
+        """It needs no more deliveries; may raise LeaseLostError."""
+
+    def _given_up(self, message: TopicMessage) -> None:
+        """Its dead letter is in Kafka; may raise LeaseLostError."""
+        self._done(message)
+
+    @abstractmethod
+    def _again(self, message: TopicMessage, delay_ms: int) -> None:
+        """It is to be delivered again; may raise LeaseLostError."""
+
+    @abstractmethod
+    def _confirm(self, timeout_s: float) -> None:
+        """See that all verdicts are in Kafka; raises DeadlineExceededError."""
+
+    @abstractmethod
+    def _end(self, timeout_s: float) -> None:
+        """Give back ``_ready``, and end; all verdicts are confirmed by then, or given up."""
+
+    def _check_failure(self) -> None:
+        """Raise what made it stop."""
+
+    @property
+    def _has_failed(self) -> bool:
+        try:
+            self._check_failure()
+        except BaseException:  # noqa: BLE001 - whatever it was
+            return True
+        return False
+
+    def _extend(self, message: TopicMessage, extension_ms: int) -> None:
+        """Hold it longer; where nothing ends by time there is nothing to do."""
+
+    def _now_ms(self) -> int:
+        """The clock that deadlines are of."""
+        return monotonic_ms()
+
+    def _moment_s(self, clock_ms: float) -> float:
+        """A moment of that clock in seconds of ``time.monotonic()``."""
+        return public_s(clock_ms)
+
+    # Receiving.
+
+    @property
+    def max_deliveries(self) -> int:
+        """After so many a message is given up."""
+        return self._queue.max_deliveries
+
+    @property
+    def in_flight(self) -> int:
+        """Messages held: fetched ahead, or handed out and without verdict."""
+        return len(self._held) + len(self._ready)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` has run."""
+        return self._has_closed
+
+    def receive(self, timeout: float = 1.0) -> Message | None:
+        """See ``Consumer.receive``."""
+        messages = self.receive_many(1, timeout)
+        return messages[0] if messages else None
+
+    def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
+        """See ``Consumer.receive_many``."""
+        if n < 1:
+            raise ConfigError(f"n is {n}: it must be >= 1")
+        self._check()
+        self._hurry.clear()
+        deadline_s = time.monotonic() + timeout
+        with self._changed:
+            while True:
+                self._check_failure()
+                messages = self._take(n)
+                left_s = deadline_s - time.monotonic()
+                if messages or left_s <= 0 or self._closing.is_set() or self._hurry.is_set():
+                    return messages
+                self._changed.wait(min(left_s, _SLICE_S))
+
+    def _take(self, n: int) -> list[Message]:
+        """With ``_changed`` held."""
+        taken: list[Message] = []
+        room = min(n, self._queue.max_in_flight - len(self._held))
+        if self._unwritten() >= MAX_UNWRITTEN:
+            room = 0
+        if len(self._ready) < room:
+            self._fill(room)
+        ready, counts = self._ready, self._counts
+        while ready and len(taken) < room:
+            message = ready.popleft()
+            assert isinstance(message, TopicMessage)
+            if message.state is MessageState.HELD and self._may_hand_out(message):
+                self._held[id(message)] = message
+                taken.append(message)
+                partition = message._record.partition() or 0
+                counts["received", partition] += 1
+                if message._count > 1:
+                    counts["again", partition] += 1
+        return taken
+
+    def _cancel_receive(self) -> None:
+        self._hurry.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _put_back(self, messages: Sequence[Message]) -> None:
+        with self._changed:
+            for message in reversed(messages):
+                assert isinstance(message, TopicMessage)
+                if self._held.pop(id(message), None) is not None:
+                    self._ready.appendleft(message)
+            self._changed.notify_all()
+
+    # Verdicts: what ``Message`` calls.
+
+    def settle(
+        self,
+        message: Message,
+        outcome: Outcome,
+        *,
+        wait: bool = False,
+        reason: str = "",
+        delay_ms: int | None = None,
+    ) -> None:
+        """Apply the one verdict on a message; see ``Message.ack`` for the errors."""
+        assert isinstance(message, TopicMessage)
+        self._check()
+        utf8(reason, name="reason")
+        if outcome is Outcome.REJECT and not reason:
+            raise ConfigError("reason is '': a rejection needs one")
+        if outcome is Outcome.NACK and delay_ms:
+            asked = f"queue {self.queue_id!r}: nack(delay={delay_ms / 1000:g})"
+            require(self._queue.backend, Feature.RETRY_DELAY, asked)
+        self._claim(message, outcome)
+        if outcome is Outcome.ACK:
+            self._done(message)
+        else:
+            self._judge(message, outcome, reason, delay_ms)
+        if wait:
+            self.flush()
+
+    def _claim(self, message: TopicMessage, outcome: Outcome) -> None:
+        """From here on it is settled, whatever becomes of that."""
+        with self._changed:
+            if message.state is MessageState.SETTLED:
+                raise StateError(f"{message!r} has a verdict already: one in all")
+            if self._now_ms() > message._deadline_ms:
+                self._lose(message)
+            if message.state is MessageState.LOST:
+                raise LeaseLostError(
+                    f"the lease of {message!r} ended before the verdict: it may be with another "
+                    "worker",
+                    (message.message_id,),
+                )
+            message.state = MessageState.SETTLED
+            self._held.pop(id(message), None)
+            self._counts[outcome, message._record.partition() or 0] += 1
+            self._changed.notify()  # there is room
+
+    def _judge(
+        self, message: TopicMessage, outcome: Outcome, reason: str, delay_ms: int | None
+    ) -> None:
+        """A verdict other than an ack."""
+        delay_s = None if delay_ms is None else delay_ms / 1000
+        verdict = Reject(reason) if outcome is Outcome.REJECT else Nack(delay_s, reason)
+        decision = judge(verdict, attempt=message.delivery_count, max_attempts=self.max_deliveries)
+        if isinstance(decision, GiveUp):
+            self._park(message, decision.reason, reason)
+        elif isinstance(decision, Retry):
+            self._again(message, self._delay_ms(message, delay_ms))
+        else:
+            assert isinstance(decision, Done)
+            self._done(message)
+
+    def _delay_ms(self, message: TopicMessage, delay_ms: int | None) -> int:
+        if delay_ms is not None:
+            return delay_ms
+        return backoff_delay_ms(self._queue.backoff, message.delivery_count, random.random())
+
+    def _park(self, message: TopicMessage, reason: DeadLetterReason, error: str) -> None:
+        """A dead letter first, however long that takes; the message is done when Kafka has it."""
+        with self._changed:
+            self._parking += 1
+
+        def parked(outcome: Future[None]) -> None:
+            failure = outcome.exception()
+            try:
+                if failure is None:
+                    _log.info(
+                        "a message is given up; it is a dead letter",
+                        extra={"queue": self.queue_id, "reason": reason.value},
+                    )
+                    self._given_up(message)
+                else:  # the consumer is closed: nothing says that it is done
+                    _log.error(
+                        "a dead letter could not be written; its message comes again",
+                        extra={"queue": self.queue_id, "said": str(failure)},
+                    )
+            except LeaseLostError:  # written all the same, and perhaps once more by another
+                self._lost_late((message,))
+            finally:
+                with self._changed:
+                    self._parking -= 1
+                    self._changed.notify_all()
+
+        self._letters.park(message, reason, error).add_done_callback(parked)
+
+    def _unwritten(self) -> int:
+        """Dead letters under way."""
+        return self._parking
+
+    def leave(self, message: Message, error: BaseException | None) -> None:
+        """The end of ``with message:``; a verdict given inside stands."""
+        assert isinstance(message, TopicMessage)
+        if message.state is not MessageState.SETTLED:
+            settle_at_exit(self.settle, message, error)
+
+    def extend(self, message: Message, extension_ms: int) -> None:
+        """Hold a message longer; see ``Message.extend``."""
+        assert isinstance(message, TopicMessage)
+        require(self._queue.backend, Feature.EXTEND, f"queue {self.queue_id!r}: extend()")
+        self._check()
+        with self._changed:
+            if message.state is MessageState.SETTLED:
+                raise StateError(f"{message!r} has a verdict already")
+            if message.state is MessageState.LOST or self._now_ms() > message._deadline_ms:
+                raise LeaseLostError(f"the lease of {message!r} has ended", (message.message_id,))
+            self._extend(message, extension_ms)
+
+    # Leases that end.
+
+    def _lose(self, message: TopicMessage) -> None:
+        """Its lease has ended while it was held; with ``_changed`` held."""
+        if message.state is not MessageState.HELD:
+            return
+        message.state = MessageState.LOST
+        self._counts["lost", message._record.partition() or 0] += 1
+        if self._held.pop(id(message), None) is not None:
+            self._lost_leases.lost(message)
+            self._lost_leases.tell_soon()
+
+    def _lost_late(self, messages: Iterable[TopicMessage]) -> None:
+        """Verdicts on these came too late."""
+        for message in messages:
+            with self._changed:
+                self._counts["lost", message._record.partition() or 0] += 1
+            self._lost_leases.late(message)
+        self._lost_leases.tell_soon()
+
+    # The end.
+
+    def flush(self, timeout: float = 30.0) -> None:
+        """See ``Consumer.flush``."""
+        self._check()
+        self._flush(timeout)
+        late = self._lost_leases.take_late()
+        if late is not None:
+            raise late
+
+    def _flush(self, timeout: float) -> None:
+        deadline_s = time.monotonic() + timeout
+        with self._changed:
+            while self._unwritten():
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise DeadlineExceededError(
+                        f"{self._unwritten()} dead letters of queue {self.queue_id!r} are not"
+                        f" confirmed after {timeout:g} s"
+                    )
+                self._changed.wait(min(left_s, _SLICE_S))
+        self._confirm(max(0.0, deadline_s - time.monotonic()))
+
+    def close(self, timeout: float = 30.0) -> None:
+        """See ``Consumer.close``."""
+        if self._guard.is_foreign:
+            return
+        with self._changed:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            self._changed.notify_all()
+        deadline_s = time.monotonic() + timeout
+        failure: KafkaMQError | None = None
+        try:
+            self._flush(timeout / 2)
+        except KafkaMQError as error:
+            failure = error
+        try:
+            self._end(max(1.0, deadline_s - time.monotonic()))
+        finally:
+            self._has_closed = True
+            for forget in self._forget_metrics:
+                forget()
+            self._fold_counts()
+            try:
+                self._letters.close(max(1.0, deadline_s - time.monotonic()))
+            finally:
+                self._lost_leases.finish(deadline_s - time.monotonic())
+        if failure is not None:
+            raise failure
+
+    def _check(self) -> None:
+        self._guard.check()
+        if self._has_closed:
+            raise StateError(f"{self!r} is closed")
+
+    # Metrics.
+
+    def _counted(self, what: object) -> Callable[[], Mapping[Labels, float]]:
+        def values() -> dict[Labels, float]:
+            with self._changed:
+                return {
+                    (self.queue_id, str(partition)): float(count)
+                    for (counted, partition), count in self._counts.items()
+                    if counted == what
+                }
+
+        return values
+
+    def _fold_counts(self) -> None:
+        """Keep what was counted when nobody watches any more."""
+        for (what, partition), count in self._counts.items():
+            _COUNTERS[what].add(count, self.queue_id, partition)
+        self._counts.clear()

@@ -1,0 +1,378 @@
+"""The topics of a namespace: made with the settings that the guarantees rest on, and checked (R23).
+
+Existing topics are never altered: what is wrong with them is said, and what to do about it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not in its __all__
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError, ConfigError
+from kafkamq.transport.admin import Admin, TopicInfo
+
+__all__ = [
+    "FOREIGN_TRACKER_GROUP",
+    "Finding",
+    "check_topics",
+    "create_topics",
+    "require_topics",
+]
+
+FOREIGN_TRACKER_GROUP = "kafka-mq-redelivery"
+"""kafka-mq-go's tracker, of every markers topic of a cluster (R25)."""
+
+HEADROOM_BYTES = 65_536
+"""A START, a SCHEDULE or a dead letter may be so much larger than its message (R11)."""
+
+_MISSING = "does not exist"
+_VISIBLE_S = 5.0  # how long a new topic may be unknown to the broker that is asked
+_DAY_MS = 86_400_000
+_MAX_MESSAGE_BYTES = 1_048_588  # Kafka's default
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong with a topic, and what to do."""
+
+    level: Literal["refuse", "warn"]
+    topic: str  # empty: the cluster
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.topic or 'cluster'}: {self.text}"
+
+
+def create_topics(
+    config: ServiceConfig,
+    *,
+    partitions: int = 8,
+    marker_partitions: int = 8,
+    replication_factor: int = -1,
+    message_retention_ms: int = 7 * _DAY_MS,
+    marker_retention_ms: int = 7 * _DAY_MS,
+    max_message_bytes: int = _MAX_MESSAGE_BYTES,
+    ledger_partitions: int = 32,
+    max_lease_ms: int = 43_200_000,
+    timeout_s: float = 30.0,
+) -> tuple[str, ...]:
+    """Create what is missing of a namespace, and check all of it.
+
+    Args:
+        config: Names the topics.
+        partitions: Of messages and dead letters.
+        marker_partitions: Of the markers: how many trackers can share the work.
+        replication_factor: -1: the cluster's default.
+        message_retention_ms: A message that nobody received in this time is lost.
+        marker_retention_ms: At least twice the longest lease.
+        max_message_bytes: Largest message; markers and dead letters get 64 KiB more.
+        ledger_partitions: Of the ledger topic of exactly-once sinks; it holds no records.
+        max_lease_ms: The longest lease that queues of this namespace will allow.
+        timeout_s: Bound of every single request.
+
+    Returns:
+        The names of those that were created.
+
+    Raises:
+        ConfigError: An argument, or a topic that exists already, cannot work.
+        BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
+    """
+    _require_positive(
+        partitions=partitions,
+        marker_partitions=marker_partitions,
+        ledger_partitions=ledger_partitions,
+    )
+    if replication_factor == 0 or replication_factor < -1:
+        raise ConfigError(f"replication_factor is {replication_factor}: -1, or >= 1")
+    if -1 < marker_retention_ms < 2 * max_lease_ms:
+        raise ConfigError(
+            f"marker_retention_ms is {marker_retention_ms}: it must be at least twice the longest "
+            f"lease ({2 * max_lease_ms})"
+        )
+    with Admin(config, timeout_s=timeout_s) as admin:
+        replicas = replication_factor
+        if replicas < 0:
+            replicas = int(admin.cluster().settings.get("default.replication.factor", "1"))
+        messages, markers, letters, state, quarantine = _settings(
+            replicas, message_retention_ms, marker_retention_ms, max_message_bytes
+        )
+        wanted = [
+            (config.message_topic, partitions, messages),
+            (config.marker_topic, marker_partitions, markers),
+            (config.dead_letter_topic, partitions, letters),
+            (config.tracker_topic, 1, state),
+            (config.ledger_topic, ledger_partitions, state),
+            (config.quarantine_topic, 1, quarantine),
+        ]
+        created = _create(admin, wanted, replication_factor)
+        findings = _findings(admin, config, max_lease_ms)
+        deadline_s = time.monotonic() + _VISIBLE_S
+        while any(_MISSING in one.text for one in findings) and time.monotonic() < deadline_s:
+            time.sleep(0.05)  # brokers learn of topics one by one, and any of them may answer
+            findings = _findings(admin, config, max_lease_ms)
+        _refuse(findings)
+        return created
+
+
+def _require_positive(**counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise ConfigError(f"{name} is {value}: it must be >= 1")
+
+
+def _settings(
+    replicas: int, message_retention_ms: int, marker_retention_ms: int, max_message_bytes: int
+) -> tuple[dict[str, str], ...]:
+    """Of messages, markers, dead letters, the compacted topics, and the quarantine."""
+    common = {
+        "unclean.leader.election.enable": "false",
+        "min.insync.replicas": "2" if replicas >= 3 else "1",
+        "retention.bytes": "-1",
+        "cleanup.policy": "delete",
+    }
+    log = {**common, "message.timestamp.type": "LogAppendTime"}
+    large = {**log, "max.message.bytes": str(max_message_bytes + HEADROOM_BYTES)}
+    return (
+        {
+            **log,
+            "retention.ms": str(message_retention_ms),
+            "max.message.bytes": str(max_message_bytes),
+        },
+        {**large, "retention.ms": str(marker_retention_ms)},
+        {**large, "retention.ms": "-1"},
+        {**common, "cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)},
+        {**large, "retention.ms": str(30 * _DAY_MS)},
+    )
+
+
+def _create(
+    admin: Admin, wanted: Sequence[tuple[str, int, dict[str, str]]], replication_factor: int
+) -> tuple[str, ...]:
+    existing = admin.topics([name for name, _, _ in wanted])
+    new = [
+        NewTopic(name, partitions, replication_factor, config=settings)
+        for name, partitions, settings in wanted
+        if name not in existing
+    ]
+    created = []
+    for name, future in (admin.client.create_topics(new) if new else {}).items():
+        try:
+            admin.wait(future, f"creating topic {name}")
+            created.append(name)
+        except BrokerError as error:  # noqa: PERF203 - a handful of topics
+            if error.code != "TOPIC_ALREADY_EXISTS":  # another process was quicker
+                raise
+    deadline_s = time.monotonic() + _VISIBLE_S
+    missing = [name for name, _, _ in wanted]
+    while missing and time.monotonic() < deadline_s:  # brokers learn of topics one by one
+        found = admin.topics(missing)
+        missing = [name for name in missing if name not in found]
+        if missing:
+            time.sleep(0.05)
+    return tuple(created)
+
+
+def check_topics(
+    config: ServiceConfig, *, max_lease_ms: int = 43_200_000, timeout_s: float = 30.0
+) -> list[Finding]:
+    """What is wrong with the topics of a namespace, refusals first (R23, R25).
+
+    Args:
+        config: Names the topics.
+        max_lease_ms: The longest lease of its queues.
+        timeout_s: Bound of every single request.
+    """
+    with Admin(config, timeout_s=timeout_s) as admin:
+        return _findings(admin, config, max_lease_ms)
+
+
+def require_topics(
+    config: ServiceConfig, *, max_lease_ms: int = 43_200_000, timeout_s: float = 30.0
+) -> list[Finding]:
+    """``check_topics`` for a start: returns the warnings.
+
+    Raises:
+        ConfigError: All that refuses the start, and what to do about each.
+    """
+    return _refuse(check_topics(config, max_lease_ms=max_lease_ms, timeout_s=timeout_s))
+
+
+def _refuse(findings: Sequence[Finding]) -> list[Finding]:
+    refusals = [str(finding) for finding in findings if finding.level == "refuse"]
+    if refusals:
+        raise ConfigError("the topics cannot be used:\n  " + "\n  ".join(refusals))
+    return list(findings)
+
+
+def _findings(admin: Admin, config: ServiceConfig, max_lease_ms: int) -> list[Finding]:
+    names = (
+        config.message_topic,
+        config.marker_topic,
+        config.dead_letter_topic,
+        config.tracker_topic,
+        config.ledger_topic,
+        config.quarantine_topic,
+    )
+    topics = admin.topics(names)
+    findings = [
+        Finding(
+            "refuse",
+            name,
+            f"{_MISSING}; create it with `kafkamq create` or Service.create_topics()",
+        )
+        for name in names
+        if name not in topics
+    ]
+    for name in (config.message_topic, config.marker_topic):
+        if name in topics:
+            findings += _of_log(topics[name])
+    if config.marker_topic in topics:
+        findings += _of_markers(topics[config.marker_topic], max_lease_ms)
+    if config.dead_letter_topic in topics:
+        findings += _of_dead_letters(topics[config.dead_letter_topic])
+    if config.tracker_topic in topics:
+        findings += _of_status(topics[config.tracker_topic])
+    findings += _of_sizes(topics, config)
+    copied = (config.message_topic, config.marker_topic, config.dead_letter_topic)
+    findings += _of_replication([topics[name] for name in copied if name in topics])
+    findings += _of_foreign_tracker(admin, config)
+    return sorted(findings, key=lambda finding: finding.level)  # "refuse" < "warn"
+
+
+def _has(topic: TopicInfo, setting: str, default: str) -> str:
+    return topic.settings.get(setting, default)
+
+
+def _of_log(topic: TopicInfo) -> Iterator[Finding]:
+    """Messages and markers: nothing may vanish from them but by age, and time is the broker's."""
+    policy = _has(topic, "cleanup.policy", "delete")
+    if "compact" in policy:
+        yield Finding(
+            "refuse",
+            topic.name,
+            f"cleanup.policy is {policy}: compaction removes "
+            "messages and markers; set it to delete",
+        )
+    if _has(topic, "retention.bytes", "-1") != "-1":
+        yield Finding(
+            "refuse",
+            topic.name,
+            "retention.bytes is set: a burst would delete what is still needed; set it to -1",
+        )
+    kind = _has(topic, "message.timestamp.type", "CreateTime")
+    if kind != "LogAppendTime":
+        yield Finding(
+            "refuse",
+            topic.name,
+            f"message.timestamp.type is {kind}: one client with a "
+            "wrong clock would move everybody's time; set it to LogAppendTime, and use "
+            "a new namespace if the topic holds records already",
+        )
+    yield from _of_elections(topic)
+
+
+def _of_elections(topic: TopicInfo) -> Iterator[Finding]:
+    if _has(topic, "unclean.leader.election.enable", "false") == "true":
+        yield Finding(
+            "refuse",
+            topic.name,
+            "unclean.leader.election.enable is true: confirmed records may vanish; set it to false",
+        )
+
+
+def _of_markers(topic: TopicInfo, max_lease_ms: int) -> Iterator[Finding]:
+    retention_ms = int(_has(topic, "retention.ms", "604800000"))
+    if 0 <= retention_ms < 2 * max_lease_ms:
+        yield Finding(
+            "refuse",
+            topic.name,
+            f"retention.ms is {retention_ms}: a START could be "
+            f"deleted while its message is held; set it to {2 * max_lease_ms} or more "
+            "(twice max_lease)",
+        )
+
+
+def _of_dead_letters(topic: TopicInfo) -> Iterator[Finding]:
+    if _has(topic, "retention.ms", "604800000") != "-1":
+        yield Finding("refuse", topic.name, "dead letters expire; set retention.ms to -1")
+    if _has(topic, "retention.bytes", "-1") != "-1":
+        yield Finding("refuse", topic.name, "dead letters expire; set retention.bytes to -1")
+    policy = _has(topic, "cleanup.policy", "delete")
+    if "compact" in policy:
+        yield Finding(
+            "refuse",
+            topic.name,
+            f"cleanup.policy is {policy}: dead letters of the same "
+            "key replace each other; set it to delete",
+        )
+    yield from _of_elections(topic)
+
+
+def _of_status(topic: TopicInfo) -> Iterator[Finding]:
+    policy = _has(topic, "cleanup.policy", "delete")
+    if policy != "compact":
+        yield Finding(
+            "warn",
+            topic.name,
+            f"cleanup.policy is {policy}: set it to compact, or the "
+            "status of a quiet partition vanishes",
+        )
+
+
+def _of_sizes(topics: Mapping[str, TopicInfo], config: ServiceConfig) -> Iterator[Finding]:
+    limits = {
+        name: int(_has(topic, "max.message.bytes", str(_MAX_MESSAGE_BYTES)))
+        for name, topic in topics.items()
+    }
+    largest = limits.get(config.message_topic, 0)
+    for name in (config.marker_topic, config.dead_letter_topic):
+        if name in limits and limits[name] < largest + HEADROOM_BYTES:
+            yield Finding(
+                "warn",
+                name,
+                f"max.message.bytes is {limits[name]}: the largest "
+                "messages could not be delayed, or go to the dead letters without their "
+                f"payload; set it to {largest + HEADROOM_BYTES} or more",
+            )
+
+
+def _of_replication(topics: Sequence[TopicInfo]) -> Iterator[Finding]:
+    """Of all that hold messages; what is true of all of them is said once."""
+    few = [topic for topic in topics if topic.replication_factor < 3]
+    if few:
+        least = min(topic.replication_factor for topic in few)
+        text = f"replication factor {least}, 3 is usual: a lost disk loses messages"
+        yield Finding("warn", _names(few, topics), text)
+    alone = [
+        topic
+        for topic in topics
+        if topic.replication_factor > 1 and int(_has(topic, "min.insync.replicas", "1")) < 2
+    ]
+    if alone:
+        text = "min.insync.replicas 1, 2 is usual: one broker may have a record alone"
+        yield Finding("warn", _names(alone, topics), text)
+
+
+def _names(some: Sequence[TopicInfo], topics: Sequence[TopicInfo]) -> str:
+    """For a finding: those topics, or the cluster for all of them."""
+    return "" if len(some) == len(topics) else ", ".join(topic.name for topic in some)
+
+
+def _of_foreign_tracker(admin: Admin, config: ServiceConfig) -> Iterator[Finding]:
+    """R25: kafka-mq-go's tracker stops for good at the first marker that it does not know."""
+    members = admin.group_assignments(FOREIGN_TRACKER_GROUP)
+    # Its group has the same name for all markers topics of a cluster. A member without partitions
+    # may be about to get ours.
+    if any(not topics or config.marker_topic in topics for topics in members):
+        yield Finding(
+            "refuse",
+            config.marker_topic,
+            f"group {FOREIGN_TRACKER_GROUP} is live: "
+            "kafka-mq-go's tracker may read these markers and would stop for good; stop "
+            "it, kafkamq's tracker serves its clients too",
+        )

@@ -1,0 +1,1 @@
+"""Headers, keys and payloads as bytes: pure, and bounded against hostile input."""

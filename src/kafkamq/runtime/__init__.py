@@ -1,0 +1,1 @@
+"""Executors of handlers: threads, an event loop, processes; and the worker that uses them."""

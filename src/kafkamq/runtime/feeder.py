@@ -1,0 +1,170 @@
+"""Receives the messages of one queue for the pool of its handler."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError
+from kafkamq.markers.consumer import Consumer
+from kafkamq.metrics.health import Handlers, health
+from kafkamq.queue.handler import HandlerSpec
+from kafkamq.runtime.rules.run_ahead import RunAhead
+from kafkamq.runtime.telemetry import Telemetry
+from kafkamq.runtime.threads import HandlerPool
+from kafkamq.transport.errors import may_pass
+
+__all__ = ["Feeder"]
+
+_RECEIVE_S = 0.25
+_ROOM_S = 0.05
+_PAUSE_S = 0.25
+_MAX_TURN_S = 120.0  # each wait of a turn is bounded; who takes longer hangs in the client
+_log = logging.getLogger(__name__)
+
+
+class Feeder:
+    """One handler at work.
+
+    Args:
+        spec: What it is.
+        consumer: Where its messages come from.
+        pool: Who calls it.
+        room: The pool sets it when a message has its verdict.
+        ahead: How many messages may wait in the pool.
+        telemetry: Is told of batches.
+        hung_after_ms: Handlers that all hang for so long are not live; None: the queue's max_lease.
+    """
+
+    def __init__(
+        self,
+        spec: HandlerSpec,
+        consumer: Consumer,
+        pool: HandlerPool,
+        room: threading.Event,
+        ahead: RunAhead,
+        telemetry: Telemetry | None = None,
+        *,
+        hung_after_ms: int | None = None,
+    ) -> None:
+        self._telemetry = telemetry
+        self.spec = spec
+        self.consumer = consumer
+        self.failure: BaseException | None = None
+        self._pool = pool
+        self._room = room
+        self._ahead = ahead
+        self._submitted = 0
+        self._stopping = threading.Event()
+        self._paused = threading.Event()
+        name = f"kafkamq-feed-{spec.queue.queue_id}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._loop = health.add(f"receiving of {spec.queue.queue_id}", max_age_s=_MAX_TURN_S)
+        longest_ms = spec.queue.max_lease_ms if hung_after_ms is None else hung_after_ms
+        self._handlers = Handlers(
+            f"handlers of {spec.queue.queue_id}", longest_ms / 1000, self._pool.slots
+        )
+        health.watch(self._handlers)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still receives."""
+        return self._thread.is_alive()
+
+    @property
+    def handled(self) -> int:
+        """Messages that have their verdicts."""
+        return self._pool.finished()
+
+    def start(self) -> None:
+        """Begin."""
+        self._pool.start()
+        self._thread.start()
+
+    def pause(self) -> None:
+        """Receive nothing more until ``resume``; what is in the pool goes on."""
+        self._paused.set()
+
+    def resume(self) -> None:
+        """Go on."""
+        self._paused.clear()
+
+    def stop(self) -> None:
+        """Receive no more; returns at once."""
+        self._stopping.set()
+        self._room.set()
+
+    def finish(self, deadline_s: float) -> None:
+        """After ``stop``: wait for what was begun until ``deadline_s``, and end.
+
+        What was not begun is released, what has not ended by then is nacked.
+
+        Raises:
+            KafkaMQError: Verdicts could not be confirmed; their messages come back.
+        """
+        health.remove(self._loop)
+        health.remove(self._handlers)
+        try:
+            if self._thread.ident is not None:  # else another queue could not start
+                self._finish_handlers(deadline_s)
+        finally:
+            self.consumer.close(max(10.0, deadline_s - time.monotonic()))
+
+    def _finish_handlers(self, deadline_s: float) -> None:
+        self._thread.join(_RECEIVE_S * 8 + 5.0)
+        self.consumer._put_back(self._pool.withdraw())
+        if not self._pool.join(max(0.0, deadline_s - time.monotonic())):
+            _log.warning(
+                "handlers have not ended in time; their messages are given back",
+                extra={"queue": self.spec.queue.queue_id},
+            )
+        self._pool.abandon()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._loop.beat()
+                if self._paused.is_set():
+                    self._stopping.wait(_ROOM_S)
+                else:
+                    self._turn()
+        except BaseException as error:  # noqa: BLE001 - the worker raises it
+            self.failure = error
+
+    def _turn(self) -> None:
+        self._room.clear()
+        finished = self._pool.finished()
+        wanted = self._ahead.wanted(
+            self._submitted - finished, finished, int(time.monotonic() * 1000)
+        )
+        if wanted <= 0:
+            self._room.wait(_ROOM_S)
+            return
+        began_ns = time.time_ns()
+        try:
+            messages = self.consumer.receive_many(wanted, _RECEIVE_S)
+        except (BrokerError, DeadlineExceededError) as error:
+            if not may_pass(error) or self.consumer._has_failed:
+                raise
+            _log.warning("receiving failed and goes on", extra={"said": str(error)})
+            self._stopping.wait(_PAUSE_S)
+            return
+        except StateError:
+            if self._stopping.is_set():
+                return
+            raise
+        except KafkaMQError:
+            raise
+        if messages:
+            self._submitted += len(messages)
+            self._pool.submit(messages)
+            self._tell(len(messages), began_ns)
+
+    def _tell(self, count: int, began_ns: int) -> None:
+        if self._telemetry is None:
+            return
+        try:
+            self._telemetry.received(self.spec.queue.queue_id, count, began_ns)
+        except Exception:  # noqa: BLE001 - of what the application set for telemetry
+            _log.exception("a batch could not be recorded")

@@ -1,0 +1,292 @@
+"""``Worker``: runs the handlers of a service's queues, each with its own share of the process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Protocol
+
+from kafkamq.config import QueueConfig, ServiceConfig, milliseconds
+from kafkamq.errors import ConfigError, KafkaMQError, StateError
+from kafkamq.markers.consumer import Consumer
+from kafkamq.markers.message import Message
+from kafkamq.queue.backend import ConsumerPlan
+from kafkamq.queue.handler import HandlerSpec
+from kafkamq.queue.rules.capabilities import Feature, require
+from kafkamq.runtime.calls import Calls, Middleware
+from kafkamq.runtime.event_loop import CoroutinePool, LoopThread
+from kafkamq.runtime.feeder import Feeder
+from kafkamq.runtime.processes import ProcessCalls
+from kafkamq.runtime.rules.run_ahead import RunAhead
+from kafkamq.runtime.signals import apart, stop_on_signals
+from kafkamq.runtime.telemetry import Telemetry, is_available
+from kafkamq.runtime.threads import HandlerPool, ThreadPool
+from kafkamq.types import Backend
+
+__all__ = ["HandlerSource", "Worker"]
+
+DRAIN_S = 30.0
+_SLICE_S = 0.1
+_log = logging.getLogger(__name__)
+
+
+class HandlerSource(Protocol):
+    """A service: real, or in memory."""
+
+    @property
+    def handlers(self) -> list[HandlerSpec]:
+        """What was registered on its queues."""
+
+    @property
+    def cluster(self) -> ServiceConfig | None:
+        """Where its brokers are; None: it needs none."""
+
+    def open_consumer(self, spec: HandlerSpec, plan: ConsumerPlan) -> Consumer:
+        """A consumer for a handler."""
+
+
+class Worker:
+    """Runs all handlers that were registered on queues of a service.
+
+    Each queue has a consumer and ``concurrency`` handlers of its own: a full queue takes nothing
+    from another one. A context manager: ``with worker:`` runs it in the background.
+    """
+
+    def __init__(
+        self,
+        service: HandlerSource,
+        *,
+        queues: Iterable[str] | None = None,
+        middleware: Sequence[Middleware] = (),
+        drain: float = DRAIN_S,
+        on_lease_lost: Callable[[Message], None] | None = None,
+        telemetry: bool | None = None,
+        hung_after: float | timedelta | None = None,
+    ) -> None:
+        """Starts nothing.
+
+        Args:
+            service: Whose handlers.
+            queues: Only those of these queues.
+            middleware: Around every handler, the first one outermost: gets the message and what
+                calls the rest, returns what that returns. ``async def`` for async handlers.
+            drain: s that handlers have to end when the worker stops; then they are given back.
+            on_lease_lost: As for ``Queue.consumer``.
+            telemetry: Spans and metrics through OpenTelemetry; None: when its SDK is installed.
+            hung_after: s for which all handlers of a queue may hang: none of them ends, or their
+                event loop is blocked. Then the process is not live (``kafkamq health --live``);
+                after 5 minutes it is not ready. None: the queue's ``max_lease``.
+
+        Raises:
+            ConfigError: ``hung_after`` is no positive time.
+        """
+        self._service = service
+        self._queues = None if queues is None else frozenset(queues)
+        self._middleware = tuple(middleware)
+        self._drain_s = drain
+        self._told = on_lease_lost
+        self._telemetry = telemetry
+        self._hung_after_ms = None
+        if hung_after is not None:
+            self._hung_after_ms = milliseconds(hung_after, name="hung_after", minimum=1)
+        self._feeders: list[Feeder] = []
+        self._stopped: list[Feeder] = []  # for what they have handled
+        self._processes: list[ProcessCalls] = []
+        self._loop = LoopThread()
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._is_started = False
+
+    def __enter__(self) -> Worker:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def handled(self) -> int:
+        """Messages that have got their verdicts."""
+        return sum([feeder.handled for feeder in (*self._feeders, *self._stopped)])
+
+    @property
+    def queues(self) -> list[QueueConfig]:
+        """Those whose handlers it runs."""
+        return [spec.queue for spec in self._chosen()]
+
+    @property
+    def service_config(self) -> ServiceConfig | None:
+        """Where its service is; None: in memory."""
+        return self._service.cluster
+
+    def start(self) -> None:
+        """Check all handlers, connect, and begin in the background.
+
+        Raises:
+            ConfigError: There is no handler, one cannot work, or a backend lacks what it needs.
+            StateError: It was started before.
+            BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
+        """
+        specs = self._chosen()
+        with self._lock:
+            if self._is_started:
+                raise StateError("this Worker was started before; make another one")
+            self._is_started = True
+        telemetry = None
+        if is_available() if self._telemetry is None else self._telemetry:
+            telemetry = Telemetry()
+        try:
+            made = [self._make(spec, telemetry) for spec in specs]
+            for feeder in made:
+                feeder.start()
+        except BaseException:
+            self.stop(0.0)
+            raise
+
+    def _chosen(self) -> list[HandlerSpec]:
+        specs = [
+            spec
+            for spec in self._service.handlers
+            if self._queues is None or spec.queue.queue_id in self._queues
+        ]
+        found = [spec.queue.queue_id for spec in specs]
+        if not specs:
+            raise ConfigError("there is no handler to run: register one with @queue.handler()")
+        if self._queues is not None and self._queues - set(found):
+            missing = ", ".join(sorted(self._queues - set(found)))
+            raise ConfigError(f"there is no handler of {missing}")
+        twice = {name for name in found if found.count(name) > 1}
+        if twice:
+            raise ConfigError(f"queue {min(twice)!r} has several handlers: one each")
+        return specs
+
+    def _make(self, spec: HandlerSpec, telemetry: Telemetry | None) -> Feeder:
+        room = threading.Event()
+        calls: Calls
+        pool: HandlerPool
+        remote: ProcessCalls | None = None
+        if spec.processes:
+            remote = ProcessCalls(spec, lambda: calls)
+            self._processes.append(remote)
+            remote.start()
+        calls = Calls(spec, self._middleware, telemetry, remote)
+        if spec.is_async:
+            pool = CoroutinePool(calls, room, self._loop)
+        else:
+            # A process that hangs is ended by its own thread.
+            pool = ThreadPool(calls, room, watches=remote is None)
+        plan = ConsumerPlan(
+            on_lease_lost=self._told,
+            ordering=spec.ordering,
+            concurrency=spec.concurrency,
+            handler_timeout_ms=spec.timeout_ms,
+        )
+        ahead = RunAhead(
+            concurrency=spec.concurrency,
+            maximum=max(spec.queue.max_in_flight, 1),
+            is_ahead=spec.queue.backend is not Backend.SHARE,
+        )
+        consumer = self._service.open_consumer(spec, plan)
+        feeder = Feeder(
+            spec, consumer, pool, room, ahead, telemetry, hung_after_ms=self._hung_after_ms
+        )
+        self._feeders.append(feeder)
+        return feeder
+
+    def pause(self, queue_id: str) -> None:
+        """Begin no more messages of a queue until ``resume``.
+
+        Raises:
+            ConfigError: It has no handler here, or its backend cannot wait.
+        """
+        feeder = self._feeder(queue_id)
+        require(feeder.spec.queue.backend, Feature.PAUSE, f"queue {queue_id!r}: pause")
+        feeder.pause()
+
+    def resume(self, queue_id: str) -> None:
+        """Go on after ``pause``."""
+        self._feeder(queue_id).resume()
+
+    def _feeder(self, queue_id: str) -> Feeder:
+        for feeder in self._feeders:
+            if feeder.spec.queue.queue_id == queue_id:
+                return feeder
+        raise ConfigError(f"queue {queue_id!r} has no handler that runs here")
+
+    def run(self) -> None:
+        """Work until SIGTERM, SIGINT or ``request_stop``; then drain.
+
+        Raises:
+            ConfigError, BrokerError, DeadlineExceededError: As ``start``, and what made it stop.
+        """
+        restore = self._catch_signals()
+        try:
+            self.start()  # where that is refused, what runs already goes on
+            try:
+                self.wait()
+            finally:
+                self.stop()
+        finally:
+            restore()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is asked to stop; False: not in time.
+
+        Raises:
+            KafkaMQError: What ended one of its queues; the others go on until ``stop``.
+        """
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        while not self._stopping.wait(_SLICE_S):
+            for feeder in self._feeders:
+                if feeder.failure is not None:
+                    raise feeder.failure
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                return False
+        return True
+
+    def request_stop(self) -> None:
+        """Ask for the end of ``run``; for signal handlers and other threads."""
+        apart(self._stopping.set)
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Begin nothing more, give handlers ``timeout`` s (None: ``drain``) to end, and close.
+
+        What was not begun is released; what has not ended by then is nacked.
+
+        Raises:
+            KafkaMQError: The first verdicts that could not be confirmed; all is closed.
+        """
+        self._stopping.set()
+        with self._lock:
+            feeders, self._feeders = self._feeders, []
+            self._stopped += feeders
+        drain_s = self._drain_s if timeout is None else timeout
+        deadline_s = time.monotonic() + drain_s
+        for feeder in feeders:
+            feeder.stop()
+        failures: list[KafkaMQError] = []
+        for feeder in feeders:
+            try:
+                feeder.finish(deadline_s)
+            except KafkaMQError as error:  # noqa: PERF203 - the others are closed as well
+                failures.append(error)
+        for remote in self._processes:
+            remote.close()
+        self._loop.stop()
+        self._ended.set()
+        if failures:
+            raise failures[0]
+
+    def _catch_signals(self) -> Callable[[], None]:
+        if threading.current_thread() is not threading.main_thread():
+            return lambda: None
+
+        def stop() -> None:
+            _log.info("a signal came: the worker drains")
+            self._stopping.set()  # here already apart
+
+        return stop_on_signals(stop)

@@ -1,0 +1,1 @@
+"""The ``share`` backend: Kafka's share groups (KIP-932)."""

@@ -1,0 +1,275 @@
+"""One member of a share group and the thread that owns it.
+
+The client gives records in batches, and no more before each record of a batch has its verdict. So
+a consumer has several members: what is slow holds back the rest of its own batch alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from confluent_kafka import (
+    AcknowledgeType,
+    KafkaError,
+    KafkaException,
+    Message,
+    ShareConsumer,
+    TopicPartition,
+)
+
+from kafkamq.queue.topic_message import TopicMessage
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.errors import broker_error, is_lasting, kafka_error, may_pass
+
+__all__ = ["Batch", "Member"]
+
+_POLL_S = 0.25
+_TURN_S = 0.02  # how long verdicts are gathered
+_COMMIT_S = 10.0
+_LEAVE_S = 10.0
+_AGAIN_S = 0.5  # after an error that may pass
+_PATIENCE_S = 60.0  # with errors that waiting rarely mends, as of a topic that is gone
+_log = logging.getLogger(__name__)
+_Place = tuple[int, int]
+
+
+class Batch(Protocol):
+    """Who takes what a member fetched; called by its thread."""
+
+    def arrived(self, member: Member, records: Sequence[Message], fetched_ms: int) -> int:
+        """Records came; returns how many of them will get a verdict."""
+
+    def look_after(self, member: Member) -> None:
+        """Give back what cannot start in time, and give up what was held too long."""
+
+    def came_late(self, messages: Sequence[TopicMessage]) -> None:
+        """The broker did not take these verdicts."""
+
+    def has_room(self) -> bool:
+        """Whether more may be fetched."""
+
+    def failed(self, member: Member, error: BaseException) -> None:
+        """It has ended by that."""
+
+
+class Member:
+    """Polls, and acknowledges what its consumer decides."""
+
+    def __init__(
+        self, settings: Mapping[str, object], topic: str, owner: Batch, *, number: int
+    ) -> None:
+        self._settings = dict(settings)
+        self._topic = topic
+        self._owner = owner
+        self._verdicts: queue.SimpleQueue[tuple[TopicMessage, int, bool]] = queue.SimpleQueue()
+        self._open: dict[_Place, TopicMessage] = {}
+        self._unconfirmed: dict[_Place, TopicMessage] = {}
+        self._closing = threading.Event()
+        self._is_quiet = threading.Event()  # it fetches no more
+        self._may_leave = threading.Event()
+        self._client: Any = None
+        self._failing_since_ms = 0
+        self._fetched_ms = 0
+        self._thread = threading.Thread(
+            target=self._run, name=f"kafkamq-share-{number}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Join the group."""
+        self._thread.start()
+
+    def add(self, message: TopicMessage) -> None:
+        """It will get a verdict; by the member's thread, in ``arrived``."""
+        self._open[_place_of(message)] = message
+
+    def settle(self, message: TopicMessage, kind: int, *, is_late: bool = False) -> None:
+        """Acknowledge a message so; any thread. ``is_late``: its lock has ended."""
+        if not is_late:  # from here on it waits for its answer, wherever it is meanwhile
+            self._unconfirmed[_place_of(message)] = message
+        self._verdicts.put((message, kind, is_late))
+
+    def messages(self) -> list[TopicMessage]:
+        """Those of the batch that have no verdict; for the member's thread."""
+        return list(self._open.values())
+
+    @property
+    def held_since_ms(self) -> int | None:
+        """Since when it fetches nothing because its batch lacks verdicts; None: it may."""
+        return self._fetched_ms if self._open else None
+
+    @property
+    def unconfirmed_count(self) -> int:
+        """Verdicts that the broker has not answered."""
+        return len(self._unconfirmed)
+
+    def stop(self) -> None:
+        """Fetch no more; see ``await_quiet``."""
+        self._closing.set()
+
+    def await_quiet(self, timeout_s: float) -> None:
+        """After ``stop``: wait until it fetches no more.
+
+        When all members of a process are there, each may leave: what one gives back would
+        otherwise be fetched, given back and counted by the next one.
+        """
+        self._is_quiet.wait(timeout_s)
+
+    def leave(self) -> None:
+        """Give back what is held, and leave the group; see ``join``."""
+        self._may_leave.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """After ``leave``: whether it has left."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            self._client = ShareConsumer(self._settings)
+            self._client.set_acknowledgement_commit_callback(self._answered)
+            self._client.subscribe([self._topic])
+            while not self._closing.is_set():
+                self._turn_or_wait()
+        except BaseException as error:  # noqa: BLE001 - raised to whoever receives
+            self._owner.failed(self, _as_ours(error))
+        finally:
+            self._is_quiet.set()
+            self._may_leave.wait(_LEAVE_S if self._closing.is_set() else 0.0)
+            self._leave()
+
+    def _turn_or_wait(self) -> None:
+        """An error that may pass, as in an outage, does not end a member: its client goes on."""
+        try:
+            self._turn()
+        except KafkaException as error:
+            now_ms = monotonic_ms()
+            self._failing_since_ms = self._failing_since_ms or now_ms
+            lasts_s = (now_ms - self._failing_since_ms) / 1000
+            is_outage = may_pass(_as_ours(error))  # which may be of any length
+            if is_lasting(kafka_error(error)) or (lasts_s > _PATIENCE_S and not is_outage):
+                raise
+            _log.warning("a member of a share group goes on", extra={"said": str(error)})
+            self._closing.wait(_AGAIN_S)
+        else:
+            self._failing_since_ms = 0
+
+    def _turn(self) -> None:
+        if self._open:
+            self._serve(_TURN_S)
+            self._owner.look_after(self)
+        elif self._owner.has_room():
+            self._fetch()
+        else:
+            self._serve(_TURN_S)
+
+    def _fetch(self) -> None:
+        self._serve(0.0)
+        asked_ms = monotonic_ms()  # a lock is at least as long as from here
+        records = self._client.poll(_POLL_S)
+        good: list[Message] = []
+        failure: KafkaError | None = None
+        for record in records:
+            error = record.error()
+            if error is None:
+                good.append(record)
+            else:
+                failure = failure or error
+        if good:
+            fetched_ms = max(asked_ms, monotonic_ms() - int(_POLL_S * 1000))
+            self._fetched_ms = monotonic_ms()
+            self._owner.arrived(self, good, fetched_ms)
+        if failure is not None:
+            raise KafkaException(failure)
+
+    def _serve(self, timeout_s: float) -> None:
+        """Acknowledge what has a verdict, and send that."""
+        late: list[TopicMessage] = []
+        count = 0
+        try:
+            item = (
+                self._verdicts.get(timeout=timeout_s) if timeout_s else self._verdicts.get_nowait()
+            )
+            while True:
+                message, kind, is_late = item
+                if is_late:
+                    late.append(message)
+                else:
+                    count += self._acknowledge(message, kind)
+                item = self._verdicts.get_nowait()
+        except queue.Empty:
+            pass
+        if count:
+            self._commit()
+        if late:  # alone: the broker refuses what is sent together with them
+            for message in late:
+                self._acknowledge(message, AcknowledgeType.RELEASE, is_watched=False)
+            self._commit()
+
+    def _commit(self) -> None:
+        """Send, and wait: while one commit is under way the broker refuses the next one."""
+        self._client.commit_sync(_COMMIT_S)
+
+    def _acknowledge(self, message: TopicMessage, kind: int, *, is_watched: bool = True) -> int:
+        key = _place_of(message)
+        if self._open.get(key) is not message:
+            if self._unconfirmed.get(key) is message:
+                del self._unconfirmed[key]
+            return 0
+        del self._open[key]
+        try:
+            self._client.acknowledge(message._record, kind)
+        except KafkaException:  # its lock has ended
+            self._unconfirmed.pop(key, None)
+            if is_watched:
+                self._owner.came_late((message,))
+            return 0
+        return 1
+
+    def _answered(
+        self, offsets: Mapping[TopicPartition, set[int]], error: KafkaException | None
+    ) -> None:
+        late = []
+        for partition, found in offsets.items():
+            for offset in found:
+                message = self._unconfirmed.pop((partition.partition, offset), None)
+                if message is not None and error is not None:
+                    late.append(message)
+        if late:
+            _log.warning(
+                "the broker refused verdicts: %s",
+                error,
+                extra={"count": len(late), "said": str(error)},
+            )
+            self._owner.came_late(late)
+
+    def _leave(self) -> None:
+        if self._client is None:
+            return
+        try:
+            self._serve(0.0)
+            for message in self.messages():  # never handed out, or held without a verdict
+                self._acknowledge(message, AcknowledgeType.RELEASE, is_watched=False)
+            self._commit()
+            self._client.close()
+        except BaseException as error:  # noqa: BLE001 - the locks end by themselves
+            _log.warning("a member left in disorder", extra={"said": str(error)})
+
+
+def _place_of(message: TopicMessage) -> _Place:
+    place = message.message_id
+    return place.partition, place.offset
+
+
+def _as_ours(error: BaseException) -> BaseException:
+    if isinstance(error, KafkaException):
+        doing = "reading as a member of a share group"
+        found = broker_error(kafka_error(error), doing)
+        found.__cause__ = error
+        return found
+    return error

@@ -1,0 +1,345 @@
+"""The ``share`` backend: the broker's share group (KIP-932) hands out and remembers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from confluent_kafka import AcknowledgeType
+from confluent_kafka import Message as Record
+
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.errors import DeadlineExceededError
+from kafkamq.markers.message import Message
+from kafkamq.queue.dead_letter_writer import ShareLetters, carried_verdict, earlier_deliveries
+from kafkamq.queue.topic_consumer import TopicConsumer
+from kafkamq.queue.topic_message import MessageState, TopicMessage
+from kafkamq.share.member import Member
+from kafkamq.share.moves import Moves, ShareMessage
+from kafkamq.share.rules.members import first_members, max_members, members_to_add
+from kafkamq.share.settings import (
+    ShareLimits,
+    configure_group,
+    read_limits,
+    share_lock_ms,
+    shorten_session,
+)
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.settings import share_settings
+from kafkamq.types import DeadLetterReason
+
+__all__ = ["ShareConsumer"]
+
+MAX_POLL = 500  # records of one poll, about: whole batches of producers come
+QUIET_S = 2.0
+MOVE_S = 5.0  # what closing waits for letters and copies; members wait longer for their leave
+MARGIN_MS = 1500  # what is left of a lock less than this is not begun
+_CONFIRM_SLICE_S = 0.01
+_MAX_UNSEEN = 100_000  # places; far more than a group holds
+_FULL = "GROUP_MAX_SIZE_REACHED"
+_log = logging.getLogger(__name__)
+
+
+class ShareConsumer(TopicConsumer):
+    """Many consumers per partition, no order; locks are short and cannot be renewed."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        queue: QueueConfig,
+        letters: ShareLetters,
+        on_lease_lost: Callable[[Message], None] | None = None,
+        *,
+        group_id: str,
+        concurrency: int = 0,
+        handler_timeout_ms: int = 0,
+    ) -> None:
+        """Sets up the group, and joins it.
+
+        Args:
+            config: Where.
+            queue: How.
+            letters: For dead letters.
+            on_lease_lost: As for every consumer.
+            group_id: The share group.
+            concurrency: How many handlers there will be; 0: unknown.
+            handler_timeout_ms: What is left of a lock less than this is not begun.
+        """
+        super().__init__(queue, letters, on_lease_lost)
+        self.limits, self._lock_ms = self._set_up(config, group_id)
+        self._max_deliveries = self.limits.handed_out(queue.max_deliveries)
+        self._margin_ms = max(MARGIN_MS, handler_timeout_ms)
+        self._unseen: dict[
+            tuple[int, int, int], int
+        ] = {}  # given back without a handler, how often
+        self._moves = Moves(
+            letters,
+            self._changed,
+            limit=self.limits.after_set_up(queue.max_deliveries),
+            lock_ms=self._lock_ms,
+        )
+        self._failure: BaseException | None = None
+        poll = min(MAX_POLL, queue.max_in_flight)
+        if concurrency:
+            poll = max(1, min(poll, 2 * concurrency // first_members(concurrency)))
+        self._settings = share_settings(config, group_id=group_id, max_poll_records=poll)
+        self._max_members = min(max_members(concurrency), self.limits.max_members)
+        self._members: list[Member] = []
+        self._working: list[Member] = []
+        with self._changed:
+            self._add_members(min(first_members(concurrency), self._max_members))
+
+    def _add_members(self, count: int) -> None:
+        """With ``_changed`` held."""
+        for _ in range(count):
+            number = len(self._members)
+            member = Member(self._settings, self._queue.topic, self, number=number)
+            self._members.append(member)
+            self._working.append(member)
+            member.start()
+
+    def _set_up(self, config: ServiceConfig, group_id: str) -> tuple[ShareLimits, int]:
+        with Admin(config) as admin:
+            limits = read_limits(admin, group_id)
+            lock_ms = share_lock_ms(self._queue, limits)
+            handed_out = limits.handed_out(self._queue.max_deliveries)
+            configure_group(admin, group_id, lock_ms=lock_ms, max_deliveries=handed_out)
+            session_ms = shorten_session(admin, group_id, limits)
+        _log.info(
+            "a share group's limits",
+            extra={
+                "queue": self.queue_id,
+                "group": group_id,
+                "lock_ms": lock_ms,
+                "deliveries": handed_out,
+                "members": limits.max_members,
+                "session_ms": session_ms,
+            },
+        )
+        if handed_out < self._queue.max_deliveries:
+            _log.warning(
+                "queue %r: max_deliveries is %d and the broker's limit %d, the last of which is"
+                " kept for the dead letter: messages are handed out %d times",
+                self.queue_id,
+                self._queue.max_deliveries,
+                limits.max_deliveries,
+                handed_out,
+            )
+        if lock_ms > self._queue.redelivery_timeout_ms:
+            _log.warning(
+                "queue %r: redelivery_timeout is %g s, and the shortest lock of the broker %g s:"
+                " that is used",
+                self.queue_id,
+                self._queue.redelivery_timeout_ms / 1000,
+                lock_ms / 1000,
+            )
+        return limits, lock_ms
+
+    @property
+    def max_deliveries(self) -> int:
+        """How often a message is handed out."""
+        return self._max_deliveries
+
+    @property
+    def lock_ms(self) -> int:
+        """How long a message is held."""
+        return self._lock_ms
+
+    # What members tell, each by its own thread.
+
+    def arrived(self, member: Member, records: Sequence[Record], fetched_ms: int) -> int:
+        """Hand out, or give up what was delivered too often: it may have killed its workers."""
+        deadline_ms = fetched_ms + self._lock_ms
+        with self._changed:
+            for record in records:
+                message = ShareMessage(self, record, deadline_ms=deadline_ms, place=member)
+                message.broker_count = record.delivery_count() or 1
+                message.is_seen = False
+                member.add(message)
+                self._sort(message)
+            self._changed.notify_all()
+        return len(records)
+
+    def _sort(self, message: ShareMessage) -> None:
+        """What becomes of a record that has come; with ``_changed`` held."""
+        before = earlier_deliveries(message)
+        unseen = self._unseen.get(message.key_of_place, 0)
+        message._count = max(1, before + message.broker_count - unseen)
+        verdict = carried_verdict(message)
+        is_dead = message._count > self._max_deliveries
+        if not (verdict or is_dead or self._moves.is_last(message)):
+            if not self._moves.take_over(message):
+                self._ready.append(message)
+                return
+        elif self._moves.take_over(message):
+            pass
+        elif verdict:
+            message._count = before
+            self._moves.bury(message, verdict)
+        elif is_dead:
+            message._count -= 1  # this delivery is not handed out
+            said = f"{message._count} deliveries ended without a verdict, or were given back"
+            self._moves.bury(message, (DeadLetterReason.MAX_DELIVERIES, said))
+        else:  # handlers have not seen it often enough, and another delivery may come to nothing
+            self._moves.send_back(message, message._count)
+        message.state = MessageState.SETTLED
+
+    def look_after(self, member: Member) -> None:
+        """What cannot start any more goes back; what is held beyond its lock is lost."""
+        now_ms = monotonic_ms()
+        messages = member.messages()
+        if self._moves.open_count:
+            with self._changed:
+                self._moves.look_after(member, now_ms)
+        if not messages or now_ms < messages[0]._deadline_ms - self._margin_ms:
+            return
+        with self._changed:
+            waiting = {id(message) for message in self._ready}
+            for message in messages:
+                if message.state is not MessageState.HELD:
+                    continue
+                if id(message) in waiting:
+                    self._give_back(message)
+                elif now_ms > message._deadline_ms:
+                    self._lose(message)
+                    member.settle(message, AcknowledgeType.RELEASE, is_late=True)
+            self._ready = type(self._ready)(
+                message
+                for message in self._ready
+                if isinstance(message, TopicMessage) and message.state is MessageState.HELD
+            )
+
+    def came_late(self, messages: Sequence[TopicMessage]) -> None:
+        """Verdicts that the broker refused."""
+        self._lost_late(messages)
+
+    def has_room(self) -> bool:
+        """Whether more may be fetched."""
+        return self.in_flight < self._queue.max_in_flight
+
+    def failed(self, member: Member, error: BaseException) -> None:
+        """A member has ended; where a group takes no more members, those that it has go on."""
+        with self._changed:
+            self._working.remove(member)
+            if self._working and getattr(error, "code", "") == _FULL:
+                self._max_members = len(self._working)
+                _log.warning(
+                    "the share group has all the members that it takes (group.share.max.size)",
+                    extra={"queue": self.queue_id, "members": len(self._working)},
+                )
+                return
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    def _give_back(self, message: TopicMessage) -> None:
+        """No handler has seen it: the broker counts this delivery, the message's count does not."""
+        assert isinstance(message, ShareMessage)
+        message.state = MessageState.SETTLED
+        key = message.key_of_place
+        self._unseen[key] = self._unseen.get(key, 0) + 1
+        if len(self._unseen) > _MAX_UNSEEN:
+            del self._unseen[next(iter(self._unseen))]
+        if self._moves.is_near_last(message):  # another process knows nothing of this
+            self._moves.send_back(message, message._count)
+        else:
+            message.member.settle(message, AcknowledgeType.RELEASE)
+
+    def _put_back(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            assert isinstance(message, ShareMessage)
+            message.is_seen = False
+        super()._put_back(messages)
+
+    # What the consumer asks.
+
+    def _fill(self, n: int) -> None:
+        """What members have fetched is in ``_ready`` already; if they cannot fetch, more may."""
+        del n
+        if self._ready or self._closing.is_set() or not self.has_room():
+            return
+        held_since_ms = [member.held_since_ms for member in self._working]
+        count = members_to_add(held_since_ms, maximum=self._max_members, now_ms=monotonic_ms())
+        if count:
+            self._add_members(count)
+            _log.info(
+                "a share group gets more members: slow messages hold back those that there are",
+                extra={"queue": self.queue_id, "members": len(self._working)},
+            )
+
+    def _check_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _may_hand_out(self, message: TopicMessage) -> bool:
+        assert isinstance(message, ShareMessage)
+        if monotonic_ms() <= message._deadline_ms - self._margin_ms:
+            message.is_seen = True
+            return True
+        self._give_back(message)
+        return False
+
+    def _done(self, message: TopicMessage) -> None:
+        assert isinstance(message, ShareMessage)
+        self._unseen.pop(message.key_of_place, None)
+        message.member.settle(message, AcknowledgeType.ACCEPT)
+
+    def _park(self, message: TopicMessage, reason: DeadLetterReason, error: str) -> None:
+        assert isinstance(message, ShareMessage)
+        with self._changed:
+            self._moves.bury(message, (reason, error))
+
+    def _unwritten(self) -> int:
+        return self._moves.open_count
+
+    def _again(self, message: TopicMessage, delay_ms: int) -> None:
+        del delay_ms  # the broker has no delays
+        assert isinstance(message, ShareMessage)
+        if self._moves.is_near_last(message):
+            with self._changed:
+                self._moves.send_back(message, message._count + 1)
+        else:
+            message.member.settle(message, AcknowledgeType.RELEASE)
+
+    def _confirm(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while any(member.unconfirmed_count for member in self._members):
+            if time.monotonic() > deadline_s or self._failure is not None:
+                raise DeadlineExceededError(
+                    f"verdicts of queue {self.queue_id!r} are not confirmed after {timeout_s:g} s"
+                )
+            time.sleep(_CONFIRM_SLICE_S)
+
+    def _end(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            self._ready.clear()
+        for member in self._members:
+            member.stop()
+        for member in self._members:
+            member.await_quiet(max(0.0, min(QUIET_S, deadline_s - time.monotonic())))
+        self._move_the_rest(min(deadline_s, time.monotonic() + MOVE_S))
+        # A member fetches in the background, also when it is not polled: those that hold nothing
+        # leave first, or they would be given, and give back, what the others give back.
+        idle = [member for member in self._members if not member.messages()]
+        holding = [member for member in self._members if member.messages()]
+        for members in (idle, holding):
+            for member in members:
+                member.leave()
+            for member in members:
+                if not member.join(max(0.1, deadline_s - time.monotonic())):
+                    raise DeadlineExceededError("leaving the share group takes long, and goes on")
+
+    def _move_the_rest(self, deadline_s: float) -> None:
+        """Before members leave, and so release: what would come to its last delivery unseen."""
+        with self._changed:
+            for member in self._members:
+                for message in member.messages():
+                    assert isinstance(message, ShareMessage)
+                    is_unseen = message.state is MessageState.HELD and not message.is_seen
+                    if is_unseen and self._moves.is_near_last(message):
+                        self._give_back(message)
+            self._moves.hurry()
+            while self._moves.open_count and time.monotonic() < deadline_s:
+                self._changed.wait(_CONFIRM_SLICE_S)

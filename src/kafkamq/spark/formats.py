@@ -1,0 +1,167 @@
+"""Kafka as a Spark source without connector jars: ``format("kafkamq")``, batch and streaming.
+
+    register_source(spark, config)
+    spark.read.format("kafkamq").option("view", "deliveries").load()
+    spark.readStream.format("kafkamq").option("topic", "orders").load()
+
+Options are in ``options.py``, the columns of each view in ``columns.py``. Readers are
+``read_committed`` and assigned (no consumer group takes part); a position outside a log is an
+error, never a jump, unless ``failOnDataLoss`` says otherwise (R23).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
+from weakref import WeakKeyDictionary
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.types import StructType
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError
+from kafkamq.spark.options import SourceOptions, parse_source_options
+from kafkamq.spark.queues.ending import BatchEndWriter, StreamEndWriter, parse_ack_options
+from kafkamq.spark.queues.leasing import QueueReader
+from kafkamq.spark.session import active
+from kafkamq.spark.source.columns import columns_of
+from kafkamq.spark.source.filters import NOTHING_PUSHED, push
+from kafkamq.spark.source.planning import batch_ranges
+from kafkamq.spark.source.rows import RangePartition, read_rows
+from kafkamq.spark.source.streaming import StreamReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import Filter
+
+__all__ = ["FORMAT", "KafkaSource", "register_source", "registered_config"]
+
+FORMAT = "kafkamq"
+_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+def register_source(
+    spark: SparkSession, config: ServiceConfig | None = None, *, name: str = FORMAT
+) -> str:
+    """Make ``format(name)`` known to a session; returns the name.
+
+    Args:
+        spark: The session.
+        config: Cluster, namespace and Kafka's properties for every query of this format. They
+            travel inside the pickled class and appear in no plan, option or log: this is where
+            secrets go.
+        name: What ``format`` is given.
+    """
+    given, format_name = config, name
+
+    class RegisteredSource(KafkaSource):
+        service = given
+
+        @classmethod
+        def name(cls) -> str:
+            return format_name
+
+    spark.conf.set(_PUSHDOWN, "true")
+    with active(spark):  # where Spark looks whether somebody else's has that name
+        spark.dataSource.register(RegisteredSource)
+    if config is not None and name == FORMAT:
+        _registered[spark] = config
+    return name
+
+
+_registered: WeakKeyDictionary[SparkSession, ServiceConfig] = WeakKeyDictionary()
+
+
+def registered_config(spark: SparkSession) -> ServiceConfig:
+    """What ``format("kafkamq")`` was registered with in this session.
+
+    Raises:
+        ConfigError: Nothing was.
+    """
+    found = _registered.get(spark)
+    if found is None:
+        raise ConfigError(
+            "no cluster is known: call kafkamq.spark.register(spark, ServiceConfig(...)) first, "
+            "or give config"
+        )
+    return found
+
+
+class KafkaSource(DataSource):
+    """The data source; ``register_source`` makes one with its cluster inside."""
+
+    service: ClassVar[ServiceConfig | None] = None
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` is given."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """The columns of the view."""
+        options = parse_source_options(self.options, self.service)
+        columns = columns_of(options.view, options.include_headers)
+        return ", ".join(f"{name} {kind}" for name, kind in columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For ``spark.read``."""
+        return _BatchReader(self._checked(schema), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """For ``spark.readStream``."""
+        options = self._checked(schema)
+        if options.view == "in_flight":
+            raise ConfigError(
+                "view in_flight is how things stand, not a log: read it as a batch "
+                "(spark.read), or stream deliveries"
+            )
+        if options.acknowledge is not None:
+            return QueueReader(options, schema)
+        return StreamReader(options, schema)
+
+    def streamWriter(  # noqa: N802 - Spark's
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """For ``writeStream`` with ``mode`` = ``ack``: the verdicts, nothing else."""
+        return StreamEndWriter(parse_ack_options(self.options, self.service), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For ``write`` with ``mode`` = ``ack``."""
+        return BatchEndWriter(parse_ack_options(self.options, self.service), schema)
+
+    def _checked(self, schema: StructType) -> SourceOptions:
+        options = parse_source_options(self.options, self.service)
+        names = [name for name, _ in columns_of(options.view, options.include_headers)]
+        if schema.fieldNames() != names:
+            raise ConfigError(
+                f"view {options.view} has the columns {', '.join(names)}: leave .schema() out"
+            )
+        return options
+
+
+class _BatchReader(DataSourceReader):
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._pushed = NOTHING_PUSHED
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Take what narrows the ranges; Spark applies every filter again."""
+        self._pushed = push(filters, self._options)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One task for each range."""
+        return [RangePartition(wanted) for wanted in batch_ranges(self._options, self._pushed)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a worker."""
+        return read_rows(partition, self._options, self._schema, self._pushed)

@@ -1,0 +1,130 @@
+"""A session with the views of a namespace, and SQL errors that say what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError, KafkaMQError
+from kafkamq.spark.failures import is_spark_gone, spark_failure
+from kafkamq.spark.session import build_session, end_session, has_session
+from kafkamq.spark.tracker.query import QueryFailedError, query_failure
+from kafkamq.spark.views import VIEWS, register_views
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["ask", "chosen_letters", "sql_errors", "view_session"]
+
+_PLACE = re.compile(r"[;(] ?line (\d+),? pos (\d+)\)?")
+_WRONG_SQL = ("22", "42", "21", "0A")  # classes of SQLSTATE: data, syntax, cardinality, unsupported
+_STATE = re.compile(r"\s*SQLSTATE: \w+")
+_CONTEXTS = ("SQL", "DataFrame")  # of PySpark's loggers
+MAX_LETTERS = 1_000_000
+
+
+@contextmanager
+def view_session(
+    config: ServiceConfig,
+    *,
+    master: str,
+    app_name: str = "kafkamq",
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[SparkSession]:
+    """A session in which the views of a namespace are tables; it ends with the block.
+
+    This process's own session, if it has one already, goes on.
+    """
+    is_own = not has_session()
+    spark = build_session(app_name=app_name, master=master, settings=settings)
+    try:
+        register_views(spark, config)
+        yield spark
+    finally:
+        if is_own:
+            end_session(spark)
+
+
+@contextmanager
+def sql_errors(option: str) -> Iterator[None]:
+    """Errors of a statement become ConfigErrors that name the option.
+
+    Args:
+        option: What the user wrote the SQL in, for example ``--where``.
+
+    Raises:
+        ConfigError: The statement is wrong; says where, and what there is.
+        KafkaMQError: Everything else that ended the query.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
+    from pyspark.errors import PySparkException
+
+    try:
+        with _without_spark_log():
+            yield
+    except KafkaMQError:
+        raise
+    except (Py4JError, OSError) as error:
+        if not is_spark_gone():
+            raise
+        raise spark_failure(error) from error
+    except PySparkException as error:
+        ours = query_failure(error)
+        is_wrong_sql = (error.getSqlState() or "").startswith(_WRONG_SQL)
+        if not is_wrong_sql or not isinstance(ours, QueryFailedError):
+            raise ours from error
+        raise ConfigError(
+            f"{option}: {_shortened(str(error))} Tables are {', '.join(VIEWS)}; "
+            "'kafkamq sql \"DESCRIBE deliveries\"' lists a table's columns"
+        ) from None
+
+
+@contextmanager
+def _without_spark_log() -> Iterator[None]:
+    """PySpark prints each wrong statement itself, with its plan and the stack of the JVM."""
+    from pyspark.logger import PySparkLogger
+
+    loggers = [PySparkLogger.getLogger(f"{kind}QueryContextLogger") for kind in _CONTEXTS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, was_disabled in zip(loggers, before, strict=True):
+            logger.disabled = was_disabled
+
+
+def _shortened(said: str) -> str:
+    """Spark's first line: the place in front, without the plan."""
+    lines = [line.strip() for line in said.strip().splitlines() if line.strip()]
+    place = _PLACE.search(said)
+    text = _STATE.sub("", _PLACE.sub("", lines[0])).rstrip(" ;.")
+    where = f" (line {place[1]}, column {int(place[2]) + 1})" if place else ""
+    return f"{text}{where}."
+
+
+def ask(spark: SparkSession, statement: str, *, option: str) -> DataFrame:
+    """A statement's result, not computed yet; see ``sql_errors``."""
+    with sql_errors(option):
+        return spark.sql(statement)
+
+
+def chosen_letters(spark: SparkSession, where: str) -> frozenset[tuple[int, int]]:
+    """Partition and offset of the dead letters that a condition chooses.
+
+    Raises:
+        ConfigError: The condition is wrong, or chooses more than can be held here.
+    """
+    with sql_errors("--where"):
+        chosen = spark.table("dead_letters").where(where).select("partition", "offset")
+        rows = chosen.limit(MAX_LETTERS + 1).collect()
+    if len(rows) > MAX_LETTERS:
+        raise ConfigError(
+            f"--where chooses more than {MAX_LETTERS:,} dead letters: choose fewer, for example by "
+            "a range of `timestamp`, and redrive several times"
+        )
+    return frozenset((row[0], row[1]) for row in rows)

@@ -1,0 +1,381 @@
+"""Queues as streams that acknowledge: read, transform, write, and then the ENDs.
+
+    stream = read_queue(spark, "emails", config)
+    done = map_messages(stream, handler)               # or any DataFrame code of your own
+    query = ack(done, checkpoint="/data/emails")       # a verdict for each row
+
+``ack`` writes the verdicts; with ``topic`` the rows' output goes to Kafka in the same transaction,
+and with ``each_batch`` a function of yours writes it elsewhere first. How a batch is STARTed and
+renewed: ``leasing.py``, ``starting.py``; how it is committed: ``committing.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kafkamq.config import Backoff, ServiceConfig
+from kafkamq.errors import ConfigError
+from kafkamq.queue.wire.keys import join_key
+from kafkamq.spark.checkpoint import CheckpointNote, last_batch, read_note, write_note
+from kafkamq.spark.failures import (
+    QueryFailedError,
+    is_spark_gone,
+    query_failure,
+    spark_failure,
+)
+from kafkamq.spark.formats import FORMAT, register_source, registered_config
+from kafkamq.spark.parallelism import FIRST_LOOK_S, NEXT_LOOK_S, cores
+from kafkamq.spark.queues.acks import ACK_COLUMNS, AckSettings, check_columns, read_verdicts
+from kafkamq.spark.queues.committing import (
+    OUTPUT_COLUMNS,
+    RESULT_SCHEMA,
+    CommitSettings,
+    commit_slots,
+    next_epoch,
+    with_slots,
+)
+from kafkamq.spark.queues.ending import rows_of, write_ends
+from kafkamq.spark.sink.rows import MAX_SLOTS, check_types
+from kafkamq.transport.admin import Admin
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["AckQuery", "Acknowledged", "ack", "read_queue"]
+
+_log = logging.getLogger(__name__)
+
+EachBatch = Callable[["DataFrame", int], "DataFrame | None"]
+"""Writes a batch's output, idempotently by the messages' origins; returns rows with verdicts, or
+None: all are acknowledged."""
+
+
+def read_queue(
+    spark: SparkSession,
+    queue_id: str,
+    config: ServiceConfig | None = None,
+    *,
+    redelivery_timeout: float = 60.0,
+    max_deliveries: int = 5,
+    max_lease: float = 43_200.0,
+    max_rows: int = 10_000,
+    group: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """A queue's messages as a streaming DataFrame: the columns of the view ``messages``.
+
+    Each row is STARTed before Spark sees it, and its lease is kept alive until its batch is done.
+    ``ack_token`` must reach ``ack``. Rows that get no verdict come back after the timeout. Spark
+    reads the whole queue: no other workers at the same time.
+
+    Args:
+        spark: The session.
+        queue_id: The queue.
+        config: Cluster and namespace; None: those that were registered.
+        redelivery_timeout: Seconds without a sign of life until redelivery; the driver renews.
+        max_deliveries: Of a message, until it is a dead letter.
+        max_lease: Longest time for one batch, in seconds, whatever renews it.
+        max_rows: Messages of a batch.
+        group: The consumer group whose positions it goes on from, and commits; None: that of the
+            queue's own workers. "kafka-mq-QUEUE_ID" takes over from kafka-mq-go's workers.
+        options: More options of ``format("kafkamq")``, such as ``startingTimestamp``.
+
+    Raises:
+        ConfigError: The queue's name cannot be one.
+    """
+    join_key(queue_id)
+    if config is not None:
+        register_source(spark, config)
+    stream = spark.readStream.format(FORMAT).option("view", "messages").option("queue", queue_id)
+    own = {
+        "acknowledge": "true",
+        "redeliveryTimeout": f"{redelivery_timeout:g}",
+        "maxDeliveries": str(max_deliveries),
+        "maxLease": f"{max_lease:g}",
+        "maxRowsPerTrigger": str(max_rows),
+    }
+    if group is not None:
+        own["group"] = group
+    return stream.options(**{**own, **(options or {})}).load()
+
+
+@dataclass
+class Acknowledged:
+    """What became of verdicts."""
+
+    ends: int = 0  # verdicts written
+    written: int = 0  # rows of output
+    skipped: int = 0  # rows of output that an earlier run had written
+    late: int = 0  # verdicts that came after their lease's end: these messages are delivered again
+
+    def _add(self, other: Acknowledged) -> None:
+        self.ends += other.ends
+        self.written += other.written
+        self.skipped += other.skipped
+        self.late += other.late
+
+
+class AckQuery:
+    """A running query that acknowledges.
+
+    Attributes:
+        query: Spark's own handle.
+        total: Counts since this start.
+    """
+
+    def __init__(self, query: StreamingQuery, total: Acknowledged) -> None:
+        self.query = query
+        self.total = total
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for its end; False: it still runs.
+
+        Raises:
+            KafkaMQError: What it failed with, where that is kafkamq's, and that the JVM is gone;
+                else Spark's own error.
+        """
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
+        from pyspark.errors import PySparkException
+
+        try:
+            if timeout_s is None:
+                self.query.awaitTermination()
+                return True
+            return bool(self.query.awaitTermination(timeout_s))  # type: ignore[arg-type]  # seconds
+        except PySparkException as error:
+            ours = query_failure(error)
+            if isinstance(ours, QueryFailedError):
+                raise
+            raise ours from error
+        except (Py4JError, OSError) as error:
+            raise spark_failure(error) from error
+
+    def stop(self) -> None:
+        """End it; the batch under way is repeated at the next start."""
+        from py4j.protocol import Py4JError
+
+        try:
+            self.query.stop()
+        except (Py4JError, OSError) as error:
+            if not is_spark_gone():
+                raise
+            _log.info("the query ended with its JVM", extra={"said": str(error)})
+
+
+def ack(
+    frame: DataFrame,
+    config: ServiceConfig | None = None,
+    *,
+    checkpoint: str = "",
+    topic: str = "",
+    each_batch: EachBatch | None = None,
+    backoff: Backoff | None = None,
+    slots: int | None = None,
+    trigger_s: float = 1.0,
+    available_now: bool = False,
+    query_name: str = "",
+    on_late: Callable[[list[str]], None] | None = None,
+) -> AckQuery:
+    """Start a query that gives each row's message its verdict, when its output is written.
+
+    Args:
+        frame: Rows of ``read_queue`` after any transformation, with ``ack_token`` and, where not
+            all is well, ``verdict`` (ack, nack, reject), ``delay`` (s) and ``reason``
+            (``ACK_COLUMNS``). A message may have several rows: its last verdict that is no ack
+            counts.
+        config: Cluster and namespace; None: those that were registered.
+        checkpoint: Spark's folder for this query.
+        topic: Write the rows' ``value``, ``key``, ``headers``, ``partition`` and ``topic`` to
+            Kafka in the transaction of the ENDs: exactly once for ``read_committed`` readers. The
+            topic of rows that name none.
+        each_batch: Called with each batch and its number before the ENDs: writes the output to
+            another place. A message may come again in a later batch, as a copy with the same
+            ``origin_`` columns; docs/spark.md has a recipe that writes it once. What it returns
+            has the verdicts; None: all rows are acknowledged.
+        backoff: Delay of a nack that names none.
+        slots: Transactions of a batch, with ``topic``. None: one for each core, later more if
+            executors join. Another number holds from the next batch that is planned.
+        trigger_s: Shortest time between two batches.
+        available_now: Work on what is there, then end.
+        query_name: How Spark calls it.
+        on_late: Called with the places (partition/offset) of messages whose ENDs came too late.
+
+    Raises:
+        ConfigError: Columns, topic or checkpoint cannot work.
+    """
+    if not frame.isStreaming:
+        raise ConfigError(
+            "ack() is for a stream; inside of foreachBatch write verdicts with "
+            'frame.write.format("kafkamq").option("mode", "ack").mode("append").save()'
+        )
+    if not checkpoint:
+        raise ConfigError("checkpoint is missing: name a folder that outlives the driver")
+    if slots is not None and not 1 <= slots <= MAX_SLOTS:
+        raise ConfigError(f"slots is {slots}: it must be from 1 to {MAX_SLOTS}")
+    if topic and each_batch is not None:
+        raise ConfigError("topic and each_batch exclude each other: output goes to one place")
+    if each_batch is None:
+        check_columns(frame.schema)
+    spark = frame.sparkSession
+    config = config or registered_config(spark)
+    settings = AckSettings(
+        config=replace(config, kafka=dict(config.kafka)), backoff=backoff or Backoff()
+    )
+    batches = _Batches(settings, each_batch, on_late)
+    if topic or ("topic" in frame.columns and each_batch is None):
+        _require_output(frame, config, topic)
+        batches.commits, batches.cut = _committing(spark, settings, checkpoint, topic, slots)
+    writer = frame.writeStream.foreachBatch(batches.run).option("checkpointLocation", checkpoint)
+    if query_name:
+        writer = writer.queryName(query_name)
+    if available_now:
+        return AckQuery(writer.trigger(availableNow=True).start(), batches.total)
+    every = f"{round(trigger_s * 1000)} milliseconds"
+    return AckQuery(writer.trigger(processingTime=every).start(), batches.total)
+
+
+def _require_output(frame: DataFrame, config: ServiceConfig, topic: str) -> None:
+    if "value" not in frame.columns:
+        raise ConfigError(
+            f"the rows have the columns {', '.join(frame.columns)}: output to a topic needs "
+            f"`value` and knows {', '.join(OUTPUT_COLUMNS)}"
+        )
+    check_types({name: kind for name, kind in frame.dtypes if name in OUTPUT_COLUMNS})
+    if topic:
+        with Admin(config) as admin:
+            if topic not in admin.topics([topic]):
+                raise ConfigError(
+                    f"topic {topic!r} does not exist at {config.bootstrap_servers}: create it "
+                    "first; its output must not begin in a topic with default settings"
+                )
+
+
+def _committing(
+    spark: SparkSession, ack: AckSettings, checkpoint: str, topic: str, slots: int | None
+) -> tuple[CommitSettings, _Cut]:
+    note = _note(spark, ack.config, checkpoint, slots)
+    epoch = next_epoch(ack.config, note)
+    commits = CommitSettings(
+        ack=ack, topic=topic, engine=note.engine, epoch=epoch, slots=note.tasks
+    )
+    return commits, _Cut(spark, checkpoint, note, is_fixed=slots is not None)
+
+
+def _note(
+    spark: SparkSession, config: ServiceConfig, checkpoint: str, slots: int | None
+) -> CheckpointNote:
+    """The checkpoint's note: written when it is new, followed by another for other slots."""
+    note = read_note(spark, checkpoint, topic=config.ledger_topic)
+    if note is None:
+        count = slots or cores(spark)
+        note = CheckpointNote.new("ack", topic=config.ledger_topic, tasks=count)
+        write_note(spark, checkpoint, note)
+    elif slots is not None and slots != note.tasks:
+        note = note.cut(slots, since=last_batch(spark, checkpoint) + 1)
+        write_note(spark, checkpoint, note)
+    return note
+
+
+class _Cut:
+    """Into how many slots each batch goes: the same for a batch whenever it is repeated."""
+
+    def __init__(
+        self, spark: SparkSession, checkpoint: str, note: CheckpointNote, *, is_fixed: bool
+    ) -> None:
+        self.note = note
+        self._spark = spark
+        self._checkpoint = checkpoint
+        self._is_fixed = is_fixed
+        self._look_s = time.monotonic() + FIRST_LOOK_S
+
+    def follow_executors(self, batch: int) -> None:
+        """When a batch has been written: more slots for the next ones, if there are more cores."""
+        now_s = time.monotonic()
+        if self._is_fixed or now_s < self._look_s:
+            return
+        self._look_s = now_s + NEXT_LOOK_S
+        wanted = min(MAX_SLOTS, cores(self._spark))
+        if wanted > self.note.tasks:
+            made = self.note.cut(wanted, since=batch + 1)  # Spark plans it when this one is done
+            write_note(self._spark, self._checkpoint, made)
+            self.note = made
+            _log.info("batches have more slots from now on", extra={"slots": wanted})
+
+
+class _Batches:
+    """What Spark calls for each batch, in a thread of the driver."""
+
+    def __init__(
+        self,
+        settings: AckSettings,
+        each_batch: EachBatch | None,
+        on_late: Callable[[list[str]], None] | None,
+    ) -> None:
+        self.total = Acknowledged()
+        self.commits: CommitSettings | None = None
+        self.cut: _Cut | None = None  # with commits
+        self._settings = settings
+        self._each_batch = each_batch
+        self._on_late = on_late
+
+    def run(self, frame: DataFrame, batch: int) -> None:
+        """Output first, ENDs last."""
+        if self.commits is not None and self.cut is not None:
+            commits = replace(self.commits, slots=self.cut.note.tasks_of(batch))
+            rows = with_slots(frame, commits.slots).mapInArrow(
+                lambda parts: commit_slots(parts, commits, batch), RESULT_SCHEMA
+            )
+            self._count(rows)
+            self.cut.follow_executors(batch)
+        elif self._each_batch is None:
+            self._end(frame)
+        else:
+            frame.persist()  # STARTed once, whatever the function does with it
+            try:
+                found = self._each_batch(frame, batch)
+                self._end(frame if found is None else found)
+            finally:
+                frame.unpersist()
+
+    def _end(self, frame: DataFrame) -> None:
+        check_columns(frame.schema)
+        settings = self._settings
+        wanted = [name for name in ACK_COLUMNS if name in frame.columns]
+        # A message's rows, wherever a join or a grouping took them, in one task.
+        tasks = frame.sparkSession.sparkContext.defaultParallelism
+        rows = frame.select(*wanted).repartition(tasks, "ack_token")
+        self._count(rows.mapInArrow(lambda parts: _ends(parts, settings), RESULT_SCHEMA))
+
+    def _count(self, results: DataFrame) -> None:
+        places: list[str] = []
+        late = 0
+        for row in results.collect():
+            self.total._add(Acknowledged(row.ends, row.written, row.skipped, row.late))
+            late += row.late
+            places += row.places
+        if not late:
+            return
+        _log.warning(
+            "verdicts came after their leases' ends: these messages are delivered again",
+            extra={"count": late, "places": places},
+        )
+        if self._on_late is not None:
+            self._on_late(places)
+
+
+def _ends(parts: Iterator[pa.RecordBatch], settings: AckSettings) -> Iterator[pa.RecordBatch]:
+    """In a worker: ENDs without a transaction; writing them twice changes nothing."""
+    import pyarrow as pa
+
+    ends = read_verdicts((row for part in parts for row in rows_of(part)), settings)
+    late = write_ends(ends, settings)
+    done = {"ends": len(ends), "written": 0, "skipped": 0, "late": len(late), "places": late}
+    numbers = [(name, pa.int64()) for name in ("ends", "written", "skipped", "late")]
+    schema = pa.schema([*numbers, ("places", pa.list_(pa.string()))])
+    yield pa.RecordBatch.from_pylist([done], schema=schema)

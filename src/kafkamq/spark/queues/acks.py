@@ -1,0 +1,178 @@
+"""Verdicts of rows, as ENDs: what to write, where to, and which of them came too late."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
+
+from kafkamq.config import Backoff, ServiceConfig
+from kafkamq.errors import ConfigError
+from kafkamq.markers.rules.attempts import Attempts
+from kafkamq.markers.rules.handout import nack_delay_ms
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.wire.markers import encode_end
+from kafkamq.queue.wire.headers import cut_text
+from kafkamq.queue.wire.partitions import marker_key
+from kafkamq.spark.marker_log import MarkerLog, marker_log
+from kafkamq.spark.queues.tokens import AckToken, decode_token
+from kafkamq.types import Outcome
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+__all__ = ["ACK_COLUMNS", "MAX_DELAY_S", "AckSettings", "End", "check_columns", "find_late",
+           "read_end", "read_verdicts"]  # fmt: skip
+
+ACK_COLUMNS: Mapping[str, str] = {
+    "ack_token": "STRING",
+    "verdict": "STRING",  # ack, nack, reject; null or no such column: ack
+    "delay": "DOUBLE",  # of a nack, in s; null: the back-off
+    "reason": "STRING",  # of a nack or a reject
+}
+"""Columns that say what becomes of a row's message; ``ack_token`` must be there."""
+
+_OUTCOMES = {"ack": Outcome.ACK, "nack": Outcome.NACK, "reject": Outcome.REJECT}
+MAX_DELAY_S = 366 * 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AckSettings:
+    """What travels to the workers."""
+
+    config: ServiceConfig
+    backoff: Backoff = field(default_factory=Backoff)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One END to write."""
+
+    token: AckToken
+    outcome: Outcome
+    value: bytes
+
+    @property
+    def record(self) -> tuple[int, bytes, bytes]:
+        """Partition, key and value."""
+        one = self.token.message_id
+        return self.token.marker_partition, marker_key(one.partition, one.offset), self.value
+
+
+def check_columns(schema: StructType) -> None:
+    """Refuse rows that cannot be acknowledged.
+
+    Raises:
+        ConfigError: No ack token, or a column of another type; says which.
+    """
+    types = {field.name: field.dataType.simpleString().upper() for field in schema.fields}
+    if "ack_token" not in types:
+        raise ConfigError(
+            f"the rows have the columns {', '.join(types)}: acknowledging needs ack_token, as "
+            "read_queue() gives it; keep it through your transformations"
+        )
+    for name, kind in ACK_COLUMNS.items():
+        found = types.get(name, kind)
+        is_number = kind == "DOUBLE" and not found.startswith(("STRING", "BINARY", "STRUCT"))
+        if found != kind and not is_number:
+            raise ConfigError(f"column {name} is {found}: it must be {kind}")
+
+
+def read_verdicts(rows: Iterable[Mapping[str, Any]], settings: AckSettings) -> list[End]:
+    """One END for each message: of its last row that names a verdict other than ack.
+
+    Raises:
+        StateError: A token is none. ConfigError: A row has no verdict that we know.
+    """
+    found: dict[str, End] = {}
+    for row in rows:
+        text = row["ack_token"]
+        if text not in found or str(row.get("verdict") or "ack").lower() != "ack":
+            found[text] = read_end(row, settings)
+    return list(found.values())
+
+
+def read_end(row: Mapping[str, Any], settings: AckSettings) -> End:
+    """The END of a row; raises as ``read_verdicts``."""
+    token = decode_token(row["ack_token"])
+    text = row.get("verdict") or "ack"
+    outcome = _OUTCOMES.get(str(text).lower())
+    if outcome is None:
+        raise ConfigError(f"verdict is {text!r}: it must be ack, nack or reject")
+    delay_ms = 0
+    reason = ""
+    if outcome is not Outcome.ACK:
+        reason = cut_text(row.get("reason") or "")
+    if outcome is Outcome.NACK:
+        delay_s = row.get("delay")
+        if delay_s is not None and not 0.0 <= float(delay_s) <= MAX_DELAY_S:
+            raise ConfigError(f"delay is {delay_s}: it must be seconds, from 0 to a year's")
+        delay_ms = nack_delay_ms(
+            None if delay_s is None else round(float(delay_s) * 1000),
+            backoff=settings.backoff,
+            delivery_count=token.delivery_count,
+            retention_ms=marker_log(settings.config).retention_ms(),
+            random_unit=random.random(),
+        )
+    value = encode_end(
+        token.message_id,
+        outcome,
+        consumer_id=token.consumer_id,
+        redeliver_after_ms=delay_ms,
+        reason=reason,
+    )
+    return End(token, outcome, value)
+
+
+def find_late(log: MarkerLog, ends: Sequence[End]) -> list[AckToken]:
+    """Those whose ENDs came too late (R9), judged as a tracker judges: by folding the log.
+
+    Only looked for where so much log time has gone by that a lease could have ended.
+    """
+    tokens = [end.token for end in ends if end.token.start_offset >= 0]
+    if not tokens:
+        return []
+    at_ms = min(token.start_ms + token.timeout_ms // 2 for token in tokens)
+    reached = log.reached(sorted({token.marker_partition for token in tokens}), at_ms)
+    oldest: dict[int, int] = {}
+    for token in tokens:
+        if token.marker_partition in reached:
+            first = oldest.get(token.marker_partition, token.start_offset)
+            oldest[token.marker_partition] = min(first, token.start_offset)
+    if not oldest:
+        return []
+    late: set[tuple[int, int]] = set()
+    for partition, upto in log.ends(sorted(oldest)).items():
+        attempts = Attempts(RedeliveryTracker(oldest[partition], partition=partition))
+        for offset, timestamp_ms, kind, marker in log.read(partition, oldest[partition], upto):
+            log_ms = timestamp_ms if kind == TIMESTAMP_LOG_APPEND_TIME else -1
+            attempts.apply(offset, timestamp_ms, log_ms, marker)
+            late |= _late(attempts)
+        late |= _due(attempts)
+    return [
+        end.token
+        for end in ends
+        if (end.token.message_id.partition, end.token.message_id.offset) in late
+    ]
+
+
+def _late(attempts: Attempts) -> set[tuple[int, int]]:
+    ended: Iterable[Any] = attempts.take_ended()
+    tracker = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+    return {
+        (each.message_id.partition, each.message_id.offset)
+        for each in ended
+        if each.is_late or each.outcome in tracker
+    }
+
+
+def _due(attempts: Attempts) -> set[tuple[int, int]]:
+    """Whose ENDs are late, though a transaction's are not to be read yet."""
+    return {
+        (each.attempt.message_id.partition, each.attempt.message_id.offset)
+        for each in attempts.open()
+        if each.state == "due" and each.attempt.outcome is None
+    }

@@ -1,0 +1,317 @@
+"""Output and ENDs of a batch in one transaction per slot: what an acknowledgement commits with.
+
+Rows go to slots by their messages' places. How many slots a batch has is kept in the checkpoint,
+whenever it is repeated: so all rows of a message, its END among them, are in one transaction, and a
+repeated batch finds each message in the slot where it was. The transaction also commits which batch
+it was (a ledger), of which plan, and a digest of its messages. A slot whose batch the ledger holds
+with these messages is not written again, but its ENDs are: a repeated batch may have STARTed the
+messages anew.
+
+The rows of a repeated batch may be others than before: a table that they are joined with has
+changed. Then the log tells, message by message: one with a verdict had it in the transaction that
+the ledger speaks of, and its output; one without was STARTed anew, and had no output. Who was
+thought dead may have committed after that. So the log is asked again behind these STARTs, when
+nobody but this task can commit any more.
+
+A transaction begins when its rows are ready, and ENDs come last: while it is open, nobody reads on
+in the partitions that it has written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError, StateError
+from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
+from kafkamq.markers.wire.ledger import Position
+from kafkamq.queue.wire.partitions import key_partition
+from kafkamq.spark.checkpoint import CheckpointNote
+from kafkamq.spark.grouping import group_key
+from kafkamq.spark.log_reader import log_reader
+from kafkamq.spark.marker_log import marker_log
+from kafkamq.spark.queues.acks import ACK_COLUMNS, AckSettings, End, find_late, read_verdicts
+from kafkamq.spark.queues.starting import BATCH, VERDICTS
+from kafkamq.spark.queues.tokens import ENDED, NACKED, AckToken, decode_token
+from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
+from kafkamq.transport.transactions import Record
+from kafkamq.types import MarkerType, MessageId, Outcome
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["OUTPUT_COLUMNS", "RESULT_SCHEMA", "CommitSettings", "commit_slots", "next_epoch",
+           "with_slots"]  # fmt: skip
+
+OUTPUT_COLUMNS: Mapping[str, str] = {
+    "value": "BINARY",
+    "key": "BINARY",
+    "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
+    "partition": "INT",
+    "topic": "STRING",
+}
+"""What a row of output is; a row whose ``value`` is null writes nothing."""
+
+RESULT_SCHEMA = "ends BIGINT, written BIGINT, skipped BIGINT, late BIGINT, places ARRAY<STRING>"
+"""What a task reports: ENDs, rows written and passed over, late ENDs and some of their messages."""
+
+_SLOT = "_slot"
+_OPEN = 0  # beside ENDED and NACKED: a message without a verdict of this batch
+_MAX_NAMED = 100
+_TIMEOUT_S = 30.0
+_TRIES = 3
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitSettings:
+    """What travels to the workers."""
+
+    ack: AckSettings
+    topic: str  # for rows that name none
+    engine: str
+    epoch: int
+    slots: int
+
+    def key(self, slot: int) -> LedgerKey:
+        """The ledger of a slot."""
+        return _key(self.ack.config, self.engine, slot)
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A row of output, and whose it is."""
+
+    token: AckToken
+    record: Record
+
+
+def _key(config: ServiceConfig, engine: str, slot: int) -> LedgerKey:
+    return LedgerKey(f"kafkamq.{config.ledger_topic}.{engine}.{slot}", config.ledger_topic, 0)
+
+
+def next_epoch(config: ServiceConfig, note: CheckpointNote) -> int:
+    """One more than that of any earlier start of this query.
+
+    What such a start has left open is aborted: it would hold back who reads the markers, and the
+    repeated batch has to.
+    """
+    newest = 0
+    for slot in range(max(note.tasks, note.most)):
+        ledger = Ledger(config, _key(config, note.engine, slot), engine=note.engine, epoch=0)
+        try:
+            ledger.fence()
+            newest = max(newest, 0 if ledger.last is None else ledger.last.epoch)
+        finally:
+            ledger.close()
+    return newest + 1
+
+
+def with_slots(frame: DataFrame, slots: int) -> DataFrame:
+    """Verdicts and output of each row, those of a slot together in one task."""
+    from pyspark.sql import functions as fn
+
+    columns: list[Column] = [
+        (fn.col(name) if name in frame.columns else fn.lit(None)).cast(kind).alias(name)
+        for name, kind in {**ACK_COLUMNS, **OUTPUT_COLUMNS}.items()
+    ]
+    rows = frame.select(*columns)
+    # The message's place in the token: partition and offset.
+    place = fn.concat_ws(
+        "/",
+        fn.element_at(fn.split("ack_token", "/"), 2),
+        fn.element_at(fn.split("ack_token", "/"), 3),
+    )
+    rows = rows.withColumn(_SLOT, fn.pmod(fn.xxhash64(place), fn.lit(slots)).cast("int"))
+    keys = fn.array(*(fn.lit(group_key("slot", slot, slots)) for slot in range(slots)))
+    return rows.repartition(slots, fn.element_at(keys, fn.col(_SLOT) + 1))
+
+
+def commit_slots(
+    batches: Iterator[pa.RecordBatch], settings: CommitSettings, batch: int
+) -> Iterator[pa.RecordBatch]:
+    """In a worker: the rows of a slot; of several, where Spark placed them together."""
+    import pyarrow as pa
+
+    slots: dict[int, list[dict[str, Any]]] = {}
+    for rows in batches:
+        for row in rows.to_pylist():
+            slots.setdefault(row[_SLOT], []).append(row)
+    for number, rows in sorted(slots.items()):
+        done = _commit(number, rows, settings, batch)
+        yield pa.RecordBatch.from_pylist([done], schema=_result_schema())
+
+
+def _result_schema() -> pa.Schema:
+    import pyarrow as pa
+
+    numbers = [(name, pa.int64()) for name in ("ends", "written", "skipped", "late")]
+    return pa.schema([*numbers, ("places", pa.list_(pa.string()))])
+
+
+def _commit(
+    number: int, rows: Sequence[dict[str, Any]], settings: CommitSettings, batch: int
+) -> dict[str, Any]:
+    """The rows of one slot, once; tried again where the broker said that nothing happened."""
+    ends = read_verdicts(rows, settings.ack)
+    records = _records(rows, settings)
+    for tried in range(_TRIES):
+        try:
+            written = _transact(number, records, ends, settings, batch)
+            break
+        except (TransactionAbortedError, OutcomeUnknownError) as error:
+            if not error.is_retriable or tried == _TRIES - 1:
+                raise
+            _log.info("a transaction is made again", extra={"slot": number, "said": str(error)})
+    late = find_late(marker_log(settings.ack.config), ends)
+    places = [f"{token.message_id.partition}/{token.message_id.offset}" for token in late]
+    return {
+        "ends": len(ends),
+        "written": written,
+        "skipped": len(records) - written,
+        "late": len(late),
+        "places": places[:_MAX_NAMED],
+    }
+
+
+def _transact(
+    number: int,
+    records: Sequence[_Output],
+    ends: Sequence[End],
+    settings: CommitSettings,
+    batch: int,
+) -> int:
+    """One transaction; returns how many rows of output are in it."""
+    config = settings.ack.config
+    # A ledger of its own for each batch: workers take turns, and a producer that was kept could
+    # have been fenced by the worker that had the slot in between.
+    ledger = Ledger(config, settings.key(number), engine=settings.engine, epoch=settings.epoch)
+    try:
+        before = _before(ledger.open(), ends, settings, batch, number)
+        output = [each.record for each in records if before(each.token) == _OPEN]
+        ledger.begin()
+        for record in output:
+            ledger.producer.produce(record, timeout_s=_TIMEOUT_S)
+        if output:
+            ledger.producer.flush()
+        for end in ends:
+            if before(end.token) == NACKED:
+                continue  # an ack now would be one without its output, which is not written again
+            partition, key, value = end.record
+            ledger.producer.produce(
+                (config.marker_topic, partition, key, value, ()), timeout_s=_TIMEOUT_S
+            )
+        ledger.commit(
+            batch + 1,
+            batch=batch,
+            rows_done=len(records),
+            source_hash=" ".join((_digest(ends), *_plans(ends))),
+        )
+    finally:
+        ledger.close()
+    return len(output)
+
+
+def _before(
+    last: Position | None, ends: Sequence[End], settings: CommitSettings, batch: int, number: int
+) -> Callable[[AckToken], int]:
+    """What an earlier transaction of the batch said of a message, with its output: ENDED or NACKED.
+
+    Raises:
+        StateError: The ledger is of a later batch, or of another one with this number.
+    """
+    if last is None or last.batch < batch:  # or Kafka has forgotten it: the log has not
+        return lambda token: token.start_offset if token.start_offset < 0 and token.plan else _OPEN
+    digest, *plans = last.source_hash.split(" ")
+    is_whole = last.batch == batch and digest == _digest(ends)
+    is_same = last.batch == batch and not set(plans).isdisjoint(_plans(ends))
+    if not is_whole and (not is_same or last.epoch == settings.epoch):
+        raise StateError(
+            "checkpoint older than its ledger, or rows that changed while the query ran: slot "
+            f"{number} of {last.engine} has written batch {last.batch} ({last.source_hash}), the "
+            f"query is at batch {batch} ({_digest(ends)}); start the query again, and if that "
+            "repeats restore the newest checkpoint, or start with an empty one"
+        )
+    since = _said_since(ends, settings.ack.config)
+    otherwise = ENDED if is_whole else _OPEN
+
+    def before(token: AckToken) -> int:
+        if token.start_offset < 0:
+            return token.start_offset
+        return since.get(_place(token.message_id), otherwise)
+
+    return before
+
+
+def _said_since(ends: Sequence[End], config: ServiceConfig) -> dict[tuple[int, int], int]:
+    """Verdicts of this batch behind the STARTs of these messages: ENDED or NACKED, by place.
+
+    Call it when earlier runs are fenced. It waits for transactions that are open there.
+    """
+    first: dict[int, int] = {}
+    for token in (end.token for end in ends):
+        if token.start_offset >= 0:
+            known = first.get(token.marker_partition, token.start_offset)
+            first[token.marker_partition] = min(known, token.start_offset)
+    if not first:
+        return {}
+    log = marker_log(config)
+    ours = tuple(f"{BATCH}{plan}-" for plan in _plans(ends))
+    said: dict[tuple[int, int], int] = {}
+    for partition, upto in log.tops(first).items():
+        for _, _, _, marker in log.read(partition, first[partition], upto):
+            if marker is None or marker.message_id is None or marker.of_schedule:
+                continue
+            if marker.type is not MarkerType.END or not marker.consumer_id.startswith(ours):
+                continue
+            if marker.outcome in VERDICTS:
+                place = _place(marker.message_id)
+                is_nack = marker.outcome is Outcome.NACK and said.get(place) != ENDED
+                said[place] = NACKED if is_nack else ENDED
+    return said
+
+
+def _place(one: MessageId) -> tuple[int, int]:
+    return one.partition, one.offset
+
+
+def _plans(ends: Sequence[End]) -> list[str]:
+    """The plans of a batch: one, but with several queues in a query."""
+    return sorted({end.token.plan for end in ends} - {""})
+
+
+def _digest(ends: Sequence[End]) -> str:
+    """Of the messages, in whatever order; their verdicts may differ when a batch is repeated."""
+    total = sum(hash((end.token.message_id.partition, end.token.message_id.offset)) for end in ends)
+    return f"{len(ends)}:{total & (1 << 64) - 1:016x}"
+
+
+def _records(rows: Sequence[Mapping[str, Any]], settings: CommitSettings) -> list[_Output]:
+    """The output.
+
+    Raises:
+        ConfigError: A row has no topic. BrokerError: A topic does not exist.
+    """
+    reader = log_reader(settings.ack.config)
+    counts: dict[str, int] = {}
+    records: list[_Output] = []
+    for row in rows:
+        key, value = row["key"], row["value"]
+        if value is None:
+            continue
+        topic = row["topic"] or settings.topic
+        if not topic:
+            raise ConfigError("a row names no topic, and the query has none: give one of them")
+        if topic not in counts:
+            counts[topic] = reader.partition_count(topic)
+        partition = row["partition"]
+        if partition is None:
+            partition = -1 if key is None else key_partition(key, counts[topic])
+        headers = tuple((each["key"], each["value"]) for each in row["headers"] or ())
+        token = decode_token(row["ack_token"])
+        records.append(_Output(token, (topic, partition, key, value, headers)))
+    return records

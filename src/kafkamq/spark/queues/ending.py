@@ -1,0 +1,138 @@
+"""``format("kafkamq").option("mode", "ack")``: rows with ack tokens become ENDs, and nothing else.
+
+An END is idempotent: a repeated batch writes its ENDs again, and they change nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError
+from kafkamq.spark.marker_log import marker_log
+from kafkamq.spark.options import parse_service
+from kafkamq.spark.queues.acks import (
+    ACK_COLUMNS,
+    AckSettings,
+    End,
+    check_columns,
+    find_late,
+    read_verdicts,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["BatchEndWriter", "StreamEndWriter", "parse_ack_options", "rows_of", "write_ends"]
+
+_KNOWN = {"mode", "namespace", "checkpointlocation", "path", "queryname"}
+_MAX_NAMED = 100  # late messages that are named
+_log = logging.getLogger(__name__)
+
+
+def parse_ack_options(options: Mapping[str, str], service: ServiceConfig | None) -> AckSettings:
+    """Options of a query that writes verdicts.
+
+    Raises:
+        ConfigError: Not ``mode`` ``ack``, an unknown option, or no cluster.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    if given.get("mode") != "ack":
+        raise ConfigError(
+            f"mode is {given.get('mode', '')!r}: writing to format('kafkamq') acknowledges, with "
+            "option mode = ack; to write rows to a topic use format('kafkamq-sink')"
+        )
+    unknown = sorted(name for name in given if name not in _KNOWN and not name.startswith("kafka."))
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]}: known are mode, namespace and kafka.NAME")
+    return AckSettings(config=parse_service(given, service))
+
+
+def rows_of(batch: pa.RecordBatch) -> list[dict[str, object]]:
+    """The columns that matter of each row."""
+    wanted = [name for name in batch.schema.names if name in ACK_COLUMNS]
+    rows: list[dict[str, object]] = batch.select(wanted).to_pylist()
+    return rows
+
+
+def write_ends(ends: Sequence[End], settings: AckSettings) -> list[str]:
+    """Write them; returns the places of the messages whose ENDs came too late."""
+    log = marker_log(settings.config)
+    log.write([end.record for end in ends])
+    late = find_late(log, ends)
+    return [f"{token.message_id.partition}/{token.message_id.offset}" for token in late]
+
+
+@dataclass
+class _Ended(WriterCommitMessage):
+    """What a task did."""
+
+    ends: int = 0
+    late: int = 0
+    named: list[str] = field(default_factory=list)
+
+
+def _write(iterator: Iterator[pa.RecordBatch], settings: AckSettings) -> _Ended:
+    """In a worker: the output of the query is written elsewhere and before."""
+    ends = read_verdicts((row for batch in iterator for row in rows_of(batch)), settings)
+    late = write_ends(ends, settings)
+    return _Ended(len(ends), len(late), late[:_MAX_NAMED])
+
+
+def _report(messages: Iterable[WriterCommitMessage | None]) -> None:
+    done = [message for message in messages if isinstance(message, _Ended)]
+    late = sum(message.late for message in done)
+    if late:
+        named = [place for message in done for place in message.named]
+        _log.warning(
+            "%d verdicts came after their leases' ends: these messages are delivered again "
+            "(partition/offset: %s)",
+            late,
+            ", ".join(named[:_MAX_NAMED]),
+        )
+
+
+class StreamEndWriter(DataSourceStreamArrowWriter):
+    """For ``writeStream``."""
+
+    def __init__(self, settings: AckSettings, schema: StructType) -> None:
+        check_columns(schema)
+        self._settings = settings
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a worker."""
+        return _write(iterator, self._settings)
+
+    def commit(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batchId: int,  # noqa: N803 - Spark's
+    ) -> None:
+        """On the driver's side."""
+        _report(messages)
+
+
+class BatchEndWriter(DataSourceArrowWriter):
+    """For ``write``, inside of ``foreachBatch``."""
+
+    def __init__(self, settings: AckSettings, schema: StructType) -> None:
+        check_columns(schema)
+        self._settings = settings
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a worker."""
+        return _write(iterator, self._settings)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver's side."""
+        _report(messages)

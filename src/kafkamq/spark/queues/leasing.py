@@ -1,0 +1,388 @@
+"""Plans the batches of a queue that is acknowledged, and keeps their leases alive.
+
+This runs in the process that Spark keeps beside the driver for a stream's source. A batch's
+messages are STARTed under a consumer_id of its own, which a thread here renews (R7) from the
+planning of the batch until the next one is asked for: by then every row has its END, and what was
+dropped on the way comes back after the timeout. In the first minute each message is renewed by its
+id as well: a START of an earlier owner that arrives late takes the holder's place, and a renewal of
+everything that this consumer_id holds would pass it over (R7).
+
+The messages topic is looked through before Spark gets to plan: so other queues' messages cost no
+batch, and the last allowed delivery of a message is a batch by itself (R6). What is behind a done
+batch is committed for the queue's group: ordinary workers can take over where this one stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import StructType
+
+from kafkamq.errors import ConfigError, KafkaMQError
+from kafkamq.markers.rules.handout import is_last_delivery
+from kafkamq.markers.rules.leases import NEW_PARTITION_MS
+from kafkamq.markers.wire.markers import encode_keepalive
+from kafkamq.queue.names import group_of, warn_of_foreign_workers
+from kafkamq.queue.topics import require_topics
+from kafkamq.queue.wire.headers import DELIVERY_COUNT, read_message_headers
+from kafkamq.queue.wire.keys import join_key
+from kafkamq.queue.wire.partitions import marker_key, marker_partition
+from kafkamq.spark.backlog import Backlog
+from kafkamq.spark.log_reader import LogRange, LogReader, Record, log_reader
+from kafkamq.spark.marker_log import MarkerLog, marker_log
+from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
+from kafkamq.spark.queues.owner import QueueOwner
+from kafkamq.spark.queues.position import QueuePosition
+from kafkamq.spark.queues.starting import (
+    BATCH,
+    QueuePartition,
+    StartPlan,
+    identity_of,
+    read_started,
+)
+from kafkamq.spark.source.streaming import StreamOffsets, StreamReader, of_another
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.record import headers_of
+from kafkamq.types import MessageId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["MAX_ROWS", "KeepAlive", "QueueReader"]
+
+MAX_ROWS = 10_000
+"""Messages of a batch, where ``maxRowsPerTrigger`` says nothing."""
+
+RENEWALS_PER_TIMEOUT = 3  # R7
+_MARKERS = ":markers"  # {marker partition: its end when the batch was planned}
+_PLAN = ":plan"  # {queue: what tells this batch from another one of its number}
+_PLAN_BYTES = 4
+_FROM = ":from"  # {partition: where the batch begins, if that is behind the last one's end}
+_FACTS_S = 5.0
+_DEFAULT_MAX_BYTES = "1048588"
+_MARKER_OVERHEAD_BYTES = 1024
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The messages of a batch, for as long as they are renewed one by one (R7)."""
+
+    ids: Callable[[], Generator[MessageId]]  # reads them, when the first renewal is due
+    marker_partitions: int
+    until_s: float  # monotonic
+
+
+class KeepAlive:
+    """Renews one batch's leases until it is closed; its thread ends with the process."""
+
+    def __init__(
+        self,
+        log: MarkerLog,
+        consumer_id: str,
+        partitions: Iterable[int],
+        timeout_ms: int,
+        named: _Named,
+    ) -> None:
+        self._log = log
+        self._consumer_id = consumer_id
+        self._timeout_ms = timeout_ms
+        data = self._encode(None)
+        self._markers = [(number, consumer_id.encode(), data) for number in sorted(partitions)]
+        self._named = named
+        self._by_id: list[tuple[int, bytes, bytes]] = []
+        self._unread = named.ids()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kafkamq-leases", daemon=True)
+        self._thread.start()
+
+    def _encode(self, message_id: MessageId | None) -> bytes:
+        return encode_keepalive(
+            message_id, consumer_id=self._consumer_id, redeliver_after_ms=self._timeout_ms
+        )
+
+    def _run(self) -> None:
+        period_s = self._timeout_ms / RENEWALS_PER_TIMEOUT / 1000
+        while not self._ended.wait(period_s):
+            try:
+                self._log.write(self._markers)
+                if time.monotonic() < self._named.until_s:
+                    self._read_on(time.monotonic() + period_s / 2)
+                    self._log.write(self._by_id)
+            except KafkaMQError as error:  # noqa: PERF203 - the next one may go through
+                _log.warning("leases could not be renewed", extra={"said": str(error)})
+        self._unread.close()
+
+    def _read_on(self, until_s: float) -> None:
+        """Name more messages, but not for so long that the renewals of all of them would wait."""
+        count = self._named.marker_partitions
+        try:
+            for one in self._unread:
+                place = marker_partition(one.partition, one.offset, count)
+                key = marker_key(one.partition, one.offset)
+                self._by_id.append((place, key, self._encode(one)))
+                if time.monotonic() >= until_s:
+                    return
+        except KafkaMQError:
+            self._by_id.clear()
+            self._unread = self._named.ids()
+            raise
+
+    def close(self) -> None:
+        """Renew no more; what is being written is waited for (bounded)."""
+        self._ended.set()
+        self._thread.join(self._timeout_ms / 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """The topics as they are."""
+
+    topic_id: bytes
+    marker_partitions: int
+    max_marker_bytes: int
+
+
+class QueueReader(StreamReader):
+    """The stream reader of ``read_queue``."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        acknowledge = options.acknowledge
+        assert acknowledge is not None, "a stream that acknowledges"
+        self._acknowledge: AcknowledgeOptions = acknowledge
+        self._schema_of_rows = schema
+        self._planned: dict[str, dict[str, int | str]] | None = None
+        self._keep_alive: KeepAlive | None = None
+        self._backlog = Backlog(
+            options.topic, self._look, is_own=self._is_own, is_last=self._is_last
+        )
+        self._group = acknowledge.group_id or group_of(options.config, options.queue_id)
+        self._position = QueuePosition(options.config, options.queue_id, self._group, self._is_own)
+        self._moved_on: dict[int, int] = {}  # positions of the group, at the first look
+        self._facts_of: _Facts | None = None
+        self._asked_s = 0.0  # monotonic; when the facts were asked for
+        self._is_checked = False
+        self._owner = QueueOwner(options.config, options.queue_id)
+        self._gained_s: float | None = None  # monotonic; when it planned its first batch
+        self._own = join_key(options.queue_id)
+        self._prefix = self._own + b"\0"
+
+    # ---- where to begin, how far to go
+
+    def initialOffset(self) -> dict[str, dict[str, int | str]]:  # noqa: N802
+        """Where the queue's group stands; of a new queue where the options say."""
+        topic = self.options.topic
+        self._check()
+        offsets = super().initialOffset()
+        topic_id = self._facts().topic_id
+        position = self._position.find(map(int, offsets[topic]), topic_id)
+        offsets[topic] |= {str(number): at for number, at in position.items()}
+        self._position.commit(_numbers(offsets[topic]), topic_id)
+        return offsets
+
+    def latestOffset(  # noqa: N802
+        self, start: StreamOffsets, limit: ReadLimit
+    ) -> dict[str, dict[str, int | str]]:
+        """Where the next batch ends; the one before is done when this is called."""
+        self._renew_no_more()
+        self._require_own(start)
+        self._check()
+        topic = self.options.topic
+        # Workers of the queue may have gone on where an earlier run of the query stopped.
+        self._moved_on = {}
+        if not self._position.is_known:
+            known = map(int, start.get(topic, {}))
+            self._moved_on = self._position.find(known, self._facts().topic_id)
+        self._done(start)
+        found = super().latestOffset(start, limit)
+        if found[topic] == start.get(topic):
+            return {name: dict(values) for name, values in start.items()}
+        ends = marker_log(self.options.config).ends(range(self._facts().marker_partitions))
+        found[_PLAN] = {self.options.queue_id: secrets.token_hex(_PLAN_BYTES)}
+        found[_MARKERS] = {str(number): at for number, at in ends.items()}
+        if self._moved_on:
+            found[_FROM] = {str(number): at for number, at in self._moved_on.items()}
+        self._planned = found
+        return found
+
+    def _require_own(self, offsets: StreamOffsets) -> None:
+        super()._require_own(offsets)
+        planned = offsets.get(_PLAN, {})  # no batch yet, or by an earlier release: nothing
+        if planned and self.options.queue_id not in planned:
+            raise of_another("queue", ", ".join(planned), self.options.queue_id)
+
+    def _cut(
+        self, starts: dict[int, int], ends: dict[int, int], rows: int | None
+    ) -> dict[int, int]:
+        """About ``rows`` messages of this queue, or one that must be alone (R6)."""
+        return self._backlog.cut(starts, ends, rows or MAX_ROWS)
+
+    def _look(self, wanted: LogRange) -> Iterator[list[Record]]:
+        lossy = not self.options.fail_on_data_loss
+        return log_reader(self.options.config).read(wanted, skips_lost=lossy)
+
+    def _is_last(self, record: Record) -> bool:
+        return is_last_delivery(_count(record), self._acknowledge.max_deliveries)
+
+    def _is_own(self, record: Record) -> bool:
+        key = record.key()
+        return key == self._own or (key or b"").startswith(self._prefix)
+
+    def _starts(
+        self, reader: LogReader, start: StreamOffsets, ends: Mapping[int, int]
+    ) -> dict[int, int]:
+        starts = super()._starts(reader, start, ends)
+        known = start.get(self.options.topic, {})
+        if not self._is_same(start) or any(
+            at < int(known.get(str(n), 0)) for n, at in starts.items()
+        ):
+            self._backlog.clear()  # of the log that was replaced
+            self._moved_on = {}
+        untold = [number for number in ends if str(number) not in known]
+        if known and untold and self._is_same(start):  # added, or a broker knew nothing of them
+            self._moved_on |= self._position.find(untold, self._facts().topic_id)
+        return {number: max(at, self._moved_on.get(number, 0)) for number, at in starts.items()}
+
+    def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[LogRange]:
+        begins = {int(number): int(at) for number, at in end.get(_FROM, {}).items()}
+        ranges = [
+            replace(each, start=max(each.start, begins.get(each.partition, 0)))
+            for each in super()._ranges(start, end)
+        ]
+        return [each for each in ranges if each.start < each.end]
+
+    # ---- a batch
+
+    def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
+        """One task for each partition with news; its leases are renewed from now on."""
+        self._require_own(end)
+        self._check()
+        self._renew_no_more()
+        is_new = self._planned == end
+        self._planned = None
+        facts = self._facts()
+        wanted = self._ranges(start, end)
+        begins = {int(number): int(at) for number, at in end.get(_MARKERS, {}).items()}
+        plan = StartPlan(
+            consumer_id=self._consumer_id(end),
+            topic_id=facts.topic_id,
+            # Where the STARTs of an earlier run are, whatever was added meanwhile (R26).
+            marker_partitions=len(begins) or facts.marker_partitions,
+            markers_now=facts.marker_partitions,
+            max_marker_bytes=facts.max_marker_bytes,
+            marker_ends=begins,
+            is_repeated=not is_new,
+        )
+        routes = {route for each in wanted for route in plan.routes(each)}
+        if routes:
+            self._keep_alive = KeepAlive(
+                marker_log(self.options.config),
+                plan.consumer_id,
+                routes,
+                self._acknowledge.redelivery_timeout_ms,
+                self._named(wanted, plan),
+            )
+        return [QueuePartition(each, plan) for each in wanted]
+
+    def _consumer_id(self, end: StreamOffsets) -> str:
+        """Of this run of a batch alone (R7); its plan is the same in all runs."""
+        plan = str(end.get(_PLAN, {}).get(self.options.queue_id, ""))
+        return f"{BATCH}{plan}{'-' if plan else ''}{secrets.token_hex(12)}"
+
+    def _named(self, wanted: Sequence[LogRange], plan: StartPlan) -> _Named:
+        if self._gained_s is None:
+            self._gained_s = time.monotonic()
+
+        def ids() -> Generator[MessageId]:
+            reader = LogReader(self.options.config)  # in the thread that renews
+            try:
+                for each in wanted:
+                    for records in reader.read(each, skips_lost=True):
+                        for record in records:
+                            if self._is_own(record):
+                                yield identity_of(record, plan.topic_id)
+            finally:
+                reader.close()
+
+        return _Named(ids, plan.marker_partitions, self._gained_s + NEW_PARTITION_MS / 1000)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a worker."""
+        if isinstance(partition, QueuePartition):
+            yield from read_started(partition, self.options, self._schema_of_rows)
+
+    def _done(self, offsets: StreamOffsets) -> None:
+        """Everything up to there is handed out, and has its END or will have none."""
+        topic_id = self._facts().topic_id
+        if self._id_of(offsets) not in ("", topic_id.hex()) and topic_id:
+            return  # they say nothing of the topic that was made anew
+        known = _numbers(offsets.get(self.options.topic, {}))
+        done = {n: max(at, self._moved_on.get(n, 0)) for n, at in known.items()}
+        self._position.commit(done, topic_id)
+
+    def _renew_no_more(self) -> None:
+        if self._keep_alive is not None:
+            self._keep_alive.close()
+            self._keep_alive = None
+
+    def stop(self) -> None:
+        """The query ends."""
+        self._renew_no_more()
+        self._position.close()
+        self._owner.close()
+
+    # ---- the cluster
+
+    def _check(self) -> None:
+        """No query started later; at first: topics that will do (R23), no worker beside us."""
+        if self._is_checked:
+            self._owner.check()
+            return
+        config = self.options.config
+        require_topics(config, max_lease_ms=self._acknowledge.max_lease_ms)
+        group, queue_id = self._group, self.options.queue_id
+        warn_of_foreign_workers(config, queue_id, group)
+        with Admin(config) as admin:
+            if any(admin.group_assignments(group)):
+                raise ConfigError(
+                    f"queue {queue_id!r} has live workers (group {group}): Spark "
+                    "reads all of a queue, and both would hand out the same messages; stop them"
+                )
+        self._owner.take()
+        self._is_checked = True
+
+    def _facts(self) -> _Facts:
+        now_s = time.monotonic()
+        if self._facts_of is None or now_s - self._asked_s > _FACTS_S:
+            self._facts_of = self._ask()
+            self._asked_s = now_s
+        return self._facts_of
+
+    def _ask(self) -> _Facts:
+        config = self.options.config
+        names = (config.message_topic, config.marker_topic)
+        with Admin(config) as admin:
+            messages, markers = (admin.require_topic(name) for name in names)
+        size = int(markers.settings.get("max.message.bytes", _DEFAULT_MAX_BYTES))
+        return _Facts(messages.topic_id, markers.partitions, size - _MARKER_OVERHEAD_BYTES)
+
+
+def _numbers(offsets: Mapping[str, int | str]) -> dict[int, int]:
+    return {int(number): int(at) for number, at in offsets.items()}
+
+
+def _count(record: Record) -> int:
+    """The message's delivery count; most messages have no such header."""
+    headers = headers_of(record)
+    if not headers or not any(name == DELIVERY_COUNT for name, _ in headers):
+        return 1
+    return read_message_headers(headers).delivery_count

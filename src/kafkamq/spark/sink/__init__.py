@@ -1,0 +1,1 @@
+"""The sink that writes a stream into queues, exactly once."""

@@ -1,0 +1,327 @@
+"""What the Kafka sink has written, kept in Kafka itself: the rules, and the reads and writes.
+
+A *cell* is the part of a batch that is one transaction: the rows of a task, or of a slot. The
+transaction of a cell also commits its *entry* (a committed offset whose text says batch, number and
+digest of the rows, and which run of the query wrote it). So a repeated batch finds out, cell by
+cell, what is written already.
+
+Spark may cut a repeated batch into other tasks than before. Therefore a cell that is not written
+yet waits until every cell that an earlier run wrote of this batch was found again with the same
+rows: then, and only then, its own rows are not among theirs. Where that never happens the batch
+was cut differently, and the query ends without writing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, TopicPartition
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError, WireError
+from kafkamq.markers.wire.ledger import Position, decode_position, encode_position
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
+from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.transport.transactions import TransactionalProducer
+
+__all__ = ["TASKS", "Cell", "CellEntry", "SinkLedger", "is_written", "unconfirmed"]
+
+TASKS = "tasks"
+"""Name of a cut by tasks; a cut into n slots is called ``slots=n``."""
+
+_TRANSACTION_MS = 60_000  # the longest that one task may take to write its rows
+_PATIENCE_S = 30.0  # for cells of an earlier run to be found again
+_POLL_S = 0.2
+_HASTE_S = 6.0  # a transaction whose producer lives is committed by then
+_MAX_BITS = 24  # of a cell's number
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CellEntry:
+    """What was written last for a cell."""
+
+    batch: int
+    rows: int
+    digest: int  # sum of the identities, 64 bits
+    cut: str
+    run: str
+
+    def has_rows_of(self, other: CellEntry) -> bool:
+        """Whether both are of the same batch and rows."""
+        mine = (self.batch, self.rows, self.digest, self.cut)
+        return mine == (other.batch, other.rows, other.digest, other.cut)
+
+
+def is_written(entry: CellEntry | None, batch: int, *, where: str) -> bool:
+    """Whether a cell's entry is of this batch.
+
+    Raises:
+        StateError: It is of a later one: the checkpoint is an older copy.
+    """
+    if entry is None or entry.batch < batch:
+        return False
+    if entry.batch > batch:
+        raise StateError(
+            f"checkpoint older than its ledger: {where} has written batch {entry.batch}, the "
+            f"query is at batch {batch}; restore the newest checkpoint, or start with an empty "
+            "one (which writes again what its source still has)"
+        )
+    return True
+
+
+def unconfirmed(
+    entries: Mapping[int, CellEntry], *, batch: int, run: str, cut: str
+) -> dict[int, CellEntry]:
+    """Cells of this batch that an earlier run wrote and this one has not found again.
+
+    Those of a cut into as many slots as now need no look: a slot's rows are always the same.
+    """
+    return {
+        number: entry
+        for number, entry in entries.items()
+        if entry.batch == batch and entry.run != run and (cut == TASKS or entry.cut != cut)
+    }
+
+
+def _encode(entry: CellEntry, sink: str) -> str:
+    return encode_position(
+        Position(
+            position=entry.batch + 1,
+            epoch=1,
+            batch=entry.batch,
+            rows_done=entry.rows,
+            source_hash=f"{entry.cut} {entry.digest:016x} {entry.run}",
+            engine=sink,
+        )
+    )
+
+
+def _decode(text: str | None) -> CellEntry | None:
+    position = decode_position(text)
+    if position is None:
+        return None
+    cut, _, rest = position.source_hash.partition(" ")
+    digest, _, run = rest.partition(" ")
+    try:
+        return CellEntry(position.batch, position.rows_done, int(digest, 16), cut, run)
+    except ValueError:
+        raise WireError("an entry of the sink's ledger names no digest") from None
+
+
+class SinkLedger:
+    """The entries of one sink; one owner thread.
+
+    Committed offsets of ``topic``'s partition 0, each under a group of its own that never has
+    members: one per cell, one for the batch that was written last, and one for each power of two
+    below which there are cells.
+    """
+
+    def __init__(self, config: ServiceConfig, *, topic: str, sink: str) -> None:
+        self.config = config
+        self.topic = topic
+        self.sink = sink
+        self.prefix = f"kafkamq.{topic}.{sink}"
+        self._admin = Admin(config)
+        self._hasty_admin = Admin(config, timeout_s=_HASTE_S)
+        self._settled_runs: set[str] = set()
+
+    def group(self, cell: int) -> str:
+        """The group of a cell's entry, and its transactional id."""
+        return f"{self.prefix}.{cell}"
+
+    @property
+    def last_group(self) -> str:
+        """The group of the newest entry."""
+        return f"{self.prefix}.last"
+
+    def range_group(self, cell: int) -> str:
+        """The group that exists once there are cells as large as this one, to a power of two."""
+        return f"{self.prefix}.range.{cell.bit_length()}"
+
+    def entry(self, cell: int) -> CellEntry | None:
+        """A cell's entry; None: it never wrote."""
+        return self._read([self.group(cell)])[0]
+
+    def groups(self) -> list[str]:
+        """All groups that may hold something of this sink."""
+        ranges = [f"{self.prefix}.range.{bits}" for bits in range(_MAX_BITS + 1)]
+        found = self._read(ranges)
+        highest = max((bits for bits, entry in enumerate(found) if entry is not None), default=-1)
+        cells = range(1 << highest if highest >= 0 else 0)
+        return [*(self.group(cell) for cell in cells), self.last_group, *ranges]
+
+    def entries(self) -> dict[int, CellEntry]:
+        """The entries of all cells."""
+        groups = [group for group in self.groups() if group.rpartition(".")[2].isdigit()]
+        cells = [group for group in groups if ".range." not in group[len(self.prefix) :]]
+        found = self._read(cells)
+        return {number: entry for number, entry in enumerate(found) if entry is not None}
+
+    def await_confirmation(self, *, batch: int, run: str, cut: str) -> None:
+        """Return when nothing that an earlier run wrote of this batch is in question.
+
+        Raises:
+            StateError: Some of it was not found again: the batch was cut differently.
+        """
+        if run in self._settled_runs:
+            return  # only the first batch of a run can be a repetition
+        deadline_s = time.monotonic() + _PATIENCE_S
+        last = self._read([self.last_group])[0]
+        while last is not None and last.batch == batch and last.run != run:
+            left = unconfirmed(self.entries(), batch=batch, run=run, cut=cut)
+            if not left:
+                break
+            if time.monotonic() > deadline_s:
+                cells = ", ".join(map(str, sorted(left)[:10]))
+                raise StateError(
+                    f"batch {batch} was written in part, by other tasks than Spark makes of it "
+                    f"now: those numbered {cells} were not found again within {_PATIENCE_S:g} s, "
+                    "and nothing more was written. Start the query as it was started before (as "
+                    "many cores, the same shuffle partitions); with rows from by_slot() this "
+                    "cannot happen"
+                )
+            time.sleep(_POLL_S)
+        self._settled_runs.add(run)
+
+    def _read(self, groups: Iterable[str]) -> list[CellEntry | None]:
+        wanted = [(group, TopicPartition(self.topic, 0)) for group in groups]
+        try:
+            found = self._hasty_admin.committed(wanted)
+        except (BrokerError, DeadlineExceededError):
+            # Held back by a dead producer's open transaction, which will never be committed.
+            found = self._admin.committed(wanted, stable=False)
+        return [None if each.offset < 0 else _decode(each.metadata) for each in found]
+
+    def close(self) -> None:
+        """End the clients; idempotent."""
+        self._admin.close()
+        self._hasty_admin.close()
+
+
+class Cell:
+    """One cell of one batch: at most one transaction; one owner thread."""
+
+    def __init__(self, ledger: SinkLedger, number: int, *, batch: int, cut: str, run: str) -> None:
+        self.number = number
+        self._ledger = ledger
+        self._batch = batch
+        self._cut = cut
+        self._run = run
+        self.rows = 0
+        self._digest = 0
+        self.producer = TransactionalProducer(
+            ledger.config,
+            ledger.group(number),
+            delivery_report_only_error=True,
+            transaction_timeout_ms=_TRANSACTION_MS,
+            message_timeout_ms=_TRANSACTION_MS,
+            linger_ms=20,
+            queue_buffering_max_messages=500_000,
+            partitioner="murmur2_random",
+        )
+        try:
+            self.producer.init()  # what an earlier task had under way is committed or aborted now
+            self._before = ledger.entry(number)
+            where = f"{cut} {number} of sink {ledger.sink}"
+            self.is_repeated = is_written(self._before, batch, where=where)
+            if not self.is_repeated:
+                self.producer.begin()
+        except BaseException:
+            self.producer.close()
+            raise
+
+    def count(self, rows: int, digest: int) -> None:
+        """Rows of this cell, written or found again; digests add up in any order."""
+        self.rows += rows
+        self._digest = (self._digest + digest) & _MASK
+
+    def commit(self) -> bool:
+        """All rows were counted; returns whether they are written now (False: they were before).
+
+        Raises:
+            StateError: Written before with other rows; nothing was written now.
+            TransactionAbortedError: Nothing was written; the task may be repeated.
+        """
+        entry = CellEntry(self._batch, self.rows, self._digest, self._cut, self._run)
+        if self.is_repeated:
+            self._confirm(entry)
+            return False
+        self._ledger.await_confirmation(batch=self._batch, run=self._run, cut=self._cut)
+        groups = [self._ledger.group(self.number), self._ledger.last_group]
+        if self._before is None:
+            groups.append(self._ledger.range_group(self.number))
+        self._commit(entry, groups)
+        return True
+
+    def _confirm(self, entry: CellEntry) -> None:
+        before = self._before
+        assert before is not None, "a repeated cell has an entry"
+        if not before.has_rows_of(entry):
+            raise StateError(
+                f"checkpoint older than its ledger, or a batch that changed: batch {self._batch} "
+                f"of {before.cut} {self.number} was written with {before.rows} rows "
+                f"({before.digest:016x}), now it has {entry.rows} ({entry.digest:016x}); nothing "
+                "was written. Start the query as it was started before, from a source that gives "
+                "the same rows again; rows from by_slot() do not depend on the number of tasks"
+            )
+        if before.run != entry.run:
+            self.producer.begin()
+            self._commit(entry, [self._ledger.group(self.number)])
+
+    def _commit(self, entry: CellEntry, groups: Iterable[str]) -> None:
+        ledger = self._ledger
+        text = _encode(entry, ledger.sink)
+        for group in groups:
+            offset = TopicPartition(ledger.topic, 0, entry.batch + 1, metadata=text)
+            self.producer.send_offsets([offset], _group_metadata(ledger.config, group))
+        try:
+            self.producer.commit()
+        except OutcomeUnknownError as error:
+            self.producer.init()
+            if ledger.entry(self.number) != entry:
+                raise TransactionAbortedError(f"{error}: it was not", is_retriable=True) from error
+
+    def close(self) -> None:
+        """Abort what was not committed; idempotent."""
+        self.producer.close()
+
+
+_metadata: dict[str, bytes] = {}
+
+
+def _group_metadata(config: ServiceConfig, group: str) -> bytes:
+    """Of a group without members; the bytes say no more than its name."""
+    found = _metadata.get(group)
+    if found is None:
+        consumer = connect(Consumer, consumer_settings(config, group_id=group))
+        try:
+            found = _metadata[group] = consumer.consumer_group_metadata()
+        finally:
+            consumer.close()
+    return found
+
+
+def clear(config: ServiceConfig, *, topic: str, sink: str) -> int:
+    """Forget a sink; returns how many groups were deleted. See ``clear_sink_ledger``."""
+    ledger = SinkLedger(config, topic=topic, sink=sink)
+    try:
+        groups = ledger.groups()
+        with Admin(config) as admin:
+            futures = admin.client.delete_consumer_groups(groups)
+            return sum(_is_deleted(admin, group, future) for group, future in futures.items())
+    finally:
+        ledger.close()
+
+
+def _is_deleted(admin: Admin, group: str, future: object) -> bool:
+    try:
+        admin.wait(future, f"deleting group {group}")  # type: ignore[arg-type]
+    except KafkaMQError as error:
+        if isinstance(error, BrokerError) and error.code == "GROUP_ID_NOT_FOUND":
+            return False
+        raise
+    return True

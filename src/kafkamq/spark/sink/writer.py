@@ -1,0 +1,310 @@
+"""The Kafka sink inside Spark's tasks: rows in, transactions out."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Protocol
+
+from confluent_kafka import KafkaError, Message, Producer
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError, StateError
+from kafkamq.spark.batches import BATCH_ID, QUERY_ID, RUN_ID
+from kafkamq.spark.log_reader import log_reader
+from kafkamq.spark.sink.ledger import TASKS, Cell, SinkLedger
+from kafkamq.spark.sink.options import Guarantee, SinkOptions
+from kafkamq.spark.sink.rows import Rows, read_rows, slot_column, slots_of
+from kafkamq.transport.errors import ErrorWatch, broker_error
+from kafkamq.transport.settings import connect, producer_settings
+from kafkamq.transport.transactions import Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["DEDUP_HEADER", "BatchWriter", "StreamWriter", "Written"]
+
+DEDUP_HEADER = "kafkamq-sink-row"
+"""With ``guarantee=at-least-once``: ``sink/batch/cell/identity/n``, equal on copies of one row."""
+
+_FLUSH_S = 120.0
+_MAX_LEDGERS = 8  # of sinks that a worker process writes for
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task did: rows that it wrote, and rows that were written before."""
+
+    rows: int
+    skipped: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Which part of which batch a task is."""
+
+    sink: str
+    batch: int
+    run: str
+    task: int
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """For ``df.writeStream``."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a worker: the rows of a task."""
+        context = TaskContext.get()
+        found = {} if context is None else {
+            name: context.getLocalProperty(name) for name in (BATCH_ID, QUERY_ID, RUN_ID)
+        }  # fmt: skip
+        batch, query, run = found.get(BATCH_ID), found.get(QUERY_ID), found.get(RUN_ID)
+        if context is None or batch is None or query is None or run is None:
+            raise StateError(
+                f"Spark does not tell the batch (task properties {BATCH_ID}, {QUERY_ID}, {RUN_ID}"
+                "): exactly-once writing needs a streaming query on PySpark 4.2"
+            )
+        place = _Place(
+            sink=self._options.sink_id or query,
+            batch=int(batch),
+            run=run,
+            task=context.partitionId(),
+        )
+        return _write(self._options, place, iterator)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """For ``df.write``; within ``foreachBatch`` it belongs to that query's batch."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._token = uuid.uuid4().hex  # made on the driver: of this write
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a worker: the rows of a task."""
+        context = TaskContext.get()
+        assert context is not None, "Spark writes in tasks"
+        batch = context.getLocalProperty(BATCH_ID)
+        query = context.getLocalProperty(QUERY_ID) if batch else None
+        place = _Place(
+            sink=self._options.sink_id or query or f"write-{self._token}",
+            batch=int(batch or 0),
+            run=self._token,
+            task=context.partitionId(),
+        )
+        return _write(self._options, place, iterator)
+
+
+def _write(
+    options: SinkOptions, place: _Place, batches: Iterator[pa.RecordBatch]
+) -> WriterCommitMessage:
+    targets = _Targets(options)
+    if options.guarantee is Guarantee.AT_LEAST_ONCE:
+        return _write_marked(options.config, place, targets, batches)
+    ledger = _ledger(options, place.sink)
+    cells: dict[int, Cell] = {}
+    done = Written(0, 0)
+    try:
+        for number, cut, batch in _by_cell(place.task, batches):
+            cell = cells.get(number)
+            if cell is None:
+                cell = Cell(ledger, number, batch=place.batch, cut=cut, run=place.run)
+                cells[number] = cell
+            rows = read_rows(batch)
+            cell.count(len(rows), int(rows.identities.sum(dtype="uint64")))
+            if not cell.is_repeated:
+                targets.send(rows, cell.producer)
+        for cell in cells.values():
+            is_new = cell.commit()
+            done.rows += cell.rows if is_new else 0
+            done.skipped += 0 if is_new else cell.rows
+    finally:
+        for cell in cells.values():
+            cell.close()
+    return done
+
+
+def _by_cell(
+    task: int, batches: Iterable[pa.RecordBatch]
+) -> Iterator[tuple[int, str, pa.RecordBatch]]:
+    """Number of the cell, name of the cut, and the rows; none for batches without rows."""
+    import pyarrow.compute as pc
+
+    for batch in batches:
+        if not len(batch):
+            continue
+        slots = slots_of(batch.schema.names)
+        if slots is None:
+            yield task, TASKS, batch
+            continue
+        column = batch.column(slot_column(slots))
+        numbers = pc.unique(column).to_pylist()
+        for number in numbers:
+            rows = batch if len(numbers) == 1 else batch.filter(pc.equal(column, number))
+            yield number, f"slots={slots}", rows
+
+
+class _Sender(Protocol):
+    """What takes records: the transactional producer, or the plain one below."""
+
+    def produce_many(
+        self, topic: str, partition: int, messages: Sequence[dict[str, Any]]
+    ) -> None: ...
+
+    def produce_records(self, records: Iterable[Record]) -> None: ...
+
+
+class _Targets:
+    """Where rows go."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._config = options.config
+        self._topic = options.topic
+        self._counts: dict[str, int] = {}
+
+    def send(self, rows: Rows, sender: _Sender) -> None:
+        """Queue all of them, in their order."""
+        if rows.headers is None and rows.topics is None and self._topic:
+            messages = [
+                {"value": value, "partition": partition}
+                if key is None
+                else {"value": value, "key": key, "partition": partition}
+                for value, key, partition in zip(
+                    rows.values, rows.keys or repeat(None), self._partitions(rows), strict=False
+                )
+            ]
+            sender.produce_many(self._topic, -1, messages)
+        else:
+            sender.produce_records(self.records(rows))
+
+    def records(self, rows: Rows) -> Iterator[Record]:
+        """All of them as records, in their order."""
+        return zip(
+            self._topics(rows),
+            self._partitions(rows),
+            rows.keys or repeat(None),
+            rows.values,
+            rows.headers or repeat(()),
+            strict=False,
+        )
+
+    def _topics(self, rows: Rows) -> Iterable[str]:
+        topics = [each or self._topic for each in rows.topics or ()] or repeat(self._topic)
+        if not self._topic and (rows.topics is None or not all(topics)):
+            raise ConfigError("a row names no topic, and the query has none: give one of them")
+        return topics
+
+    def _partitions(self, rows: Rows) -> list[int]:
+        """As given; -1 with a key (murmur2, by librdkafka); else by the row's content."""
+        given = rows.partitions or repeat(None)
+        if rows.partitions is None and rows.keys is not None and None not in rows.keys:
+            return [-1] * len(rows)
+        if rows.topics is None:
+            chosen = (rows.identities % self._count(self._topic)).tolist()
+        else:
+            identities = rows.identities.tolist()
+            topics = self._topics(rows)
+            chosen = [
+                one % self._count(topic) for one, topic in zip(identities, topics, strict=False)
+            ]
+        keys = rows.keys or repeat(None)
+        return [
+            partition if partition is not None else (one if key is None else -1)
+            for partition, key, one in zip(given, keys, chosen, strict=False)
+        ]
+
+    def _count(self, topic: str) -> int:
+        count = self._counts.get(topic)
+        if count is None:
+            count = self._counts[topic] = log_reader(self._config).partition_count(topic)
+        return count
+
+
+_ledgers: dict[tuple[object, ...], SinkLedger] = {}
+
+
+def _ledger(options: SinkOptions, sink: str) -> SinkLedger:
+    """This process's; a worker writes many batches in its life."""
+    key = (os.getpid(), options.config.bootstrap_servers, *sorted(options.config.kafka.items()),
+           options.ledger_topic, sink)  # fmt: skip
+    found = _ledgers.get(key)
+    if found is None:
+        while len(_ledgers) >= _MAX_LEDGERS:
+            _ledgers.pop(next(iter(_ledgers))).close()
+        found = SinkLedger(options.config, topic=options.ledger_topic, sink=sink)
+        _ledgers[key] = found
+    return found
+
+
+def _write_marked(
+    config: ServiceConfig, place: _Place, targets: _Targets, batches: Iterable[pa.RecordBatch]
+) -> WriterCommitMessage:
+    """At least once: each row with a header that is equal on all its copies."""
+    sender = _Plain(config)
+    seen: Counter[int] = Counter()
+    done = Written(0, 0)
+    for number, _, batch in _by_cell(place.task, batches):
+        rows = read_rows(batch)
+        prefix = f"{place.sink}/{place.batch}/{number}"
+        marks = []
+        for identity in rows.identities.tolist():
+            marks.append((DEDUP_HEADER, f"{prefix}/{identity:016x}/{seen[identity]}".encode()))
+            seen[identity] += 1
+        headers = rows.headers or [()] * len(rows)
+        rows.headers = [(*each, mark) for each, mark in zip(headers, marks, strict=True)]
+        sender.produce_records(targets.records(rows))
+        done.rows += len(rows)
+    sender.flush()
+    return done
+
+
+class _Plain:
+    """An idempotent producer without transactions."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._watch = ErrorWatch(config.bootstrap_servers)
+        settings = producer_settings(config, linger_ms=20, partitioner="murmur2_random")
+        self._producer = connect(Producer, settings, self._watch)
+        self._error: KafkaError | None = None
+
+    def produce_records(self, records: Iterable[Record]) -> None:
+        """Queue them; waits while the queue is full."""
+        for topic, partition, key, value, headers in records:
+            while True:
+                try:
+                    self._producer.produce(
+                        topic, value, key, partition, on_delivery=self._report, headers=[*headers]
+                    )
+                    break
+                except BufferError:
+                    self._producer.poll(0.1)
+                    self._check()
+
+    def flush(self) -> None:
+        """Everything is in the topics."""
+        left = self._producer.flush(_FLUSH_S)
+        self._check()
+        if left:
+            raise self._watch.deadline(f"writing rows, {left} of them unconfirmed", _FLUSH_S)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise broker_error(self._error, "writing rows")
+        self._watch.check("writing rows")
+
+    def _report(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._error = error

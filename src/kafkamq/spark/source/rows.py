@@ -1,0 +1,226 @@
+"""Runs in Spark's workers: the rows of one task, as Arrow batches."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import WireError
+from kafkamq.markers.rules.attempts import Attempt
+from kafkamq.markers.tracker.quarantine import Quarantine
+from kafkamq.queue.wire.headers import Origin
+from kafkamq.queue.wire.keys import split_key
+from kafkamq.spark.batches import current_query
+from kafkamq.spark.blocks import encode_block
+from kafkamq.spark.grouping import group_key
+from kafkamq.spark.log_reader import LogRange, Record, log_reader
+from kafkamq.spark.options import SourceOptions
+from kafkamq.spark.source.attempt_columns import deliveries_batch, in_flight_batch
+from kafkamq.spark.source.columns import arrow_columns, fold_rows
+from kafkamq.spark.source.filters import NOTHING_PUSHED, Pushed
+from kafkamq.spark.source.folding import FoldedLog
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["RangePartition", "made_of", "read_rows"]
+
+_Made = TypeVar("_Made")
+
+
+class RangePartition(InputPartition):
+    """One task: one range of one partition."""
+
+    def __init__(self, wanted: LogRange) -> None:
+        super().__init__(wanted)
+        self.wanted = wanted
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedFrom:
+    """Where the fold of a stream's range begins, and of which topic."""
+
+    begin: int
+    topic_id: str
+
+
+class FoldedPartition(RangePartition):
+    """A range of a stream of ``deliveries``."""
+
+    def __init__(self, wanted: LogRange, folded: FoldedFrom) -> None:
+        super().__init__(wanted)
+        self.folded = folded
+
+
+def read_rows(
+    partition: InputPartition,
+    options: SourceOptions,
+    schema: StructType,
+    pushed: Pushed = NOTHING_PUSHED,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a task's range."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    if not isinstance(partition, RangePartition):
+        return  # Spark's placeholder for "no partitions"
+    wanted = partition.wanted
+    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    if options.view == "blocks":
+        yield from _read_blocks(wanted, options, arrow_schema)
+    elif options.is_folded:
+        yield from _read_folded(partition, options, arrow_schema, pushed)
+    else:
+        keeps = _chooser(options, pushed)
+        reader = log_reader(options.config)
+
+        def batch(records: list[Record]) -> pa.RecordBatch | None:
+            chosen = records if keeps is None else [each for each in records if keeps(each.key())]
+            return arrow_columns(options.view, chosen, arrow_schema) if chosen else None
+
+        chunks = reader.read(wanted, skips_lost=not options.fail_on_data_loss)
+        for made in made_of(chunks, batch):
+            if made is not None:
+                yield made
+
+
+def made_of(
+    chunks: Iterator[list[Record]], make: Callable[[list[Record]], _Made]
+) -> Iterator[_Made]:
+    """``make`` of each chunk, while the collector of cycles rests.
+
+    A chunk is tens of thousands of small objects, all of them alive until it is made: the collector
+    would look at them again and again, for as long as reading them takes.
+    """
+    was_enabled = gc.isenabled()
+    while True:
+        gc.disable()
+        try:
+            records = next(chunks, None)
+            if records is None:
+                return
+            made = make(records)
+            del records
+        finally:
+            if was_enabled:
+                gc.enable()
+        yield made
+
+
+def _queue_ids(options: SourceOptions, pushed: Pushed) -> frozenset[str] | None:
+    own = frozenset([options.queue_id]) if options.queue_id else None
+    if own is None or pushed.queue_ids is None:
+        return pushed.queue_ids if own is None else own
+    return own & pushed.queue_ids
+
+
+def _chooser(options: SourceOptions, pushed: Pushed) -> Callable[[bytes | None], bool] | None:
+    """Whether a message with that record key is wanted; None: every one."""
+    queue_ids = _queue_ids(options, pushed)
+    if options.view != "messages" or queue_ids is None:
+        return None
+    keys = frozenset(queue_id.encode() for queue_id in queue_ids)  # b"": records without a key
+    return lambda key: key in keys or split_key(key)[0] in keys
+
+
+def _read_folded(
+    partition: RangePartition, options: SourceOptions, schema: pa.Schema, pushed: Pushed
+) -> Iterator[pa.RecordBatch]:
+    """``deliveries``: what ended in the range, in a batch also what is open; ``in_flight``."""
+    wanted = partition.wanted
+    is_stream = isinstance(partition, FoldedPartition)
+    folded = FoldedFrom(wanted.start, "")
+    if isinstance(partition, FoldedPartition):
+        folded = partition.folded
+    log = FoldedLog(
+        options.config,
+        wanted,
+        begin=folded.begin,
+        topic_id=folded.topic_id,
+        query=current_query(),
+        skips_lost=not options.fail_on_data_loss,
+    )
+    queue_ids = _queue_ids(options, pushed)
+    keys = None if queue_ids is None else frozenset(each.encode() for each in queue_ids)
+
+    def chosen(attempts: Iterable[Any], of: Callable[[Any], Attempt]) -> list[Any]:
+        return [each for each in attempts if keys is None or split_key(of(each).key)[0] in keys]
+
+    def rows(attempts: Sequence[Attempt]) -> pa.RecordBatch:
+        return deliveries_batch(
+            attempts,
+            schema,
+            message_topic=options.config.message_topic,
+            marker_partition=wanted.partition,
+        )
+
+    for ended in log.ended():
+        found = chosen(ended, lambda attempt: attempt)
+        if found and options.view == "deliveries":
+            yield rows(found)
+    if is_stream:
+        log.keep()
+    elif options.view == "in_flight":
+        yield in_flight_batch(
+            chosen(log.attempts.open(), lambda each: each.attempt),
+            schema,
+            marker_partition=wanted.partition,
+        )
+    else:
+        unfinished = [each for each in log.attempts.attempts.values() if each.outcome is None]
+        yield rows(chosen(unfinished, lambda attempt: attempt))
+
+
+def _read_blocks(
+    wanted: LogRange, options: SourceOptions, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """One row for some thousand markers; one without markers when there are none in the range."""
+    import pyarrow as pa
+
+    key = group_key(wanted.topic, wanted.partition, options.tasks)
+
+    def batch(first_offset: int, block: bytes) -> pa.RecordBatch:
+        row = (key, wanted.topic, wanted.partition, wanted.start, wanted.end, first_offset, block)
+        arrays = [
+            pa.array([cell], type=field.type) for cell, field in zip(row, schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    quarantine = _quarantine(options.config)
+
+    def packed(records: list[Record]) -> pa.RecordBatch:
+        rows = fold_rows(records, partial(_refuse, quarantine))
+        quarantine.flush()
+        return batch(rows[0][0], encode_block(rows))
+
+    is_empty = True
+    for made in made_of(log_reader(options.config).read(wanted), packed):
+        is_empty = False
+        yield made
+    if is_empty:
+        yield batch(wanted.start, encode_block([]))
+
+
+def _refuse(quarantine: Quarantine, record: Record, error: WireError) -> None:
+    """A record that is no marker: kept in the quarantine, passed by the tracker (R21)."""
+    place = Origin(record.topic(), record.partition(), record.offset(), record.timestamp()[1])
+    quarantine.put(place, key=record.key(), value=record.value(), error=error.reason)
+
+
+_quarantines: dict[tuple[int, str], Quarantine] = {}
+
+
+def _quarantine(config: ServiceConfig) -> Quarantine:
+    """This process's; a worker reads many ranges in its life."""
+    key = (os.getpid(), config.quarantine_topic)
+    found = _quarantines.get(key)
+    if found is None:
+        found = _quarantines[key] = Quarantine(config)
+    return found

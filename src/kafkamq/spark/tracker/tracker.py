@@ -1,0 +1,499 @@
+"""The redelivery tracker on Spark: starts the query, claims the partitions, keeps it alive.
+
+One engine serves a namespace at a time: the later start wins (R22), and nothing is fired in a
+partition before the TICK of this start was read there (R17). The driver also appends the TICKs
+that silent partitions need (R4). What is folded and what is settled is in ``query.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.errors import (
+    ConfigError,
+    DataLossError,
+    FencedError,
+    KafkaMQError,
+    StateError,
+    WireError,
+)
+from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.tracker.ledger import Claim, Ledger, LedgerKey, claim
+from kafkamq.markers.tracker.metrics import TrackerMetrics
+from kafkamq.markers.tracker.position import require_unbroken
+from kafkamq.markers.wire.status import TrackerStatus
+from kafkamq.metrics.health import Loop, health
+from kafkamq.queue.topics import require_topics
+from kafkamq.spark.checkpoint import CheckpointNote, drop_folder, last_batch, read_note, write_note
+from kafkamq.spark.failures import SparkGoneError, advised, spark_failure
+from kafkamq.spark.log_reader import log_reader
+from kafkamq.spark.parallelism import FIRST_LOOK_S, cores, tracker_tasks
+from kafkamq.spark.progress import watching
+from kafkamq.spark.running import Run, pause_s
+from kafkamq.spark.session import build_session, end_session, has_session
+from kafkamq.spark.stages import Stages
+from kafkamq.spark.tracker.query import QueryPlan, query_failure, start_query
+from kafkamq.spark.tracker.ticking import TickKeeper
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import TransactionAbortedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["SparkTracker", "run_spark_tracker"]
+
+_log = logging.getLogger(__name__)
+
+MAX_TASKS = 10_000
+_STEP_S = 0.1
+_ADOPT_S = 30.0
+_MAX_FAILURES = 20  # in a row, without a batch in between
+_MAX_TURN_S = 90.0  # a restart of the query, with its pause, is one turn
+_LONG_BATCH_S = 60.0  # then it is not ready
+_MAX_BATCH_S = 600.0  # then it hangs
+# What no restart mends, or where a restart would do harm.
+_FINAL = (FencedError, ConfigError, DataLossError, WireError, SparkGoneError)
+
+
+class SparkTracker:
+    """The tracker of one namespace as a Spark job; context manager.
+
+    Args:
+        config: The namespace, and Kafka's properties for every client, in the workers too.
+        tracker: How it tracks; the same settings as for the in-process tracker.
+        checkpoint: Folder for Spark's state, on any file system that all workers reach. Losing it
+            loses no message: the next start folds again from the positions in the ledger.
+        master: Where Spark runs, when there is no session yet.
+        trigger_s: Shortest time between two batches; a batch runs only when there are markers.
+        max_markers_per_batch: Back-pressure after an outage.
+        tasks: Tasks of a batch. None: at most two for each core, and never more than marker
+            partitions; they grow with the executors that there are after a minute, and every ten
+            minutes. Another number than the checkpoint's folds again from the positions in Kafka.
+        spark: A session to run in; None: one of its own.
+        settings: Spark properties for its own session.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        tracker: TrackerConfig | None = None,
+        *,
+        checkpoint: str,
+        master: str = "local[2]",
+        trigger_s: float = 1.0,
+        max_markers_per_batch: int = 200_000,
+        tasks: int | None = None,
+        spark: SparkSession | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        if not checkpoint:
+            raise ConfigError("checkpoint is empty: name a folder for Spark's state")
+        if not 0.0 <= trigger_s <= 60.0:
+            raise ConfigError(f"trigger_s is {trigger_s!r}: it must be from 0 to 60 s")
+        if max_markers_per_batch < 1:
+            raise ConfigError(f"max_markers_per_batch is {max_markers_per_batch}: it must be >= 1")
+        if tasks is not None and not 1 <= tasks <= MAX_TASKS:
+            raise ConfigError(f"tasks is {tasks}: it must be from 1 to {MAX_TASKS:,}")
+        self.config = config
+        self.tracker = tracker or TrackerConfig()
+        self._tasks = tasks
+        self._is_growing = False
+        self._first_look_s = FIRST_LOOK_S
+        self._checkpoint = checkpoint
+        self._master = master
+        self._trigger_ms = round(trigger_s * 1000)
+        self._max_markers = max_markers_per_batch
+        self._given_session = spark
+        self._settings = settings
+        self._owns_session = False
+        self._spark: SparkSession | None = None
+        self._run: Run | None = None
+        self._partitions = 0
+        self._claimed = Claim()  # a start that failed goes on behind what it has claimed
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._mind, name="kafkamq-tracker", daemon=True)
+        self._error: BaseException | None = None
+        self._metrics: TrackerMetrics | None = None
+        self._watching = ExitStack()
+        self._stages = Stages()
+        self._loop: Loop | None = None
+        self._batches: Loop | None = None
+
+    def start(self) -> SparkTracker:
+        """Check, claim and start; returns when the query runs.
+
+        Raises:
+            ConfigError: Topics, checkpoint or environment cannot work (R23).
+            StateError: The checkpoint is older than its ledger; FencedError: a later start exists.
+            QueryFailedError: Spark cannot read the checkpoint, or write there.
+            BrokerError, DeadlineExceededError: The brokers do not answer.
+        """
+        self._stages = Stages()
+        for finding in require_topics(self.config, max_lease_ms=self.tracker.max_lease_ms):
+            _log.warning("topic check: %s", finding)
+        self._stages.done("topics")
+        spark = self._given_session
+        self._owns_session = spark is None and not has_session()
+        if spark is None:
+            spark = build_session(
+                app_name=f"kafkamq tracker {self.config.namespace}",
+                master=self._master,
+                settings=self._settings,
+            )
+        self._stages.done("session")
+        self._spark = spark
+        self._watching.enter_context(watching(spark, _query_label))
+        try:
+            self._launch(takeover=self.tracker.takeover)
+        except BaseException:
+            self._watching.close()
+            raise
+        self._metrics = TrackerMetrics(self.config, lambda: self.statuses().values())
+        name = f"tracker of {self.config.namespace}"
+        self._loop = health.add(name, max_age_s=_MAX_TURN_S, is_ready=self._is_ready)
+        self._batches = health.add(f"batches of the {name}", max_age_s=_MAX_BATCH_S)
+        self._thread.start()
+        return self
+
+    def _launch(self, *, takeover: bool) -> None:
+        """One start of the engine: claim, TICKs, query."""
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
+        from pyspark.errors import PySparkException
+
+        try:
+            self._begin(takeover=takeover)
+        except (Py4JError, PySparkException, OSError) as error:  # of reading the checkpoint
+            raise advised(spark_failure(error), self._checkpoint) from error
+
+    def _begin(self, *, takeover: bool) -> None:
+        assert self._spark is not None, "start() made the session"
+        plan = self._plan(self._spark, takeover=takeover)
+        keeper = TickKeeper(
+            self.config,
+            self.tracker,
+            engine=plan.note.engine,
+            epoch=plan.epoch,
+            token=plan.token,
+            trigger_ms=plan.trigger_ms,
+        )
+        try:
+            keeper.begin(range(self._partitions))
+            self._stages.done("ticks")
+            self._claimed = Claim()  # the next start has an epoch of its own
+            query = start_query(self._spark, plan)
+            self._stages.done("query")
+        except BaseException:
+            keeper.close()
+            raise
+        self._run = Run(plan, keeper, query, first_look_s=self._first_look_s, stages=self._stages)
+        self._is_growing = False
+        _log.info(
+            "tracker started",
+            extra={
+                "topic": self.config.marker_topic,
+                "engine": plan.note.engine,
+                "epoch": plan.epoch,
+                "partitions": self._partitions,
+                "tasks": plan.note.tasks,
+                "took_s": dict(self._stages.took_s),
+            },
+        )
+
+    def _plan(self, spark: SparkSession, *, takeover: bool) -> QueryPlan:
+        config, topic = self.config, self.config.marker_topic
+        with Admin(config) as admin:
+            info = admin.require_topic(topic)
+        self._partitions = info.partitions
+        there = cores(spark)
+        wanted = self._tasks or tracker_tasks(info.partitions, there)
+        note = read_note(spark, self._checkpoint, topic=topic)
+        self._stages.done("checkpoint")
+        is_new = note is None
+        note = note or CheckpointNote.new("spark", topic=topic, tasks=wanted)
+        if self._tasks is None:  # grow, when the last look said so, and never shrink
+            wanted = max(wanted, note.tasks) if self._is_growing else note.tasks
+        is_moving = note.tasks != wanted
+        if is_new or is_moving:
+            require_unbroken(config, info.partitions)  # before the claim writes positions
+        self._claimed = claimed = claim(
+            config,
+            engine=note.engine,
+            partitions=info.partitions,
+            takeover=takeover,
+            begun=self._claimed,
+        )
+        self._stages.done("claim")
+        if is_new:
+            note = replace(note, starting=self._first_offsets(claimed, is_lost=True))
+            write_note(spark, self._checkpoint, note)
+        elif is_moving:
+            old, note = note, note.moved(wanted, self._first_offsets(claimed, is_lost=False))
+            write_note(spark, self._checkpoint, note)
+            self._claimed = Claim()  # its batches are those of the folder before
+            drop_folder(spark, self._checkpoint, old)
+        else:
+            newest = last_batch(spark, note.place(self._checkpoint))
+            note.require_newest(claimed.positions, newest)
+        retention_ms = int(info.settings.get("retention.ms", "-1"))
+        return QueryPlan(
+            config=config,
+            tracker=self.tracker,
+            note=note,
+            epoch=claimed.epoch,
+            checkpoint=note.place(self._checkpoint),
+            slots=min(note.tasks, there),
+            carry_after_ms=NEVER if retention_ms < 0 else retention_ms // 4,
+            trigger_ms=self._trigger_ms,
+            max_markers=self._max_markers,
+        )
+
+    def _first_offsets(self, claimed: Claim, *, is_lost: bool) -> dict[int, int]:
+        """Where folding begins without state: the ledger's positions, else the logs' starts."""
+        starts = log_reader(self.config).log_starts(
+            self.config.marker_topic, range(self._partitions)
+        )
+        found = {number: position.position for number, position in claimed.positions.items()}
+        if found and is_lost:
+            _log.warning(
+                "checkpoint %s holds no state: folding again from the positions in the ledger, "
+                "which rebuilds every open message (nothing is lost; a message that ended within "
+                "the last minute before the old tracker stopped may be delivered once more)",
+                self._checkpoint,
+                extra={"positions": found},
+            )
+        return {**starts, **found}
+
+    # ---- while it runs
+
+    def _mind(self) -> None:
+        """The thread beside the query: TICKs, added partitions, restarts."""
+        failures = 0  # runs in a row that ended before a batch
+        refusals = 0  # starts in a row that did not come about: brokers may be away for days
+        assert self._loop is not None, "it was started"
+        assert self._batches is not None, "it was started"
+        try:
+            while not self._stopping.is_set():
+                self._loop.beat()
+                run = self._run
+                error = self._step(run) if run is not None else None
+                if run is not None and error is None:
+                    failures = 0 if run.has_progressed else failures
+                    if run.is_turning:
+                        self._batches.beat()
+                    continue
+                self._batches.beat()  # batches are not what is wrong
+                if error is not None:
+                    failures += 1
+                    if run is not None and not run.has_progressed:
+                        error = advised(error, self._checkpoint)
+                    self._end_run()
+                    if isinstance(error, (*_FINAL, StateError)) or failures > _MAX_FAILURES:
+                        raise error
+                    _log.warning(
+                        "the query failed and is started again: %s",
+                        error,
+                        extra={"failures": failures},
+                    )
+                self._stopping.wait(pause_s(failures + refusals))
+                if not self._stopping.is_set():
+                    refusals = 0 if self._relaunch() else refusals + 1
+        except BaseException as error:  # noqa: BLE001 - handed to wait() and stop()
+            self._error = error
+            _log.error("the tracker ended: %s", error)
+        finally:
+            self._end_run()
+
+    def _step(self, run: Run) -> KafkaMQError | None:
+        """A tenth of a second of minding; returns why the run is over."""
+        from py4j.protocol import Py4JError
+
+        try:
+            if not run.query.isActive:
+                failed = run.query.exception()
+                if failed is None:
+                    return StateError("the Spark query was stopped from outside")
+                return query_failure(failed)
+            run.note_progress()
+            run.keeper.step(_STEP_S)
+            if run.is_topology_due():
+                self._add_partitions(run)
+            if run.is_size_due():
+                self._follow_executors(run)
+        except KafkaMQError as error:
+            return error
+        except (Py4JError, OSError) as error:
+            return spark_failure(error)
+        return None
+
+    def _follow_executors(self, run: Run) -> None:
+        """Start the query again for more executors than it was cut for; never for fewer.
+
+        More tasks than cores cost a tenth of a second each. Executors that are gone may come back,
+        and another number of tasks costs a fold of all that is open.
+        """
+        assert self._spark is not None, "start() made the session"
+        there, tasks = cores(self._spark), run.plan.note.tasks
+        wanted = tracker_tasks(self._partitions, there)
+        self._is_growing = self._tasks is None and wanted > tasks
+        if not self._is_growing and min(tasks, there) <= run.plan.slots:
+            return
+        _log.info(
+            "the query is started again for more executors",
+            extra={"cores": there, "tasks": wanted if self._is_growing else tasks, "before": tasks},
+        )
+        self._end_run()
+
+    def _relaunch(self) -> bool:
+        """Start again unless another engine did meanwhile; whether it runs now."""
+        self._stages = Stages()
+        try:
+            self._launch(takeover=False)
+        except ConfigError as error:  # claim(takeover=False): another engine's epoch is the latest
+            raise FencedError(f"another engine took over: {error}") from error
+        except (*_FINAL, StateError):
+            raise
+        except KafkaMQError as error:
+            _log.warning("not started yet: %s", error)
+            return False
+        return True
+
+    def _add_partitions(self, run: Run) -> None:
+        """Claim marker partitions that were added; the source finds them by itself (R26)."""
+        count = run.reader.partition_count(self.config.marker_topic)
+        for number in range(self._partitions, count):
+            self._adopt(run.plan, LedgerKey.of_markers(self.config, number))
+            run.keeper.begin_added(number)
+            self._partitions = number + 1
+            _log.info("marker partition added", extra={"partition": number})
+
+    def _adopt(self, plan: QueryPlan, key: LedgerKey) -> None:
+        """Make the ledger of an added partition this start's, if the query has not done so yet.
+
+        The query finds the partition by itself, and its worker opens the ledger at any moment:
+        the two fence each other, which says nothing of another engine.
+        """
+        deadline_s = time.monotonic() + _ADOPT_S
+        while True:
+            own = Ledger(self.config, key, engine=plan.note.engine, epoch=plan.epoch)
+            try:
+                last = own.open()
+                if last is None or (last.engine, last.epoch) != (own.engine, own.epoch):
+                    own.adopt(own.epoch, 0 if last is None else last.position)
+                return
+            except (FencedError, TransactionAbortedError) as error:
+                is_later = isinstance(error, FencedError) and error.code == "LATER_START"
+                if is_later or time.monotonic() > deadline_s:
+                    raise
+                self._stopping.wait(random.uniform(0.02, 0.3))
+            finally:
+                own.close()
+
+    def _end_run(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.end()
+
+    # ---- for its owner
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has neither failed nor been stopped."""
+        return self._thread.is_alive()
+
+    @property
+    def tasks(self) -> int:
+        """Into how many tasks its batches are cut; 0: no query runs just now."""
+        run = self._run
+        return 0 if run is None else run.plan.note.tasks
+
+    def statuses(self) -> dict[int, TrackerStatus]:
+        """What this start has published last, by marker partition (R24)."""
+        run = self._run
+        return {} if run is None else dict(run.keeper.latest)
+
+    def _is_ready(self) -> bool:
+        if self._batches is not None and self._batches.state().age_s > _LONG_BATCH_S:
+            return False
+        statuses = self.statuses()
+        return len(statuses) == self._partitions and all(each.is_live for each in statuses.values())
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it ends; True when it has.
+
+        Raises:
+            KafkaMQError: Why it ended, when nobody stopped it.
+        """
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def stop(self) -> None:
+        """End the query and the session that it made; what a batch had under way is repeated by
+        the next start. Idempotent.
+        """
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(60.0)
+        self._end_run()
+        for loop in (self._loop, self._batches):
+            if loop is not None:
+                health.remove(loop)
+        if self._metrics is not None:
+            self._metrics.close()
+        self._watching.close()
+        spark, self._spark = self._spark, None
+        if spark is not None and self._owns_session:
+            end_session(spark)
+            _log.info("tracker stopped", extra={"topic": self.config.marker_topic})
+
+    def __enter__(self) -> SparkTracker:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _query_label(name: str) -> str:
+    """The tracker's own query is always ``tracker``: its name has the engine's id in it."""
+    return "tracker" if name.startswith("kafkamq tracker of ") else name
+
+
+def run_spark_tracker(
+    config: ServiceConfig,
+    tracker: TrackerConfig | None = None,
+    *,
+    checkpoint: str,
+    master: str = "local[2]",
+    trigger_s: float = 1.0,
+    tasks: int | None = None,
+    settings: Mapping[str, str] | None = None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Run a tracker until ``stop`` is set; for the command line.
+
+    Raises:
+        KafkaMQError: Why it could not start, or ended.
+    """
+    stop = stop or threading.Event()
+    with SparkTracker(
+        config,
+        tracker,
+        checkpoint=checkpoint,
+        master=master,
+        trigger_s=trigger_s,
+        tasks=tasks,
+        settings=settings,
+    ) as running:
+        while not stop.is_set() and not running.wait(0.2):
+            pass

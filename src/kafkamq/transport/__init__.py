@@ -1,0 +1,1 @@
+"""Clients of Kafka for every shell: settings, errors, topics, transactions."""

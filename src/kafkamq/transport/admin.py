@@ -1,0 +1,391 @@
+"""Questions to the cluster: topics, partitions, ids, groups, configurations; every wait bounded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_futures
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__ lacks them
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
+from kafkamq.transport.committed_offsets import CommittedOffsets
+from kafkamq.transport.errors import UNANSWERED, ErrorWatch, broker_error, kafka_error
+from kafkamq.transport.settings import admin_settings, connect
+
+__all__ = ["Admin", "ClusterInfo", "TopicInfo"]
+
+T = TypeVar("T")
+_SLICE_S = 0.2
+_PATIENCE = 5  # retriable answers of one client in a row
+_ATTEMPT_S = 4.0
+_COORDINATOR_S = 1.0
+# librdkafka asks for a group's coordinator three times within half a second, and if none is there
+# yet (a fresh cluster, a restart) the request hangs until its timeout: short ones are repeated.
+# Requests on a connection to a broker that was frozen hang as long, and a client that missed an
+# election may be told so for ever: so repetitions use a new client.
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """What a topic is; ``settings`` are the effective ones, Kafka's names."""
+
+    name: str
+    topic_id: bytes  # 16 bytes; empty: the broker does not tell (before 2.8)
+    partitions: int
+    replication_factor: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInfo:
+    """What ``doctor`` shows of a cluster."""
+
+    cluster_id: str
+    brokers: Mapping[int, str]  # host:port by broker id
+    controller_id: int
+    settings: Mapping[str, str] = field(default_factory=dict)  # of one broker
+
+
+class Admin:
+    """One admin client of a namespace; context manager; thread-safe.
+
+    Every method raises ``BrokerError`` at once for wrong credentials, and
+    ``DeadlineExceededError``, naming the servers, when no broker answers within ``timeout_s``.
+
+    ``kept_groups``: Those whose offsets are asked for often, each of which keeps a consumer; None:
+    some of all that are asked for.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        *,
+        timeout_s: float = 30.0,
+        kept_groups: Collection[str] | None = None,
+    ) -> None:
+        self.config = config
+        self._timeout_s = timeout_s
+        self._watch = ErrorWatch(config.bootstrap_servers)
+        self._client = connect(AdminClient, admin_settings(config), self._watch)
+        self._committed = CommittedOffsets(config, self._watch, kept=kept_groups)
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the client; idempotent.
+
+        Do it, rather than let it be collected: a collection may run in a thread of another client,
+        and ending a client there can hang for ever.
+        """
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._committed.close()
+                self._client.__exit__(None, None, None)
+
+    @property
+    def client(self) -> AdminClient:
+        """The client underneath, for requests that have no method here; see ``wait``."""
+        return self._client
+
+    def wait(self, future: Future[T], doing: str, *, timeout_s: float = 0.0) -> T:
+        """The result of one of the client's futures, within the bound.
+
+        Args:
+            future: As the client gave it.
+            doing: A participle, for errors.
+            timeout_s: Another bound than this Admin's; 0: that one.
+
+        Raises:
+            BrokerError, DeadlineExceededError: As described at the class.
+        """
+        return self._wait(self._client, future, doing, timeout_s or self._timeout_s)
+
+    def _wait(self, client: AdminClient, future: Future[T], doing: str, timeout_s: float) -> T:
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            if self._is_closed:
+                raise StateError("this Admin is closed")
+            client.poll(0)  # serves the error callback
+            self._watch.check(doing)
+            done, _ = wait_for_futures((future,), timeout=_SLICE_S)
+            if not done:
+                if time.monotonic() > deadline_s:
+                    raise self._watch.deadline(doing, timeout_s)
+                continue
+            error = future.exception()
+            if error is None:
+                self._watch.forget()
+                return future.result()
+            client.poll(0)
+            self._watch.check(doing)
+            if not isinstance(error, KafkaException):
+                raise error
+            if kafka_error(error).code() in UNANSWERED:
+                raise self._watch.deadline(doing, timeout_s)
+            raise broker_error(error, f"{doing} at {self.config.bootstrap_servers}")
+
+    def _ask(self, doing: str, call: Callable[[_Attempt], T], *, attempt_s: float) -> T:
+        """Repeat a question within the bound, while the answer is that it may be repeated."""
+        deadline_s = time.monotonic() + self._timeout_s
+        failures = 0
+        while True:
+            client = self._client
+            left_s = max(_SLICE_S, deadline_s - time.monotonic())
+            try:
+                return call(_Attempt(self, client, doing, min(attempt_s, left_s)))
+            except DeadlineExceededError:
+                if time.monotonic() > deadline_s:
+                    raise self._watch.deadline(doing, self._timeout_s) from None
+                self._renew(client)
+            except BrokerError as error:
+                if not error.is_retriable or time.monotonic() > deadline_s:
+                    raise
+                failures += 1
+                if failures % _PATIENCE == 0:
+                    self._renew(client)
+            time.sleep(0.1)  # a new topic's leader, or a coordinator that loads
+
+    def _renew(self, stuck: AdminClient) -> None:
+        """Go on with a new client, unless another thread did so already.
+
+        The old one ends when the last thread that waits for it lets go.
+        """
+        with self._lock:
+            if self._client is stuck and not self._is_closed:
+                self._client = connect(AdminClient, admin_settings(self.config), self._watch)
+
+    def cluster(self) -> ClusterInfo:
+        """Brokers and identity of the cluster, and the settings of one broker."""
+        return self._ask("describing the cluster", _cluster, attempt_s=_ATTEMPT_S)
+
+    def topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
+        """What these topics are; those that do not exist are absent."""
+        doing = f"describing topics {', '.join(names)}"
+        return self._ask(doing, partial(_topics, names), attempt_s=_ATTEMPT_S)
+
+    def require_topic(self, name: str) -> TopicInfo:
+        """What one topic is.
+
+        Raises:
+            BrokerError: It does not exist; says how to create it.
+        """
+        found = self.topics([name]).get(name)
+        if found is None:
+            raise broker_error(
+                KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART),
+                f"looking for topic {name} at {self.config.bootstrap_servers}",
+            )
+        return found
+
+    def groups(self) -> frozenset[str]:
+        """Ids of all groups that have members or committed offsets, as far as we may see them."""
+        return self._ask("listing the groups", _groups, attempt_s=_ATTEMPT_S)
+
+    def group_assignments(self, group: str) -> list[frozenset[str]]:
+        """The topics that each member of a group reads now; empty without such a group.
+
+        Asked only when every broker has answered just now: while a group's coordinator goes away,
+        librdkafka's question about the group can end the process (``committed.py``).
+        """
+        doing = f"describing group {group}"
+        self._ask(doing, _groups, attempt_s=_ATTEMPT_S)
+        return self._ask(doing, partial(_group_assignments, group), attempt_s=_COORDINATOR_S)
+
+    def committed(
+        self, requests: Sequence[tuple[str, TopicPartition]], *, stable: bool = True
+    ) -> list[TopicPartition]:
+        """Committed offsets: one per (group, partition) asked for, in that order.
+
+        An offset below 0: nothing committed. ``stable``: wait for transactions that are under way
+        with such an offset; a dead producer's last for its ``transaction.timeout.ms``.
+        """
+        groups = ", ".join(dict.fromkeys(group for group, _ in requests))
+        doing = f"reading committed offsets of {groups}"
+        question = partial(_committed, self._committed, requests, stable)
+        return self._ask(doing, question, attempt_s=_ATTEMPT_S)
+
+    def log_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """First offset and end (of what is committed) of each partition."""
+        wanted = [TopicPartition(topic, partition) for partition in partitions]
+        doing = f"reading the bounds of {topic}"
+        return self._ask(doing, partial(_log_bounds, wanted), attempt_s=_ATTEMPT_S)
+
+    def log_ends(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Of each partition: the last stable offset, and the high watermark behind or at it.
+
+        They differ while a transaction is open, which holds ``read_committed`` readers back.
+        """
+        doing = f"reading the ends of {topic}"
+        return self._ask(doing, partial(_log_ends, topic), attempt_s=_ATTEMPT_S)
+
+
+class _Attempt:
+    """One client and one bound for one try at a question."""
+
+    __slots__ = ("_admin", "_doing", "client", "timeout_s")
+
+    def __init__(self, admin: Admin, client: AdminClient, doing: str, timeout_s: float) -> None:
+        self.client = client
+        self.timeout_s = timeout_s
+        self._admin = admin
+        self._doing = doing
+
+    def wait(self, future: Future[T]) -> T:
+        """The result; a little longer than the request's own timeout."""
+        return self._admin._wait(self.client, future, self._doing, self.timeout_s + _SLICE_S)
+
+
+def _cluster(attempt: _Attempt) -> ClusterInfo:
+    found = attempt.wait(attempt.client.describe_cluster(request_timeout=attempt.timeout_s))
+    brokers = {node.id: f"{node.host}:{node.port}" for node in found.nodes}
+    controller = found.controller.id if found.controller is not None else -1
+    settings: dict[str, str] = {}
+    for broker in list(brokers)[:1]:
+        settings = _configs(attempt, ResourceType.BROKER, [str(broker)])[str(broker)]
+    return ClusterInfo(found.cluster_id, brokers, controller, settings)
+
+
+def _topics(names: Sequence[str], attempt: _Attempt) -> dict[str, TopicInfo]:
+    futures = attempt.client.describe_topics(
+        TopicCollection(list(names)), request_timeout=attempt.timeout_s
+    )
+    found = {}
+    for name, future in futures.items():
+        try:
+            found[name] = attempt.wait(future)
+        except BrokerError as error:  # noqa: PERF203 - a handful of topics
+            if error.code != "UNKNOWN_TOPIC_OR_PART":
+                raise
+    try:
+        settings = _configs(attempt, ResourceType.TOPIC, list(found)) if found else {}
+    except BrokerError as error:
+        # Another broker answered, which has not heard of a topic that the first one knows.
+        error.is_retriable = error.is_retriable or error.code == "UNKNOWN_TOPIC_OR_PART"
+        raise
+    return {
+        name: TopicInfo(
+            name,
+            uuid_bytes(topic.topic_id),
+            len(topic.partitions),
+            min((len(part.replicas) for part in topic.partitions), default=0),
+            settings[name],
+        )
+        for name, topic in found.items()
+    }
+
+
+def _groups(attempt: _Attempt) -> frozenset[str]:
+    """A question that goes to every broker, and to no coordinator."""
+    listing = attempt.client.list_consumer_groups(request_timeout=attempt.timeout_s)
+    found = attempt.wait(listing)
+    for failure in found.errors:
+        error = broker_error(failure, "asking every broker")
+        if isinstance(error, BrokerError):
+            error.is_retriable = True
+        raise error
+    return frozenset(group.group_id for group in found.valid)
+
+
+def _group_assignments(group: str, attempt: _Attempt) -> list[frozenset[str]]:
+    futures = attempt.client.describe_consumer_groups([group], request_timeout=attempt.timeout_s)
+    try:
+        members = attempt.wait(futures[group]).members
+    except BrokerError as error:
+        if error.code == "GROUP_ID_NOT_FOUND":
+            return []
+        raise
+    return [
+        frozenset(partition.topic for partition in member.assignment.topic_partitions)
+        for member in members
+    ]
+
+
+def _committed(
+    offsets: CommittedOffsets,
+    requests: Sequence[tuple[str, TopicPartition]],
+    stable: bool,
+    attempt: _Attempt,
+) -> list[TopicPartition]:
+    return offsets.read(requests, stable=stable, timeout_s=attempt.timeout_s)
+
+
+def _log_bounds(wanted: Sequence[TopicPartition], attempt: _Attempt) -> dict[int, tuple[int, int]]:
+    bounds = []
+    for spec in (
+        OffsetSpec.earliest(),  # type: ignore[no-untyped-call]  # of confluent_kafka
+        OffsetSpec.latest(),  # type: ignore[no-untyped-call]
+    ):
+        futures = attempt.client.list_offsets(
+            dict.fromkeys(wanted, spec),
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=attempt.timeout_s,
+        )
+        found = {part.partition: attempt.wait(future) for part, future in futures.items()}
+        bounds.append({number: result.offset for number, result in found.items()})
+    return {number: (first, bounds[1][number]) for number, first in bounds[0].items()}
+
+
+def _log_ends(topic: str, attempt: _Attempt) -> dict[int, tuple[int, int]]:
+    found = attempt.client.list_topics(topic, timeout=attempt.timeout_s).topics[topic]
+    wanted = [TopicPartition(topic, number) for number in found.partitions]
+    ends = []
+    for isolation in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED):
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # of confluent_kafka
+        futures = attempt.client.list_offsets(
+            dict.fromkeys(wanted, latest),
+            isolation_level=isolation,
+            request_timeout=attempt.timeout_s,
+        )
+        ends.append({each.partition: attempt.wait(asked) for each, asked in futures.items()})
+    return {number: (end.offset, ends[1][number].offset) for number, end in ends[0].items()}
+
+
+def _configs(
+    attempt: _Attempt, kind: ResourceType, names: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    resources = [ConfigResource(kind, name) for name in names]
+    futures = attempt.client.describe_configs(resources, request_timeout=attempt.timeout_s)
+    found: dict[str, dict[str, str]] = {}
+    for resource, future in futures.items():
+        found[resource.name] = {
+            name: entry.value
+            for name, entry in attempt.wait(future).items()
+            if entry.value is not None
+        }
+    return found
+
+
+def uuid_bytes(topic_id: object) -> bytes:
+    """The 16 bytes of confluent_kafka's Uuid, which offers them as two signed numbers."""
+    most = getattr(topic_id, "get_most_significant_bits", None)
+    least = getattr(topic_id, "get_least_significant_bits", None)
+    if most is None or least is None:
+        return b""
+    data: bytes = most().to_bytes(8, "big", signed=True) + least().to_bytes(8, "big", signed=True)
+    return b"" if data == bytes(16) else data

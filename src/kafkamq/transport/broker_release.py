@@ -1,0 +1,47 @@
+"""Which release of Kafka a broker is; a question that librdkafka does not offer."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import WireError
+from kafkamq.transport.wire.api_versions import MAX_RESPONSE_BYTES, encode_request, release_of
+
+__all__ = ["broker_release"]
+
+_PLAIN = ("PLAINTEXT", "SASL_PLAINTEXT")
+
+
+def broker_release(config: ServiceConfig, address: str, *, timeout_s: float = 5.0) -> str | None:
+    """As "4.2"; None when it cannot be told: over TLS, before 3.3, or without an answer.
+
+    Args:
+        config: Says how brokers are reached; its credentials are not used.
+        address: host:port of a broker.
+        timeout_s: Bound of each wait.
+    """
+    if config.kafka.get("security.protocol", "PLAINTEXT").upper() not in _PLAIN:
+        return None
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as connection:
+            connection.sendall(encode_request("kafkamq", "1"))
+            (size,) = struct.unpack(">i", _receive(connection, 4))
+            if not 0 < size <= MAX_RESPONSE_BYTES:
+                return None
+            return release_of(_receive(connection, size))
+    except (OSError, ValueError, WireError):
+        return None
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        part = connection.recv(size)
+        if not part:
+            raise ConnectionError("the broker has hung up")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,59 @@
+"""Whether anybody answers, before a command begins: one line instead of a long wait.
+
+A library waits for brokers that come back, and whoever started it by hand wants to know of a wrong
+port. So the commands ask this first, and the client that asks logs nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import wait
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from kafkamq.config import ServiceConfig
+from kafkamq.transport.errors import UNANSWERED, ErrorWatch, kafka_error
+from kafkamq.transport.settings import admin_settings, connect
+
+__all__ = ["require_brokers"]
+
+PATIENCE_S = 3.0
+"""A connection is refused, or a name unknown: so long it is tried again."""
+TIMEOUT_S = 15.0
+"""Nothing comes back at all, which a slow network may explain."""
+_SLICE_S = 0.1
+
+
+def require_brokers(
+    config: ServiceConfig, *, patience_s: float = PATIENCE_S, timeout_s: float = TIMEOUT_S
+) -> None:
+    """Return when a broker has answered, whatever it said.
+
+    Raises:
+        BrokerError: Credentials are refused.
+        DeadlineExceededError: No broker answers; names the servers and the cause.
+    """
+    watch = ErrorWatch(config.bootstrap_servers)
+    client = connect(AdminClient, admin_settings(config), watch, quiet=True)
+    try:
+        _ask(client, watch, patience_s=patience_s, timeout_s=timeout_s)
+    finally:
+        client.__exit__(None, None, None)
+
+
+def _ask(client: AdminClient, watch: ErrorWatch, *, patience_s: float, timeout_s: float) -> None:
+    begun_s = time.monotonic()
+    future = client.describe_cluster(request_timeout=timeout_s)
+    while True:
+        client.poll(0)  # serves the error callback
+        watch.check("connecting")
+        waited_s = time.monotonic() - begun_s
+        done, _ = wait((future,), timeout=_SLICE_S)
+        if done:
+            error = future.exception()
+            if isinstance(error, KafkaException) and kafka_error(error).code() in UNANSWERED:
+                raise watch.silence()
+            return
+        if waited_s > (patience_s if watch.is_down else timeout_s):
+            raise watch.silence()

@@ -1,0 +1,325 @@
+"""The one mapping from our settings to librdkafka's properties, for every role of a client.
+
+``ServiceConfig.kafka`` holds Kafka's own property names and wins over our defaults; what the
+protocol's guarantees rest on belongs to kafkamq and cannot be set. Properties of another role (a
+consumer's at a producer) are passed as well: librdkafka ignores them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import TypeVar
+
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import ConfigError
+from kafkamq.transport.errors import ErrorWatch, kafka_error
+
+__all__ = [
+    "Role",
+    "admin_settings",
+    "connect",
+    "consumer_settings",
+    "is_secret",
+    "marker_settings",
+    "producer_settings",
+    "share_settings",
+    "transactional_settings",
+]
+
+_log = logging.getLogger("kafkamq.librdkafka")
+
+
+class Role(Enum):
+    """What a client is for."""
+
+    CONSUMER = "consumer"
+    PRODUCER = "producer"
+    TRANSACTIONAL = "transactional producer"
+    ADMIN = "admin"
+    SHARE = "share consumer"
+
+
+MAX_START_MS = 30_000  # R5
+MAX_TRANSACTION_MS = 60_000  # each step of ours gives up sooner; a killed process's goes on so long
+MAX_RECONNECT_MS = 1000  # a KEEPALIVE that waits for longer costs leases
+_MAX_MESSAGE_BYTES = 20 * 1024 * 1024
+
+_EVERYWHERE: dict[str, object] = {
+    "client.id": "kafkamq",
+    "reconnect.backoff.max.ms": MAX_RECONNECT_MS,  # R5: a returned broker is used at once
+    "socket.keepalive.enable": True,
+}
+_DEFAULTS: dict[Role, dict[str, object]] = {
+    Role.CONSUMER: {
+        "fetch.queue.backoff.ms": 3,  # librdkafka's 1000 caps batched reading at 150-245k/s
+        "queued.min.messages": 20_000,  # as fast as 1,000,000 with a third of the memory
+    },
+    Role.PRODUCER: {
+        "message.timeout.ms": MAX_START_MS,
+        "linger.ms": 1,
+        "message.max.bytes": _MAX_MESSAGE_BYTES,  # the topic's own limit decides
+    },
+    Role.TRANSACTIONAL: {
+        "transaction.timeout.ms": 10_000,  # R22: how long a dead producer holds readers back
+        "message.timeout.ms": 10_000,  # librdkafka: <= transaction.timeout.ms
+        "linger.ms": 1,
+        "message.max.bytes": _MAX_MESSAGE_BYTES,
+        # A transaction right behind another one is refused until that one's markers are written;
+        # librdkafka's 100 ms would be the cost of every transaction.
+        "retry.backoff.ms": 10,
+    },
+    Role.ADMIN: {},
+    Role.SHARE: {},
+}
+_FIXED: dict[Role, dict[str, object]] = {
+    Role.CONSUMER: {
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "isolation.level": "read_committed",
+        "auto.offset.reset": "error",  # `earliest` passes over deleted records in silence
+    },
+    Role.PRODUCER: {"enable.idempotence": True, "acks": "all"},
+    Role.TRANSACTIONAL: {"enable.idempotence": True, "acks": "all"},
+    Role.ADMIN: {},
+    Role.SHARE: {"share.acknowledgement.mode": "explicit"},
+}
+
+_OWNED = {
+    "bootstrap.servers": "give it as bootstrap_servers",
+    "metadata.broker.list": "give it as bootstrap_servers",
+    "group.id": "queues and trackers name their groups themselves",
+    "group.instance.id": "replicas of one process would take it from each other",
+    "transactional.id": "one per marker partition (R22)",
+    "enable.auto.commit": "an offset is committed when its STARTs are in the log (R5)",
+    "auto.commit.enable": "an offset is committed when its STARTs are in the log (R5)",
+    "enable.auto.offset.store": "offsets are committed explicitly (R5)",
+    "auto.offset.reset": "a position outside the log is an error, never a jump (R23)",
+    "isolation.level": "every reader is read_committed",
+    "enable.idempotence": "every producer is idempotent",
+    "acks": "every producer waits for all replicas",
+    "request.required.acks": "every producer waits for all replicas",
+    "partitioner": "the protocol chooses partitions (R26)",
+    "enable.partition.eof": "trackers and readers set it",
+    "enable.gapless.guarantee": "the protocol does not need it",
+    "delivery.report.only.error": "every delivery report is read (R9)",
+    "error_cb": "errors are raised by the call that waits",
+    "on_delivery": "delivery reports are read by kafkamq",
+    "logger": "use the Python logger 'kafkamq.librdkafka'",
+}
+
+_JAVA_ONLY = {
+    "sasl.jaas.config": "set sasl.username and sasl.password instead",
+    "sasl.login.callback.handler.class": "set sasl.oauthbearer.method instead",
+    "sasl.client.callback.handler.class": "set sasl.mechanism instead",
+    "ssl.truststore.location": "set ssl.ca.location to a PEM file instead",
+    "ssl.truststore.password": "ssl.ca.location (PEM) needs none; remove it",
+    "ssl.truststore.type": "ssl.ca.location is always PEM; remove it",
+    "ssl.truststore.certificates": "set ssl.ca.pem instead",
+    "ssl.keystore.type": "ssl.keystore.location is always PKCS#12; remove it",
+    "ssl.keystore.key": "set ssl.key.pem instead",
+    "ssl.keystore.certificate.chain": "set ssl.certificate.pem instead",
+    "ssl.protocol": "librdkafka negotiates it; remove it",
+    "ssl.enabled.protocols": "librdkafka negotiates them; remove it",
+    "security.providers": "librdkafka has none; remove it",
+    "key.serializer": "keys are bytes; remove it",
+    "value.serializer": "payloads are bytes; remove it",
+    "key.deserializer": "keys are bytes; remove it",
+    "value.deserializer": "payloads are bytes; remove it",
+    "max.poll.records": "use receive_many(n), or the queue's max_in_flight",
+    "fetch.max.wait.ms": "set fetch.wait.max.ms instead",
+    "buffer.memory": "set queue.buffering.max.kbytes instead",
+    "max.block.ms": "every call has a timeout argument; remove it",
+    "send.buffer.bytes": "set socket.send.buffer.bytes instead",
+    "receive.buffer.bytes": "set socket.receive.buffer.bytes instead",
+    "default.api.timeout.ms": "every call has a timeout argument; remove it",
+    "interceptor.classes": "Java classes cannot run here; remove it",
+    "metric.reporters": "Java classes cannot run here; remove it",
+}
+
+_SECRET = re.compile(
+    r"password|secret|passphrase|credential|private|jaas|ssl\.key|sasl\.oauthbearer\.config|token$",
+    re.IGNORECASE,
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a property's value must never be shown."""
+    return bool(_SECRET.search(name))
+
+
+def consumer_settings(config: ServiceConfig, *, group_id: str, **ours: object) -> dict[str, object]:
+    """Properties of a read_committed consumer without automatic commits.
+
+    Args:
+        config: Where, and the user's own properties.
+        group_id: Its group.
+        **ours: Properties that the caller owns or proposes, ``_`` for ``.``.
+    """
+    return _settings(config, Role.CONSUMER, {"group.id": group_id, **_dotted(ours)})
+
+
+def producer_settings(config: ServiceConfig, **ours: object) -> dict[str, object]:
+    """Properties of an idempotent producer (acks=all) outside of transactions."""
+    return _settings(config, Role.PRODUCER, _dotted(ours))
+
+
+def transactional_settings(
+    config: ServiceConfig, *, transactional_id: str, **ours: object
+) -> dict[str, object]:
+    """Properties of a transactional producer; message timeouts end within the transaction's.
+
+    A transaction of a killed process holds readers back until its timeout, so the user's is bounded
+    by a minute; but not where the caller proposes one, whose transactions may take long.
+    """
+    settings = _settings(
+        config, Role.TRANSACTIONAL, {"transactional.id": transactional_id, **_dotted(ours)}
+    )
+    if "transaction_timeout_ms" not in ours:
+        _cap(settings, "transaction.timeout.ms", MAX_TRANSACTION_MS)
+    # librdkafka refuses a longer one; a user who set it for the other producers means no harm.
+    _cap_timeout(settings, settings["transaction.timeout.ms"])
+    return settings
+
+
+def marker_settings(config: ServiceConfig, **ours: object) -> dict[str, object]:
+    """``producer_settings`` whose records fail within 30 s: R5 and R12 rest on that.
+
+    And which looks for a broker that returns as often as leases need it.
+    """
+    settings = producer_settings(config, **ours)
+    _cap_timeout(settings, MAX_START_MS)
+    for name in ("reconnect.backoff.ms", "reconnect.backoff.max.ms"):
+        _cap(settings, name, MAX_RECONNECT_MS)
+    return settings
+
+
+def _cap_timeout(settings: dict[str, object], limit: object) -> None:
+    for name in ("message.timeout.ms", "delivery.timeout.ms"):
+        value = settings.get(name)
+        if value is not None and not 0 < _int(value) <= _int(limit):  # 0: without end
+            settings[name] = limit
+
+
+def _cap(settings: dict[str, object], name: str, limit: int) -> None:
+    if _int(settings.get(name, 0)) > limit:
+        settings[name] = limit
+
+
+def admin_settings(config: ServiceConfig, **ours: object) -> dict[str, object]:
+    """Properties of an admin client."""
+    return _settings(config, Role.ADMIN, _dotted(ours))
+
+
+def share_settings(config: ServiceConfig, *, group_id: str, **ours: object) -> dict[str, object]:
+    """Properties of a member of a share group that acknowledges explicitly.
+
+    Built for ``ShareConsumer``, which takes neither a logger nor consumers' own properties.
+    """
+    return _settings(config, Role.SHARE, {"group.id": group_id, **_dotted(ours)})
+
+
+def _dotted(ours: Mapping[str, object]) -> dict[str, object]:
+    return {name.replace("_", "."): value for name, value in ours.items()}
+
+
+def _int(value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        return 0  # librdkafka names the property and the value
+
+
+_ALIASES = {
+    "compression.codec": "compression.type",
+    "queue.buffering.max.ms": "linger.ms",
+    "delivery.timeout.ms": "message.timeout.ms",
+}
+
+
+def _settings(config: ServiceConfig, role: Role, ours: Mapping[str, object]) -> dict[str, object]:
+    for name, value in config.kafka.items():
+        if name in _JAVA_ONLY:
+            raise ConfigError(f"kafka property {name} is Java's: {_JAVA_ONLY[name]}")
+        if name in _OWNED:
+            shown = "***" if is_secret(name) else repr(value)
+            raise ConfigError(
+                f"kafka property {name} ({shown}) belongs to kafkamq: {_OWNED[name]}; remove it"
+            )
+    settings = {**_EVERYWHERE, **_DEFAULTS[role]}
+    settings.update({name: value for name, value in ours.items() if name not in _OWNED})
+    for name, value in config.kafka.items():
+        if name in _ALIASES:  # the same property by two names: librdkafka takes the last one set
+            settings.pop(_ALIASES[name], None)
+        settings[name] = value
+    settings.update(_FIXED[role])
+    settings.update({name: value for name, value in ours.items() if name in _OWNED})
+    settings["bootstrap.servers"] = config.bootstrap_servers
+    return settings
+
+
+class _ClientLog:
+    """librdkafka's log lines as Python log records, each kind at most once in ten seconds."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+
+    def log(self, level: int, _format: str, *args: object) -> None:
+        """Called by confluent_kafka with facility, client name and text."""
+        facility, client, text = (*(str(arg) for arg in args), "", "", "")[:3]
+        if facility == "CONFWARN":  # a property of another role: passed on purpose
+            return
+        if text.endswith(": retrying"):  # as every start does while a coordinator loads
+            level = logging.DEBUG
+        now = time.monotonic()
+        if now - self._last.get(facility, -1e9) < 10.0:
+            return
+        self._last[facility] = now
+        # A client that cannot connect goes on trying; who waits raises. So never above WARNING.
+        _log.log(min(level, logging.WARNING), "%s: %s", facility, text, extra={"client": client})
+
+
+class _NoLog:
+    """For a client whose failures its caller tells."""
+
+    def log(self, level: int, _format: str, *args: object) -> None:
+        """Called as that of ``_ClientLog``."""
+
+
+Client = TypeVar("Client", Consumer, Producer, AdminClient)
+
+
+def connect(
+    make: Callable[..., Client],
+    settings: Mapping[str, object],
+    watch: ErrorWatch | None = None,
+    *,
+    quiet: bool = False,
+) -> Client:
+    """Build a client: librdkafka's refusals become ConfigErrors without secrets.
+
+    Args:
+        make: ``Consumer``, ``Producer`` or ``AdminClient``.
+        settings: From one of the functions above.
+        watch: Becomes its error callback; by default one that nobody asks.
+        quiet: Its own log lines are dropped.
+
+    Raises:
+        ConfigError: An unknown property, a value out of range, a file that is not there.
+    """
+    servers = str(settings.get("bootstrap.servers", ""))
+    full = {**settings, "error_cb": watch if watch is not None else ErrorWatch(servers)}
+    try:
+        return make(full, logger=_NoLog() if quiet else _ClientLog())
+    except (KafkaException, TypeError, ValueError) as error:
+        said = kafka_error(error).str() if isinstance(error, KafkaException) else str(error)
+        for name, value in settings.items():
+            if is_secret(name) and str(value):
+                said = said.replace(str(value), "***")
+        raise ConfigError(f"the kafka settings cannot work: {said}") from None

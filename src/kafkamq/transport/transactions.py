@@ -1,0 +1,319 @@
+"""One transactional producer: begin, produce, offsets, commit; waits bounded, outcomes named."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeAlias
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, StateError
+from kafkamq.transport.bounded_call import CallAbandonedError, CallGuard
+from kafkamq.transport.errors import (
+    ErrorWatch,
+    OutcomeUnknownError,
+    TransactionAbortedError,
+    broker_error,
+    kafka_error,
+)
+from kafkamq.transport.settings import connect, transactional_settings
+from kafkamq.types import Headers
+
+__all__ = ["Delivered", "Record", "TransactionalProducer"]
+
+Record: TypeAlias = tuple[str, int, "bytes | None", "bytes | None", Headers]
+"""Topic, partition, key, value, headers."""
+
+Delivered: TypeAlias = "Callable[[KafkaError | None, Message], None]"
+
+_SLICE_S = 0.5  # one blocking call; between two of them errors of the connection are looked at
+_CLOSE_S = 5.0
+_OVERDUE_S = 12.0  # a call of one slice that has not returned by then never will
+
+
+class TransactionalProducer:
+    """A producer of one transactional id; one owner thread.
+
+    Every method raises ``FencedError`` when another producer of the same id was initialised later,
+    ``TransactionAbortedError`` when the transaction is known not to have happened, and
+    ``OutcomeUnknownError`` when only ``init`` and a look into the log can tell.
+
+    Attributes:
+        transactional_id: Its id.
+        too_large: Deliveries of the last transaction that the broker refused for their size.
+    """
+
+    def __init__(self, config: ServiceConfig, transactional_id: str, **settings: object) -> None:
+        self.transactional_id = transactional_id
+        self.too_large = 0
+        self._config = config
+        self._more = settings
+        self._client_id = ""
+        self._watch = ErrorWatch(config.bootstrap_servers)
+        self._producer: Producer | None = None
+        self._guard = CallGuard()
+        self._is_ready = False  # initialised, and neither fenced nor broken since
+        self._in_transaction = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether ``begin`` may be called without ``init``."""
+        return self._is_ready
+
+    def init(self, *, timeout_s: float = 30.0) -> None:
+        """Fence earlier producers of the id; what they had under way is settled when it returns.
+
+        Makes a new client where this one is unusable: a fenced one can never be used again.
+
+        Raises:
+            BrokerError, DeadlineExceededError: Not reached; may be repeated.
+        """
+        self._discard()
+        self._watch = ErrorWatch(self._config.bootstrap_servers)
+        settings = transactional_settings(
+            self._config, transactional_id=self.transactional_id, **self._more
+        )
+        self._client_id = str(settings["client.id"])
+        producer = connect(Producer, settings, self._watch)
+        self._producer = producer
+        self._bounded(
+            f"initialising transactions of {self.transactional_id}",
+            producer.init_transactions,
+            timeout_s,
+        )
+        self._is_ready = True
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        producer = self._ready()
+        self.too_large = 0
+        try:
+            producer.begin_transaction()
+        except KafkaException as error:
+            raise self._failed(error, "beginning a transaction") from error
+        self._in_transaction = True
+
+    def produce(
+        self, record: Record, *, timeout_s: float = 30.0, on_delivery: Delivered | None = None
+    ) -> None:
+        """Queue one record of the open transaction; waits (bounded) while the queue is full."""
+        topic, partition, key, value, headers = record
+        producer = self._ready()
+        deadline_s = 0.0
+        while True:
+            try:
+                producer.produce(
+                    topic,
+                    value,
+                    key,
+                    partition,
+                    on_delivery=on_delivery or self._on_delivery,
+                    headers=list(headers) if headers else None,
+                )
+                return
+            except BufferError:  # noqa: PERF203 - full queues are rare
+                now_s = time.monotonic()
+                deadline_s = deadline_s or now_s + timeout_s
+                if now_s > deadline_s:
+                    raise self._watch.deadline("producing in a transaction", timeout_s) from None
+                self._serve("producing in a transaction", 0.1)
+            except KafkaException as error:
+                if kafka_error(error).code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                    self.too_large += 1  # refused here, before it reached the broker
+                raise self._failed(error, f"producing to {topic}[{partition}]") from error
+
+    def produce_many(
+        self,
+        topic: str,
+        partition: int,
+        messages: Sequence[dict[str, Any]],
+        *,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """Queue records of one partition; quicker than one by one.
+
+        Args:
+            topic: Where to.
+            partition: Of the topic.
+            messages: value, key and callback of each, as ``produce_batch`` takes them.
+            timeout_s: Bound of the wait while the queue is full.
+        """
+        doing = f"producing to {topic}"
+        deadline_s = time.monotonic() + timeout_s
+        left = list(messages)
+        while left:
+            try:
+                self._ready().produce_batch(topic, left, partition)
+            except KafkaException as error:
+                raise self._failed(error, doing) from error
+            refused = [each for each in left if "_error" in each]
+            for message in refused:
+                refusal = message.pop("_error")
+                if refusal.code() != KafkaError._QUEUE_FULL:
+                    raise self._failed(KafkaException(refusal), doing)
+            if refused:
+                if time.monotonic() > deadline_s:
+                    raise self._watch.deadline(doing, timeout_s)
+                self._serve(doing, 0.1)
+            left = refused
+
+    def produce_records(self, records: Iterable[Record], *, timeout_s: float = 60.0) -> None:
+        """Queue many records of any topic, with headers; quicker than one by one."""
+        produce, report = self._ready().produce, self._on_delivery
+        for record in records:
+            topic, partition, key, value, headers = record
+            try:
+                produce(
+                    topic,
+                    value,
+                    key,
+                    partition,
+                    on_delivery=report,
+                    headers=list(headers) if headers else None,
+                )
+            except BufferError:
+                self.produce(record, timeout_s=timeout_s)
+            except KafkaException as error:
+                raise self._failed(error, f"producing to {topic}[{partition}]") from error
+
+    def flush(self, *, timeout_s: float = 10.0) -> None:
+        """Wait until the queued records are confirmed or refused; ``commit`` does so by itself."""
+        try:
+            self._ready().flush(timeout_s)
+        except KafkaException as error:
+            raise self._failed(error, "flushing a transaction") from error
+
+    def send_offsets(
+        self, positions: Sequence[TopicPartition], group_metadata: bytes, *, timeout_s: float = 10.0
+    ) -> None:
+        """Commit offsets for a group in the open transaction."""
+        producer = self._ready()
+        offsets = list(positions)
+        self._bounded(
+            f"sending offsets of {self.transactional_id}",
+            lambda slice_s: producer.send_offsets_to_transaction(offsets, group_metadata, slice_s),
+            timeout_s,
+        )
+
+    def call(self, call: Callable[[Producer, str, float], object], *, timeout_s: float) -> None:
+        """Do something else in the open transaction, again until the bound while it may succeed.
+
+        It gets the client, its ``client.id``, and the seconds that one call may take.
+        """
+        producer, client_id = self._ready(), self._client_id
+        self._bounded(
+            f"in a transaction of {self.transactional_id}",
+            lambda slice_s: call(producer, client_id, slice_s),
+            timeout_s,
+        )
+
+    def commit(self, *, timeout_s: float = 30.0) -> None:
+        """Commit the open transaction; all its records are in the logs when this returns."""
+        producer = self._ready()
+        doing = f"committing a transaction of {self.transactional_id}"
+        try:
+            self._bounded(doing, producer.commit_transaction, timeout_s)
+        except (TransactionAbortedError, FencedError):
+            raise
+        except (BrokerError, DeadlineExceededError) as error:
+            self._is_ready = False
+            raise OutcomeUnknownError(
+                f"{error}: whether it was committed is not known", is_retriable=True
+            ) from error
+        self._in_transaction = False
+
+    def abort(self, *, timeout_s: float = 10.0) -> None:
+        """Abort the open transaction, if any; one that cannot be aborted ends at ``init``."""
+        producer = self._producer
+        if producer is None or not self._in_transaction:
+            return
+        self._in_transaction = False
+        try:
+            self._bounded(
+                f"aborting a transaction of {self.transactional_id}",
+                producer.abort_transaction,
+                timeout_s,
+            )
+        except (BrokerError, DeadlineExceededError):
+            self._is_ready = False  # init aborts it; the broker's timeout does it otherwise
+
+    def close(self) -> None:
+        """End the client; an open transaction is aborted (bounded). Idempotent."""
+        self.abort(timeout_s=_CLOSE_S)
+        self._discard()
+        self._guard.close()
+
+    def _ready(self) -> Producer:
+        if self._producer is None or not self._is_ready:
+            raise StateError(f"the producer of {self.transactional_id} needs init() first")
+        return self._producer
+
+    def _discard(self) -> None:
+        producer, self._producer = self._producer, None
+        is_idle = self._is_ready and not self._in_transaction
+        self._is_ready = self._in_transaction = False
+        if producer is None:
+            return
+        producer.purge()  # nothing of it may be sent any more, and nobody waits for it
+        if is_idle:
+            producer.close()
+        else:
+            # Closing would abort the transaction first, without a bound, and raise when fenced;
+            # dropping the last reference ends the client without either.
+            with suppress(KafkaException):  # a fatal error is raised by the next poll, too
+                producer.poll(0)
+
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self.too_large += 1
+
+    def _bounded(self, doing: str, call: Callable[[float], object], timeout_s: float) -> None:
+        """Run one of librdkafka's resumable calls in slices, up to the bound."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            slice_s = max(0.01, min(_SLICE_S, left_s))
+            try:
+                self._guard.run(partial(call, slice_s), timeout_s=_OVERDUE_S, client=self._producer)
+                self._watch.forget()
+                return
+            except CallAbandonedError as error:
+                self._producer = None  # the guard keeps it
+                self._is_ready = self._in_transaction = False
+                raise BrokerError(f"{doing}: {error}", code="HANGS", is_retriable=True) from None
+            except KafkaException as error:
+                inner = kafka_error(error)
+                resumable = inner.retriable() and not inner.txn_requires_abort()
+                if not resumable or inner.fatal():
+                    raise self._failed(error, doing) from error
+                if left_s <= 0:
+                    self._is_ready = False
+                    raise self._watch.deadline(doing, timeout_s) from error
+                if inner.code() != KafkaError._TIMED_OUT:
+                    time.sleep(0.05)
+            self._serve(doing, 0.0)
+
+    def _serve(self, doing: str, timeout_s: float) -> None:
+        """Serve callbacks; raises what no waiting can mend."""
+        if self._producer is not None:
+            try:
+                self._producer.poll(timeout_s)
+            except KafkaException as error:
+                raise self._failed(error, doing) from error
+        self._watch.check(doing)
+
+    def _failed(self, error: KafkaException, doing: str) -> Exception:
+        """Classify; leaves this producer either ready for ``begin`` or in need of ``init``."""
+        inner = kafka_error(error)
+        ours = broker_error(error, f"{doing} at {self._config.bootstrap_servers}")
+        if inner.txn_requires_abort() and not inner.fatal():
+            self.abort()
+            code = ours.code if isinstance(ours, BrokerError) else inner.name()
+            return TransactionAbortedError(f"{ours}: aborted", code=code, is_retriable=True)
+        if inner.fatal() or isinstance(ours, FencedError):
+            self._is_ready = self._in_transaction = False
+        return ours

@@ -1,0 +1,1 @@
+"""What the transport reads of Kafka's own protocol: pure."""
