@@ -5,8 +5,9 @@ The names below load when they are first used, so that ``import kafkamq`` costs 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from kafkamq.lazy import loader
 
 if TYPE_CHECKING:
     from kafkamq.config import Backoff
@@ -110,16 +111,7 @@ _HOMES = {
         "SentMessage",
     ),
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    module = _HOME.get(name)
-    if module is None:
-        raise AttributeError(f"module 'kafkamq' has no attribute {name!r}")
-    value: object = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

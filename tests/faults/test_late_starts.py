@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     NewTopic,
 )
 from tests.integration.tracker_logs import wait_until
+from tests.sure_producer import SureProducer
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError
@@ -48,13 +49,13 @@ def make_markers(cluster: KafkaCluster, config: ServiceConfig, victim: int, othe
 
 def send(cluster: KafkaCluster, config: ServiceConfig, count: int) -> None:
     """So many to each partition of the queue."""
-    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"})
+    producer = SureProducer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"})
     for partition in range(PARTITIONS):
         for number in range(count):
             producer.produce(
                 config.message_topic, b"%d/%d" % (partition, number), b"a", partition=partition
             )
-    assert producer.flush(60) == 0
+    producer.confirm(60)
 
 
 def received(consumer: Consumer, *, timeout_s: float = 150.0) -> Iterator[Message]:

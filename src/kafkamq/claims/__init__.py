@@ -13,8 +13,9 @@ with Cluster("localhost:9092") as cluster:
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from kafkamq.lazy import loader
 
 if TYPE_CHECKING:
     from kafkamq.claims.admin import Admin, Position
@@ -56,13 +57,4 @@ _HOMES = {
     "kafkamq.claims.topic": ("init_topic",),
 }
 
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    module = _HOME.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, _HOMES)

@@ -5,9 +5,9 @@ came since its last turn, so 64 partitions cost as many requests as one. An over
 hold its heartbeat back: the engine goes on without it, unless the offset must be committed.
 
 Both ask one Kafka consumer that is never assigned anything; what the application polls is another
-one (``intake``), so no commit waits for a poll, nor a poll for a commit. Each question has a queue
-of its own in the client; what comes unasked (errors, log lines) waits for a poll, which the thread
-that commits does now and then.
+one (``partition_reader``), so no commit waits for a poll, nor a poll for one. Each question has
+a queue of its own in the client; what comes unasked (errors, log lines) waits for a poll, which
+the thread that commits does now and then.
 """
 
 from __future__ import annotations

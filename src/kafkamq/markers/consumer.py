@@ -261,7 +261,7 @@ class Consumer:
     # Membership, told by the reader.
 
     def _is_topic_another(self) -> bool:
-        """Ask whether the messages' topic was made anew; ``Batches.step`` sees to the rest."""
+        """Ask whether the messages' topic was recreated; ``Batches.step`` sees to the rest."""
         return self._worker.namespace.ask_again() is not self._starter.facts
 
     def _answered(self, message_ids: Sequence[MessageId]) -> None:

@@ -166,7 +166,7 @@ class MarkerWriter:
         """Serve reports until nothing is under way, or the time is over.
 
         Raises:
-            BrokerError: The client failed for good while it held markers. It was made anew; what
+            BrokerError: The client failed for good while it held markers. It was recreated; what
                 it held is reported.
         """
         self._serve(partial(Producer.flush, timeout=max(0.0, timeout_s)))

@@ -212,7 +212,7 @@ class Positions:
             if error.code not in _WITHOUT:
                 raise
             self._warn("positions that were kept cannot be read", str(error))
-        return {  # R13: not those of a topic that may have been made anew since
+        return {  # R13: not those of a topic that may have been recreated since
             number: position
             for number, position in found.items()
             if topic_id and topic_id == position.topic_id

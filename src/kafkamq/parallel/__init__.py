@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from kafkamq.lazy import loader
 
 if TYPE_CHECKING:
     from kafkamq.parallel.consumer import ParallelBase, ParallelConsumer
@@ -20,13 +21,4 @@ _HOMES = {
     "kafkamq.parallel.record": ("ParallelRecord",),
 }
 
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    module = _HOME.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, _HOMES)

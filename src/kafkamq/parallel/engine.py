@@ -110,7 +110,7 @@ class Engine:
 
     @property
     def is_exact(self) -> bool:
-        """Whether commit metadata is exact (``clients.exact_commits``)."""
+        """Whether commit metadata is exact (``transport.exact_commits``)."""
         return self._source.commits.is_exact
 
     def _all_duties(self) -> list[Duty]:

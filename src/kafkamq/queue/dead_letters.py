@@ -358,7 +358,7 @@ class _Writer:
 
 
 def done_key(topic_id: bytes, partition: int, offset: int) -> bytes:
-    """The ledger's key of a redriven dead letter; a topic made anew has another id (R13)."""
+    """The ledger's key of a redriven dead letter; a recreated topic has another id (R13)."""
     return f"{_KEY_PREFIX}/{topic_id.hex()}/{partition}/{offset}".encode()
 
 

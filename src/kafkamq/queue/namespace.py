@@ -55,7 +55,7 @@ class NamespaceFacts:
         )
 
     def are_of_another_topic(self, former: NamespaceFacts) -> bool:
-        """Whether the messages' topic was made anew since ``former``.
+        """Whether the messages' topic was recreated since ``former``.
 
         A topic whose id one of the two does not know is no other one: brokers begin to tell ids,
         or some of them do, while they are upgraded.

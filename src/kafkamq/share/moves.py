@@ -55,7 +55,7 @@ class ShareMessage(TopicMessage):
 
     @property
     def key_of_place(self) -> _Key:
-        """Its record; a topic made anew has other times."""
+        """Its record; a recreated topic has other times."""
         place = self.message_id
         return place.partition, place.offset, self.timestamp_ms
 

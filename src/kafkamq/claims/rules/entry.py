@@ -72,7 +72,7 @@ class Contender:
 
 
 class Entry:
-    """Mutable state of one partition; the rule sets in ``claim_rules`` change it."""
+    """Mutable state of one partition; the rule sets in ``ownership`` change it."""
 
     __slots__ = (
         "beat_ms",

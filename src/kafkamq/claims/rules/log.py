@@ -2,7 +2,7 @@
 
 ``ClaimLog`` folds one partition of the coordination topic, which holds every claim of the topics
 that hash to it. Who may claim, heartbeat and release is decided by a rule set: ``peer`` as the Go
-client does it, ``safe`` from the log alone (``claim_rules``). A group's pause is the expiry of its
+client does it, ``safe`` from the log alone (``ownership``). A group's pause is the expiry of its
 latest ReleaseGroup, even when an earlier one lasted longer; it ends at the expiry.
 
 Source: Marshal PROTOCOL.md, "Determining World State".
@@ -174,7 +174,7 @@ class ClaimLog:
         return self._rules.is_certain(None, now_s)
 
     def trust(self, instance: str) -> None:
-        """Name an instance of this process, so that its restarts are certain (``claim_rules``)."""
+        """Name an instance of this process, so that its restarts are certain (``ownership``)."""
         if isinstance(self._rules, SafeRules):
             self._rules.trust(instance)
 

@@ -324,7 +324,7 @@ class QueueReader(StreamReader):
         """Everything up to there is handed out, and has its END or will have none."""
         topic_id = self._facts().topic_id
         if self._id_of(offsets) not in ("", topic_id.hex()) and topic_id:
-            return  # they say nothing of the topic that was made anew
+            return  # they say nothing of the topic that was recreated
         known = _numbers(offsets.get(self.options.topic, {}))
         done = {n: max(at, self._moved_on.get(n, 0)) for n, at in known.items()}
         self._position.commit(done, topic_id)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamOffsets", "StreamReader", "of_another"]
 
-_TOPOLOGY_S = 5.0  # how often a stream looks for added partitions, and for a topic made anew
+_TOPOLOGY_S = 5.0  # how often a stream looks for added partitions, and for a recreated one
 _log = logging.getLogger(__name__)
 
 StreamOffsets = Mapping[str, Mapping[str, "int | str"]]
