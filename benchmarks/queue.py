@@ -35,9 +35,9 @@ from confluent_kafka.admin import AdminClient
 
 from kafkamq.config import ServiceConfig
 from kafkamq.dev import LocalKafka
-from kafkamq.markers.consumer import Consumer
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_start
+from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.service import Service
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.runtime.garbage_collector import calm_collector

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
         StateError,
         WireError,
     )
-    from kafkamq.markers.consumer import Consumer
-    from kafkamq.markers.message import Message
     from kafkamq.parallel.consumer import ParallelConsumer
     from kafkamq.parallel.record import ParallelRecord
     from kafkamq.parallel.results import OutgoingRecord
+    from kafkamq.queue.consumer import Consumer
     from kafkamq.queue.delivery import Delivery
+    from kafkamq.queue.message import Message
     from kafkamq.queue.producer import Producer
     from kafkamq.queue.queue import Queue
     from kafkamq.queue.service import Service
@@ -90,9 +90,9 @@ _HOMES = {
         "StateError",
         "WireError",
     ),
-    "kafkamq.markers.consumer": ("Consumer",),
+    "kafkamq.queue.consumer": ("Consumer",),
     "kafkamq.queue.delivery": ("Delivery",),
-    "kafkamq.markers.message": ("Message",),
+    "kafkamq.queue.message": ("Message",),
     "kafkamq.queue.producer": ("Producer",),
     "kafkamq.queue.queue": ("Queue",),
     "kafkamq.queue.service": ("Service",),

@@ -17,8 +17,8 @@ from tests.sure_producer import SureProducer
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError
-from kafkamq.markers.consumer import Consumer
-from kafkamq.markers.message import Message
+from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.message import Message
 from kafkamq.queue.names import group_of
 from kafkamq.queue.service import Service
 from kafkamq.queue.wire.partitions import marker_partition

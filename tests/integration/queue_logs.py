@@ -13,11 +13,11 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from tests.integration.tracker_logs import read_topic, wait_until
 
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.markers.consumer import Consumer
 from kafkamq.markers.last_delivery import process_gate
-from kafkamq.markers.message import Message
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 

@@ -31,9 +31,9 @@ from tests.integration.queue_logs import (
 from kafkamq.dev import LocalKafka, cache_dir_from, java_from
 from kafkamq.errors import BrokerError, DeadlineExceededError, LeaseLostError
 from kafkamq.markers import transactional_starts as exact_commits
-from kafkamq.markers.consumer import Consumer
-from kafkamq.markers.message import Message
 from kafkamq.markers.starts import Batch
+from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
 from kafkamq.transport.offset_commits import Commit
 from kafkamq.types import MarkerType, MessageId, Outcome

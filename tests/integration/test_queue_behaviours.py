@@ -27,7 +27,7 @@ from tests.integration.queue_logs import (
 
 from kafkamq.config import Backoff
 from kafkamq.errors import BrokerError, ConfigError, StateError
-from kafkamq.markers.message import Message
+from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
 from kafkamq.transport.offset_commits import Commit
 from kafkamq.types import MarkerType, Outcome

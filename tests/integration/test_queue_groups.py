@@ -22,10 +22,10 @@ from tests.integration.queue_logs import (
 )
 
 from kafkamq.errors import DataLossError
-from kafkamq.markers.consumer import Consumer
-from kafkamq.markers.message import Message
 from kafkamq.markers.overview import doubled_queues, overview
 from kafkamq.markers.reader import group_of
+from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
 from kafkamq.types import MarkerType, Outcome
 

@@ -12,9 +12,9 @@ import pytest
 from tests.integration.queue_logs import ends, make_service, starts
 
 from kafkamq.errors import StateError
-from kafkamq.markers.consumer import Consumer
-from kafkamq.markers.message import Message
 from kafkamq.markers.rules.leases import LeaseState
+from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.message import Message
 from kafkamq.types import Outcome
 
 COUNT, INTERRUPTS = 600, 60

@@ -19,8 +19,8 @@ from tests.integration.test_holes import make_anew
 from tests.sure_producer import SureProducer
 
 from kafkamq.config import ServiceConfig
-from kafkamq.markers.consumer import Consumer
 from kafkamq.markers.wire.positions import encode_group_position, position_prefix
+from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.names import group_of
 from kafkamq.queue.service import Service
 from kafkamq.transport.admin import Admin

@@ -27,10 +27,10 @@ from tests.integration.queue_logs import (
 
 from kafkamq.config import Backoff
 from kafkamq.errors import LeaseLostError, StateError
-from kafkamq.markers.consumer import Consumer
-from kafkamq.markers.message import Message
 from kafkamq.markers.reader import group_of
 from kafkamq.metrics import catalog
+from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
 from kafkamq.queue.wire.partitions import marker_partition
 from kafkamq.types import MarkerType, MessageId, Outcome

@@ -16,6 +16,7 @@ from tests.mutant_lists.mutant import (
     LEASES_PY,
     NUMBERS,
     REDELIVERY,
+    RETRY_PY,
     SIMULATION,
     START_REPORTS,
     START_REPORTS_PY,
@@ -286,7 +287,7 @@ OF_WORKERS = [
     Mutant(
         "R8",
         "no jitter",
-        DELIVERY_PY,
+        RETRY_PY,
         "spread = 1.0 - backoff.jitter + 2.0 * backoff.jitter * random_unit",
         "spread = 1.0",
         DELIVERY,
@@ -294,7 +295,7 @@ OF_WORKERS = [
     Mutant(
         "R8",
         "the back-off has no longest delay",
-        DELIVERY_PY,
+        RETRY_PY,
         "delay_s = min(backoff.max, backoff.first * 2.0**doublings)",
         "delay_s = backoff.first * 2.0**doublings",
         DELIVERY,

@@ -10,9 +10,9 @@ from kafkamq.markers.rules.delivery import (
     DeadLetter,
     DueCause,
     Settle,
-    backoff_delay_ms,
     decide,
 )
+from kafkamq.queue.rules.retry import backoff_delay_ms
 from kafkamq.types import DeadLetterReason, Marker, MarkerType, MessageId
 
 BEGIN_MS = 50_000  # log clock

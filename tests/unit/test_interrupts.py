@@ -24,12 +24,12 @@ from tests.unit.worker_parts import LOG_APPEND_TIME, FixedNamespace, poll_into
 
 from kafkamq.config import QueueConfig
 from kafkamq.errors import StateError
-from kafkamq.markers.consumer import Consumer
+from kafkamq.markers.consumer import MarkersConsumer
 from kafkamq.markers.last_delivery import process_gate
-from kafkamq.markers.message import Message
 from kafkamq.markers.rules.fetch_buffer import Intake
 from kafkamq.markers.rules.leases import LeaseState
 from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.queue.message import Message
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import ErrorWatch
 from kafkamq.transport.offset_commits import Commit
@@ -84,7 +84,7 @@ class _Reader:
     is_skipping = False
 
     def __init__(
-        self, _: object, __: object, intake: Intake[Message], consumer: Consumer, ___: object
+        self, _: object, __: object, intake: Intake[Message], consumer: MarkersConsumer, ___: object
     ) -> None:
         self._intake = intake
         self.positions = MagicMock()
@@ -149,7 +149,7 @@ def _without_kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("kafkamq.markers.state.MarkerWriter", lambda _: _Writer())
     monkeypatch.setattr("kafkamq.markers.consumer.MessageReader", _Reader)
     monkeypatch.setattr("kafkamq.markers.consumer.Heart", MagicMock())
-    made: list[Consumer] = []
+    made: list[MarkersConsumer] = []
     monkeypatch.setattr(f"{__name__}._made", made)
     yield
     for consumer in made:
@@ -158,11 +158,12 @@ def _without_kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         atexit.unregister(consumer._flush_at_exit)
 
 
-_made: list[Consumer] = []
+_made: list[MarkersConsumer] = []
 
 
-def _worker() -> Consumer:
-    consumer = Consumer(FixedNamespace(), QueueConfig(queue_id="q"), None)  # type: ignore[arg-type]
+def _worker() -> MarkersConsumer:
+    namespace = FixedNamespace()
+    consumer = MarkersConsumer(namespace, QueueConfig(queue_id="q"))  # type: ignore[arg-type]
     _made.append(consumer)
     return consumer
 
@@ -210,7 +211,10 @@ def _interrupted(call: Callable[[], object], at: int) -> bool:
 
 
 def _run(
-    receive: Callable[[Consumer], list[Message]], at: int, late_waits: int = 0, again: int = -1
+    receive: Callable[[MarkersConsumer], list[Message]],
+    at: int,
+    late_waits: int = 0,
+    again: int = -1,
 ) -> bool:
     """``again``: the line of the next receive where it is interrupted once more."""
     consumer = _worker()
@@ -250,8 +254,8 @@ def _run(
     return was_hit
 
 
-_iterators: dict[Consumer, Iterator[Message]] = {}  # kept: closing one is another thing
-RECEIVES: dict[str, Callable[[Consumer], list[Message]]] = {
+_iterators: dict[MarkersConsumer, Iterator[Message]] = {}  # kept: closing one is another thing
+RECEIVES: dict[str, Callable[[MarkersConsumer], list[Message]]] = {
     "receive": lambda consumer: [m for m in [consumer.receive(0.0)] if m is not None],
     "receive_many": lambda consumer: consumer.receive_many(3, 0.0),
     "iteration": lambda consumer: [next(_iterators.setdefault(consumer, iter(consumer)))],
@@ -295,7 +299,7 @@ def test_an_interrupt_as_late_starts_are_set_aside_leaves_nothing_behind(
     at = 0
     rng = random.Random(name)
 
-    def receive(consumer: Consumer) -> list[Message]:
+    def receive(consumer: MarkersConsumer) -> list[Message]:
         return next(filter(None, iter(lambda: RECEIVES[name](consumer), None)))
 
     while _run(receive, at, 1):

@@ -10,8 +10,8 @@ from tests.unit.worker_parts import FACTS, FixedNamespace, Parts, deliver, recor
 
 from kafkamq.markers import starts as module
 from kafkamq.markers.handover import PlainHandover
-from kafkamq.markers.message import Message
 from kafkamq.markers.starts import Batch
+from kafkamq.queue.message import Message
 from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_partition
 from kafkamq.transport.offset_commits import Commit
 

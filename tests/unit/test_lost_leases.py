@@ -12,10 +12,11 @@ import pytest
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.markers.ack_writer import Verdicts
-from kafkamq.markers.lost_leases import MAX_LATE, LostLeases
-from kafkamq.markers.message import Message
+from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.leases import Lease
 from kafkamq.markers.state import Worker
+from kafkamq.queue.lost_leases import MAX_LATE, LostLeases
+from kafkamq.queue.message import Message
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.types import MessageId
 
@@ -130,7 +131,7 @@ def test_late_verdicts_keep_no_payloads_and_are_named_once() -> None:
         for offset in range(100):
             record = Record()
             records.append(weakref.ref(record))
-            late = Message(verdicts, cast("Any", record), 0, offset, 0, ())
+            late = MarkersMessage(verdicts, cast("Any", record), 0, offset, 0, ())
             lease = late._lease = Lease(0, offset, (b"t" * 16, 1), 0, "me")
             lease.log_begin_ms, lease.log_deadline_ms = 0, 10_000
             verdicts.check_late(late, 10_001)

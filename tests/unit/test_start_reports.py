@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as Record
 
-from kafkamq.markers.message import Message
 from kafkamq.markers.start_reports import RouteStarts
+from kafkamq.queue.message import Message
 
 LOG_APPEND_TIME = 2
 

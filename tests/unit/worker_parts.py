@@ -13,7 +13,7 @@ from confluent_kafka import Message as Record
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.markers.ack_writer import Verdicts
 from kafkamq.markers.marker_producer import MarkerWriter
-from kafkamq.markers.message import Message
+from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.fetch_buffer import Intake
 from kafkamq.markers.starts import Starter
 from kafkamq.markers.state import Worker
@@ -68,7 +68,7 @@ class Parts:
     def __init__(self, namespace: FixedNamespace | None = None, **queue: Any) -> None:
         self.namespace: Any = namespace or FixedNamespace()
         self.worker = Worker(self.namespace, QueueConfig(queue_id="q", **queue))
-        self.intake: Intake[Message] = Intake()
+        self.intake: Intake[MarkersMessage] = Intake()
         self.verdicts = Verdicts(self.worker, None)
         self.starter = Starter(self.worker, self.intake, self.verdicts)
 
@@ -77,7 +77,9 @@ class Parts:
         poll_into(self.intake, self.verdicts, records)
 
 
-def poll_into(intake: Intake[Message], verdicts: Verdicts, records: Sequence[Record]) -> None:
+def poll_into(
+    intake: Intake[MarkersMessage], verdicts: Verdicts, records: Sequence[Record]
+) -> None:
     own = []
     first: dict[int, int] = {}
     following: dict[int, int] = {}
@@ -86,7 +88,7 @@ def poll_into(intake: Intake[Message], verdicts: Verdicts, records: Sequence[Rec
         first.setdefault(partition, offset)
         following[partition] = offset + 1
         headers = each.headers() or ()
-        own.append(Message(verdicts, each, partition, offset, monotonic_ms(), headers))
+        own.append(MarkersMessage(verdicts, each, partition, offset, monotonic_ms(), headers))
     intake.polled(own, first_offsets=first, next_offsets=following, count=len(own))
 
 

@@ -136,7 +136,7 @@ class Consumer:
             if not future.cancel() and on_cancelled is not None:  # it runs, or is done
                 future.add_done_callback(on_cancelled)
                 if self._sync is not None:
-                    self._sync._cancel_receive()
+                    self._sync.cancel_receive()
             raise
 
     def _put_back(self, future: Future[list[sync.Message]]) -> None:
@@ -145,7 +145,7 @@ class Consumer:
         if error is not None:
             _log.warning("a cancelled receive failed", extra={"said": str(error)})
         elif self._sync is not None:
-            self._sync._put_back(future.result())
+            self._sync.put_back(future.result())
 
     def _lease_lost(self, message: sync.Message) -> None:
         """From the consumer's own thread."""

@@ -30,9 +30,9 @@ from kafkamq.cli.options import (
 from kafkamq.cli.payloads import parse_header, read_lines
 from kafkamq.config import ServiceConfig, utf8
 from kafkamq.errors import ConfigError, KafkaMQError
-from kafkamq.markers.consumer import Consumer
-from kafkamq.markers.message import Message
+from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.delivery import Delivery
+from kafkamq.queue.message import Message
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.service import Service
 from kafkamq.runtime.signals import stop_event
@@ -353,7 +353,7 @@ def _handle_each(
             handle(rest[0])
             rest.popleft()
     finally:
-        consumer._put_back(rest)  # for close, which releases it
+        consumer.put_back(rest)  # for close, which releases it
 
 
 def _settle(message: Message, verdict: Verdict, *, delay: float | None, reason: str) -> None:

@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any
 
 from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, LeaseLostError, StateError
-from kafkamq.markers.lost_leases import LostLeases, too_late
-from kafkamq.markers.message import UNREPORTED, Message
+from kafkamq.markers.message import UNREPORTED, MarkersMessage
+from kafkamq.markers.recorder import ConsumerRecorder
 from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.leases import Lease, LeaseState, Renewal, Settlement
 from kafkamq.markers.state import Worker
 from kafkamq.markers.wire.markers import encode_end, encode_keepalive, encode_known_end, end_encoder
-from kafkamq.queue.reasons import settle_at_exit
-from kafkamq.queue.recorder import WorkerTally
+from kafkamq.queue.lost_leases import LostLeases, too_late
+from kafkamq.queue.message import Message
 from kafkamq.queue.wire.headers import cut_text
 from kafkamq.queue.wire.partitions import marker_key
 from kafkamq.transport.clock import monotonic_ms
@@ -45,22 +45,26 @@ class Verdicts:
         self._worker = worker
         self._on_lease_lost = on_lease_lost
         self.queue_id = worker.queue.queue_id
-        self._tally = WorkerTally(self.queue_id)
+        self._recorder = ConsumerRecorder(self.queue_id)
         self.has_news = threading.Event()  # something to tell, or to write again
-        self._handed_out: dict[Lease, Message] = {}  # only filled when somebody wants to be told
+        self._handed_out: dict[
+            Lease, MarkersMessage
+        ] = {}  # only filled when somebody wants to be told
         self.lost_leases = LostLeases(self.queue_id, on_lease_lost, worker.queue.max_in_flight)
         self._writing = threading.Lock()  # whoever takes ENDs out of these two; held until written
-        self._queued: deque[Message] = deque()  # ENDs to write
+        self._queued: deque[MarkersMessage] = deque()  # ENDs to write
         self._written_ms = 0
-        self._failed: deque[Message] = deque()  # ENDs to write again
+        self._failed: deque[MarkersMessage] = deque()  # ENDs to write again
         self._running_out: deque[Lease] = deque()  # settled unseen, and no END is in the log
-        self._under_way: set[Message] = set()  # ENDs written and not delivered, the failed too
+        self._under_way: set[MarkersMessage] = (
+            set()
+        )  # ENDs written and not delivered, the failed too
 
     # Verdicts.
 
     def settle(
         self,
-        message: Message,
+        message: MarkersMessage,
         outcome: Outcome,
         *,
         wait: bool = False,
@@ -96,7 +100,7 @@ class Verdicts:
             self._await(message)
 
     def _encode(
-        self, message: Message, outcome: Outcome, reason: str, delay_ms: int | None
+        self, message: MarkersMessage, outcome: Outcome, reason: str, delay_ms: int | None
     ) -> bytes:
         _check_reason(reason, is_needed=outcome is Outcome.REJECT)
         wait_ms = 0
@@ -124,7 +128,7 @@ class Verdicts:
     def _write_queued(self) -> None:
         self._written_ms = monotonic_ms()
         by_route: dict[int, list[dict[str, Any]]] = {}
-        taken: list[Message] = []
+        taken: list[MarkersMessage] = []
         last_route, last_holder = -1, None
         queued = self._queued
         try:
@@ -148,7 +152,7 @@ class Verdicts:
                         "callback": message._end_reported,
                     }
                 )
-            self._tally.settled(taken, self._written_ms)
+            self._recorder.settled(taken, self._written_ms)
             self._under_way.update(taken)
             for route, ends in by_route.items():
                 self._write_many(route, ends, taken)
@@ -157,7 +161,9 @@ class Verdicts:
             self.has_news.set()
             raise
 
-    def _write_many(self, route: int, ends: list[dict[str, Any]], taken: list[Message]) -> None:
+    def _write_many(
+        self, route: int, ends: list[dict[str, Any]], taken: list[MarkersMessage]
+    ) -> None:
         try:
             self._worker.writer.write_many(route, ends)
         except BrokerError as error:
@@ -166,7 +172,7 @@ class Verdicts:
             self._failed.extend(m for m in taken if id(m) in refused)
             self.has_news.set()
 
-    def _refuse(self, message: Message, settlement: Settlement) -> None:
+    def _refuse(self, message: MarkersMessage, settlement: Settlement) -> None:
         if settlement is Settlement.SETTLED_BEFORE:
             raise StateError(f"{message!r} has a verdict already: one in all")
         if self._on_lease_lost is not None:
@@ -177,7 +183,7 @@ class Verdicts:
             (message.message_id,),
         )
 
-    def _write(self, message: Message) -> None:
+    def _write(self, message: MarkersMessage) -> None:
         message._end_log_ms = UNREPORTED
         if not message._end:  # an ack that an interrupt kept from being encoded
             holder_id = message._lease.holder_id
@@ -186,12 +192,11 @@ class Verdicts:
         self._under_way.add(message)
         self._worker.writer.write(message._end, message._marker_key, route, message._end_reported)
 
-    def leave(self, message: Message, error: BaseException | None) -> None:
-        """The end of ``with message:``; a verdict given inside stands."""
-        if message._lease.state is not LeaseState.SETTLED:
-            settle_at_exit(self.settle, message, error)
+    def has_verdict(self, message: MarkersMessage) -> bool:
+        """Whether a verdict was given already."""
+        return message._lease.state is _SETTLED
 
-    def extend(self, message: Message, extension_ms: int) -> None:
+    def extend(self, message: MarkersMessage, extension_ms: int) -> None:
         """A KEEPALIVE of one message (R7)."""
         worker = self._worker
         worker.check()
@@ -227,16 +232,16 @@ class Verdicts:
             value, marker_key(named.partition, named.offset), renewal.marker_partition, reported
         )
 
-    def release(self, messages: Sequence[Message]) -> None:
+    def release(self, messages: Sequence[MarkersMessage]) -> None:
         """Give back what was never handed out, without counting a delivery (R8)."""
         with self._worker.lock:
             now_ms = monotonic_ms()
             leases = self._worker.leases
             released = [m for m in messages if leases.settle(m._lease, now_ms) is Settlement.WRITE]
         self._end_all(released, Outcome.RELEASE, "")
-        self._tally.released(released)
+        self._recorder.released(released)
 
-    def reject_expired(self, messages: Sequence[Message]) -> None:
+    def reject_expired(self, messages: Sequence[MarkersMessage]) -> None:
         """R10: too old when they were STARTed, not handed out."""
         with self._worker.lock:
             now_ms = monotonic_ms()
@@ -244,7 +249,7 @@ class Verdicts:
             rejected = [m for m in messages if leases.settle(m._lease, now_ms) is Settlement.WRITE]
         self._end_all(rejected, Outcome.REJECT, DeadLetterReason.EXPIRED.value)
 
-    def _end_all(self, messages: Sequence[Message], outcome: Outcome, reason: str) -> None:
+    def _end_all(self, messages: Sequence[MarkersMessage], outcome: Outcome, reason: str) -> None:
         for message in messages:
             lease = message._lease
             end = encode_end(lease.message_id, outcome, consumer_id=lease.holder_id, reason=reason)
@@ -270,20 +275,20 @@ class Verdicts:
 
     # What is known of leases.
 
-    def handed_out(self, messages: Sequence[Message]) -> None:
+    def handed_out(self, messages: Sequence[MarkersMessage]) -> None:
         """The application has them now."""
         if self._on_lease_lost is not None:
             for message in messages:
                 self._handed_out[message._lease] = message
 
-    def taken_back(self, messages: Sequence[Message]) -> None:
+    def taken_back(self, messages: Sequence[MarkersMessage]) -> None:
         """The application never saw them after all."""
         for message in messages:
             self._handed_out.pop(message._lease, None)
 
     def lost(self, leases: Sequence[Lease]) -> None:
         """Leases that ended by the worker's own clock; the application is told of its own."""
-        self._tally.lost(leases)
+        self._recorder.lost(leases)
         for lease in leases:
             message = self._handed_out.pop(lease, None)
             if message is not None:
@@ -291,18 +296,18 @@ class Verdicts:
 
     # Delivery reports; called while reports are served, with no lock held.
 
-    def end_delivered(self, message: Message) -> None:
+    def end_delivered(self, message: MarkersMessage) -> None:
         """An END is in the log."""
         self._under_way.discard(message)
 
-    def check_late(self, message: Message, log_ms: int) -> None:
+    def check_late(self, message: MarkersMessage, log_ms: int) -> None:
         """An END is in the log, after the lease's end as far as it was known (R9)."""
         with self._worker.lock:
             in_time = self._worker.leases.ended(message._lease, log_ms)
         if not in_time:
             self._is_late(message)
 
-    def end_failed(self, message: Message) -> None:
+    def end_failed(self, message: MarkersMessage) -> None:
         """An END was not delivered: ``serve`` writes it again while the lease stands.
 
         No lock is taken here: after a fatal error librdkafka serves reports while that error is
@@ -313,9 +318,9 @@ class Verdicts:
         else:
             self._failed.append(message)
 
-    def _is_late(self, message: Message) -> None:
+    def _is_late(self, message: MarkersMessage) -> None:
         self._under_way.discard(message)
-        self._tally.late(message)
+        self._recorder.late(message)
         self.lost_leases.late(message)
         self.has_news.set()
 
@@ -392,7 +397,7 @@ class Verdicts:
         """Whether each END that was written is in the log, by its own report, or given up."""
         return not self._under_way and not self._failed
 
-    def _await(self, message: Message) -> None:
+    def _await(self, message: MarkersMessage) -> None:
         writer = self._worker.writer
         deadline_s = time.monotonic() + WAIT_TIMEOUT_S
         self.serve()

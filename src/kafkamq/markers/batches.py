@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from kafkamq.errors import KafkaMQError
 from kafkamq.markers.ack_writer import Verdicts
 from kafkamq.markers.handover import Handover
-from kafkamq.markers.message import Message
+from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.reader import MessageReader
+from kafkamq.markers.recorder import ConsumerRecorder
 from kafkamq.markers.rules.fetch_buffer import Intake
 from kafkamq.markers.starts import Batch, Starter
 from kafkamq.markers.state import Worker
 from kafkamq.queue.namespace import IDENTITY_AGE_S
-from kafkamq.queue.recorder import WorkerTally
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.offset_commits import Commit
 
@@ -35,7 +35,7 @@ class Batches:
     def __init__(
         self,
         worker: Worker,
-        intake: Intake[Message],
+        intake: Intake[MarkersMessage],
         starter: Starter,
         reader: MessageReader,
         handover: Handover,
@@ -49,10 +49,10 @@ class Batches:
         self._reader = reader
         self._handover = handover
         self._closing = closing
-        self._tally = WorkerTally(worker.queue.queue_id)
+        self._recorder = ConsumerRecorder(worker.queue.queue_id)
         self._batch: Batch | None = None
         self._gather_until_s = 0.0  # monotonic; 0: no batch is being gathered
-        self.ready: deque[Message] = deque()  # STARTed and committed, not handed out
+        self.ready: deque[MarkersMessage] = deque()  # STARTed and committed, not handed out
         self.ready_count = 0  # so many were there when the last ones came, at
         self.ready_ms = 0
 
@@ -144,7 +144,7 @@ class Batches:
             self._reader.positions.started(ready[-1]._lease.log_begin_ms)
         with self._worker.lock:  # in one statement: an interrupt leaves them in one of both
             self.ready, self._batch = deque([*self.ready, *ready]), None
-        self._tally.received(ready)
+        self._recorder.received(ready)
         self.ready_count, self.ready_ms = len(self.ready), monotonic_ms()
 
     def _give_up(self, batch: Batch) -> None:
@@ -160,7 +160,7 @@ class Batches:
             self._handover.give_up_late()
             self._reader.read_anew(namespace.certain_until_s + 2 * IDENTITY_AGE_S)
 
-    def take_back(self, handing: Sequence[Message]) -> None:
+    def take_back(self, handing: Sequence[MarkersMessage]) -> None:
         """A broken-off call had these in its hands, or still among those that are ready."""
         taken = set(map(id, handing))
         with self._worker.lock:

@@ -1,4 +1,4 @@
-"""Hands out a queue's messages, one worker of any number."""
+"""The ``markers`` backend: hands out a queue's messages, one worker of any number."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import (
-    BrokerError,
-    ConfigError,
-    DeadlineExceededError,
     KafkaMQError,
-    StateError,
 )
 from kafkamq.markers.ack_writer import Verdicts
 from kafkamq.markers.batches import Batches
 from kafkamq.markers.handover import ExactHandover, Handover, PlainHandover
 from kafkamq.markers.last_delivery import process_gate
 from kafkamq.markers.lease_renewer import Heart
-from kafkamq.markers.message import Message
+from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.reader import MessageReader, group_of
 from kafkamq.markers.rules.fetch_buffer import Intake
 from kafkamq.markers.rules.handout import ReceiveAhead
@@ -30,13 +27,14 @@ from kafkamq.markers.starts import Starter
 from kafkamq.markers.state import Worker
 from kafkamq.markers.transactional_starts import ExactCommitter
 from kafkamq.metrics.catalog import IN_FLIGHT
+from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.ids import new_consumer_id
+from kafkamq.queue.message import Message
 from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.transport.errors import may_pass
 from kafkamq.types import MessageId
 
-__all__ = ["Consumer"]
+__all__ = ["MarkersConsumer"]
 
 IDLE_MS = 1000  # without a receive for so long, the heart looks after the group membership
 MAX_LEAVE_S = 1.0  # how long renewals wait for a batch, when the owner does not
@@ -45,13 +43,8 @@ _SLICE_S = 0.25
 _log = logging.getLogger(__name__)
 
 
-class Consumer:
-    """Receives the messages of one queue; iterable; a context manager.
-
-    One thread owns it and receives; verdicts may come from any thread. A thread of its own renews
-    the leases of what it holds. Made before a fork it refuses to work in the child (StateError):
-    the child makes a Service of its own.
-    """
+class MarkersConsumer(Consumer):
+    """See ``Consumer``. A thread of its own renews the leases of what it holds."""
 
     def __init__(
         self,
@@ -60,19 +53,17 @@ class Consumer:
         on_lease_lost: Callable[[Message], None] | None = None,
     ) -> None:
         """Made by ``Queue.consumer``."""
-        self._queue = queue
+        super().__init__(queue)
         self._worker = Worker(namespace, queue)
-        self._intake: Intake[Message] = Intake()
+        self._intake: Intake[MarkersMessage] = Intake()
         self._verdicts = verdicts = Verdicts(self._worker, on_lease_lost)
         self._starter = Starter(self._worker, self._intake, self._verdicts)
         self._ahead = ReceiveAhead(first=queue.receive_buffer, maximum=queue.max_in_flight)
         self._owner = threading.RLock()
-        self._closing = threading.Event()
-        self._hurry = threading.Event()  # the present receive has nobody to return to
-        self._broken_off: list[Message] | None = None  # what an interrupted receive had taken
+        self._taken: list[Message] | None = None  # what an interrupted receive had taken
         self._received_ms = monotonic_ms()
         self._reader = MessageReader(
-            namespace.config, queue, self._intake, self, partial(Message, verdicts)
+            namespace.config, queue, self._intake, self, partial(MarkersMessage, verdicts)
         )
         self._handover = self._new_handover(namespace.config)
         self._batches = Batches(
@@ -91,20 +82,6 @@ class Consumer:
         committer = ExactCommitter(config, f"{group}/{new_consumer_id()}")
         return ExactHandover(self._starter, self._reader, self._intake, committer)
 
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<Consumer of {self._queue.queue_id!r}>"
-
-    @property
-    def queue_id(self) -> str:
-        """The queue that it receives from."""
-        return self._queue.queue_id
-
     @property
     def in_flight(self) -> int:
         """Messages held: STARTed ahead, or handed out and without verdict."""
@@ -115,105 +92,66 @@ class Consumer:
         """Whether ``close`` has run."""
         return self._worker.is_closed
 
-    @property
-    def _has_failed(self) -> bool:
-        """Whether it has ended by a failure, so that no receive can succeed any more."""
-        return False
-
     # Receiving.
 
     def receive(self, timeout: float = 1.0) -> Message | None:
-        """The next message, or None when none came in time.
+        """See ``Consumer.receive``.
 
-        Some are STARTed ahead (the queue's ``receive_buffer``, more when they are used up fast);
-        ``close`` gives those back.
-
-        Args:
-            timeout: Seconds to wait.
-
-        Raises:
-            StateError: Closed, or in a forked child.
-            BrokerError: Kafka refused or failed; nothing is lost, receive again if it says
-                ``is_retriable``.
-            DataLossError: Messages were deleted before they were read.
+        Some are STARTed ahead (the queue's ``receive_buffer``, more when they are used up fast).
         """
         handing: list[Message] = []
         try:
             self._receive(handing, 1, self._ahead.size, timeout)
             return handing[0] if handing else None
         except BaseException as error:
-            self._note(error, handing)
+            self._broken_off(error, handing)
             raise
 
     def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
-        """Up to ``n`` messages as soon as there are any; none when none came in time.
+        """See ``Consumer.receive_many``.
 
         Nothing is STARTed ahead, except on an ``exactly_once`` queue, where a transaction is worth
-        more messages than a few. The errors are those of ``receive``.
+        more messages than a few.
         """
-        if n < 1:
-            raise ConfigError(f"n is {n}: it must be >= 1")
+        self._check_count(n)
         ahead = n if not self._queue.exactly_once else max(n, self._ahead.size)
         handing: list[Message] = []
         try:
             self._receive(handing, n, ahead, timeout)
             return handing
         except BaseException as error:
-            self._note(error, handing)
+            self._broken_off(error, handing)
             raise
-
-    def __iter__(self) -> Iterator[Message]:
-        """Messages until the consumer is closed; passing failures are waited out."""
-        # No generator: an interrupt as it goes on would come after its message was given away.
-        return iter(self._next, None)
-
-    def _next(self) -> Message | None:
-        while not self._closing.is_set():
-            message = None
-            try:
-                message = self.receive(self._queue.next_message_timeout_ms / 1000)
-                if message is not None:
-                    return message
-            except (BrokerError, DeadlineExceededError) as error:
-                if not may_pass(error) or self._has_failed:
-                    raise
-                _log.warning("receiving failed and goes on", extra={"said": str(error)})
-                self._closing.wait(_SLICE_S)
-            except BaseException as error:  # between the lines above, too
-                if message is not None:
-                    self._note(error, [message])
-                if not isinstance(error, StateError) or not self._closing.is_set():
-                    raise  # else closed by another thread meanwhile
-        return None
 
     def _receive(self, handing: list[Message], n: int, start: int, timeout: float) -> None:
         """Fill ``handing``, which its caller has not seen before it has returned."""
         self._worker.check()
         with self._owner:
             self._worker.check()
-            if self._broken_off is not None:
-                self._mend(self._broken_off)
+            if self._taken is not None:
+                self._mend(self._taken)
             try:
                 self._wait_for(handing, n, start, timeout)
             except BaseException as error:
-                self._note(error, handing)  # at once: the heart may be next
+                self._broken_off(error, handing)  # at once: the heart may be next
                 raise
             finally:
                 self._received_ms = monotonic_ms()
 
-    def _note(self, error: BaseException, handing: list[Message]) -> None:
+    def _broken_off(self, error: BaseException, messages: list[Message]) -> None:
         if not isinstance(error, KafkaMQError):
-            noted = set(map(id, handing))  # a call that mends may be broken off, too
-            before = self._broken_off or ()
-            self._broken_off = [*handing, *(each for each in before if id(each) not in noted)]
+            noted = set(map(id, messages))  # a call that mends may be broken off, too
+            before = self._taken or ()
+            self._taken = [*messages, *(each for each in before if id(each) not in noted)]
 
     def _mend(self, handing: Sequence[Message]) -> None:
         """What a broken-off receive had taken or committed is ready, the rest is read again."""
-        self._verdicts.taken_back(handing)
-        self._batches.take_back(handing)
-        self._broken_off = []
+        own = cast("Sequence[MarkersMessage]", handing)
+        self._verdicts.taken_back(own)
+        self._batches.take_back(own)
+        self._taken = []
         self._batches.mend()
-        self._broken_off = None
+        self._taken = None
 
     def _wait_for(self, handing: list[Message], n: int, start: int, timeout: float) -> None:
         self._hand_out(handing, n)
@@ -246,17 +184,14 @@ class Consumer:
             worker.renew_id()
         if not ready:
             self._ahead.drained(batches.ready_count, now_ms - batches.ready_ms)
-        self._verdicts.handed_out(handing)
+        self._verdicts.handed_out(cast("list[MarkersMessage]", handing))
 
-    def _cancel_receive(self) -> None:
-        """Whoever waits for the present ``receive`` has gone: it ends soon. From any thread."""
-        self._hurry.set()
-
-    def _put_back(self, messages: Sequence[Message]) -> None:
-        """Received by a call that was cancelled: the next one gets them. From any thread."""
-        self._verdicts.taken_back(messages)
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """See ``Consumer.put_back``."""
+        own = cast("Sequence[MarkersMessage]", messages)
+        self._verdicts.taken_back(own)
         with self._worker.lock:
-            self._batches.ready.extendleft(reversed(messages))
+            self._batches.ready.extendleft(reversed(own))
 
     # Membership, told by the reader.
 
@@ -301,8 +236,8 @@ class Consumer:
             return
         if self._owner.acquire(blocking=False):
             try:
-                if self._broken_off is not None and not self._worker.is_closed:
-                    self._mend(self._broken_off)
+                if self._taken is not None and not self._worker.is_closed:
+                    self._mend(self._taken)
                 if not self._worker.is_closed:
                     idle_ms = monotonic_ms() - self._received_ms  # it may have received meanwhile
                     if idle_ms >= self._reader.max_idle_ms and not self._reader.is_away:
@@ -324,28 +259,12 @@ class Consumer:
     # Ending.
 
     def flush(self, timeout: float = 30.0) -> None:
-        """Wait until all verdicts are in Kafka.
-
-        Raises:
-            DeadlineExceededError: Not in time; nothing was dropped, flush again.
-            LeaseLostError: Some came after the end of their leases; it names them, each once (the
-                first 10,000 since the last flush).
-            StateError: Closed, or in a forked child.
-        """
+        """See ``Consumer.flush``."""
         self._worker.check()
         self._verdicts.flush(timeout)
 
     def close(self, timeout: float = 30.0) -> None:
-        """Release what was never handed out, confirm the verdicts, leave the group.
-
-        What was handed out and has no verdict comes back when its lease ends. Closing twice is
-        fine; so is closing from another thread, which ends an iteration, and from inside of
-        ``on_lease_lost``; otherwise it waits for that, no longer than the timeout.
-
-        Raises:
-            DeadlineExceededError, BrokerError: Verdicts could not be confirmed in time; they may
-                be lost, and their messages come back.
-        """
+        """See ``Consumer.close``."""
         if self._worker.is_foreign:
             return
         self._closing.set()
@@ -381,8 +300,8 @@ class Consumer:
         """R8: RELEASE of what is STARTed and committed; the rest runs out."""
         deadline_s = time.monotonic() + timeout_s
         try:
-            if self._broken_off is not None:
-                self._mend(self._broken_off)
+            if self._taken is not None:
+                self._mend(self._taken)
             self._batches.end(deadline_s)
             self._batches.release(self._verdicts)
         except KafkaMQError as error:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from kafkamq.markers.message import Message
+from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.reader import MessageReader
 from kafkamq.markers.rules.fetch_buffer import Intake
 from kafkamq.markers.starts import Batch, Starter
@@ -160,7 +160,7 @@ class ExactHandover:
         self,
         starter: Starter,
         reader: MessageReader,
-        intake: Intake[Message],
+        intake: Intake[MarkersMessage],
         committer: ExactCommitter,
     ) -> None:
         self._starter = starter

@@ -11,7 +11,7 @@ from confluent_kafka import TopicPartition
 
 from kafkamq.config import QueueConfig
 from kafkamq.errors import KafkaMQError
-from kafkamq.markers.message import Message
+from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.fetch_buffer import Intake
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.offset_commits import Commit, Committer
@@ -31,7 +31,7 @@ class OffsetCommits:
         self,
         topic: str,
         queue: QueueConfig,
-        intake: Intake[Message],
+        intake: Intake[MarkersMessage],
         note: Callable[[Mapping[int, int]], None],
     ) -> None:
         """``note`` is told what is committed, by partition."""

@@ -14,7 +14,7 @@ from confluent_kafka import Message as Record
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.markers.membership import Membership, is_eager, leave, max_idle_ms, reader_settings
-from kafkamq.markers.message import Message
+from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.offset_commits import OffsetCommits
 from kafkamq.markers.positions import Positions
 from kafkamq.markers.rules.fetch_buffer import Intake
@@ -47,9 +47,9 @@ class MessageReader:
         self,
         config: ServiceConfig,
         queue: QueueConfig,
-        intake: Intake[Message],
+        intake: Intake[MarkersMessage],
         member: Membership,
-        make: Callable[[Record, int, int, int, Sequence[tuple[str, bytes | None]]], Message],
+        make: Callable[[Record, int, int, int, Sequence[tuple[str, bytes | None]]], MarkersMessage],
     ) -> None:
         """``make`` gets a record, its partition, its offset, the poll's ms, and its headers."""
         self._config = config

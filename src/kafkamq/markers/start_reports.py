@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as Record
 
-from kafkamq.markers.message import Message
+from kafkamq.markers.message import MarkersMessage
 from kafkamq.transport.clock import monotonic_ms
 
 __all__ = ["RouteStarts"]
@@ -31,13 +31,13 @@ class RouteStarts:
     )
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[MarkersMessage] = []
         self.values: list[bytes] = []  # their STARTs
         self.error: KafkaError | None = None  # the first one
         self.failed = 0
         self._delivered: list[Record] = []  # the STARTs in the log
         self.written_ms = 0  # monotonic; not after they were written
-        self._on_late: Callable[[Message, int], None] | None = None
+        self._on_late: Callable[[MarkersMessage, int], None] | None = None
 
     def report(self, error: KafkaError | None, record: Record) -> None:
         """Kafka's delivery report of one of them."""
@@ -64,7 +64,7 @@ class RouteStarts:
         """Whether each is known to be in the log or failed."""
         return len(self._delivered) + self.failed == len(self.values)
 
-    def delivered(self) -> Iterable[tuple[Message, int]]:
+    def delivered(self) -> Iterable[tuple[MarkersMessage, int]]:
         """Those in the log, with their log times."""
         found = list(map(Record.value, self._delivered))
         times = [kind_and_ms[1] for kind_and_ms in map(Record.timestamp, self._delivered)]
@@ -73,7 +73,7 @@ class RouteStarts:
         known = dict(zip(self.values, self.messages, strict=False))
         return [(known[value or b""], log_ms) for value, log_ms in zip(found, times, strict=True)]
 
-    def give_up(self, on_late: Callable[[Message, int], None]) -> None:
+    def give_up(self, on_late: Callable[[MarkersMessage, int], None]) -> None:
         """The batch has failed: tell of STARTs that prove to be in the log after all.
 
         Args:

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError
 from kafkamq.errors import BrokerError
 from kafkamq.markers.ack_writer import Verdicts
 from kafkamq.markers.last_delivery import process_gate
-from kafkamq.markers.message import Message
+from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.fetch_buffer import Intake
 from kafkamq.markers.rules.handout import has_expired, is_last_delivery
 from kafkamq.markers.rules.leases import Lease, LeaseState
@@ -41,7 +41,7 @@ class Batch:
     """Messages whose STARTs are under way."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[MarkersMessage] = []
         self.routes: dict[int, RouteStarts] = {}  # by marker partition
         self.is_last = False  # a last delivery, alone (R6)
         self.is_late = False  # it was set aside: its partitions are held back
@@ -119,7 +119,7 @@ class Batch:
 class Starter:
     """Plans the STARTs of one consumer and follows them; its owner thread calls it."""
 
-    def __init__(self, worker: Worker, intake: Intake[Message], verdicts: Verdicts) -> None:
+    def __init__(self, worker: Worker, intake: Intake[MarkersMessage], verdicts: Verdicts) -> None:
         self._worker = worker
         self._intake = intake
         self._verdicts = verdicts
@@ -167,7 +167,7 @@ class Starter:
             process_gate.entered(leases, alone)
         return batch
 
-    def _is_last(self, message: Message) -> bool:
+    def _is_last(self, message: MarkersMessage) -> bool:
         count = message._count
         return count > 1 and is_last_delivery(count, self._max_deliveries)
 
@@ -186,7 +186,7 @@ class Starter:
             count += 1
         return count
 
-    def _fill(self, batch: Batch, taken: list[Message], now_ms: int) -> None:
+    def _fill(self, batch: Batch, taken: list[MarkersMessage], now_ms: int) -> None:
         """Give the messages leases. Like ``_encode`` once per message: a good part of its cost."""
         leases = self._worker.leases
         self._encode(taken)
@@ -211,7 +211,7 @@ class Starter:
         """Encode what the next batch will need, while there is nothing else to do."""
         self._encode(list(self._intake.upcoming(wanted)))
 
-    def _encode(self, messages: list[Message]) -> None:
+    def _encode(self, messages: list[MarkersMessage]) -> None:
         """Encode the STARTs that are not, or not for this consumer_id and these topics."""
         encoder, facts = self._worker.encoder, self.facts
         encode = encoder.encode_known
@@ -296,7 +296,7 @@ class Starter:
                     started(message._lease, written_ms, log_ms)
         batch.is_started = True
 
-    def finish(self, batch: Batch) -> list[Message]:
+    def finish(self, batch: Batch) -> list[MarkersMessage]:
         """The offsets are committed: what may be handed out, unless its lease has ended (R5)."""
         worker = self._worker
         with worker.lock:
@@ -338,7 +338,7 @@ class Starter:
             leases.failed([lease for lease in leases.open() if lease.state in states])
             self._worker.renew_id()
 
-    def _started_late(self, written_ms: int, message: Message, log_ms: int) -> None:
+    def _started_late(self, written_ms: int, message: MarkersMessage, log_ms: int) -> None:
         with self._worker.lock:
             self._worker.leases.started(message._lease, written_ms, log_ms)
 
@@ -351,7 +351,7 @@ class Starter:
             with self._worker.lock:
                 self._fail(lost)
 
-    def _fail(self, messages: list[Message]) -> None:
+    def _fail(self, messages: list[MarkersMessage]) -> None:
         leases = self._worker.leases
         leases.failed(m._lease for m in messages if m._lease.state is not LeaseState.LOST)
         self._worker.renew_id()

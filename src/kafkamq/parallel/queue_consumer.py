@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError
-from kafkamq.markers.message import Message
 from kafkamq.parallel.config import Partition
 from kafkamq.parallel.consumer import ParallelBase
 from kafkamq.parallel.engine import Engine, State
@@ -14,6 +13,7 @@ from kafkamq.parallel.metrics import watch_engine
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.slots import Slot, SlotPool
 from kafkamq.queue.dead_letter_writer import Letters
+from kafkamq.queue.message import Message
 from kafkamq.queue.topic_consumer import TopicConsumer
 from kafkamq.queue.topic_message import MessageState, TopicMessage
 from kafkamq.transport.clock import monotonic_ms

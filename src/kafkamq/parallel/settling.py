@@ -12,14 +12,13 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from kafkamq.config import Backoff
 from kafkamq.errors import ConfigError, KafkaMQError, StateError
-from kafkamq.markers.rules.delivery import backoff_delay_ms
 from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.config import OnExhausted, ParallelConfig, Verdict
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.verdicts import VERDICTS, seconds, understood
 from kafkamq.queue.reasons import reason_of
-from kafkamq.queue.rules.retry import Done, GiveUp, Retry, judge
+from kafkamq.queue.rules.retry import Done, GiveUp, Retry, backoff_delay_ms, judge
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import Ack, DeadLetterReason, Nack
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, get_args, get_origin
 
 from kafkamq.errors import ConfigError
-from kafkamq.markers.message import Message
 from kafkamq.queue.json_values import BodyError, check_type, convert, is_union, without_input
+from kafkamq.queue.message import Message
 
 __all__ = ["Binder", "BodyError", "MessageLike"]
 

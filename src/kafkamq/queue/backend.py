@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.markers.consumer import Consumer
-from kafkamq.markers.message import Message
+from kafkamq.markers.consumer import MarkersConsumer
+from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.dead_letter_writer import DeadLetterBox
+from kafkamq.queue.message import Message
 from kafkamq.queue.names import group_of, group_of_workers
 from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.queue_topic import require_dead_letters
@@ -56,7 +57,7 @@ def open_consumer(namespace: Namespace, queue: QueueConfig, plan: ConsumerPlan) 
     ordering = check_order(queue, plan)
     if queue.backend is Backend.MARKERS:
         namespace.look_for_foreign_workers(queue)
-        return Consumer(namespace, queue, plan.on_lease_lost)
+        return MarkersConsumer(namespace, queue, plan.on_lease_lost)
     config = namespace.config
     require_dead_letters(config, queue)
     letters = DeadLetterBox(config, queue)

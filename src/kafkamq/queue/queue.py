@@ -7,10 +7,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kafkamq.config import Backoff, QueueConfig
-from kafkamq.markers.consumer import Consumer
-from kafkamq.markers.message import Message
 from kafkamq.queue.backend import ConsumerPlan
+from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.handler import make_spec
+from kafkamq.queue.message import Message
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.queue_topic import create_queue_topics
 from kafkamq.queue.rules.capabilities import Feature, require

@@ -9,8 +9,8 @@ from datetime import timedelta
 
 from kafkamq.config import Backoff, QueueConfig, ServiceConfig, milliseconds
 from kafkamq.errors import ConfigError, KafkaMQError, StateError
-from kafkamq.markers.consumer import Consumer
 from kafkamq.queue.backend import ConsumerPlan, open_consumer
+from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.handler import HandlerSpec
 from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.producer import Producer

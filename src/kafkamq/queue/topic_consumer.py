@@ -20,16 +20,14 @@ from kafkamq.errors import (
     LeaseLostError,
     StateError,
 )
-from kafkamq.markers.consumer import Consumer
-from kafkamq.markers.lost_leases import LostLeases
-from kafkamq.markers.message import Message
-from kafkamq.markers.rules.delivery import backoff_delay_ms
 from kafkamq.metrics import catalog
 from kafkamq.metrics.families import Counter, Labels
+from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.dead_letter_writer import Letters
-from kafkamq.queue.reasons import settle_at_exit
+from kafkamq.queue.lost_leases import LostLeases
+from kafkamq.queue.message import Message
 from kafkamq.queue.rules.capabilities import Feature, require
-from kafkamq.queue.rules.retry import Done, GiveUp, Retry, judge
+from kafkamq.queue.rules.retry import Done, GiveUp, Retry, backoff_delay_ms, judge
 from kafkamq.queue.topic_message import MessageState, TopicMessage
 from kafkamq.transport.clock import monotonic_ms, public_s
 from kafkamq.transport.fork_check import ForkGuard
@@ -53,10 +51,7 @@ _COUNTERS: dict[object, Counter] = {
 
 
 class TopicConsumer(Consumer):
-    """A consumer without markers: a backend says how messages come, and what verdicts do.
-
-    It has a ``Consumer``'s methods and none of its parts: nothing of the markers protocol runs.
-    """
+    """A consumer without markers: a backend says how messages come, and what verdicts do."""
 
     def __init__(
         self,
@@ -65,7 +60,7 @@ class TopicConsumer(Consumer):
         on_lease_lost: Callable[[Message], None] | None = None,
     ) -> None:
         """Made by ``Queue.consumer``."""
-        self._queue = queue
+        super().__init__(queue)
         self._letters = letters
         self._lost_leases = LostLeases(queue.queue_id, on_lease_lost, queue.max_in_flight)
         self._guard = ForkGuard("Consumer")
@@ -73,8 +68,6 @@ class TopicConsumer(Consumer):
         self._ready: deque[Message] = deque()
         self._held: dict[int, TopicMessage] = {}  # handed out, without a verdict
         self._parking = 0  # dead letters under way
-        self._closing = threading.Event()
-        self._hurry = threading.Event()
         self._has_closed = False
         self._counts: Count[tuple[object, int]] = Count()
         self._forget_metrics = [
@@ -116,7 +109,8 @@ class TopicConsumer(Consumer):
         """Raise what made it stop."""
 
     @property
-    def _has_failed(self) -> bool:
+    def has_failed(self) -> bool:
+        """See ``Consumer.has_failed``."""
         try:
             self._check_failure()
         except BaseException:  # noqa: BLE001 - whatever it was
@@ -151,15 +145,9 @@ class TopicConsumer(Consumer):
         """Whether ``close`` has run."""
         return self._has_closed
 
-    def receive(self, timeout: float = 1.0) -> Message | None:
-        """See ``Consumer.receive``."""
-        messages = self.receive_many(1, timeout)
-        return messages[0] if messages else None
-
     def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
         """See ``Consumer.receive_many``."""
-        if n < 1:
-            raise ConfigError(f"n is {n}: it must be >= 1")
+        self._check_count(n)
         self._check()
         self._hurry.clear()
         deadline_s = time.monotonic() + timeout
@@ -193,12 +181,14 @@ class TopicConsumer(Consumer):
                     counts["again", partition] += 1
         return taken
 
-    def _cancel_receive(self) -> None:
-        self._hurry.set()
+    def cancel_receive(self) -> None:
+        """See ``Consumer.cancel_receive``."""
+        super().cancel_receive()
         with self._changed:
             self._changed.notify_all()
 
-    def _put_back(self, messages: Sequence[Message]) -> None:
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """See ``Consumer.put_back``."""
         with self._changed:
             for message in reversed(messages):
                 assert isinstance(message, TopicMessage)
@@ -304,11 +294,10 @@ class TopicConsumer(Consumer):
         """Dead letters under way."""
         return self._parking
 
-    def leave(self, message: Message, error: BaseException | None) -> None:
-        """The end of ``with message:``; a verdict given inside stands."""
+    def has_verdict(self, message: Message) -> bool:
+        """Whether a verdict was given already."""
         assert isinstance(message, TopicMessage)
-        if message.state is not MessageState.SETTLED:
-            settle_at_exit(self.settle, message, error)
+        return message.state is MessageState.SETTLED
 
     def extend(self, message: Message, extension_ms: int) -> None:
         """Hold a message longer; see ``Message.extend``."""

@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from kafkamq.errors import ConfigError, KafkaMQError, LeaseLostError, StateError
-from kafkamq.markers.message import Message
-from kafkamq.markers.rules.delivery import backoff_delay_ms
 from kafkamq.queue.arguments import BodyError
 from kafkamq.queue.handler import HandlerSpec
+from kafkamq.queue.message import Message
 from kafkamq.queue.reasons import clean, reason_of
 from kafkamq.queue.rules.capabilities import Feature, has
+from kafkamq.queue.rules.retry import backoff_delay_ms
 from kafkamq.runtime.telemetry import Telemetry
 from kafkamq.types import Ack, Nack, Reject
 

@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from kafkamq.markers.message import Message
 from kafkamq.parallel.coroutines import new_loop
+from kafkamq.queue.message import Message
 from kafkamq.runtime.calls import Calls
 from kafkamq.runtime.loop_beat import LoopBeat
 from kafkamq.runtime.rules.hanging import Slots

@@ -7,8 +7,8 @@ import threading
 import time
 
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError
-from kafkamq.markers.consumer import Consumer
 from kafkamq.metrics.health import Handlers, health
+from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.handler import HandlerSpec
 from kafkamq.runtime.rules.run_ahead import RunAhead
 from kafkamq.runtime.telemetry import Telemetry
@@ -113,7 +113,7 @@ class Feeder:
 
     def _finish_handlers(self, deadline_s: float) -> None:
         self._thread.join(_RECEIVE_S * 8 + 5.0)
-        self.consumer._put_back(self._pool.withdraw())
+        self.consumer.put_back(self._pool.withdraw())
         if not self._pool.join(max(0.0, deadline_s - time.monotonic())):
             _log.warning(
                 "handlers have not ended in time; their messages are given back",
@@ -145,7 +145,7 @@ class Feeder:
         try:
             messages = self.consumer.receive_many(wanted, _RECEIVE_S)
         except (BrokerError, DeadlineExceededError) as error:
-            if not may_pass(error) or self.consumer._has_failed:
+            if not may_pass(error) or self.consumer.has_failed:
                 raise
             _log.warning("receiving failed and goes on", extra={"said": str(error)})
             self._stopping.wait(_PAUSE_S)

@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection
 from typing import Any, ClassVar
 
 from kafkamq.errors import ConfigError
-from kafkamq.markers.message import Message
 from kafkamq.queue.arguments import Binder, BodyError
 from kafkamq.queue.handler import HandlerSpec
+from kafkamq.queue.message import Message
 from kafkamq.queue.reasons import reason_of
 from kafkamq.runtime.children import leave_signals_to_parent, start_child
 from kafkamq.runtime.threads import STOPPED, timed_out

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from kafkamq.markers.message import Message
+from kafkamq.queue.message import Message
 from kafkamq.runtime.calls import Calls
 from kafkamq.runtime.rules.hanging import Call, Slots
 from kafkamq.types import Nack

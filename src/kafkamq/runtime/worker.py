@@ -11,10 +11,10 @@ from typing import Protocol
 
 from kafkamq.config import QueueConfig, ServiceConfig, milliseconds
 from kafkamq.errors import ConfigError, KafkaMQError, StateError
-from kafkamq.markers.consumer import Consumer
-from kafkamq.markers.message import Message
 from kafkamq.queue.backend import ConsumerPlan
+from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.handler import HandlerSpec
+from kafkamq.queue.message import Message
 from kafkamq.queue.rules.capabilities import Feature, require
 from kafkamq.runtime.calls import Calls, Middleware
 from kafkamq.runtime.event_loop import CoroutinePool, LoopThread

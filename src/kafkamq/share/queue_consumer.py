@@ -11,8 +11,8 @@ from confluent_kafka import Message as Record
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import DeadlineExceededError
-from kafkamq.markers.message import Message
 from kafkamq.queue.dead_letter_writer import ShareLetters, carried_verdict, earlier_deliveries
+from kafkamq.queue.message import Message
 from kafkamq.queue.topic_consumer import TopicConsumer
 from kafkamq.queue.topic_message import MessageState, TopicMessage
 from kafkamq.share.member import Member
@@ -246,11 +246,11 @@ class ShareConsumer(TopicConsumer):
         else:
             message.member.settle(message, AcknowledgeType.RELEASE)
 
-    def _put_back(self, messages: Sequence[Message]) -> None:
+    def put_back(self, messages: Sequence[Message]) -> None:
         for message in messages:
             assert isinstance(message, ShareMessage)
             message.is_seen = False
-        super()._put_back(messages)
+        super().put_back(messages)
 
     # What the consumer asks.
 

@@ -27,11 +27,11 @@ from typing import Any
 
 from kafkamq.config import QueueConfig, ServiceConfig, milliseconds, utf8
 from kafkamq.errors import StateError
-from kafkamq.markers.consumer import Consumer
-from kafkamq.markers.message import Message
 from kafkamq.queue.backend import ConsumerPlan, check_order
+from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.handler import HandlerSpec
 from kafkamq.queue.ids import uuid7
+from kafkamq.queue.message import Message
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.queue import Queue
 from kafkamq.queue.rules.capabilities import Feature, has, require

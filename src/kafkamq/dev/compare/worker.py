@@ -15,7 +15,7 @@ from kafkamq.dev.children import Orders, serve, tell
 from kafkamq.dev.compare.facts import Kind
 from kafkamq.dev.compare.history import HistoryWriter
 from kafkamq.dev.compare.plan import Contender, decode
-from kafkamq.markers.message import Message
+from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
 from kafkamq.runtime.worker import Worker
 from kafkamq.transport.errors import broker_error

@@ -21,8 +21,8 @@ from kafkamq.config import Backoff
 from kafkamq.dev.children import Orders, tell
 from kafkamq.dev.demo.plan import KIND_HEADER, Kind, kind_of
 from kafkamq.errors import LeaseLostError
-from kafkamq.markers.consumer import Consumer
-from kafkamq.markers.message import Message
+from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.message import Message
 from kafkamq.queue.queue import Queue
 from kafkamq.queue.service import Service
 

@@ -1,14 +1,13 @@
-"""Delivery policy: what becomes of a due message (R14), and how long a nacked one waits (R8)."""
+"""Delivery policy: what becomes of a due message (R14)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kafkamq.config import Backoff
 from kafkamq.types import DeadLetterReason, Marker, MessageId
 
-__all__ = ["Carry", "Copy", "DeadLetter", "DueCause", "Settle", "backoff_delay_ms", "decide"]
+__all__ = ["Carry", "Copy", "DeadLetter", "DueCause", "Settle", "decide"]
 
 
 class DueCause(IntEnum):
@@ -95,11 +94,3 @@ def decide(
             return DeadLetter(DeadLetterReason.MAX_LEASE, error)
         return DeadLetter(DeadLetterReason.MAX_DELIVERIES, error)
     return Copy(delivery_count + 1)
-
-
-def backoff_delay_ms(backoff: Backoff, delivery_count: int, random_unit: float) -> int:
-    """Delay before delivery ``delivery_count + 1``; ``random_unit`` in [0, 1) draws the jitter."""
-    doublings = min(max(delivery_count, 1) - 1, 60)
-    delay_s = min(backoff.max, backoff.first * 2.0**doublings)
-    spread = 1.0 - backoff.jitter + 2.0 * backoff.jitter * random_unit
-    return round(delay_s * spread * 1000)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from kafkamq.config import Backoff
-from kafkamq.markers.rules.delivery import backoff_delay_ms
 from kafkamq.markers.rules.leases import Lease
+from kafkamq.queue.rules.retry import backoff_delay_ms
 
 __all__ = [
     "RETENTION_SHARE",

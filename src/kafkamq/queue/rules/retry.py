@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kafkamq.config import Backoff
 from kafkamq.types import Ack, DeadLetterReason, Nack, Reject
 
-__all__ = ["Done", "GiveUp", "Retry", "judge"]
+__all__ = ["Done", "GiveUp", "Retry", "backoff_delay_ms", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +43,11 @@ def judge(
     if max_attempts is not None and attempt >= max_attempts:
         return GiveUp(DeadLetterReason.MAX_DELIVERIES)
     return Retry(verdict.delay)
+
+
+def backoff_delay_ms(backoff: Backoff, delivery_count: int, random_unit: float) -> int:
+    """Delay before delivery ``delivery_count + 1``; ``random_unit`` in [0, 1) draws the jitter."""
+    doublings = min(max(delivery_count, 1) - 1, 60)
+    delay_s = min(backoff.max, backoff.first * 2.0**doublings)
+    spread = 1.0 - backoff.jitter + 2.0 * backoff.jitter * random_unit
+    return round(delay_s * spread * 1000)

@@ -26,10 +26,10 @@ from kafkamq.errors import (
     KafkaMQError,
     LeaseLostError,
 )
-from kafkamq.markers.consumer import Consumer
-from kafkamq.markers.message import Message
 from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.delivery import Delivery
+from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
 from kafkamq.runtime.signals import stop_on_signals
 from kafkamq.testing.faults.history import Recorder, digest

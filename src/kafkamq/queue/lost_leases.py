@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from kafkamq.errors import LeaseLostError
-from kafkamq.markers.message import Message
+from kafkamq.queue.message import Message
 from kafkamq.types import MessageId
 
 __all__ = ["LostLeases", "too_late"]

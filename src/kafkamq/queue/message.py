@@ -1,0 +1,231 @@
+"""A message that a consumer handed out, and the verdicts on it: what all backends have."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Protocol
+
+from kafkamq.config import milliseconds
+from kafkamq.errors import LeaseLostError, StateError
+from kafkamq.queue.reasons import reason_of
+from kafkamq.queue.wire.headers import MessageHeaders, read_message_headers
+from kafkamq.types import Headers, MessageId, Outcome
+
+__all__ = ["Message", "RecordLike", "Settler"]
+
+_ACK = Outcome.ACK  # looking it up in its class takes long
+_log = logging.getLogger(__name__)
+
+
+class RecordLike(Protocol):
+    """A consumed record, as confluent-kafka has it."""
+
+    def topic(self) -> str | None: ...
+    def partition(self) -> int | None: ...
+    def offset(self) -> int | None: ...
+    def key(self) -> Any: ...
+    def value(self) -> Any: ...
+    def timestamp(self) -> tuple[int, int]: ...
+
+
+class Settler(Protocol):
+    """Applies the verdicts on messages of one consumer; ``message`` is one of its own."""
+
+    @property
+    def queue_id(self) -> str: ...
+
+    def settle(
+        self,
+        message: Any,
+        outcome: Outcome,
+        *,
+        wait: bool = False,
+        reason: str = "",
+        delay_ms: int | None = None,
+    ) -> None:
+        """Apply the one verdict on a message; see ``Message.ack`` for the errors."""
+
+    def extend(self, message: Any, extension_ms: int) -> None:
+        """Hold a message longer; see ``Message.extend``."""
+
+    def has_verdict(self, message: Any) -> bool:
+        """Whether a verdict was given already."""
+
+
+class Message:  # no ABC: isinstance would cost several times as much, for every message
+    """One delivery of a message. Its verdicts may come from any thread, one in all.
+
+    Leaving ``with message:`` normally is an ack; by an exception it is a nack with the queue's
+    back-off, and the exception as its reason. Each backend has a subclass.
+    """
+
+    __slots__ = ("_count", "_headers", "_read", "_record", "_settler")
+
+    def __init__(
+        self,
+        settler: Settler,
+        record: RecordLike,
+        headers: Sequence[tuple[str, bytes | None]],
+        delivery_count: int = 1,
+    ) -> None:
+        """Made by a consumer alone."""
+        self._settler = settler
+        self._record = record
+        self._headers = headers
+        self._count = delivery_count
+        self._read: MessageHeaders | None = None
+
+    # What it is.
+
+    @property
+    def payload(self) -> bytes | None:
+        """What the sender gave; None is a null payload."""
+        value: bytes | None = self._record.value()
+        return value
+
+    @property
+    def key(self) -> bytes | None:
+        """The sender's key; None: it gave none."""
+        key: bytes | None = self._record.key()
+        return key
+
+    @property
+    def headers(self) -> Mapping[str, bytes | None]:
+        """The sender's headers; the last of a name counts (``raw_headers`` has all)."""
+        return dict(self._own_headers().user)
+
+    @property
+    def raw_headers(self) -> Headers:
+        """All headers of the record in their order, the protocol's own among them."""
+        return tuple(self._headers)
+
+    @property
+    def id(self) -> str:
+        """The label that travels with every copy; empty when the sender gave none."""
+        return self._own_headers().id
+
+    @property
+    def queue_id(self) -> str:
+        """Its queue."""
+        return self._settler.queue_id
+
+    @property
+    def delivery_count(self) -> int:
+        """Deliveries so far, this one included: 1 at the first."""
+        return self._count
+
+    @property
+    def timestamp_ms(self) -> int:
+        """The broker's time when this copy was appended."""
+        return self._record.timestamp()[1]
+
+    @property
+    def topic(self) -> str:
+        """The topic that this copy stands in."""
+        return self._record.topic() or ""
+
+    @property
+    def message_id(self) -> MessageId:
+        """Where this copy stands; a copy that is written for a redelivery has another place."""
+        return MessageId(self._record.partition() or 0, self._record.offset() or 0)
+
+    @property
+    @abstractmethod
+    def deadline(self) -> float:
+        """When the lease ends unless it is renewed, in seconds of ``time.monotonic()``.
+
+        Infinite where nothing ends by time. Leases go on while the machine is suspended, where
+        that clock may stand still: then the deadline comes nearer.
+        """
+
+    def _own_headers(self) -> MessageHeaders:
+        if self._read is None:
+            self._read = read_message_headers(self._headers)
+        return self._read
+
+    def __repr__(self) -> str:
+        place = self.message_id
+        return (
+            f"<Message {place.partition}/{place.offset} of {self.queue_id!r}, "
+            f"delivery {self._count}>"
+        )
+
+    # Verdicts.
+
+    def ack(self, *, wait: bool = False) -> None:
+        """It is done.
+
+        Args:
+            wait: Until Kafka has confirmed the verdict.
+
+        Raises:
+            StateError: It has a verdict already, or the consumer is closed.
+            LeaseLostError: The lease has ended; with ``wait``, also that the verdict came late.
+            BrokerError, DeadlineExceededError: Only with ``wait``: Kafka did not confirm.
+        """
+        self._settler.settle(self, _ACK, wait=wait)
+
+    def nack(
+        self, *, delay: float | timedelta | None = None, reason: str = "", wait: bool = False
+    ) -> None:
+        """Give it back, to be delivered again after a delay; counts as a delivery.
+
+        Args:
+            delay: Seconds; None: the queue's back-off. At most a quarter of the time that the
+                markers topic keeps its records.
+            reason: For the audit and, after the last delivery, the dead letter.
+            wait: As for ``ack``; the errors too.
+
+        Raises:
+            ConfigError: A negative delay, or a reason that is no text: the message is still held.
+        """
+        delay_ms = None if delay is None else milliseconds(delay, name="delay")
+        self._settler.settle(self, Outcome.NACK, wait=wait, reason=reason, delay_ms=delay_ms)
+
+    def reject(self, reason: str, *, wait: bool = False) -> None:
+        """Give it up: it goes to the dead letters with this reason, which must not be empty.
+
+        Raises:
+            ConfigError: No reason, or one that is no text: the message is still held.
+            StateError, LeaseLostError, BrokerError, DeadlineExceededError: As for ``ack``.
+        """
+        self._settler.settle(self, Outcome.REJECT, wait=wait, reason=reason)
+
+    def extend(self, seconds: float | timedelta) -> None:
+        """Hold it for at least so long from now, whatever becomes of this process.
+
+        The consumer renews every lease by itself as long as it lives; this is for more than the
+        redelivery timeout. What is left of the queue's max_lease is the limit.
+
+        Raises:
+            LeaseLostError, StateError: As for ``ack``.
+            ConfigError: Not a positive number.
+        """
+        self._settler.extend(self, milliseconds(seconds, name="seconds", minimum=1))
+
+    def __enter__(self) -> Message:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        settler = self._settler
+        if settler.has_verdict(self):  # given inside: it stands
+            return
+        if error is None:
+            settler.settle(self, _ACK)
+            return
+        try:
+            settler.settle(self, Outcome.NACK, reason=reason_of(error))
+        except (LeaseLostError, StateError) as refusal:  # the handler's own error goes on
+            _log.warning(
+                "a failed message could not be given back",
+                extra={"queue": self.queue_id, "said": str(refusal)},
+            )
