@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafkamq.errors import BrokerError
-from kafkamq.transport.errors import ErrorWatch, is_lasting, kafka_error, raised_error
+from kafkamq.transport.errors import ErrorWatch, is_fatal, kafka_error, raised_error
 
 
 def wrapped(cause: BaseException | None) -> SystemError:
@@ -33,9 +33,9 @@ def test_another_system_error_stays_one(cause: BaseException | None) -> None:
 
 
 def test_missing_rights_are_not_waited_for() -> None:
-    assert is_lasting(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
-    assert is_lasting(KafkaError(KafkaError._AUTHENTICATION))
-    assert not is_lasting(KafkaError(KafkaError._TRANSPORT))
+    assert is_fatal(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    assert is_fatal(KafkaError(KafkaError._AUTHENTICATION))
+    assert not is_fatal(KafkaError(KafkaError._TRANSPORT))
 
 
 def test_a_refused_certificate_is_no_broken_connection() -> None:

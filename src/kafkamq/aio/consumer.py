@@ -14,7 +14,7 @@ import kafkamq as sync
 from kafkamq.aio.message import Message
 from kafkamq.aio.threads import in_thread
 from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
-from kafkamq.transport.errors import may_pass
+from kafkamq.transport.errors import is_retriable
 
 __all__ = ["Consumer", "OnLeaseLost"]
 
@@ -88,7 +88,7 @@ class Consumer:
             try:
                 message = await self.receive(timeout_s)
             except (BrokerError, DeadlineExceededError) as error:
-                if not may_pass(error):
+                if not is_retriable(error):
                     raise
                 _log.warning("receiving failed and goes on", extra={"said": str(error)})
                 await asyncio.sleep(_PAUSE_S)

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer as KafkaConsumer
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, Message, TopicPartition
 
 from kafkamq.claims.coordination_log import INTERVAL_HEADER
 from kafkamq.claims.rules.audit import ClaimAudit, ClientAudit
@@ -17,8 +17,7 @@ from kafkamq.claims.wire.marshal import decode_value
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.errors import ErrorWatch, broker_error
-from kafkamq.transport.events import mends_itself
+from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
 from kafkamq.transport.record import headers_of
 from kafkamq.transport.settings import connect, consumer_settings
 from kafkamq.types import MarshalRecord
@@ -98,8 +97,8 @@ def scan_topic(config: ServiceConfig, topic: str, *, follow: bool = False) -> It
                     if follow or offset < bounds[number][1]:
                         yield _scanned(message, number, offset)
                     offset += 1
-                elif error.code() != KafkaError._PARTITION_EOF:
-                    if not mends_itself(error):
+                elif meaning(error) is not Meaning.LOG_END:
+                    if not is_retriable(error):
                         raise broker_error(error, f"reading {topic}[{number}]")
                     continue
                 if offset >= missing.get(number, 1 << 62):

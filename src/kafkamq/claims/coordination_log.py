@@ -21,14 +21,13 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kafkamq.claims.broker_clock import BrokerClock
 from kafkamq.claims.log_start import find_starts
-from kafkamq.claims.passing import is_passing
 from kafkamq.claims.rules.log import ClaimLog
 from kafkamq.claims.topic import CoordinationTopic
 from kafkamq.claims.wire.marshal import decode_value
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError, WireError
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.errors import ErrorWatch, broker_error
+from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
 from kafkamq.transport.record import headers_of
 from kafkamq.transport.settings import connect, consumer_settings
 from kafkamq.types import MarshalRecord, MarshalType
@@ -209,7 +208,7 @@ class CoordinationLog:
         except KafkaException:
             return  # no broker answers: leases end by themselves
         is_absent = topic is None or (
-            topic.error is not None and topic.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+            topic.error is not None and meaning(topic.error) is Meaning.NO_TOPIC
         )
         # A broker that has just started may not know its topics yet.
         self._absences = self._absences + 1 if is_absent else 0
@@ -253,13 +252,13 @@ class CoordinationLog:
             return None
 
     def _event(self, error: KafkaError, number: int | None, offset: int | None) -> None:
-        code = error.code()
-        if code == KafkaError._PARTITION_EOF:
+        what = meaning(error)
+        if what is Meaning.LOG_END:
             if number is not None and offset is not None and offset >= self._missing.get(number, 0):
                 self._missing.pop(number, None)
-        elif code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        elif what is Meaning.OUTSIDE_LOG:
             raise broker_error(error, f"reading {self.topic.name}[{number}]: its records are gone")
-        elif not is_passing(error):
+        elif not is_retriable(error, or_missing=True):
             raise broker_error(error, f"reading {self.topic.name}[{number}]")
 
     def _meet(self, record: MarshalRecord, broker_ms: int, message: Message) -> None:

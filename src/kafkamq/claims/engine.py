@@ -27,7 +27,7 @@ from kafkamq.claims.wire.marshal import coordination_partition, encode_value
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError, WireError
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.errors import ErrorWatch, broker_error
+from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, meaning
 from kafkamq.transport.settings import connect, producer_settings
 from kafkamq.types import MarshalRecord
 
@@ -270,7 +270,7 @@ class Engine:
 
     def refuse(self, error: KafkaMQError) -> None:
         """Fail if a right is missing, which no waiting mends; other errors pass."""
-        if isinstance(error, BrokerError) and error.code.endswith("AUTHORIZATION_FAILED"):
+        if meaning(error) is Meaning.FORBIDDEN:
             self._is_stopping = True  # it would only try again
             self.fail(error)
 

@@ -12,7 +12,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # no
 from kafkamq.claims.topic import CoordinationTopic
 from kafkamq.errors import BrokerError
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.errors import broker_error
+from kafkamq.transport.errors import Meaning, broker_error, meaning
 
 __all__ = ["Starts", "find_starts"]
 
@@ -71,7 +71,7 @@ def _latest_times(admin: Admin, topic: str, partitions: list[int]) -> dict[int, 
         try:
             found = admin.wait(future, f"looking for the last record of {topic}")
         except BrokerError as error:
-            if error.code in ("UNSUPPORTED_VERSION", "_UNSUPPORTED_FEATURE"):  # before Kafka 3.0
+            if meaning(error) is Meaning.UNSUPPORTED:  # before Kafka 3.0
                 return {}
             raise
         if found.offset >= 0 and found.timestamp >= 0:

@@ -14,10 +14,9 @@ from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafkamq.claims.message import ClaimedMessage, CommitToken
-from kafkamq.claims.passing import is_passing
 from kafkamq.claims.session import Tenure
 from kafkamq.config import ServiceConfig
-from kafkamq.transport.errors import ErrorWatch, broker_error, kafka_error
+from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
 from kafkamq.transport.settings import connect, consumer_settings
 
 __all__ = ["MAX_BEHIND", "Intake"]
@@ -127,7 +126,7 @@ class Intake:
                 if first is not None:
                     records = [first, *self._consumer.consume(max_messages - 1, 0)]
         except KafkaException as error:
-            if is_passing(kafka_error(error)):
+            if is_retriable(error, or_missing=True):
                 return
             raise broker_error(error, "reading claimed partitions") from error
         tenures, lanes, commit = self._tenures, self.lanes, self._commit
@@ -147,12 +146,11 @@ class Intake:
         self._consumer.close()
 
     def _event(self, error: KafkaError, topic: str, partition: int) -> None:
-        code = error.code()
-        if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        if meaning(error) is Meaning.OUTSIDE_LOG:
             tenure = self._tenures.get((topic, partition))
             if tenure is not None:
                 self._on_gone(tenure)
-        elif not is_passing(error):
+        elif not is_retriable(error, or_missing=True):
             raise broker_error(error, f"reading {topic}[{partition}]")
 
 

@@ -24,7 +24,6 @@ from kafkamq.claims.broker_clock import BrokerClock, lease_clock_ms
 from kafkamq.claims.log_start import find_starts
 from kafkamq.claims.member import check_id
 from kafkamq.claims.message import ClaimedMessage
-from kafkamq.claims.passing import is_passing
 from kafkamq.claims.rules.range_log import HeldRange, RangeLog
 from kafkamq.claims.rules.range_member import RangeMember, RangeWrite
 from kafkamq.claims.topic import require_topic, require_work
@@ -42,7 +41,7 @@ from kafkamq.errors import (
     WireError,
 )
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.errors import ErrorWatch, broker_error
+from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
 from kafkamq.transport.settings import connect, consumer_settings, producer_settings
 from kafkamq.types import RangeType
 
@@ -52,7 +51,6 @@ _log = logging.getLogger(__name__)
 _BUSY_S, _IDLE_S = 0.002, 0.05
 _ENDS_S = 0.5  # how often the log's ends are asked for
 _SLICE_S = 0.1
-_NOT_THERE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 _WINDOW_INTERVALS = 6  # what is abandoned is told every interval, by members that may be slow
 
 
@@ -277,12 +275,12 @@ class RangeClaims:
                 continue
             error = record.error()
             if error is not None:
-                if error.code() == KafkaError._PARTITION_EOF:
+                if meaning(error) is Meaning.LOG_END:
                     end = min(record.offset() or 0, claimed.next)  # behind what was aborted
                     claimed.position = max(claimed.position, end)
-                elif self._skips and error.code() in _NOT_THERE:
+                elif self._skips and meaning(error) is Meaning.OUTSIDE_LOG:
                     self._skip_deleted(claimed)
-                elif not is_passing(error):
+                elif not is_retriable(error, or_missing=True):
                     raise broker_error(error, f"reading {self.topic}[{claimed.partition}]")
                 continue
             message = ClaimedMessage(record, None)
@@ -384,7 +382,7 @@ class RangeClaims:
     def _fold(self, message: Message) -> None:
         error, offset = message.error(), message.offset()
         if error is not None:
-            if not is_passing(error):
+            if not is_retriable(error, or_missing=True):
                 raise broker_error(error, f"reading {self._range_topic}")
             return
         assert offset is not None, "records have a place"
@@ -416,7 +414,7 @@ class RangeClaims:
             self._under_way -= 1
             offset = message.offset()
             self._member.on_written(write, -1 if error is not None or offset is None else offset)
-            if error is not None and error.name().endswith("AUTHORIZATION_FAILED"):
+            if error is not None and meaning(error) is Meaning.FORBIDDEN:
                 self._error = broker_error(error, f"writing {self._range_topic}")
 
     def _open(self, admin: Admin, range_topic: str) -> None:

@@ -16,6 +16,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError
 from kafkamq.queue.topics import Finding
 from kafkamq.transport.admin import Admin, TopicInfo
+from kafkamq.transport.errors import Meaning, meaning
 
 __all__ = ["CoordinationTopic", "check_rules", "find_topic", "init_topic", "require_topic",
            "require_work", "topic_findings"]  # fmt: skip
@@ -115,7 +116,7 @@ def _create(
     try:
         admin.wait(admin.client.create_topics([new])[topic], f"creating topic {topic}")
     except BrokerError as error:
-        if error.code != "TOPIC_ALREADY_EXISTS":  # another process was quicker
+        if meaning(error) is not Meaning.EXISTS:  # another process was quicker
             raise
         return False
     deadline_s = time.monotonic() + _VISIBLE_S

@@ -23,7 +23,7 @@ from kafkamq.queue.message import Message
 from kafkamq.queue.wire.headers import cut_text
 from kafkamq.queue.wire.partitions import marker_key
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.transport.errors import broker_error, may_pass
+from kafkamq.transport.errors import broker_error, is_retriable
 from kafkamq.types import DeadLetterReason, Outcome
 
 __all__ = ["Verdicts"]
@@ -412,7 +412,7 @@ class Verdicts:
             failed = message._end_error
             if failed is not None:
                 error = broker_error(failed, f"writing the verdict on {message!r}")
-                if not may_pass(error):
+                if not is_retriable(error):
                     raise error
             self.serve()
             if time.monotonic() > deadline_s:

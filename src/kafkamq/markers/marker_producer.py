@@ -16,7 +16,14 @@ from kafkamq.errors import StateError
 from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.sender import refresh_topic
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.transport.errors import ErrorWatch, broker_error, kafka_error, raised_error
+from kafkamq.transport.errors import (
+    ErrorWatch,
+    Meaning,
+    broker_error,
+    has_ended,
+    meaning,
+    raised_error,
+)
 from kafkamq.transport.producer import end_producer
 from kafkamq.transport.settings import connect, marker_settings
 
@@ -79,7 +86,7 @@ class MarkerWriter:
             StateError: Closed.
         """
         refused = self._produce(value, key, partition, on_delivery)
-        if refused is not None and kafka_error(refused).code() == KafkaError._UNKNOWN_PARTITION:
+        if refused is not None and meaning(refused) is Meaning.NO_PARTITION:
             with self._serving:  # it takes seconds: others may write meanwhile
                 refresh_topic(self._client, self.topic, refused)
             refused = self._produce(value, key, partition, on_delivery)
@@ -104,7 +111,7 @@ class MarkerWriter:
         return refused
 
     def _end_if_spent(self, client: Producer, error: KafkaException) -> None:
-        if kafka_error(error).code() == KafkaError._FATAL:
+        if has_ended(error):
             self._renew(client)
 
     def write_many(self, partition: int, markers: list[dict[str, Any]]) -> None:

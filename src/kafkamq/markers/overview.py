@@ -21,6 +21,7 @@ from kafkamq.markers.wire.status import TrackerStatus
 from kafkamq.queue.names import group_of
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import Meaning, meaning
 from kafkamq.transport.scan import scan
 
 __all__ = ["MarkerPartition", "Overview", "QueueBacklog", "doubled_queues", "overview"]
@@ -268,7 +269,7 @@ def _read(
             visit(record)
             count += 1
     except BrokerError as error:
-        if error.code not in ("OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET"):
+        if meaning(error) is not Meaning.OUTSIDE_LOG:
             raise
         return None
     return count

@@ -32,7 +32,14 @@ from kafkamq.markers.wire.positions import (
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.errors import ErrorWatch, broker_error, may_pass, raised_error
+from kafkamq.transport.errors import (
+    ErrorWatch,
+    Meaning,
+    broker_error,
+    is_retriable,
+    meaning,
+    raised_error,
+)
 from kafkamq.transport.producer import end_producer
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.scan import scan
@@ -45,7 +52,7 @@ MARGIN_MS = 60_000  # brokers' clocks differ; STARTs come for so long after the 
 REFUSED_S = 60.0  # after a refusal the next try waits so long
 AGAIN_S = 600.0  # what has not changed is written again: a former owner's record may come late
 _REQUEST_S = 10.0
-_WITHOUT = frozenset({"TOPIC_AUTHORIZATION_FAILED", "UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"})
+_WITHOUT = (Meaning.FORBIDDEN, Meaning.NO_TOPIC)
 """A worker without the right to read goes on, as one of the version before did."""
 _log = logging.getLogger(__name__)
 
@@ -164,7 +171,7 @@ class Positions:
         with self._lock:
             self._pending.update(number for number in partitions if number in self._known)
         wrapped = broker_error(error, f"writing positions to {self._config.ledger_topic}")
-        if not may_pass(wrapped):
+        if not is_retriable(wrapped):
             self._retry_s = time.monotonic() + REFUSED_S
             self._warn("positions cannot be kept", str(wrapped))
 
@@ -209,7 +216,7 @@ class Positions:
                 if position is not None and number.isdigit() and int(number) in partitions:
                     found[int(number)] = position
         except BrokerError as error:
-            if error.code not in _WITHOUT:
+            if meaning(error) not in _WITHOUT:
                 raise
             self._warn("positions that were kept cannot be read", str(error))
         return {  # R13: not those of a topic that may have been recreated since
@@ -256,7 +263,7 @@ class Positions:
             for first_ms, last_ms in _times(above.values()):
                 started += self._started_between(first_ms, last_ms, above)
         except BrokerError as error:
-            if error.code not in _WITHOUT:
+            if meaning(error) not in _WITHOUT:
                 raise
             self._warn("STARTs behind a kept position cannot be read", str(error))
         return started

@@ -21,9 +21,15 @@ from kafkamq.markers.rules.fetch_buffer import Intake
 from kafkamq.queue.data_loss import report_loss
 from kafkamq.queue.names import group_of, group_of_workers
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.transport.errors import ErrorWatch, broker_error, kafka_error
-from kafkamq.transport.events import mends_itself
-from kafkamq.transport.offset_commits import Commit, is_passing
+from kafkamq.transport.errors import (
+    ErrorWatch,
+    Meaning,
+    broker_error,
+    is_retriable,
+    kafka_error,
+    meaning,
+)
+from kafkamq.transport.offset_commits import Commit
 from kafkamq.transport.record import all_headers
 from kafkamq.transport.settings import connect
 
@@ -173,7 +179,7 @@ class MessageReader:
         for record in events:
             error = record.error()
             assert error is not None, "events are errors"
-            if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            if meaning(error) is Meaning.OUTSIDE_LOG:
                 offset = record.offset()
                 self._unplaced[record.partition() or 0] = _UNKNOWN if offset is None else offset
             else:
@@ -183,7 +189,7 @@ class MessageReader:
         self.watch.check(f"reading {self._topic}")
         if error.fatal():
             self.rebuild()
-        elif not mends_itself(error):
+        elif not is_retriable(error):
             raise broker_error(error, f"reading {self._topic}")
         _log.info("reading is disturbed", extra={"code": error.name(), "topic": self._topic})
 
@@ -220,7 +226,7 @@ class MessageReader:
         except KafkaException as error:
             inner = kafka_error(error)
             wrapped = broker_error(error, f"finding where to read {self._topic}")
-            if not is_passing(wrapped, inner.code()):
+            if not is_retriable(wrapped):
                 raise wrapped from error
             # The group moves on, or a broker is not ready. What is not revoked stays ours without
             # being assigned again (cooperative), and Kafka does not ask twice for its position: the

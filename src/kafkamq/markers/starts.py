@@ -13,7 +13,6 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
-from kafkamq.errors import BrokerError
 from kafkamq.markers.ack_writer import Verdicts
 from kafkamq.markers.last_delivery import process_gate
 from kafkamq.markers.message import MarkersMessage
@@ -31,7 +30,6 @@ from kafkamq.types import MessageId
 __all__ = ["Batch", "Starter"]
 
 MAX_TRANSACTION_BYTES = 16 * 1024 * 1024  # of payloads in one, as for trackers (R16)
-_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 _STARTED, _HELD = LeaseState.STARTED, LeaseState.HELD  # a look-up per message costs 0.4 us
 PATIENCE_MS = 1000  # so long everything waits for a marker partition that does not answer
 _END_S = 0.05  # how long one step waits for an END that is under way
@@ -276,9 +274,6 @@ class Starter:
             if writer.is_idle and not batch.is_reported:
                 error = KafkaError(KafkaError._PURGE_QUEUE, "their client was recreated")
         if error is not None:
-            if error.code() in _PURGED:  # with the client of another thread's fatal error
-                said = f"{doing} failed: {error.str()} ({error.name()}); receive again"
-                raise BrokerError(said, code=error.name(), is_retriable=True)
             raise broker_error(error, doing)
         if not is_known:
             return False

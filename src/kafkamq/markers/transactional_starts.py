@@ -18,6 +18,7 @@ from confluent_kafka import TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
+from kafkamq.transport.errors import Meaning, meaning
 from kafkamq.transport.offset_commits import Commit
 from kafkamq.transport.transactions import TransactionalProducer
 
@@ -25,14 +26,6 @@ __all__ = ["ExactCommitter"]
 
 _STEP_TIMEOUT_S = 10.0  # of each step of a transaction; longer ones are aborted by the broker
 _CLOSE_TIMEOUT_S = 10.0
-_NO_ACCESS = frozenset(
-    {
-        "TOPIC_AUTHORIZATION_FAILED",
-        "GROUP_AUTHORIZATION_FAILED",
-        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
-        "CLUSTER_AUTHORIZATION_FAILED",
-    }
-)
 _log = logging.getLogger(__name__)
 
 
@@ -88,7 +81,7 @@ class ExactCommitter:
             pending.result()
         except (BrokerError, DeadlineExceededError) as error:
             self._pending = None
-            if isinstance(error, BrokerError) and error.code in _NO_ACCESS:
+            if isinstance(error, BrokerError) and meaning(error) is Meaning.FORBIDDEN:
                 raise BrokerError(str(error), code=error.code) from error
             _log.info("a transaction of STARTs is made again", extra={"said": str(error)})
             return Commit.FAILED

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from kafkamq.errors import DeadlineExceededError, KafkaMQError, LeaseLostError
 from kafkamq.parallel.callbacks import tell
@@ -25,20 +25,11 @@ from kafkamq.parallel.rules.offsets import Progress
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.wire import offsets as offset_maps
 from kafkamq.parallel.work_queue import Desk
-from kafkamq.transport.errors import broker_error, kafka_error
+from kafkamq.transport.errors import Meaning, broker_error, is_retriable, kafka_error, meaning
 from kafkamq.transport.exact_commits import ExactCommits, OffsetCommit
-from kafkamq.transport.offset_commits import is_passing
 
 __all__ = ["Committer", "Duty", "Plan", "plan_commits"]
 
-_GONE = frozenset(
-    {  # the member that did the work is none any more; not so behind an ILLEGAL_GENERATION: a
-        # commit that waits behind the member's own join has the generation from before it
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.FENCED_MEMBER_EPOCH,
-        KafkaError._ASSIGNMENT_LOST,
-    }
-)
 _SOON_S = 0.05  # until the next commit, while a map is too long
 _NO_MAPS_S = 60.0  # after a broker refused a map: until one is tried again, doubled each time
 _MAX_NO_MAPS_S = 3600.0
@@ -286,18 +277,17 @@ class Committer:
 
     def _failed(self, error: KafkaException) -> None:
         self._stats.commit_failures += 1
-        inner = kafka_error(error)
-        if inner.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
+        what = meaning(error)
+        if what is Meaning.METADATA_TOO_LARGE:
             self._go_without_maps()
             self._may_succeed = True
             return  # the next one is another
         ours = broker_error(error, f"committing offsets of group {self._config.group_id}")
-        is_lasting = not is_passing(ours, inner.code())
-        self._refusal = (ours, not is_lasting and inner.code() not in _GONE)
-        if is_lasting:
+        self._may_succeed = is_retriable(ours) and what is not Meaning.NO_MEMBER
+        self._refusal = (ours, self._may_succeed)
+        if not is_retriable(ours):
             raise ours from error
-        self._may_succeed = inner.code() not in _GONE
-        _log.info("a commit failed and is made again", extra={"code": inner.name()})
+        _log.info("a commit failed and is made again", extra={"code": kafka_error(error).name()})
 
     @property
     def _with_maps(self) -> bool:

@@ -14,9 +14,8 @@ from kafkamq.parallel.config import ParallelConfig, Partition
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.wire import offsets as offset_maps
-from kafkamq.transport.errors import broker_error, kafka_error
+from kafkamq.transport.errors import broker_error, is_retriable, kafka_error
 from kafkamq.transport.exact_commits import ExactCommits, OffsetCommit
-from kafkamq.transport.offset_commits import is_passing
 
 __all__ = ["Position", "data_loss", "find_positions", "log_bounds"]
 
@@ -74,7 +73,7 @@ def find_positions(
         except KafkaException as error:  # noqa: PERF203 - the loop is the repetition
             inner = kafka_error(error)
             ours = broker_error(error, f"finding where group {config.group_id} is")
-            if not is_passing(ours, inner.code()) or monotonic() > deadline_s:
+            if not is_retriable(ours) or monotonic() > deadline_s:
                 raise ours from error
             _log.info("where to read is not known yet", extra={"code": inner.name()})
             sleep(0.1)

@@ -15,7 +15,14 @@ from kafkamq.parallel.config import ParallelConfig
 from kafkamq.parallel.inside import enter
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.queue.wire.headers import Origin, dead_letter_headers
-from kafkamq.transport.errors import ErrorWatch, broker_error, kafka_error
+from kafkamq.transport.errors import (
+    ErrorWatch,
+    Meaning,
+    broker_error,
+    has_ended,
+    kafka_error,
+    meaning,
+)
 from kafkamq.transport.producer import end_producer
 from kafkamq.transport.settings import connect, producer_settings
 from kafkamq.types import DeadLetterReason, Headers
@@ -62,7 +69,7 @@ class Outbox:
         """
 
         def delivered(error: KafkaError | None, message: Message) -> None:
-            if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            if error is not None and meaning(error) is Meaning.TOO_LARGE:
                 # Kafka refuses a whole batch for its size: whose fault it is shows alone.
                 self._send_alone(message, topic, value, key, headers, on_delivery, partition)
             else:
@@ -90,7 +97,7 @@ class Outbox:
                     ) from None
                 sleep(0.005)  # the thread makes room
             except KafkaException as error:
-                if not _has_ended(error):
+                if not has_ended(error):
                     raise broker_error(error, f"sending to {topic}") from error
                 self._renew(client)
 
@@ -119,7 +126,7 @@ class Outbox:
                     headers=list(headers) if headers else None,
                 )
             except KafkaException as error:
-                if client is not None and _has_ended(error):
+                if client is not None and has_ended(error):
                     self._renew(client)
                     continue
                 on_delivery(kafka_error(error), refused)
@@ -143,7 +150,7 @@ class Outbox:
             if error is None:
                 parked.set_result(None)
                 return
-            is_too_large = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+            is_too_large = meaning(error) is Meaning.TOO_LARGE
             form = next(forms, None) if is_too_large else None
             if form is None:
                 parked.set_exception(broker_error(error, f"writing a dead letter to {topic}"))
@@ -157,7 +164,7 @@ class Outbox:
                 return parked
             except KafkaMQError as error:  # noqa: PERF203 - two at most
                 failure = error
-                if getattr(error, "code", "") != "MSG_SIZE_TOO_LARGE":
+                if meaning(error) is not Meaning.TOO_LARGE:
                     break
         parked.set_exception(failure)
         return parked
@@ -225,12 +232,6 @@ class Outbox:
     def _end_spent(self) -> None:
         while self._spent:
             end_producer(self._spent.pop())
-
-
-def _has_ended(error: KafkaException) -> bool:
-    """Whether it ended its producer, or says that another one did."""
-    inner = kafka_error(error)
-    return inner.fatal() or inner.code() == KafkaError._FATAL
 
 
 def _forms(

@@ -17,8 +17,14 @@ from kafkamq.parallel.positions import Position, data_loss, find_positions, log_
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.stats import Stats
 from kafkamq.transport.deadline import ask_in_slices
-from kafkamq.transport.errors import ErrorWatch, broker_error, kafka_error
-from kafkamq.transport.events import mends_itself
+from kafkamq.transport.errors import (
+    ErrorWatch,
+    Meaning,
+    broker_error,
+    is_retriable,
+    kafka_error,
+    meaning,
+)
 from kafkamq.transport.exact_commits import ExactCommits
 from kafkamq.transport.settings import connect, consumer_settings
 
@@ -141,16 +147,16 @@ class Source:
 
     def _event(self, error: KafkaError, message: Message | None) -> bool:
         """Whether its partition is read anew, as another log than before."""
-        code = error.code()
-        if code == KafkaError._PARTITION_EOF and message is not None:
+        what = meaning(error)
+        if what is Meaning.LOG_END and message is not None:
             self.ends.append((_place(message), message.offset() or 0))
             return False
         self._watch.check(f"reading {', '.join(self._config.topics)}")
-        if code == KafkaError._AUTO_OFFSET_RESET and message is not None:
+        if what is Meaning.OUTSIDE_LOG and message is not None:
             return self._outside_the_log(message)
-        if code == KafkaError.UNKNOWN_TOPIC_OR_PART and message is not None:
+        if what is Meaning.NO_TOPIC and message is not None:
             raise _unknown_topic(message.topic() or "?", error)
-        if not mends_itself(error):
+        if not is_retriable(error):
             raise broker_error(error, f"reading {', '.join(self._config.topics)}")
         _log.info("reading is disturbed", extra={"code": error.name()})
         return False

@@ -31,7 +31,7 @@ from kafkamq.parallel.rules.lanes import Lane, LaneState
 from kafkamq.parallel.settling import Settler
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.work_queue import Desk, Worker
-from kafkamq.transport.errors import broker_error
+from kafkamq.transport.errors import Meaning, broker_error, meaning
 from kafkamq.transport.exact_commits import ExactCommits
 from kafkamq.transport.transactions import TransactionalProducer
 
@@ -39,11 +39,7 @@ __all__ = ["TransactionCommitter", "TransactionPublisher"]
 
 MAX_BLAMED = 10_000  # records remembered; more at once mean that Kafka refuses everything
 _ASYNC_SLICE_S = 0.001
-_COLLATERAL = (  # of another one's failure
-    KafkaError._PURGE_QUEUE,
-    KafkaError._PURGE_INFLIGHT,
-    KafkaError._INVALID_DIFFERENT_RECORD,
-)
+_COLLATERAL = (Meaning.PURGED, Meaning.OTHERS_FAULT)  # of another one's failure
 _GIVEN_UP = -1  # in place of attempts
 _Place: TypeAlias = tuple[str, int, int]
 
@@ -129,13 +125,14 @@ class TransactionCommitter(Committer):
             return
 
         def delivered(error: KafkaError | None, _: Message) -> None:
-            if error is None or error.code() in _COLLATERAL:
+            what = None if error is None else meaning(error)
+            if error is None or what in _COLLATERAL:
                 return
             ours = broker_error(error, f"sending the result of {record!r}")
-            if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            if what is Meaning.TOO_LARGE:
                 size = max(len(out.value or b"") for out in results)
                 self._suspects.append((size, record, ours))
-            elif error.code() == KafkaError.INVALID_RECORD:
+            elif what is Meaning.INVALID_RECORD:
                 self._blame(record, ours)
             elif isinstance(ours, BrokerError) and not ours.is_retriable:
                 self._fatal = ours  # such as rights that are missing
@@ -152,7 +149,7 @@ class TransactionCommitter(Committer):
         except Exception as error:  # noqa: BLE001 - the transaction is not whole, whatever it is
             self._failure = error
             is_kafkas = isinstance(error, KafkaMQError)  # such as a transaction that has failed
-            if not is_kafkas or getattr(error, "code", "") == "MSG_SIZE_TOO_LARGE":
+            if not is_kafkas or meaning(error) is Meaning.TOO_LARGE:
                 self._blame(record, error)
 
     def _blame(self, record: ParallelRecord, error: BaseException) -> None:
@@ -233,7 +230,7 @@ class TransactionCommitter(Committer):
                 self._has_begun = False
                 self._lanes.clear()
             except (KafkaMQError, KafkaException) as error:
-                if getattr(error, "code", "") == "OFFSET_METADATA_TOO_LARGE":
+                if meaning(error) is Meaning.METADATA_TOO_LARGE:
                     self._go_without_maps()
                 self._abort(error)
                 return True

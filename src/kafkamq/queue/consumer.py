@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from kafkamq.config import QueueConfig
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, StateError
 from kafkamq.queue.message import Message
-from kafkamq.transport.errors import may_pass
+from kafkamq.transport.errors import is_retriable
 
 __all__ = ["Consumer"]
 
@@ -100,7 +100,7 @@ class Consumer(ABC):
                 if message is not None:
                     return message
             except (BrokerError, DeadlineExceededError) as error:
-                if not may_pass(error) or self.has_failed:
+                if not is_retriable(error) or self.has_failed:
                     raise
                 _log.warning("receiving failed and goes on", extra={"said": str(error)})
                 self._closing.wait(_PAUSE_S)

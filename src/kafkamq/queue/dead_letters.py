@@ -25,7 +25,7 @@ from kafkamq.queue.wire.headers import Origin, read_message_headers, redrive_hea
 from kafkamq.queue.wire.keys import join_key, split_key
 from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
+from kafkamq.transport.errors import MISSING, OutcomeUnknownError, TransactionAbortedError, meaning
 from kafkamq.transport.record import headers_of, headers_or_none
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.scan import scan
@@ -49,7 +49,6 @@ MAX_TRANSACTION_RECORDS = 500
 MAX_TRANSACTION_BYTES = 4 * 1024 * 1024
 MAX_ATTEMPTS = 5  # of one transaction whose outcome is unknown or that was aborted
 _KEY_PREFIX = "redrive"
-_NO_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION")
 _log = logging.getLogger(__name__)
 
 
@@ -202,7 +201,7 @@ class _Originals:
         try:
             record = self._readers[topic].read(place.partition, place.offset)
         except BrokerError as error:
-            if error.code not in _NO_TOPIC:
+            if meaning(error) not in MISSING:
                 raise
             record = None
         if record is None or place.timestamp_ms not in (0, record.timestamp()[1]):
@@ -292,8 +291,7 @@ class _Writer:
             self._producer.commit()
         except BrokerError as error:
             self._producer.abort()
-            is_fatal = error.is_fatal or error.code == "_FATAL"
-            if is_fatal and not isinstance(error, FencedError):
+            if error.is_fatal and not isinstance(error, FencedError):
                 # librdkafka says why only once; of an idempotent producer it is nearly always this.
                 raise FencedError(
                     f"{error}: another redrive of this namespace seems to have started; what was "

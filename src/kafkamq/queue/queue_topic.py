@@ -11,6 +11,7 @@ from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError
 from kafkamq.queue.namespace import CONNECT_TIMEOUT_S, Namespace, NamespaceFacts
 from kafkamq.transport.admin import Admin, TopicInfo
+from kafkamq.transport.errors import Meaning, meaning
 from kafkamq.types import Backend
 
 __all__ = [
@@ -131,7 +132,7 @@ def create_queue_topics(
             try:
                 admin.wait(future, f"creating topic {name}")
             except BrokerError as error:  # noqa: PERF203 - two topics
-                if error.code != "TOPIC_ALREADY_EXISTS":  # another process was quicker
+                if meaning(error) is not Meaning.EXISTS:  # another process was quicker
                     raise
         deadline_s = time.monotonic() + _VISIBLE_S
         while len(admin.topics(list(wanted))) < len(wanted) and time.monotonic() < deadline_s:

@@ -14,7 +14,15 @@ from confluent_kafka import Message as Record
 from kafkamq.errors import KafkaMQError, StateError
 from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.recorder import SendTally
-from kafkamq.transport.errors import ErrorWatch, broker_error, kafka_error, raised_error
+from kafkamq.transport.errors import (
+    ErrorWatch,
+    Meaning,
+    broker_error,
+    has_ended,
+    kafka_error,
+    meaning,
+    raised_error,
+)
 from kafkamq.transport.fork_check import ForkGuard
 from kafkamq.transport.producer import end_producer
 from kafkamq.transport.settings import connect, producer_settings
@@ -35,7 +43,7 @@ def refresh_topic(client: Producer, topic: str, error: KafkaException) -> bool:
 
     librdkafka looks for new partitions every five minutes; R26 lets them be added at any time.
     """
-    if kafka_error(error).code() != KafkaError._UNKNOWN_PARTITION:
+    if meaning(error) is not Meaning.NO_PARTITION:
         return False
     try:
         client.list_topics(topic, timeout=_METADATA_S)
@@ -127,7 +135,7 @@ class Sender:
                         full = "the queue is full"
                     except KafkaException as error:
                         self._queued -= 1
-                        if kafka_error(error).code() != KafkaError._FATAL:
+                        if not has_ended(error):
                             raise
                         self._must_renew = True
                         full = "the producer is being recreated"
@@ -156,7 +164,7 @@ class Sender:
         """A delivery failed, for the reason that is returned; a fatal one ends the client."""
         if error.fatal():
             self._must_renew = self._must_renew or not self._is_ending
-        elif self._fatal is not None and error.code() == KafkaError._PURGE_QUEUE:
+        elif self._fatal is not None and meaning(error) is Meaning.PURGED:
             return self._fatal
         return error
 

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, Message
 from kafkamq.errors import BrokerError, KafkaMQError
 from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.sender import Sender
-from kafkamq.transport.errors import broker_error
+from kafkamq.transport.errors import Meaning, broker_error, meaning
 from kafkamq.types import Headers
 
 __all__ = ["FORMS", "Form", "SureWriter"]
@@ -25,7 +25,6 @@ __all__ = ["FORMS", "Form", "SureWriter"]
 FORMS = 3  # of a record, each smaller than the one before; then the first one is tried again
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 2.0
-_TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
 _log = logging.getLogger(__name__)
 
 
@@ -169,7 +168,7 @@ class SureWriter:
 
     def _refused(self, write: _Write, error: KafkaMQError) -> None:
         pause_s = write.pause_s
-        if isinstance(error, BrokerError) and error.code in _TOO_LARGE:
+        if meaning(error) is Meaning.TOO_LARGE:
             write.refusals = (write.refusals + 1) % FORMS
             if write.refusals:
                 pause_s = 0.0

@@ -15,6 +15,7 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError
 from kafkamq.transport.admin import Admin, TopicInfo
+from kafkamq.transport.errors import Meaning, meaning
 
 __all__ = [
     "FOREIGN_TRACKER_GROUP",
@@ -165,7 +166,7 @@ def _create(
             admin.wait(future, f"creating topic {name}")
             created.append(name)
         except BrokerError as error:  # noqa: PERF203 - a handful of topics
-            if error.code != "TOPIC_ALREADY_EXISTS":  # another process was quicker
+            if meaning(error) is not Meaning.EXISTS:  # another process was quicker
                 raise
     deadline_s = time.monotonic() + _VISIBLE_S
     missing = [name for name, _, _ in wanted]

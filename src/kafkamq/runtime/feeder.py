@@ -13,7 +13,7 @@ from kafkamq.queue.handler import HandlerSpec
 from kafkamq.runtime.rules.run_ahead import RunAhead
 from kafkamq.runtime.telemetry import Telemetry
 from kafkamq.runtime.threads import HandlerPool
-from kafkamq.transport.errors import may_pass
+from kafkamq.transport.errors import is_retriable
 
 __all__ = ["Feeder"]
 
@@ -145,7 +145,7 @@ class Feeder:
         try:
             messages = self.consumer.receive_many(wanted, _RECEIVE_S)
         except (BrokerError, DeadlineExceededError) as error:
-            if not may_pass(error) or self.consumer.has_failed:
+            if not is_retriable(error) or self.consumer.has_failed:
                 raise
             _log.warning("receiving failed and goes on", extra={"said": str(error)})
             self._stopping.wait(_PAUSE_S)

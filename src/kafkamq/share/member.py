@@ -23,7 +23,7 @@ from confluent_kafka import (
 
 from kafkamq.queue.topic_message import TopicMessage
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.transport.errors import broker_error, is_lasting, kafka_error, may_pass
+from kafkamq.transport.errors import broker_error, is_fatal, is_retriable, kafka_error
 
 __all__ = ["Batch", "Member"]
 
@@ -151,8 +151,8 @@ class Member:
             now_ms = monotonic_ms()
             self._failing_since_ms = self._failing_since_ms or now_ms
             lasts_s = (now_ms - self._failing_since_ms) / 1000
-            is_outage = may_pass(_as_ours(error))  # which may be of any length
-            if is_lasting(kafka_error(error)) or (lasts_s > _PATIENCE_S and not is_outage):
+            is_outage = is_retriable(_as_ours(error))  # which may be of any length
+            if is_fatal(kafka_error(error)) or (lasts_s > _PATIENCE_S and not is_outage):
                 raise
             _log.warning("a member of a share group goes on", extra={"said": str(error)})
             self._closing.wait(_AGAIN_S)

@@ -27,6 +27,7 @@ from kafkamq.share.settings import (
 )
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.errors import Meaning, meaning
 from kafkamq.transport.settings import share_settings
 from kafkamq.types import DeadLetterReason
 
@@ -38,7 +39,6 @@ MOVE_S = 5.0  # what closing waits for letters and copies; members wait longer f
 MARGIN_MS = 1500  # what is left of a lock less than this is not begun
 _CONFIRM_SLICE_S = 0.01
 _MAX_UNSEEN = 100_000  # places; far more than a group holds
-_FULL = "GROUP_MAX_SIZE_REACHED"
 _log = logging.getLogger(__name__)
 
 
@@ -223,7 +223,7 @@ class ShareConsumer(TopicConsumer):
         """A member has ended; where a group takes no more members, those that it has go on."""
         with self._changed:
             self._working.remove(member)
-            if self._working and getattr(error, "code", "") == _FULL:
+            if self._working and meaning(error) is Meaning.GROUP_FULL:
                 self._max_members = len(self._working)
                 _log.warning(
                     "the share group has all the members that it takes (group.share.max.size)",

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DataLossError
 from kafkamq.transport.deadline import ask_in_slices
-from kafkamq.transport.errors import ErrorWatch, broker_error
+from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, meaning
 from kafkamq.transport.settings import connect, consumer_settings
 
 __all__ = ["LogRange", "LogReader", "Record", "log_reader", "shared_out"]
@@ -126,7 +126,8 @@ class LogReader:
             try:
                 return self._offsets_once(topic, partitions, which, timeout_s)
             except BrokerError as error:
-                is_added = error.code == "_UNKNOWN_PARTITION" and self._knows_now(topic, partitions)
+                is_new = meaning(error) is Meaning.NO_PARTITION
+                is_added = is_new and self._knows_now(topic, partitions)
                 if not (is_added or error.is_retriable) or time.monotonic() > deadline_s:
                     raise
             time.sleep(_RETRY_S)
@@ -228,7 +229,7 @@ class LogReader:
 
     def _read_error(self, error: KafkaError, message: Record, wanted: LogRange, where: str) -> int:
         """The position that an end of the log tells; any other error is raised."""
-        if error.code() == KafkaError._PARTITION_EOF:
+        if meaning(error) is Meaning.LOG_END:
             return message.offset()
         ours = broker_error(error, where)
         if isinstance(ours, DataLossError):

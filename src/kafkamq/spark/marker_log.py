@@ -14,7 +14,7 @@ from kafkamq.errors import WireError
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.spark.log_reader import LogRange, LogReader
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.errors import ErrorWatch, broker_error, kafka_error
+from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, meaning
 from kafkamq.transport.settings import connect, marker_settings
 from kafkamq.types import Marker
 
@@ -89,7 +89,7 @@ class MarkerLog:
                     self._producer.poll(0.1)
                     self._watch.check(doing)
                 except KafkaException as error:
-                    is_unknown = kafka_error(error).code() == KafkaError._UNKNOWN_PARTITION
+                    is_unknown = meaning(error) is Meaning.NO_PARTITION
                     if not is_unknown or time.monotonic() > added_s:
                         raise broker_error(error, f"{doing}[{partition}]") from error
                     self._look_up(doing)  # it was added just now

@@ -28,7 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
 from kafkamq.transport.committed_offsets import CommittedOffsets
-from kafkamq.transport.errors import UNANSWERED, ErrorWatch, broker_error, kafka_error
+from kafkamq.transport.errors import UNANSWERED, ErrorWatch, Meaning, broker_error, meaning
 from kafkamq.transport.settings import admin_settings, connect
 
 __all__ = ["Admin", "ClusterInfo", "TopicInfo"]
@@ -146,7 +146,7 @@ class Admin:
             self._watch.check(doing)
             if not isinstance(error, KafkaException):
                 raise error
-            if kafka_error(error).code() in UNANSWERED:
+            if meaning(error) in UNANSWERED:
                 raise self._watch.deadline(doing, timeout_s)
             raise broker_error(error, f"{doing} at {self.config.bootstrap_servers}")
 
@@ -280,13 +280,13 @@ def _topics(names: Sequence[str], attempt: _Attempt) -> dict[str, TopicInfo]:
         try:
             found[name] = attempt.wait(future)
         except BrokerError as error:  # noqa: PERF203 - a handful of topics
-            if error.code != "UNKNOWN_TOPIC_OR_PART":
+            if meaning(error) is not Meaning.NO_TOPIC:
                 raise
     try:
         settings = _configs(attempt, ResourceType.TOPIC, list(found)) if found else {}
     except BrokerError as error:
         # Another broker answered, which has not heard of a topic that the first one knows.
-        error.is_retriable = error.is_retriable or error.code == "UNKNOWN_TOPIC_OR_PART"
+        error.is_retriable = error.is_retriable or meaning(error) is Meaning.NO_TOPIC
         raise
     return {
         name: TopicInfo(
@@ -317,7 +317,7 @@ def _group_assignments(group: str, attempt: _Attempt) -> list[frozenset[str]]:
     try:
         members = attempt.wait(futures[group]).members
     except BrokerError as error:
-        if error.code == "GROUP_ID_NOT_FOUND":
+        if meaning(error) is Meaning.NO_GROUP:
             return []
         raise
     return [

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError
-from kafkamq.transport.errors import ErrorWatch, broker_error, is_lasting
+from kafkamq.transport.errors import ErrorWatch, broker_error, is_fatal
 from kafkamq.transport.settings import connect, consumer_settings
 
 __all__ = ["CommittedOffsets"]
@@ -85,7 +85,7 @@ class CommittedOffsets:
             consumer.close()  # the next try begins with a new one
             self._watch.check(doing)
             refusal = None if event is None else event.error()
-            if refusal is not None and is_lasting(refusal):  # of the coordinator's name; no answer
+            if refusal is not None and is_fatal(refusal):  # of the coordinator's name; no answer
                 raise broker_error(refusal, doing) from error
             raise broker_error(error, doing) from error
         except BaseException:

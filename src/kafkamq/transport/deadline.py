@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaException
 
-from kafkamq.transport.errors import UNANSWERED, ErrorWatch, kafka_error
+from kafkamq.transport.errors import UNANSWERED, ErrorWatch, meaning
 
 __all__ = ["ask_in_slices"]
 
@@ -50,6 +50,6 @@ def ask_in_slices(
         except KafkaException as error:
             consumer.poll(0)
             watch.check(doing)
-            if left_s <= slice_s or kafka_error(error).code() not in UNANSWERED:
+            if left_s <= slice_s or meaning(error) not in UNANSWERED:
                 raise
         slice_s *= 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from enum import Enum
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -20,17 +21,135 @@ from kafkamq.errors import (
 )
 
 __all__ = [
-    "BROKER_GONE",
+    "MISSING",
+    "REFUSALS",
+    "UNANSWERED",
     "ErrorWatch",
+    "Meaning",
     "OutcomeUnknownError",
     "TransactionAbortedError",
-    "UNANSWERED",
     "broker_error",
-    "is_lasting",
+    "has_ended",
+    "is_fatal",
+    "is_retriable",
     "kafka_error",
-    "may_pass",
+    "meaning",
     "raised_error",
 ]
+
+
+class Meaning(Enum):
+    """What an error says to whoever asked; each code has one."""
+
+    BROKER_GONE = "who was asked is not there; it passes by itself"
+    TIMED_OUT = "no answer in time; it passes by itself"
+    PASSING = "the cluster is not ready, or its state has moved on; it passes by itself"
+    REBALANCING = "the group is moving on; it passes by itself"
+    STALE_MEMBER = "the group has moved on: it passes, in the group as it is then"
+    NO_MEMBER = "the member is none any more; it passes, once it has joined again"
+    QUEUE_FULL = "the client's queue of records is full; it passes when some are confirmed"
+    PURGED = "the record's client was ended before it was sent; it may be written again"
+    LOG_END = "a reader has reached the end of a partition: no failure"
+    OUTSIDE_LOG = "the log has no such position: data loss"
+    NO_TOPIC = "no such topic, as far as who was asked knows"
+    NO_PARTITION = "no such partition, as far as the client knows: ask for the topic again"
+    FENCED = "another instance took over"
+    CREDENTIALS = "credentials are refused"
+    FORBIDDEN = "a right is missing"
+    TOO_LARGE = "a record, or the batch that it is in, is too large"
+    INVALID_RECORD = "a record is refused for what it is"
+    OTHERS_FAULT = "a record is refused for another one of its batch"
+    METADATA_TOO_LARGE = "the metadata of a commit is too large"
+    EXISTS = "the topic exists already"
+    NO_GROUP = "there is no such group"
+    GROUP_FULL = "the group takes no more members"
+    UNSUPPORTED = "the brokers are too old for the question"
+    FATAL = "the client is unusable: make a new one"
+    OTHER = "anything else: it does not pass by itself"
+
+
+_CODES: dict[Meaning, tuple[str, ...]] = {
+    # _DESTROY_BROKER: it went out of the cluster's metadata with a request.
+    Meaning.BROKER_GONE: ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_DESTROY_BROKER"),
+    Meaning.TIMED_OUT: ("_TIMED_OUT", "_TIMED_OUT_QUEUE"),
+    Meaning.PASSING: (
+        "_MSG_TIMED_OUT",
+        "_WAIT_COORD",
+        "_WAIT_CACHE",
+        "_RESOLVE",
+        "_MAX_POLL_EXCEEDED",  # the next poll joins the group again
+        "_NOENT",  # no leader is known (yet): a partition that was just added
+        "LEADER_NOT_AVAILABLE",
+        "NOT_LEADER_FOR_PARTITION",
+        "REQUEST_TIMED_OUT",
+        "COORDINATOR_LOAD_IN_PROGRESS",
+        "COORDINATOR_NOT_AVAILABLE",
+        "NOT_COORDINATOR",
+        "NOT_ENOUGH_REPLICAS",
+        "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+        "CONCURRENT_TRANSACTIONS",
+        "UNSTABLE_OFFSET_COMMIT",
+        "NETWORK_EXCEPTION",
+        "FENCED_LEADER_EPOCH",  # the client has not heard of the election yet
+        "UNKNOWN_LEADER_EPOCH",
+        "OFFSET_NOT_AVAILABLE",
+        "NOT_CONTROLLER",
+        "KAFKA_STORAGE_ERROR",
+        "BROKER_NOT_AVAILABLE",
+    ),
+    Meaning.REBALANCING: ("REBALANCE_IN_PROGRESS",),
+    # ILLEGAL_GENERATION: a commit that waits behind the member's own join has the one from before.
+    Meaning.STALE_MEMBER: ("ILLEGAL_GENERATION", "STALE_MEMBER_EPOCH"),
+    Meaning.NO_MEMBER: ("UNKNOWN_MEMBER_ID", "FENCED_MEMBER_EPOCH", "_ASSIGNMENT_LOST"),
+    Meaning.QUEUE_FULL: ("_QUEUE_FULL",),
+    Meaning.PURGED: ("_PURGE_QUEUE", "_PURGE_INFLIGHT"),
+    Meaning.LOG_END: ("_PARTITION_EOF",),
+    Meaning.OUTSIDE_LOG: ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"),
+    Meaning.NO_TOPIC: ("_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART"),
+    Meaning.NO_PARTITION: ("_UNKNOWN_PARTITION",),
+    Meaning.FENCED: (
+        "_FENCED",
+        "PRODUCER_FENCED",
+        "INVALID_PRODUCER_EPOCH",
+        "FENCED_INSTANCE_ID",
+    ),
+    Meaning.CREDENTIALS: ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL"),
+    Meaning.FORBIDDEN: (
+        "TOPIC_AUTHORIZATION_FAILED",
+        "GROUP_AUTHORIZATION_FAILED",
+        "CLUSTER_AUTHORIZATION_FAILED",
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    ),
+    Meaning.TOO_LARGE: ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"),
+    Meaning.INVALID_RECORD: ("INVALID_RECORD",),
+    Meaning.OTHERS_FAULT: ("_INVALID_DIFFERENT_RECORD",),
+    Meaning.METADATA_TOO_LARGE: ("OFFSET_METADATA_TOO_LARGE",),
+    Meaning.EXISTS: ("TOPIC_ALREADY_EXISTS",),
+    Meaning.NO_GROUP: ("GROUP_ID_NOT_FOUND",),
+    Meaning.GROUP_FULL: ("GROUP_MAX_SIZE_REACHED",),
+    Meaning.UNSUPPORTED: ("UNSUPPORTED_VERSION", "_UNSUPPORTED_FEATURE"),
+    Meaning.FATAL: ("_FATAL",),
+}
+_MEANINGS = {name: what for what, names in _CODES.items() for name in names}
+
+UNANSWERED = frozenset({Meaning.BROKER_GONE, Meaning.TIMED_OUT})
+"""What a question without an answer ends with."""
+
+REFUSALS = frozenset({Meaning.CREDENTIALS, Meaning.FORBIDDEN})
+"""What somebody must mend."""
+
+MISSING = frozenset({Meaning.NO_TOPIC, Meaning.NO_PARTITION})
+"""What a broker that has just started may say of a topic, too."""
+
+_RETRIABLE = UNANSWERED | {
+    Meaning.PASSING,
+    Meaning.REBALANCING,
+    Meaning.STALE_MEMBER,
+    Meaning.NO_MEMBER,
+    Meaning.QUEUE_FULL,
+    Meaning.PURGED,
+    Meaning.LOG_END,
+}
 
 
 class TransactionAbortedError(BrokerError):
@@ -69,6 +188,8 @@ _HINTS = {
     "topic recreated",
     "_MAX_POLL_EXCEEDED": "the process did not poll for max.poll.interval.ms; it was paused or "
     "blocked",
+    "_PURGE_QUEUE": "its client ended and was replaced; do it again",
+    "_PURGE_INFLIGHT": "its client ended and was replaced; do it again",
     "INVALID_TRANSACTION_TIMEOUT": "lower transaction.timeout.ms, or raise the brokers' "
     "transaction.max.timeout.ms",
 }
@@ -76,72 +197,11 @@ _HINTS = {
 _TLS_ALERT = "tls alert"
 """The broker refuses our certificate, or its absence; with TLS 1.3 only after the handshake."""
 
-_FENCED = frozenset(
-    {
-        KafkaError._FENCED,
-        KafkaError.PRODUCER_FENCED,
-        KafkaError.INVALID_PRODUCER_EPOCH,
-        KafkaError.FENCED_INSTANCE_ID,
-    }
-)
-_TIMED_OUT = frozenset({KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE})
-_DATA_LOSS = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
-_CREDENTIALS = frozenset(
-    {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL}
-)
-_FORBIDDEN = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    }
-)
 _NOISE = re.compile(r"^\S+/(bootstrap|\d+): | \(after \d+ms in state \w+\)")
 """What librdkafka says of itself around the cause."""
 
 _REFUSAL_S = 60.0
 """A refusal of credentials holds so long; librdkafka tries on and tells repetitions within 30 s."""
-
-BROKER_GONE = frozenset(
-    {
-        KafkaError._TRANSPORT,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._DESTROY_BROKER,  # it went out of the cluster's metadata with a request
-    }
-)
-"""librdkafka's own words for: who was asked is not there."""
-
-UNANSWERED = BROKER_GONE | {KafkaError._TIMED_OUT}
-"""What a question without an answer ends with."""
-
-_RETRIABLE = BROKER_GONE | frozenset(
-    {
-        KafkaError._MSG_TIMED_OUT,
-        KafkaError._WAIT_COORD,
-        KafkaError._WAIT_CACHE,
-        KafkaError._RESOLVE,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.NOT_ENOUGH_REPLICAS,
-        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        KafkaError.CONCURRENT_TRANSACTIONS,
-        KafkaError.UNSTABLE_OFFSET_COMMIT,
-        KafkaError.REBALANCE_IN_PROGRESS,
-        KafkaError.NETWORK_EXCEPTION,
-        KafkaError._NOENT,  # no leader is known (yet): a partition that was just added
-        KafkaError.FENCED_LEADER_EPOCH,  # the client has not heard of the election yet
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.NOT_CONTROLLER,
-        KafkaError.KAFKA_STORAGE_ERROR,
-        KafkaError.BROKER_NOT_AVAILABLE,
-    }
-)
 
 
 def kafka_error(error: KafkaError | KafkaException) -> KafkaError:
@@ -170,16 +230,48 @@ def raised_error(error: KafkaException | SystemError) -> KafkaException:
     return cause
 
 
-def is_lasting(error: KafkaError) -> bool:
-    """Whether waiting mends nothing: somebody must mend credentials or rights, or start anew."""
-    return error.fatal() or error.code() in _CREDENTIALS | _FORBIDDEN
+def meaning(error: BaseException | KafkaError) -> Meaning:
+    """What an error says: Kafka's, or ours that wraps it."""
+    if isinstance(error, KafkaException):
+        error = kafka_error(error)
+    if isinstance(error, KafkaError):
+        return _MEANINGS.get(error.name(), Meaning.OTHER)
+    if isinstance(error, BrokerError):
+        return _MEANINGS.get(error.code, Meaning.OTHER)
+    is_late = isinstance(error, DeadlineExceededError)
+    return Meaning.TIMED_OUT if is_late else Meaning.OTHER
 
 
-def may_pass(error: BaseException) -> bool:
-    """Whether the same call may succeed later, with nothing mended but the cluster."""
-    if isinstance(error, DeadlineExceededError):
-        return True
-    return isinstance(error, BrokerError) and error.is_retriable
+def is_retriable(error: BaseException | KafkaError, *, or_missing: bool = False) -> bool:
+    """Whether the same call may succeed later, with nothing mended but the cluster.
+
+    Of an event that a reader polls: whether polling on is all that is needed.
+
+    Args:
+        error: Kafka's, or ours that wraps it.
+        or_missing: Also where the topic is missing, which is known to be there.
+    """
+    if isinstance(error, KafkaException):
+        error = kafka_error(error)
+    if isinstance(error, KafkaError):
+        what = meaning(error)
+        is_refused = error.fatal() or what in REFUSALS
+        is_passing = what in _RETRIABLE or (or_missing and what in MISSING)
+        return not is_refused and (error.retriable() or is_passing)
+    return isinstance(error, DeadlineExceededError) or (
+        isinstance(error, BrokerError) and error.is_retriable
+    )
+
+
+def is_fatal(error: KafkaError) -> bool:
+    """Whether waiting mends nothing: credentials or rights are refused, or the client has ended."""
+    return has_ended(error) or meaning(error) in REFUSALS
+
+
+def has_ended(error: KafkaError | KafkaException) -> bool:
+    """Whether the error ended its client, or says that another one did."""
+    inner = kafka_error(error)
+    return inner.fatal() or meaning(inner) is Meaning.FATAL
 
 
 def broker_error(error: KafkaError | KafkaException, doing: str) -> KafkaMQError:
@@ -193,21 +285,20 @@ def broker_error(error: KafkaError | KafkaException, doing: str) -> KafkaMQError
         FencedError, DataLossError, DeadlineExceededError or BrokerError, with what to do.
     """
     inner = kafka_error(error)
-    code, name = inner.code(), inner.name()
+    name, what = inner.name(), meaning(inner)
     text = f"{doing} failed: {inner.str()} ({name})"
     hint = _HINTS.get(name)
     if hint:
         text = f"{text}; {hint}"
-    if code in _FENCED:
+    if what is Meaning.FENCED:
         return FencedError(
             f"{text}; another instance took over: stop this one", code=name, is_fatal=True
         )
-    if code in _DATA_LOSS:
+    if what is Meaning.OUTSIDE_LOG:
         return DataLossError(text, code=name)
-    if code in _TIMED_OUT:
+    if what is Meaning.TIMED_OUT:
         return DeadlineExceededError(text)
-    retriable = code not in _CREDENTIALS and (inner.retriable() or code in _RETRIABLE)
-    return BrokerError(text, code=name, is_retriable=retriable, is_fatal=inner.fatal())
+    return BrokerError(text, code=name, is_retriable=is_retriable(inner), is_fatal=has_ended(inner))
 
 
 class ErrorWatch:
@@ -235,7 +326,7 @@ class ErrorWatch:
         code = error.code()
         if error.fatal():
             self._fatal = self._fatal or error
-        elif code in _CREDENTIALS:
+        elif meaning(error) is Meaning.CREDENTIALS:
             self._refused, self._refused_s = error, time.monotonic()
         elif code == KafkaError._ALL_BROKERS_DOWN:
             if self._down_since is None:

@@ -15,25 +15,13 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from enum import Enum
 
 from confluent_kafka import Consumer as KafkaConsumer
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
-from kafkamq.errors import KafkaMQError
-from kafkamq.transport.errors import broker_error, kafka_error, may_pass
+from kafkamq.transport.errors import broker_error, is_retriable
 
-__all__ = ["Commit", "Committer", "is_passing"]
+__all__ = ["Commit", "Committer"]
 
 COMMIT_TIMEOUT_S = 10.0  # then the batch is given up (R5: bounded)
-
-_MEMBERSHIP = frozenset(
-    {
-        KafkaError.REBALANCE_IN_PROGRESS,
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.FENCED_MEMBER_EPOCH,
-        KafkaError.STALE_MEMBER_EPOCH,
-        KafkaError._ASSIGNMENT_LOST,
-    }
-)
 
 
 class Commit(Enum):
@@ -42,11 +30,6 @@ class Commit(Enum):
     DONE = 0
     PENDING = 1
     FAILED = 2  # the group has moved on, or Kafka is away: read again from what is committed
-
-
-def is_passing(error: KafkaMQError, code: int) -> bool:
-    """Whether the same call may succeed later, in the group as it is then."""
-    return code in _MEMBERSHIP or may_pass(error)
 
 
 class Committer:
@@ -88,7 +71,7 @@ class Committer:
         except KafkaException as error:
             self._pending = None
             wrapped = broker_error(error, f"committing offsets of {self._topic}")
-            if is_passing(wrapped, kafka_error(error).code()):
+            if is_retriable(wrapped):
                 return Commit.FAILED
             raise wrapped from error
         self._pending = None

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from kafkamq.config import ServiceConfig
-from kafkamq.transport.errors import UNANSWERED, ErrorWatch, kafka_error
+from kafkamq.transport.errors import UNANSWERED, ErrorWatch, meaning
 from kafkamq.transport.settings import admin_settings, connect
 
 __all__ = ["require_brokers"]
@@ -52,7 +52,7 @@ def _ask(client: AdminClient, watch: ErrorWatch, *, patience_s: float, timeout_s
         done, _ = wait((future,), timeout=_SLICE_S)
         if done:
             error = future.exception()
-            if isinstance(error, KafkaException) and kafka_error(error).code() in UNANSWERED:
+            if isinstance(error, KafkaException) and meaning(error) in UNANSWERED:
                 raise watch.silence()
             return
         if waited_s > (patience_s if watch.is_down else timeout_s):

@@ -6,11 +6,10 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from kafkamq.config import ServiceConfig
-from kafkamq.transport.errors import ErrorWatch, broker_error
-from kafkamq.transport.events import mends_itself
+from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
 from kafkamq.transport.settings import connect, consumer_settings
 
 __all__ = ["MAX_READ_THROUGH", "RecordReader"]
@@ -125,11 +124,11 @@ class RecordReader:
         """Where the log continues, as an event says; -1: it says nothing of that."""
         error = message.error()
         assert error is not None, "events are errors"
-        code = error.code()
-        if code == KafkaError._PARTITION_EOF:
+        what = meaning(error)
+        if what is Meaning.LOG_END:
             offset = message.offset()
             return -1 if offset is None else offset
-        if code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        if what is Meaning.OUTSIDE_LOG:
             # Deleted, or a leader that does not know the end yet.
             low, high = consumer.get_watermark_offsets(
                 TopicPartition(self._topic, partition), timeout=_REQUEST_S
@@ -137,7 +136,7 @@ class RecordReader:
             known = low if target < low else high
             self._go(consumer, partition, known)
             return known
-        if not mends_itself(error):
+        if not is_retriable(error):
             raise broker_error(error, doing)
         return -1
 

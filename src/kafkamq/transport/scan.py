@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.errors import ErrorWatch, broker_error
-from kafkamq.transport.events import mends_itself
+from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
 from kafkamq.transport.settings import connect, consumer_settings
 
 __all__ = ["scan"]
@@ -83,7 +82,7 @@ def _records(
         error = record.error()
         if error is None:
             yield record
-        elif error.code() == KafkaError._PARTITION_EOF:
+        elif meaning(error) is Meaning.LOG_END:
             open_partitions.discard(record.partition() or 0)
-        elif not mends_itself(error):
+        elif not is_retriable(error):
             raise broker_error(error, doing)

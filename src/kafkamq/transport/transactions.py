@@ -15,10 +15,12 @@ from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, Stat
 from kafkamq.transport.bounded_call import CallAbandonedError, CallGuard
 from kafkamq.transport.errors import (
     ErrorWatch,
+    Meaning,
     OutcomeUnknownError,
     TransactionAbortedError,
     broker_error,
     kafka_error,
+    meaning,
 )
 from kafkamq.transport.settings import connect, transactional_settings
 from kafkamq.types import Headers
@@ -122,7 +124,7 @@ class TransactionalProducer:
                     raise self._watch.deadline("producing in a transaction", timeout_s) from None
                 self._serve("producing in a transaction", 0.1)
             except KafkaException as error:
-                if kafka_error(error).code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                if meaning(error) is Meaning.TOO_LARGE:
                     self.too_large += 1  # refused here, before it reached the broker
                 raise self._failed(error, f"producing to {topic}[{partition}]") from error
 
@@ -153,7 +155,7 @@ class TransactionalProducer:
             refused = [each for each in left if "_error" in each]
             for message in refused:
                 refusal = message.pop("_error")
-                if refusal.code() != KafkaError._QUEUE_FULL:
+                if meaning(refusal) is not Meaning.QUEUE_FULL:
                     raise self._failed(KafkaException(refusal), doing)
             if refused:
                 if time.monotonic() > deadline_s:
@@ -268,7 +270,7 @@ class TransactionalProducer:
                 producer.poll(0)
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        if error is not None and meaning(error) is Meaning.TOO_LARGE:
             self.too_large += 1
 
     def _bounded(self, doing: str, call: Callable[[float], object], timeout_s: float) -> None:
@@ -293,7 +295,7 @@ class TransactionalProducer:
                 if left_s <= 0:
                     self._is_ready = False
                     raise self._watch.deadline(doing, timeout_s) from error
-                if inner.code() != KafkaError._TIMED_OUT:
+                if meaning(inner) is not Meaning.TIMED_OUT:
                     time.sleep(0.05)
             self._serve(doing, 0.0)
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DataLossError
-from kafkamq.transport.errors import ErrorWatch, broker_error, is_lasting
+from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_fatal, meaning
 from kafkamq.transport.settings import connect, consumer_settings
 
 __all__ = ["MarkerReader", "tracker_group"]
@@ -136,7 +136,7 @@ class MarkerReader:
         """
         error = message.error()
         assert error is not None, "only events are checked"
-        if error.code() == KafkaError._PARTITION_EOF:
+        if meaning(error) is Meaning.LOG_END:
             offset = message.offset()
             return -1 if offset is None else offset
         self._report(message)
@@ -153,7 +153,7 @@ class MarkerReader:
             if number in self._reading and number is not None:
                 raise self._data_loss(number, message.offset(), ours)
             return  # of the member, which reads nothing
-        if is_lasting(error):
+        if is_fatal(error):
             raise ours
         # Everything else librdkafka repeats by itself.
 

@@ -19,7 +19,6 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import (
-    BrokerError,
     DeadlineExceededError,
     FencedError,
     KafkaMQError,
@@ -34,7 +33,7 @@ from kafkamq.markers.tracker.metrics import TrackerMetrics
 from kafkamq.markers.tracker.open_ledgers import MAX_OPEN
 from kafkamq.markers.tracker.partition import Phase, Started, TrackedPartition
 from kafkamq.markers.tracker.quarantine import Quarantine
-from kafkamq.markers.tracker.settlement import REFUSALS, SettlementError, SettleReport
+from kafkamq.markers.tracker.settlement import SettlementError, SettleReport
 from kafkamq.markers.tracker.settlers import SETTLE_S, Settlers
 from kafkamq.markers.tracker.takeover import PartitionStarter
 from kafkamq.markers.tracker.ticker import Ticker
@@ -47,7 +46,7 @@ from kafkamq.queue.wire.headers import Origin
 from kafkamq.runtime.jobs import Workers
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.transport.errors import OutcomeUnknownError, may_pass
+from kafkamq.transport.errors import REFUSALS, OutcomeUnknownError, is_retriable, meaning
 from kafkamq.types import Marker
 
 __all__ = ["LocalTracker"]
@@ -400,7 +399,7 @@ class LocalTracker:
         self._starting -= 1
         if not self._is_ours(part):
             return
-        if not may_pass(error):
+        if not is_retriable(error):
             raise error
         self._try_later(part, str(error))
 
@@ -470,7 +469,7 @@ class LocalTracker:
         _log.warning("a settlement failed", extra={"partition": part.number, "why": str(error)})
         if isinstance(error, SettlementError):
             cause = error.__cause__
-            if isinstance(cause, BrokerError) and cause.code in REFUSALS:
+            if cause is not None and meaning(cause) in REFUSALS:
                 raise cause
             part.core.aborted(error.actions)  # known not to be done: ask again
             part.batch += 1

@@ -15,6 +15,7 @@ from kafkamq.errors import BrokerError, DataLossError
 from kafkamq.markers.tracker.ledger import LedgerKey, read_ledgers
 from kafkamq.markers.tracker.ticker import StatusReader
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.errors import Meaning, meaning
 
 __all__ = ["require_inside", "require_unbroken", "told_positions"]
 
@@ -36,7 +37,7 @@ def told_positions(config: ServiceConfig) -> dict[int, int]:
         finally:
             reader.close()
     except BrokerError as error:
-        if error.code != "TOPIC_AUTHORIZATION_FAILED":
+        if meaning(error) is not Meaning.FORBIDDEN:
             raise
         _log.warning(
             "the tracker has no committed position, and may not read where the last one was: "

@@ -13,10 +13,12 @@ from kafkamq.config import ServiceConfig
 from kafkamq.queue.wire.headers import ERROR, ORIGIN, Origin, cut_text
 from kafkamq.transport.errors import (
     ErrorWatch,
+    Meaning,
     broker_error,
-    is_lasting,
+    is_fatal,
+    is_retriable,
     kafka_error,
-    may_pass,
+    meaning,
     raised_error,
 )
 from kafkamq.transport.producer import end_producer
@@ -118,7 +120,7 @@ class Quarantine:
             try:
                 produce(value=kept.value)
             except KafkaException as error:
-                if kafka_error(error).code() != KafkaError.MSG_SIZE_TOO_LARGE:
+                if meaning(error) is not Meaning.TOO_LARGE:
                     raise
                 self.dropped += 1
                 produce(value=None)
@@ -173,12 +175,12 @@ class Quarantine:
         return f"writing to {self._config.quarantine_topic}"
 
     def _delivered(self, kept: _Kept, error: KafkaError | None) -> None:
-        if error is not None and is_lasting(error):
+        if error is not None and is_fatal(error):
             self._failure = error
-        if error is not None and error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
+        if error is not None and meaning(error) is not Meaning.TOO_LARGE:
             self._refused.append(kept)
             wrapped = broker_error(error, self._doing())
-            if not may_pass(wrapped) and not self._has_warned:
+            if not is_retriable(wrapped) and not self._has_warned:
                 self._has_warned = True
                 _log.warning("%s", wrapped)
             return

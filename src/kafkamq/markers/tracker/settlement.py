@@ -18,9 +18,15 @@ from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError
 from kafkamq.markers.rules.delivery import Carry, Settle
 from kafkamq.markers.tracker.ledger import Ledger
 from kafkamq.markers.tracker.rewriting import Part, Rewriter
-from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
+from kafkamq.transport.errors import (
+    REFUSALS,
+    Meaning,
+    OutcomeUnknownError,
+    TransactionAbortedError,
+    meaning,
+)
 
-__all__ = ["REFUSALS", "SettleReport", "SettlementError", "Settler"]
+__all__ = ["SettleReport", "SettlementError", "Settler"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,21 +34,8 @@ _MAX_ATTEMPTS = 8
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 2.0
 _WRITE_S = 8.0  # what a transaction may take; it begins when its rows are ready (R22)
-REFUSALS = frozenset(
-    {
-        "TOPIC_AUTHORIZATION_FAILED",
-        "GROUP_AUTHORIZATION_FAILED",
-        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
-        "CLUSTER_AUTHORIZATION_FAILED",
-        "_AUTHENTICATION",
-        "_SSL",
-    }
-)
-"""Codes of what somebody must mend."""
-_HOPELESS = REFUSALS | {
-    "UNKNOWN_MEMBER_ID",  # the partition went to another member of the group
-    "ILLEGAL_GENERATION",
-}
+# Of a member: the partition went to another one of the group.
+_HOPELESS = REFUSALS | {Meaning.NO_MEMBER, Meaning.STALE_MEMBER}
 
 
 @dataclass(slots=True)
@@ -134,7 +127,7 @@ class Settler:
             if cause is None:
                 return run.report
             attempt += 1
-            if attempt == _MAX_ATTEMPTS or cause.code in _HOPELESS or run.left_s() <= pause_s:
+            if attempt == _MAX_ATTEMPTS or meaning(cause) in _HOPELESS or run.left_s() <= pause_s:
                 raise self._not_done(run, cause)
             _log.info(
                 "settling again",

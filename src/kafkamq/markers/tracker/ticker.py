@@ -27,10 +27,12 @@ from kafkamq.markers.wire.status import (
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import (
     ErrorWatch,
+    Meaning,
     broker_error,
-    is_lasting,
+    is_fatal,
+    is_retriable,
     kafka_error,
-    may_pass,
+    meaning,
     raised_error,
 )
 from kafkamq.transport.producer import end_producer
@@ -167,7 +169,7 @@ class Ticker:
         if error is None or self._has_warned:
             return
         wrapped = broker_error(error, f"writing to {self._config.tracker_topic}")
-        if not may_pass(wrapped):
+        if not is_retriable(wrapped):
             self._has_warned = True
             _log.warning("%s", wrapped)
 
@@ -281,8 +283,8 @@ class StatusReader:
 
     def _advance(self, message: Message, doing: str) -> None:
         error, partition, offset = message.error(), message.partition(), message.offset()
-        if error is not None and error.code() != KafkaError._PARTITION_EOF:
-            if error.code() == KafkaError._AUTO_OFFSET_RESET or is_lasting(error):
+        if error is not None and meaning(error) is not Meaning.LOG_END:
+            if meaning(error) is Meaning.OUTSIDE_LOG or is_fatal(error):
                 raise broker_error(error, doing)
             return
         if partition is not None and offset is not None:

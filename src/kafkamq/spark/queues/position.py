@@ -17,13 +17,14 @@ from kafkamq.markers.positions import Positions
 from kafkamq.spark.log_reader import LogRange, Record, log_reader
 from kafkamq.spark.queues.starting import identity_of
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.errors import broker_error
+from kafkamq.transport.errors import Meaning, broker_error, meaning
 from kafkamq.transport.settings import connect, consumer_settings
 from kafkamq.types import MessageId
 
 __all__ = ["QueuePosition"]
 
 _log = logging.getLogger(__name__)
+_HAS_MEMBERS = (Meaning.NO_MEMBER, Meaning.STALE_MEMBER, Meaning.REBALANCING)
 
 
 class QueuePosition:
@@ -128,8 +129,7 @@ class QueuePosition:
             )
         except KafkaException as error:
             ours = broker_error(error, f"committing the position of queue {self._group}")
-            code = getattr(ours, "code", "")
-            if code in ("UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS"):
+            if meaning(ours) in _HAS_MEMBERS:
                 raise StateError(
                     f"workers joined queue {self._queue_id!r} (group {self._group}) while Spark "
                     "reads it, and hand out the same messages; stop one of them"

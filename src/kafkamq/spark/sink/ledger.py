@@ -23,7 +23,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError, WireError
 from kafkamq.markers.wire.ledger import Position, decode_position, encode_position
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
+from kafkamq.transport.errors import Meaning, OutcomeUnknownError, TransactionAbortedError, meaning
 from kafkamq.transport.settings import connect, consumer_settings
 from kafkamq.transport.transactions import TransactionalProducer
 
@@ -321,7 +321,7 @@ def _is_deleted(admin: Admin, group: str, future: object) -> bool:
     try:
         admin.wait(future, f"deleting group {group}")  # type: ignore[arg-type]
     except KafkaMQError as error:
-        if isinstance(error, BrokerError) and error.code == "GROUP_ID_NOT_FOUND":
+        if meaning(error) is Meaning.NO_GROUP:
             return False
         raise
     return True
