@@ -81,7 +81,7 @@ bench: $(VENV)/.installed ## measure queues and Spark on this machine
 
 lock: $(VENV)/.uv ## resolve the locks in requirements/ anew
 	$(UV_COMPILE) requirements/bootstrap.in --output-file requirements/bootstrap.txt
-	$(UV_COMPILE) pyproject.toml --extra spark --extra metrics --output-file requirements/runtime.txt
+	$(UV_COMPILE) pyproject.toml --extra all --output-file requirements/runtime.txt
 	$(UV_COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt \
 		--constraint requirements/runtime.txt
 

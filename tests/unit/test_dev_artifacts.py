@@ -12,7 +12,7 @@ import pytest
 from kafkamq.dev import artifacts, java, modules
 from kafkamq.dev.artifacts import fetch_kafka
 from kafkamq.dev.errors import ArtifactError, JavaError
-from kafkamq.dev.ivy import Ivy, find_ivy_jar
+from kafkamq.dev.ivy import Ivy, ivy_jar
 from kafkamq.dev.modules import Module
 
 
@@ -41,7 +41,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(Ivy, "fetch", fetch)
     monkeypatch.setattr(artifacts, "committed_list", lambda version: LISTED)
     monkeypatch.setattr(artifacts, "java_command", lambda java: java)
-    monkeypatch.setattr(artifacts, "find_ivy_jar", lambda: Path("ivy.jar"))
+    monkeypatch.setattr(artifacts, "ivy_jar", lambda cache, work: Path("ivy.jar"))
     return log
 
 
@@ -130,12 +130,30 @@ def test_an_old_java_is_refused(tmp_path: Path) -> None:
         java.java_command(str(old))
 
 
-def test_without_pyspark_the_message_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
+def test_without_pyspark_ivy_is_fetched_once_and_checked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    cache, work, published = tmp_path / "cache", tmp_path / "work", tmp_path / "published.jar"
+    for folder in (cache, work):
+        folder.mkdir()
+    bundled = ivy_jar(cache, work)
+    assert not list(cache.iterdir())
+
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ArtifactError, match=r"pip install 'kafkamq\[spark\]'"):
-        find_ivy_jar()
+    published.write_bytes(b"something else")
+    with pytest.raises(ArtifactError, match="expected SHA-256"):
+        ivy_jar(cache, work, url=published.as_uri())
+    assert not list(cache.iterdir())
+
+    published.write_bytes(bundled.read_bytes())  # PySpark bundles the published jar
+    jar = ivy_jar(cache, work, url=published.as_uri())
+    assert (jar.parent, jar.read_bytes()) == (cache, bundled.read_bytes())
+
+    published.unlink()
+    assert ivy_jar(cache, work, url=published.as_uri()) == jar
+    jar.unlink()
+    with pytest.raises(ArtifactError, match=r"put ivy-.*jar into"):
+        ivy_jar(cache, work, url=published.as_uri())
 
 
 def test_a_failed_download_shows_the_end_of_ivys_output(tmp_path: Path) -> None:

@@ -1,5 +1,20 @@
 """The commands of the program ``kafkamq``; they hold no rule of a queue."""
 
-from kafkamq.cli.app import app, main
+from __future__ import annotations
 
-__all__ = ["app", "main"]
+import sys
+
+__all__ = ["main"]
+
+_EXTRA = ("typer", "rich", "pydantic", "pydantic_settings")
+
+
+def main() -> None:
+    """Runs the program, or says in a line which extra it needs."""
+    try:
+        from kafkamq.cli.app import main as run
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        sys.exit(f"kafkamq: the command needs {error.name}: pip install 'kafkamq[cli]'")
+    run()

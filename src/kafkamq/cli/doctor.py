@@ -26,7 +26,14 @@ from kafkamq.transport.reaching import require_brokers
 
 __all__ = ["register", "kafka_version"]
 
-PACKAGES = ("confluent-kafka", "protobuf", "pyspark", "pandas", "pyarrow")
+PACKAGES = ("confluent-kafka", "protobuf")
+EXTRAS = {
+    "zstandard": "parallel",
+    "prometheus-client": "metrics",
+    "pyspark": "spark",
+    "pandas": "spark",
+    "pyarrow": "spark",
+}
 TIMEOUT_S = 15.0
 
 
@@ -70,7 +77,7 @@ def doctor(
 def _machine() -> Iterator[Check]:
     yield Check("ok", "kafkamq", __version__)
     yield Check("ok", "python", platform.python_version())
-    for package in PACKAGES:
+    for package in (*PACKAGES, *EXTRAS):
         yield _package(package)
     yield from _tried("java", lambda: java_command(java_from(os.environ)))
     yield from _tried("spark", _spark)
@@ -80,8 +87,9 @@ def _package(package: str) -> Check:
     try:
         return Check("ok", package, metadata.version(package))
     except metadata.PackageNotFoundError:
-        level = "warn" if package in ("pyspark", "pandas", "pyarrow") else "refuse"
-        return Check(level, package, "missing; install with: pip install 'kafkamq[spark]'")
+        extra = EXTRAS.get(package)
+        whole, level = ("kafkamq", "refuse") if extra is None else (f"kafkamq[{extra}]", "warn")
+        return Check(level, package, f"missing; install with: pip install '{whole}'")
 
 
 def _spark() -> str:

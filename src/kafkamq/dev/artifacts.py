@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkamq.dev.errors import ArtifactError
-from kafkamq.dev.ivy import Ivy, fetched, find_ivy_jar
+from kafkamq.dev.ivy import Ivy, fetched, ivy_jar
 from kafkamq.dev.java import java_command
 from kafkamq.dev.modules import (
     Module,
@@ -80,7 +80,7 @@ def fetch_kafka(
         on_progress: Called in this thread while jars are fetched.
 
     Raises:
-        ArtifactError: a download failed, a jar is not the listed one, or PySpark is missing.
+        ArtifactError: a download failed, or a jar is not the listed one.
         JavaError: Java is missing or too old; only when something has to be fetched.
     """
     if _VERSION.fullmatch(version) is None:
@@ -93,7 +93,7 @@ def fetch_kafka(
         folder.mkdir(parents=True, exist_ok=True)
         tell = on_progress or _silent
         with _turn(cache / f"kafka-{version}.lock"), _work_folder(cache, version) as work:
-            ivy = Ivy(java=java_command(java), jar=find_ivy_jar(), settings=ivy_settings)
+            ivy = Ivy(java=java_command(java), jar=ivy_jar(cache, work), settings=ivy_settings)
             modules = listed or _own_list(folder)  # another process may have had its turn
             if modules is None:
                 modules = _resolve(version, ivy, folder, work, tell)
@@ -128,7 +128,7 @@ def fetch_modules(
         folder.mkdir(parents=True, exist_ok=True)
         with _turn(cache / f"{name}.lock"), _work_folder(cache, name) as work:
             if missing := verify(folder, modules):
-                ivy = Ivy(java=java_command(java), jar=find_ivy_jar(), settings=ivy_settings)
+                ivy = Ivy(java=java_command(java), jar=ivy_jar(cache, work), settings=ivy_settings)
                 _fetch(missing, ivy, folder, work, _silent)
     return folder
 

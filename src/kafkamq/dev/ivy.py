@@ -1,7 +1,8 @@
-"""Runs the Ivy that PySpark bundles: fetches named modules, several runs side by side.
+"""Runs Ivy: fetches named modules, several runs side by side.
 
-Ivy comes with PySpark as a jar, so nothing has to be installed for it. Its own settings know where
-published artifacts are; a user with a mirror names a settings file.
+Ivy is one jar: the one that an installed PySpark bundles, else the published one, which is fetched
+once and checked against its SHA-256. Its own settings know where published artifacts are; a user
+with a mirror names a settings file.
 """
 
 from __future__ import annotations
@@ -10,19 +11,30 @@ import contextlib
 import importlib.util
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from kafkamq.dev.errors import ArtifactError
+from kafkamq.dev.modules import Module, verify
 
-__all__ = ["Coordinates", "Ivy", "fetched", "find_ivy_jar"]
+__all__ = ["IVY", "Coordinates", "Ivy", "fetched", "ivy_jar"]
+
+IVY = Module(
+    "org.apache.ivy",
+    "ivy",
+    "2.5.3",
+    "9502aa5aabf0b1484924a13ef4b5d24f121f7f91aab6768f11cc9d0906c0803b",
+)
 
 MAX_SIDE_BY_SIDE = 4  # more only fight for the cores: 4 took 3.2 s, 8 took 3.8 s, 12 took 7.1 s
 TIMEOUT_S = 600.0
 _OUTPUT_TAIL_LINES = 25
 _POLL_S = 0.05
+_IVY_URL = f"https://repo1.maven.org/maven2/org/apache/ivy/ivy/{IVY.version}/{IVY.file_name}"
+_DOWNLOAD_TIMEOUT_S = 60.0
 # Sums are checked against our own list, so Ivy need not fetch its own; nor does it need POMs.
 _SETTINGS = """<ivysettings>
   <property name="ivy.checksums" value=""/>
@@ -35,21 +47,34 @@ _PATTERN = "[organisation]/[module]/[revision]/[artifact]-[revision].[ext]"
 Coordinates = tuple[str, str, str]  # organisation, name, version
 
 
-def find_ivy_jar() -> Path:
-    """Ivy's jar in the installed PySpark, which is not imported for it.
+def ivy_jar(cache: Path, work: Path, *, url: str = _IVY_URL) -> Path:
+    """Ivy's jar; the caller's turn in the cache must be its own.
+
+    Args:
+        cache: The jar is kept there, where PySpark, which is not imported, does not bring one.
+        work: For the download; in the same file system.
+        url: Where the published jar is.
 
     Raises:
-        ArtifactError: PySpark is not installed, or has no Ivy.
+        ArtifactError: It cannot be fetched, or is not the published one.
     """
     spec = importlib.util.find_spec("pyspark")
-    folders = (spec.submodule_search_locations if spec is not None else None) or []
-    for folder in folders:
+    for folder in (spec.submodule_search_locations if spec is not None else None) or ():
         for jar in sorted(Path(folder, "jars").glob("ivy-*.jar")):
             return jar
-    raise ArtifactError(
-        "Fetching Kafka needs the Ivy that PySpark bundles, and PySpark is not installed. "
-        "Run: pip install 'kafkamq[spark]'"
-    )
+    if verify(cache, [IVY]):
+        part = work / IVY.file_name
+        try:
+            with urllib.request.urlopen(url, timeout=_DOWNLOAD_TIMEOUT_S) as answer:
+                part.write_bytes(answer.read())
+        except OSError as error:
+            raise ArtifactError(
+                f"Ivy, which fetches Kafka, cannot be fetched from {url}: {error}. Without a "
+                f"network, put {IVY.file_name} into {cache}"
+            ) from error
+        verify(work, [IVY])
+        part.replace(cache / IVY.file_name)
+    return cache / IVY.file_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,6 +27,7 @@ from kafkamq.parallel.settling import Park
 from kafkamq.parallel.source import Source
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.transactions import TransactionCommitter
+from kafkamq.parallel.wire.offset_zstd import require_zstandard
 from kafkamq.parallel.work_queue import Desk
 from kafkamq.runtime.rules.hanging import Slots
 from kafkamq.types import DeadLetterReason
@@ -73,6 +74,7 @@ class Engine:
     """Runs one consumer from ``start`` to ``close``."""
 
     def __init__(self, config: ParallelConfig) -> None:
+        require_zstandard()
         self.config = config
         self.stats = Stats()
         self.desk = Desk(config, self.stats)

@@ -1,15 +1,14 @@
 """zstd frames of offset maps: written as a stream of unknown length, read within bounds.
 
 A frame of 3 KB can claim gigabytes, so a reader never asks for more than it has room for.
+The library zstandard is an extra: it is imported when the first frame is written or read.
 """
 
 from __future__ import annotations
 
-import zstandard
+from kafkamq.errors import ConfigError, WireError
 
-from kafkamq.errors import WireError
-
-__all__ = ["LEVEL", "Compressor", "decompress", "smallest_frame_bytes"]
+__all__ = ["LEVEL", "Compressor", "decompress", "require_zstandard", "smallest_frame_bytes"]
 
 LEVEL = 3
 """zstd's own default, and Parallel Consumer's."""
@@ -21,10 +20,26 @@ _SMALLEST_BLOCK_BYTES = 4  # one byte, repeated
 _SLICE_BYTES = 64  # at most 16 blocks begin in it, so it yields at most 2 MiB
 
 
+def require_zstandard() -> None:
+    """Make sure, before the first commit, that offset maps can be written.
+
+    Raises:
+        ConfigError: zstandard is not installed.
+    """
+    try:
+        import zstandard  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "offset maps need zstandard, which is not installed: pip install 'kafkamq[parallel]'"
+        ) from None
+
+
 class Compressor:
     """Writes frames one after the other; one thread at a time."""
 
     def __init__(self) -> None:
+        import zstandard
+
         self._context = zstandard.ZstdCompressor(level=LEVEL)
 
     def compress(self, body: bytes) -> bytes:
@@ -46,6 +61,8 @@ def decompress(frame: bytes, *, max_bytes: int) -> bytes:
         WireError: no valid frame, one that is cut off or has something behind it, or more than
             ``max_bytes`` of content.
     """
+    import zstandard
+
     stream = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj()
     parts: list[bytes] = []
     size = 0
