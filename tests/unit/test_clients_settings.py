@@ -6,15 +6,12 @@ import logging
 from collections.abc import Callable
 
 import pytest
-from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
+from kafkamq.transport.clients import ClientLog, open_admin, open_consumer, open_producer
 from kafkamq.transport.settings import (
-    _ClientLog,
     admin_settings,
-    connect,
     consumer_settings,
     is_secret,
     marker_settings,
@@ -139,27 +136,27 @@ def test_markers_are_not_kept_from_a_broker_that_returned(name: str) -> None:
     assert marker_settings(of(name, "600000"))[name] == 1000
     assert marker_settings(of(name, "200"))[name] == "200"
     assert consumer_settings(of(name, "600000"), group_id="g")[name] == "600000"
-    connect(Producer, marker_settings(of(name, "600000")))
+    open_producer(marker_settings(of(name, "600000")))
 
 
 @pytest.mark.parametrize("name", ["message.timeout.ms", "delivery.timeout.ms"])
 def test_a_long_message_timeout_is_no_obstacle_to_transactions(name: str) -> None:
     settings = transactional_settings(of(name, "60000"), transactional_id="t")
-    connect(Producer, settings)  # librdkafka refuses one beyond transaction.timeout.ms
+    open_producer(settings)  # librdkafka refuses one beyond transaction.timeout.ms
 
 
 @pytest.mark.parametrize(
     ("make", "settings"),
     [
-        (Consumer, ROLES["consumer"](config())),
-        (Producer, ROLES["producer"](config())),
-        (Producer, ROLES["transactional"](config())),
-        (AdminClient, ROLES["admin"](config())),
+        (open_consumer, ROLES["consumer"](config())),
+        (open_producer, ROLES["producer"](config())),
+        (open_producer, ROLES["transactional"](config())),
+        (open_admin, ROLES["admin"](config())),
     ],
     ids=ROLES,
 )
 def test_librdkafka_takes_them(make: Callable[..., object], settings: dict[str, object]) -> None:
-    assert connect(make, settings) is not None  # type: ignore[type-var]
+    assert make(settings) is not None
 
 
 @pytest.mark.parametrize(
@@ -192,7 +189,7 @@ def test_secrets_stay_out_of_reprs_and_errors() -> None:
     # A value that librdkafka would quote in its refusal.
     settings = {**producer_settings(secret), "security.protocol": "hush"}
     with pytest.raises(ConfigError, match=r"security\.protocol") as caught:
-        connect(Producer, settings)
+        open_producer(settings)
     assert "hush" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
@@ -205,7 +202,7 @@ def test_what_librdkafka_refuses_is_a_config_error(name: str, value: str) -> Non
     kafka = {name: value, "security.protocol": "ssl"}
     settings = producer_settings(ServiceConfig(bootstrap_servers="127.0.0.1:1", kafka=kafka))
     with pytest.raises(ConfigError, match=name):
-        connect(Producer, settings)
+        open_producer(settings)
 
 
 def test_what_librdkafka_tries_again_by_itself_is_no_warning(
@@ -213,7 +210,7 @@ def test_what_librdkafka_tries_again_by_itself_is_no_warning(
 ) -> None:
     said = "Failed to acquire idempotence PID: Coordinator load in progress: retrying"
     with caplog.at_level(logging.INFO, logger="kafkamq.librdkafka"):
-        _ClientLog().log(logging.WARNING, "%s %s %s", "GETPID", "kafkamq", said)
+        ClientLog().log(logging.WARNING, "%s %s %s", "GETPID", "kafkamq", said)
         assert not caplog.records
-        _ClientLog().log(logging.WARNING, "%s %s %s", "FAIL", "kafkamq", "Connection refused")
+        ClientLog().log(logging.WARNING, "%s %s %s", "FAIL", "kafkamq", "Connection refused")
         assert [record.levelno for record in caplog.records] == [logging.WARNING]

@@ -122,7 +122,7 @@ def test_the_consumer_of_partition_0_is_kept_whatever_is_asked_meanwhile(
     often, seldom = KEYS[0], KEYS[5]
 
     class FakeConsumer:
-        def __init__(self, _kind: object, settings: dict[str, object], _watch: object) -> None:
+        def __init__(self, settings: dict[str, object], _watch: object) -> None:
             made.append(str(settings["group.id"]))
 
         def committed(
@@ -135,7 +135,7 @@ def test_the_consumer_of_partition_0_is_kept_whatever_is_asked_meanwhile(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(committed, "connect", FakeConsumer)
+    monkeypatch.setattr(committed, "open_consumer", FakeConsumer)
     kept = {often.transactional_id}
     offsets = committed.CommittedOffsets(CONFIG, ErrorWatch("x:1"), kept=kept)
 

@@ -40,7 +40,7 @@ class Refusing:
 @pytest.fixture
 def tracker(monkeypatch: pytest.MonkeyPatch) -> Any:
     """One with two partitions, which it does not read yet."""
-    monkeypatch.setattr(quarantine_module, "connect", Refusing)
+    monkeypatch.setattr(quarantine_module, "open_producer", Refusing)
     made: Any = object.__new__(LocalTracker)
     made._config = CONFIG
     made._partitions = {number: partition(number) for number in (3, 4)}
@@ -122,7 +122,7 @@ def test_a_loop_whose_quarantine_is_full_waits_for_it(monkeypatch: pytest.Monkey
         poll=waited.append,
         consume=lambda *_: pytest.fail("nothing is read"),
     )
-    monkeypatch.setattr(marker_reader, "connect", lambda *_: client)
+    monkeypatch.setattr(marker_reader, "open_consumer", lambda *_: client)
     reader = MarkerReader(CONFIG, on_assigned=lambda _: None, on_revoked=lambda _: None)
     assert reader.poll(0.02, is_full=True) == []
     assert sum(waited) == 0.02

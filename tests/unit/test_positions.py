@@ -111,7 +111,7 @@ class Ledger:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.records: list[tuple[bytes, GroupPosition]] = []
         self.now_s = 1000.0
-        monkeypatch.setattr(module, "connect", lambda *_: self)
+        monkeypatch.setattr(module, "open_producer", lambda *_: self)
         monkeypatch.setattr(module, "end_producer", lambda _: None)
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now_s)
 

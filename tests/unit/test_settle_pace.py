@@ -121,7 +121,7 @@ def settler(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     world: World = request.getfixturevalue("world")
     for module in (reader, rereading, rewriting, settlement):
         monkeypatch.setattr(module, "time", world)
-    monkeypatch.setattr(reader, "connect", lambda *_: world)
+    monkeypatch.setattr(reader, "open_consumer", lambda *_: world)
     topic = TopicInfo("t", b"t" * 16, 8, 1, {})
     monkeypatch.setattr(rereading.Rereader, "topic", lambda *_, **__: topic)
     return Settler(ServiceConfig(bootstrap_servers="nowhere:1"), TrackerConfig())

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError
 from kafkamq.spark import marker_log
 from kafkamq.spark.marker_log import MarkerLog
-from kafkamq.transport.settings import connect
+from kafkamq.transport.clients import open_producer
 
 
 def test_a_start_is_not_tried_for_longer_than_ended_ids_are_known(
@@ -21,12 +21,11 @@ def test_a_start_is_not_tried_for_longer_than_ended_ids_are_known(
 ) -> None:
     made: list[Mapping[str, Any]] = []
 
-    def keep(make: Any, settings: Mapping[str, Any], *known: Any) -> Any:
-        if make is Producer:
-            made.append(settings)
-        return connect(make, settings, *known)
+    def keep(settings: Mapping[str, Any], *known: Any) -> Any:
+        made.append(settings)
+        return open_producer(settings, *known)
 
-    monkeypatch.setattr("kafkamq.spark.marker_log.connect", keep)
+    monkeypatch.setattr("kafkamq.spark.marker_log.open_producer", keep)
     config = ServiceConfig(bootstrap_servers="127.0.0.1:1", kafka={"message.timeout.ms": "120000"})
     MarkerLog(config)
     assert [int(each["message.timeout.ms"]) for each in made] == [30_000]

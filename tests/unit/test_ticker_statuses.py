@@ -44,7 +44,7 @@ class Log:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     made = Log()
-    monkeypatch.setattr(ticker, "connect", lambda *_: made)
+    monkeypatch.setattr(ticker, "open_producer", lambda *_: made)
     monkeypatch.setattr(ticker, "_AGAIN_S", 0.0)
     return made
 

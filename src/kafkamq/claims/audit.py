@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field
 
-from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaException, Message, TopicPartition
 
 from kafkamq.claims.coordination_log import INTERVAL_HEADER
@@ -17,9 +16,10 @@ from kafkamq.claims.wire.marshal import decode_value
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
 from kafkamq.transport.record import headers_of
-from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.transport.settings import consumer_settings
 from kafkamq.types import MarshalRecord
 
 __all__ = ["Scanned", "TopicAudit", "audit_topic", "scan_topic"]
@@ -79,7 +79,7 @@ def scan_topic(config: ServiceConfig, topic: str, *, follow: bool = False) -> It
         isolation_level="read_uncommitted",
         enable_partition_eof=True,
     )
-    consumer = connect(KafkaConsumer, settings, watch)
+    consumer = open_consumer(settings, watch)
     missing = {number: end for number, (first, end) in bounds.items() if first < end}
     try:
         consumer.assign(

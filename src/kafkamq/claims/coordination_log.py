@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kafkamq.claims.broker_clock import BrokerClock
@@ -27,9 +26,11 @@ from kafkamq.claims.wire.marshal import decode_value
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError, WireError
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
+from kafkamq.transport.port import Consumer as KafkaConsumer
 from kafkamq.transport.record import headers_of
-from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.transport.settings import consumer_settings
 from kafkamq.types import MarshalRecord, MarshalType
 
 __all__ = ["INTERVAL_HEADER", "ClientClock", "CoordinationLog", "Place"]
@@ -242,7 +243,7 @@ class CoordinationLog:
             enable_partition_eof=True,
             queued_min_messages=100_000,
         )
-        return connect(KafkaConsumer, settings, self._watch)
+        return open_consumer(settings, self._watch)
 
     def _decode(self, message: Message) -> MarshalRecord | None:
         try:

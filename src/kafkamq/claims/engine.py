@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message
-from confluent_kafka import Producer as KafkaProducer
 
 from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.claims.coordination_log import INTERVAL_HEADER, CoordinationLog
@@ -27,8 +26,10 @@ from kafkamq.claims.wire.marshal import coordination_partition, encode_value
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError, WireError
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, meaning
-from kafkamq.transport.settings import connect, producer_settings
+from kafkamq.transport.port import Producer as KafkaProducer
+from kafkamq.transport.settings import producer_settings
 from kafkamq.types import MarshalRecord
 
 __all__ = ["Engine", "Stats"]
@@ -116,7 +117,7 @@ class Engine:
                 settings = producer_settings(
                     self.config, message_timeout_ms=patience_ms, linger_ms=0
                 )
-                self._producer = connect(KafkaProducer, settings, self._watch)
+                self._producer = open_producer(settings, self._watch)
             return self._producer
 
     def close(self, timeout_s: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not in its __all__
 
@@ -13,6 +12,7 @@ from kafkamq.claims.topic import CoordinationTopic
 from kafkamq.errors import BrokerError
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import Meaning, broker_error, meaning
+from kafkamq.transport.port import Consumer as KafkaConsumer
 
 __all__ = ["Starts", "find_starts"]
 

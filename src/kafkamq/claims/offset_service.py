@@ -20,7 +20,6 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
-from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaException, TopicPartition
 
 from kafkamq.claims.rules.steps import Write
@@ -28,8 +27,9 @@ from kafkamq.claims.session import Fence, Tenure
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import broker_error
-from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.transport.settings import consumer_settings
 
 __all__ = ["Desk", "DeskAnswers"]
 
@@ -113,7 +113,7 @@ class _GroupDesk:
         self._admin = admin
         self._group = group
         self._answers = answers
-        self._consumer = connect(KafkaConsumer, consumer_settings(config, group_id=group))
+        self._consumer = open_consumer(consumer_settings(config, group_id=group))
         self._fences = ThreadPoolExecutor(_FENCE_THREADS, f"kafkamq-fence-{group}")
         self.metadata: bytes = self._consumer.consumer_group_metadata()
         self.lookups = _Batcher(f"kafkamq-lookup-{group}", self._look_up)

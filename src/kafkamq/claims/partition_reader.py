@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafkamq.claims.message import ClaimedMessage, CommitToken
 from kafkamq.claims.session import Tenure
 from kafkamq.config import ServiceConfig
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
-from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.transport.settings import consumer_settings
 
 __all__ = ["MAX_BEHIND", "Intake"]
 
@@ -50,7 +50,7 @@ class Intake:
         """
         self._watch = ErrorWatch(config.bootstrap_servers)
         settings = consumer_settings(config, group_id=group, queued_min_messages=max(queue, 1000))
-        self._consumer = connect(KafkaConsumer, settings, self._watch)
+        self._consumer = open_consumer(settings, self._watch)
         self._commit = commit
         self._on_gone = on_gone
         self._changes: deque[tuple[Tenure, int]] = deque()

@@ -16,9 +16,7 @@ from datetime import timedelta
 from functools import partial
 from types import TracebackType
 
-from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka import Producer as KafkaProducer
 
 from kafkamq.claims.broker_clock import BrokerClock, lease_clock_ms
 from kafkamq.claims.log_start import find_starts
@@ -41,8 +39,10 @@ from kafkamq.errors import (
     WireError,
 )
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.clients import open_consumer, open_producer
 from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
-from kafkamq.transport.settings import connect, consumer_settings, producer_settings
+from kafkamq.transport.port import Consumer as KafkaConsumer
+from kafkamq.transport.settings import consumer_settings, producer_settings
 from kafkamq.types import RangeType
 
 __all__ = ["ClaimedRange", "RangeClaims"]
@@ -437,8 +437,7 @@ class RangeClaims:
         # A fetch that waits at the log's end must not hold the next range back for long.
         self._data = self._connect_reader(self.group_id, fetch_wait_max_ms=20)
         self._committer = self._connect_reader(self.group_id)  # commits do not wait for polls
-        self._producer = connect(
-            KafkaProducer,
+        self._producer = open_producer(
             producer_settings(
                 self._config, message_timeout_ms=max(1000, self._interval_ms // 2), linger_ms=0
             ),
@@ -495,4 +494,4 @@ class RangeClaims:
         settings = consumer_settings(
             self._config, group_id=group, enable_partition_eof=True, **ours
         )
-        return connect(KafkaConsumer, settings, self._watch)
+        return open_consumer(settings, self._watch)

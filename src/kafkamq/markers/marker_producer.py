@@ -6,15 +6,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
+from operator import methodcaller
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as Record
 
 from kafkamq.errors import StateError
 from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.sender import refresh_topic
+from kafkamq.transport.clients import open_producer
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import (
     ErrorWatch,
@@ -24,8 +25,9 @@ from kafkamq.transport.errors import (
     meaning,
     raised_error,
 )
+from kafkamq.transport.port import Producer
 from kafkamq.transport.producer import end_producer
-from kafkamq.transport.settings import connect, marker_settings
+from kafkamq.transport.settings import marker_settings
 
 __all__ = ["REPORTS_MS", "MarkerWriter", "Report"]
 
@@ -69,7 +71,7 @@ class MarkerWriter:
         # second; who makes the client anew, or ends it, takes both, in this order.
         self._serving = threading.Lock()
         self._lock = threading.Lock()
-        self._client = connect(Producer, self._settings, self.watch)
+        self._client = open_producer(self._settings, self.watch)
         self._served_ms = 0
         self._closed = False
 
@@ -156,7 +158,7 @@ class MarkerWriter:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or self.is_idle:
                 return is_known()
-            self._serve(partial(Producer.poll, timeout=min(left_s, _SLICE_S)))
+            self._serve(methodcaller("poll", min(left_s, _SLICE_S)))
             time.sleep(_TURN_S)  # or other threads that wait would never get their turn
         return True
 
@@ -176,7 +178,7 @@ class MarkerWriter:
             BrokerError: The client failed for good while it held markers. It was recreated; what
                 it held is reported.
         """
-        self._serve(partial(Producer.flush, timeout=max(0.0, timeout_s)))
+        self._serve(methodcaller("flush", max(0.0, timeout_s)))
 
     def _serve(self, call: Callable[[Producer], int]) -> None:
         failure: KafkaException | None = None
@@ -206,7 +208,7 @@ class MarkerWriter:
         """
         if monotonic_ms() - self._served_ms < REPORTS_MS or self._serving.locked():
             return
-        self._serve(partial(Producer.poll, timeout=0.0))
+        self._serve(methodcaller("poll", 0.0))
 
     def _renew(self, spent: Producer) -> None:
         """Make a new client after a fatal error; what the old one held is reported as failed."""
@@ -215,7 +217,7 @@ class MarkerWriter:
                 if self._closed or self._client is not spent:  # another thread has
                     return
                 self.watch = ErrorWatch(self._servers)
-                self._client = connect(Producer, self._settings, self.watch)
+                self._client = open_producer(self._settings, self.watch)
             end_producer(spent)
         _log.warning("the markers producer was recreated after a fatal error")
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from confluent_kafka import Consumer as KafkaConsumer
-
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.queue.names import group_of_workers
+from kafkamq.transport.port import Consumer as KafkaConsumer
 from kafkamq.transport.settings import consumer_settings
 from kafkamq.types import MessageId
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
-from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import TopicPartition
 
 from kafkamq.config import QueueConfig
@@ -15,6 +14,7 @@ from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.fetch_buffer import Intake
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.offset_commits import Commit, Committer
+from kafkamq.transport.port import Consumer as KafkaConsumer
 
 __all__ = ["OffsetCommits"]
 

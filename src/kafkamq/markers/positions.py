@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Record
 
 from kafkamq.config import ServiceConfig
@@ -32,6 +32,7 @@ from kafkamq.markers.wire.positions import (
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.clients import open_consumer, open_producer
 from kafkamq.transport.errors import (
     ErrorWatch,
     Meaning,
@@ -40,10 +41,11 @@ from kafkamq.transport.errors import (
     meaning,
     raised_error,
 )
+from kafkamq.transport.port import Producer
 from kafkamq.transport.producer import end_producer
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.scan import scan
-from kafkamq.transport.settings import connect, consumer_settings, producer_settings
+from kafkamq.transport.settings import consumer_settings, producer_settings
 from kafkamq.types import MarkerType, MessageId
 
 __all__ = ["Positions"]
@@ -129,7 +131,7 @@ class Positions:
             if self._producer is None:
                 watch = ErrorWatch(self._config.bootstrap_servers)
                 settings = producer_settings(self._config, partitioner="murmur2_random")
-                self._producer = connect(Producer, settings, watch)
+                self._producer = open_producer(settings, watch)
             for number, position in positions.items():
                 self._producer.produce(
                     self._config.ledger_topic,
@@ -324,7 +326,7 @@ class Positions:
         with Admin(self._config) as admin:
             numbers = range(admin.require_topic(topic).partitions)
         watch = ErrorWatch(self._config.bootstrap_servers)
-        consumer = connect(Consumer, consumer_settings(self._config, group_id=self._group), watch)
+        consumer = open_consumer(consumer_settings(self._config, group_id=self._group), watch)
         try:
             wanted = [TopicPartition(topic, number, max(0, since_ms)) for number in numbers]
             found = consumer.offsets_for_times(wanted, timeout=_REQUEST_S)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from time import monotonic
 
-from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Record
 
@@ -20,6 +19,7 @@ from kafkamq.markers.positions import Positions
 from kafkamq.markers.rules.fetch_buffer import Intake
 from kafkamq.queue.data_loss import report_loss
 from kafkamq.queue.names import group_of, group_of_workers
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import (
     ErrorWatch,
@@ -30,8 +30,8 @@ from kafkamq.transport.errors import (
     meaning,
 )
 from kafkamq.transport.offset_commits import Commit
+from kafkamq.transport.port import Consumer as KafkaConsumer
 from kafkamq.transport.record import all_headers
-from kafkamq.transport.settings import connect
 
 __all__ = ["Membership", "MessageReader", "group_of"]
 
@@ -83,7 +83,7 @@ class MessageReader:
 
     def _connect(self) -> None:
         self.watch = ErrorWatch(self._config.bootstrap_servers)
-        self._consumer = connect(KafkaConsumer, self._settings, self.watch)
+        self._consumer = open_consumer(self._settings, self.watch)
         self._join()
 
     def _join(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic, sleep
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from kafkamq.errors import DataLossError, WireError
 from kafkamq.parallel.config import ParallelConfig, Partition
@@ -16,6 +16,7 @@ from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.wire import offsets as offset_maps
 from kafkamq.transport.errors import broker_error, is_retriable, kafka_error
 from kafkamq.transport.exact_commits import ExactCommits, OffsetCommit
+from kafkamq.transport.port import Consumer
 
 __all__ = ["Position", "data_loss", "find_positions", "log_bounds"]
 

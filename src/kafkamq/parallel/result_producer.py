@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from time import monotonic, sleep
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from kafkamq.errors import KafkaMQError, StateError
 from kafkamq.parallel.config import ParallelConfig
 from kafkamq.parallel.inside import enter
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.queue.wire.headers import Origin, dead_letter_headers
+from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import (
     ErrorWatch,
     Meaning,
@@ -23,8 +24,9 @@ from kafkamq.transport.errors import (
     kafka_error,
     meaning,
 )
+from kafkamq.transport.port import Producer
 from kafkamq.transport.producer import end_producer
-from kafkamq.transport.settings import connect, producer_settings
+from kafkamq.transport.settings import producer_settings
 from kafkamq.types import DeadLetterReason, Headers
 
 __all__ = ["Delivered", "Outbox"]
@@ -201,7 +203,7 @@ class Outbox:
 
     def _made(self, **more: object) -> Producer:
         settings = producer_settings(self._service, partitioner="murmur2_random", **more)
-        return connect(Producer, settings, self._watch)
+        return open_producer(settings, self._watch)
 
     def _renew(self, failed: Producer) -> None:
         """A fatal error ended one of the producers: the next send finds another."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Protocol
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import TopicMetadata  # type: ignore[attr-defined]
 
 from kafkamq.errors import BrokerError, ConfigError, DataLossError
@@ -16,6 +16,7 @@ from kafkamq.parallel.config import ParallelConfig, Partition
 from kafkamq.parallel.positions import Position, data_loss, find_positions, log_bounds
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.stats import Stats
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.deadline import ask_in_slices
 from kafkamq.transport.errors import (
     ErrorWatch,
@@ -26,7 +27,8 @@ from kafkamq.transport.errors import (
     meaning,
 )
 from kafkamq.transport.exact_commits import ExactCommits
-from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.transport.port import Consumer
+from kafkamq.transport.settings import consumer_settings
 
 __all__ = ["Membership", "Source"]
 
@@ -63,7 +65,7 @@ class Source:
         self._failure: BaseException | None = None  # of a callback
         self._is_leaving = False
         self.ends: list[tuple[Partition, int]] = []  # partitions read to their end, since cleared
-        self._consumer = connect(Consumer, settings, self._watch)
+        self._consumer = open_consumer(settings, self._watch)
         self.commits = ExactCommits(self._consumer, str(settings["client.id"]))
 
     def subscribe(self) -> None:

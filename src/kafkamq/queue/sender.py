@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as Record
 
 from kafkamq.errors import KafkaMQError, StateError
 from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.recorder import SendTally
+from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import (
     ErrorWatch,
     Meaning,
@@ -24,8 +25,9 @@ from kafkamq.transport.errors import (
     raised_error,
 )
 from kafkamq.transport.fork_check import ForkGuard
+from kafkamq.transport.port import Producer
 from kafkamq.transport.producer import end_producer
-from kafkamq.transport.settings import connect, producer_settings
+from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Headers
 
 __all__ = ["Sender", "refresh_topic"]
@@ -69,7 +71,7 @@ class Sender:
                 "queue.buffering.max.messages": MAX_QUEUED,
             },
         )
-        self._client = connect(Producer, self._settings, self.watch)
+        self._client = open_producer(self._settings, self.watch)
         self.tally = SendTally()
         self._must_renew = False
         self._fatal: KafkaError | None = None  # what ended the client
@@ -219,7 +221,7 @@ class Sender:
         """
         said = "a fatal error" if self._fatal is None else self._fatal.str()
         watch = ErrorWatch(self._namespace.config.bootstrap_servers)
-        client = connect(Producer, self._settings, watch)
+        client = open_producer(self._settings, watch)
         with self._asking:
             with self._lock:
                 old, self._client, self.watch = self._client, client, watch

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from operator import methodcaller
 from typing import Protocol, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DataLossError
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.deadline import ask_in_slices
 from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, meaning
-from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.transport.settings import consumer_settings
 
 __all__ = ["LogRange", "LogReader", "Record", "log_reader", "shared_out"]
 
@@ -75,7 +76,7 @@ class LogReader:
             fetch_wait_max_ms=10,  # else the end of a log is known half a second late
             queued_min_messages=20_000,
         )
-        self._consumer = connect(Consumer, settings, self._watch)
+        self._consumer = open_consumer(settings, self._watch)
 
     def partition_count(self, topic: str, *, timeout_s: float = 30.0) -> int:
         """Partitions of a topic.

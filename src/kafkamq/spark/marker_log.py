@@ -7,15 +7,16 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.spark.log_reader import LogRange, LogReader
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, meaning
-from kafkamq.transport.settings import connect, marker_settings
+from kafkamq.transport.settings import marker_settings
 from kafkamq.types import Marker
 
 __all__ = ["MarkerLog", "Place", "marker_log"]
@@ -57,8 +58,7 @@ class MarkerLog:
         self._topic = config.marker_topic
         self._retention_ms: int | None = None
         self._watch = ErrorWatch(config.bootstrap_servers)
-        self._producer = connect(
-            Producer,
+        self._producer = open_producer(
             marker_settings(
                 config,
                 linger_ms=2,

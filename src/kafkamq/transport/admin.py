@@ -19,7 +19,6 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__ lacks them
-    AdminClient,
     ConfigResource,
     OffsetSpec,
     ResourceType,
@@ -27,9 +26,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
+from kafkamq.transport.clients import open_admin
 from kafkamq.transport.committed_offsets import CommittedOffsets
 from kafkamq.transport.errors import UNANSWERED, ErrorWatch, Meaning, broker_error, meaning
-from kafkamq.transport.settings import admin_settings, connect
+from kafkamq.transport.port import AdminClient
+from kafkamq.transport.settings import admin_settings
 
 __all__ = ["Admin", "ClusterInfo", "TopicInfo"]
 
@@ -85,7 +86,7 @@ class Admin:
         self.config = config
         self._timeout_s = timeout_s
         self._watch = ErrorWatch(config.bootstrap_servers)
-        self._client = connect(AdminClient, admin_settings(config), self._watch)
+        self._client = open_admin(admin_settings(config), self._watch)
         self._committed = CommittedOffsets(config, self._watch, kept=kept_groups)
         self._is_closed = False
         self._lock = threading.Lock()
@@ -178,7 +179,7 @@ class Admin:
         """
         with self._lock:
             if self._client is stuck and not self._is_closed:
-                self._client = connect(AdminClient, admin_settings(self.config), self._watch)
+                self._client = open_admin(admin_settings(self.config), self._watch)
 
     def cluster(self) -> ClusterInfo:
         """Brokers and identity of the cluster, and the settings of one broker."""

@@ -11,12 +11,14 @@ import threading
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import ErrorWatch, broker_error, is_fatal
-from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.transport.port import Consumer
+from kafkamq.transport.settings import consumer_settings
 
 __all__ = ["CommittedOffsets"]
 
@@ -107,7 +109,7 @@ class CommittedOffsets:
             return kept
         isolation = "read_committed" if stable else "read_uncommitted"
         settings = consumer_settings(self._config, group_id=group, **{"isolation.level": isolation})
-        return connect(Consumer, settings, self._watch)
+        return open_consumer(settings, self._watch)
 
     def _keep(self, key: _Key, consumer: Consumer) -> None:
         with self._lock:

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import KafkaException
 
 from kafkamq.transport.errors import UNANSWERED, ErrorWatch, meaning
+from kafkamq.transport.port import Consumer
 
 __all__ = ["ask_in_slices"]
 

@@ -22,7 +22,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer as _Consumer
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Producer as _Producer
+
+from kafkamq.transport.port import Consumer, Producer
 
 __all__ = ["ExactCommits", "OffsetCommit"]
 
@@ -133,6 +137,9 @@ class ExactCommits:
         self._library: _Library | None = None
         self._handle = 0
         self._plain: deque[list[TopicPartition]] = deque()
+        self._is_memory = not isinstance(consumer, _Consumer)  # whose own commits are exact
+        if self._is_memory:
+            return
         try:
             library = _Library(_library_path())
             self._handle = _handle_of(consumer, client_id, library)
@@ -147,7 +154,7 @@ class ExactCommits:
     @property
     def is_exact(self) -> bool:
         """Whether the metadata is committed as given; else a NUL follows it."""
-        return self._library is not None
+        return self._is_memory or self._library is not None
 
     def commit(self, commits: Sequence[OffsetCommit]) -> None:
         """Commit and wait for the answer (up to ``socket.timeout.ms``), where it is exact.
@@ -156,6 +163,11 @@ class ExactCommits:
             KafkaException: The first error, of all or of one of them.
         """
         library = self._library
+        if self._is_memory:
+            for each in self._consumer.commit(offsets=_plain(commits), asynchronous=False):
+                if each.error is not None:
+                    raise KafkaException(each.error)
+            return
         if library is None:
             # confluent-kafka lets no other thread in while one polls all the time, and its own
             # synchronous commit waits without a bound: so the owner begins it, without an answer.
@@ -271,6 +283,8 @@ class ExactCommits:
         """
         library = self._library
         handle = 0
+        if not isinstance(producer, _Producer):
+            library = None
         if library is not None:
             try:
                 handle = _handle_of(producer, client_id, library)

@@ -14,10 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from enum import Enum
 
-from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaException, TopicPartition
 
 from kafkamq.transport.errors import broker_error, is_retriable
+from kafkamq.transport.port import Consumer as KafkaConsumer
 
 __all__ = ["Commit", "Committer"]
 

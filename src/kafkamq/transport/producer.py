@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
+
+from kafkamq.transport.port import Producer
 
 __all__ = ["end_producer"]
 

@@ -10,11 +10,12 @@ import time
 from concurrent.futures import wait
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from kafkamq.config import ServiceConfig
+from kafkamq.transport.clients import open_admin
 from kafkamq.transport.errors import UNANSWERED, ErrorWatch, meaning
-from kafkamq.transport.settings import admin_settings, connect
+from kafkamq.transport.port import AdminClient
+from kafkamq.transport.settings import admin_settings
 
 __all__ = ["require_brokers"]
 
@@ -35,7 +36,7 @@ def require_brokers(
         DeadlineExceededError: No broker answers; names the servers and the cause.
     """
     watch = ErrorWatch(config.bootstrap_servers)
-    client = connect(AdminClient, admin_settings(config), watch, quiet=True)
+    client = open_admin(admin_settings(config), watch, quiet=True)
     try:
         _ask(client, watch, patience_s=patience_s, timeout_s=timeout_s)
     finally:

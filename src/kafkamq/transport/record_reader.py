@@ -6,11 +6,13 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, Message, TopicPartition
 
 from kafkamq.config import ServiceConfig
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
-from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.transport.port import Consumer
+from kafkamq.transport.settings import consumer_settings
 
 __all__ = ["MAX_READ_THROUGH", "RecordReader"]
 
@@ -151,7 +153,7 @@ class RecordReader:
                     "queued.max.messages.kbytes": 32_768,
                 },
             )
-            self._consumer = connect(Consumer, settings, self._watch)
+            self._consumer = open_consumer(settings, self._watch)
         return self._consumer
 
     def prepare(self, partition: int = 0, *, timeout_s: float = 5.0) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Message, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
-from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.transport.settings import consumer_settings
 
 __all__ = ["scan"]
 
@@ -54,7 +55,7 @@ def scan(
         group_id=group_id,
         **{"enable.partition.eof": True, "fetch.wait.max.ms": _WAIT_MS},
     )
-    consumer = connect(Consumer, settings, watch)
+    consumer = open_consumer(settings, watch)
     doing = f"reading {topic}"
     try:
         consumer.assign(

@@ -7,24 +7,16 @@ consumer's at a producer) are passed as well: librdkafka ignores them.
 
 from __future__ import annotations
 
-import logging
 import re
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
-from typing import TypeVar
-
-from confluent_kafka import Consumer, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
-from kafkamq.transport.errors import ErrorWatch, kafka_error
 
 __all__ = [
     "Role",
     "admin_settings",
-    "connect",
     "consumer_settings",
     "is_secret",
     "marker_settings",
@@ -32,8 +24,6 @@ __all__ = [
     "share_settings",
     "transactional_settings",
 ]
-
-_log = logging.getLogger("kafkamq.librdkafka")
 
 
 class Role(Enum):
@@ -262,64 +252,3 @@ def _settings(config: ServiceConfig, role: Role, ours: Mapping[str, object]) -> 
     settings.update({name: value for name, value in ours.items() if name in _OWNED})
     settings["bootstrap.servers"] = config.bootstrap_servers
     return settings
-
-
-class _ClientLog:
-    """librdkafka's log lines as Python log records, each kind at most once in ten seconds."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, float] = {}
-
-    def log(self, level: int, _format: str, *args: object) -> None:
-        """Called by confluent_kafka with facility, client name and text."""
-        facility, client, text = (*(str(arg) for arg in args), "", "", "")[:3]
-        if facility == "CONFWARN":  # a property of another role: passed on purpose
-            return
-        if text.endswith(": retrying"):  # as every start does while a coordinator loads
-            level = logging.DEBUG
-        now = time.monotonic()
-        if now - self._last.get(facility, -1e9) < 10.0:
-            return
-        self._last[facility] = now
-        # A client that cannot connect goes on trying; who waits raises. So never above WARNING.
-        _log.log(min(level, logging.WARNING), "%s: %s", facility, text, extra={"client": client})
-
-
-class _NoLog:
-    """For a client whose failures its caller tells."""
-
-    def log(self, level: int, _format: str, *args: object) -> None:
-        """Called as that of ``_ClientLog``."""
-
-
-Client = TypeVar("Client", Consumer, Producer, AdminClient)
-
-
-def connect(
-    make: Callable[..., Client],
-    settings: Mapping[str, object],
-    watch: ErrorWatch | None = None,
-    *,
-    quiet: bool = False,
-) -> Client:
-    """Build a client: librdkafka's refusals become ConfigErrors without secrets.
-
-    Args:
-        make: ``Consumer``, ``Producer`` or ``AdminClient``.
-        settings: From one of the functions above.
-        watch: Becomes its error callback; by default one that nobody asks.
-        quiet: Its own log lines are dropped.
-
-    Raises:
-        ConfigError: An unknown property, a value out of range, a file that is not there.
-    """
-    servers = str(settings.get("bootstrap.servers", ""))
-    full = {**settings, "error_cb": watch if watch is not None else ErrorWatch(servers)}
-    try:
-        return make(full, logger=_NoLog() if quiet else _ClientLog())
-    except (KafkaException, TypeError, ValueError) as error:
-        said = kafka_error(error).str() if isinstance(error, KafkaException) else str(error)
-        for name, value in settings.items():
-            if is_secret(name) and str(value):
-                said = said.replace(str(value), "***")
-        raise ConfigError(f"the kafka settings cannot work: {said}") from None

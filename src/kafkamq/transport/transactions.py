@@ -8,11 +8,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, StateError
 from kafkamq.transport.bounded_call import CallAbandonedError, CallGuard
+from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import (
     ErrorWatch,
     Meaning,
@@ -22,7 +23,8 @@ from kafkamq.transport.errors import (
     kafka_error,
     meaning,
 )
-from kafkamq.transport.settings import connect, transactional_settings
+from kafkamq.transport.port import Producer
+from kafkamq.transport.settings import transactional_settings
 from kafkamq.types import Headers
 
 __all__ = ["Delivered", "Record", "TransactionalProducer"]
@@ -80,7 +82,7 @@ class TransactionalProducer:
             self._config, transactional_id=self.transactional_id, **self._more
         )
         self._client_id = str(settings["client.id"])
-        producer = connect(Producer, settings, self._watch)
+        producer = open_producer(settings, self._watch)
         self._producer = producer
         self._bounded(
             f"initialising transactions of {self.transactional_id}",

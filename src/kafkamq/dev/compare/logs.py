@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 
-from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka import Message as Record
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its __all__
@@ -19,8 +18,8 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, KafkaMQError
 from kafkamq.queue.wire.headers import ORIGIN
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.record import headers_of
-from kafkamq.transport.settings import connect
 
 __all__ = ["Ends", "Written", "ends_of", "settled_ends", "remove", "written_between"]
 
@@ -100,7 +99,7 @@ def written_between(
     }
     name = prefix.encode()
     count = size = 0
-    with closing(connect(KafkaConsumer, settings)) as consumer:
+    with closing(open_consumer(settings)) as consumer:
         consumer.assign([TopicPartition(*place, before.get(place, 0)) for place in spans])
         deadline_s = time.monotonic() + _READ_S
         while spans and time.monotonic() < deadline_s:

@@ -9,8 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer as KafkaConsumer
-
 from kafkamq.dev.children import Orders, serve, tell
 from kafkamq.dev.compare.facts import Kind
 from kafkamq.dev.compare.history import HistoryWriter
@@ -18,8 +16,8 @@ from kafkamq.dev.compare.plan import Contender, decode
 from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
 from kafkamq.runtime.worker import Worker
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import broker_error
-from kafkamq.transport.settings import connect
 from kafkamq.types import Nack
 
 __all__ = ["QUEUE", "Handler", "main", "run_group", "run_queue", "serve_contender"]
@@ -90,7 +88,7 @@ def _consume(first: Mapping[str, Any], handler: Handler, stopping: threading.Eve
         "fetch.queue.backoff.ms": 3,
         **first["kafka"],
     }
-    with closing(connect(KafkaConsumer, settings)) as consumer:
+    with closing(open_consumer(settings)) as consumer:
         consumer.subscribe([first["topic"]])
         while not stopping.is_set():
             first_record = consumer.poll(_POLL_S)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Message, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.demo.recorder import Tally
@@ -15,8 +15,10 @@ from kafkamq.errors import WireError
 from kafkamq.markers.wire.markers import decode_slim
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import split_key
+from kafkamq.transport.clients import open_consumer
+from kafkamq.transport.port import Consumer
 from kafkamq.transport.record import headers_of
-from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.transport.settings import consumer_settings
 from kafkamq.types import Outcome
 
 __all__ = ["Follower", "Snapshot"]
@@ -83,8 +85,8 @@ class Follower:
 
     def _run(self) -> None:
         try:
-            consumer = connect(
-                Consumer, consumer_settings(self._config, group_id=f"{self._config.namespace}.demo")
+            consumer = open_consumer(
+                consumer_settings(self._config, group_id=f"{self._config.namespace}.demo")
             )
             try:
                 consumer.assign(_from_the_start(consumer, self._topics()))

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, Message, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DataLossError
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_fatal, meaning
-from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.transport.port import Consumer
+from kafkamq.transport.settings import consumer_settings
 
 __all__ = ["MarkerReader", "tracker_group"]
 
@@ -62,9 +64,8 @@ class MarkerReader:
             settings.pop("session.timeout.ms")  # the broker's, with that protocol
         else:
             settings["partition.assignment.strategy"] = "cooperative-sticky"
-        self._member = connect(Consumer, settings, self._watch)
-        self._reader = connect(
-            Consumer,
+        self._member = open_consumer(settings, self._watch)
+        self._reader = open_consumer(
             consumer_settings(config, group_id="kafkamq.reader", **{"enable.partition.eof": True}),
             self._watch,
         )

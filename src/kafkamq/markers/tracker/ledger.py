@@ -14,14 +14,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, FencedError, KafkaMQError
 from kafkamq.markers.wire.ledger import Position, decode_position, encode_position
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import TransactionAbortedError
-from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.transport.settings import consumer_settings
 from kafkamq.transport.transactions import TransactionalProducer
 
 __all__ = [
@@ -271,7 +272,7 @@ class Ledger:
         """Metadata of a group without members: the ledger's group never has any."""
         if not self._group:
             settings = consumer_settings(self._config, group_id=self.key.transactional_id)
-            consumer = connect(Consumer, settings)
+            consumer = open_consumer(settings)
             try:
                 self._group = consumer.consumer_group_metadata()
             finally:

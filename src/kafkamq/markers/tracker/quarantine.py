@@ -7,10 +7,11 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from kafkamq.config import ServiceConfig
 from kafkamq.queue.wire.headers import ERROR, ORIGIN, Origin, cut_text
+from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import (
     ErrorWatch,
     Meaning,
@@ -21,8 +22,9 @@ from kafkamq.transport.errors import (
     meaning,
     raised_error,
 )
+from kafkamq.transport.port import Producer
 from kafkamq.transport.producer import end_producer
-from kafkamq.transport.settings import connect, producer_settings
+from kafkamq.transport.settings import producer_settings
 
 __all__ = ["Quarantine"]
 
@@ -104,7 +106,7 @@ class Quarantine:
 
     def _send(self, kept: _Kept) -> None:
         if self._producer is None:
-            self._producer = connect(Producer, producer_settings(self._config), self._watch)
+            self._producer = open_producer(producer_settings(self._config), self._watch)
         headers: list[tuple[str, str | bytes | None]] = [
             (ORIGIN, kept.origin.encode()),
             (ERROR, cut_text(kept.error).encode()),

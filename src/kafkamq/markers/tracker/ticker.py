@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError, WireError
@@ -25,6 +25,7 @@ from kafkamq.markers.wire.status import (
     status_key,
 )
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.clients import open_consumer, open_producer
 from kafkamq.transport.errors import (
     ErrorWatch,
     Meaning,
@@ -35,8 +36,9 @@ from kafkamq.transport.errors import (
     meaning,
     raised_error,
 )
+from kafkamq.transport.port import Consumer, Producer
 from kafkamq.transport.producer import end_producer
-from kafkamq.transport.settings import connect, consumer_settings, producer_settings
+from kafkamq.transport.settings import consumer_settings, producer_settings
 
 __all__ = ["StatusReader", "Ticker"]
 
@@ -68,7 +70,7 @@ class Ticker:
         settings["message.timeout.ms"] = timeout_ms
         self._again_s = 0.0  # monotonic: not before
         self._has_warned = False
-        self._producer: Producer | None = connect(Producer, settings, self._watch)
+        self._producer: Producer | None = open_producer(settings, self._watch)
 
     def tick(
         self,
@@ -233,7 +235,7 @@ class StatusReader:
         settings = consumer_settings(
             config, group_id="kafkamq.reader", **{"enable.partition.eof": True}
         )
-        self._consumer: Consumer | None = connect(Consumer, settings, self._watch)
+        self._consumer: Consumer | None = open_consumer(settings, self._watch)
         self._consumer.assign(
             [
                 TopicPartition(config.tracker_topic, number, position)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError
@@ -17,8 +17,10 @@ from kafkamq.markers.positions import Positions
 from kafkamq.spark.log_reader import LogRange, Record, log_reader
 from kafkamq.spark.queues.starting import identity_of
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import Meaning, broker_error, meaning
-from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.transport.port import Consumer
+from kafkamq.transport.settings import consumer_settings
 from kafkamq.types import MessageId
 
 __all__ = ["QueuePosition"]
@@ -121,7 +123,7 @@ class QueuePosition:
         topic = self._config.message_topic
         if self._consumer is None:
             settings = consumer_settings(self._config, group_id=self._group)
-            self._consumer = connect(Consumer, settings)
+            self._consumer = open_consumer(settings)
         try:
             self._consumer.commit(
                 offsets=[TopicPartition(topic, number, at) for number, at in offsets.items()],

@@ -17,14 +17,15 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError, WireError
 from kafkamq.markers.wire.ledger import Position, decode_position, encode_position
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import Meaning, OutcomeUnknownError, TransactionAbortedError, meaning
-from kafkamq.transport.settings import connect, consumer_settings
+from kafkamq.transport.settings import consumer_settings
 from kafkamq.transport.transactions import TransactionalProducer
 
 __all__ = ["TASKS", "Cell", "CellEntry", "SinkLedger", "is_written", "unconfirmed"]
@@ -297,7 +298,7 @@ def _group_metadata(config: ServiceConfig, group: str) -> bytes:
     """Of a group without members; the bytes say no more than its name."""
     found = _metadata.get(group)
     if found is None:
-        consumer = connect(Consumer, consumer_settings(config, group_id=group))
+        consumer = open_consumer(consumer_settings(config, group_id=group))
         try:
             found = _metadata[group] = consumer.consumer_group_metadata()
         finally:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, Message
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -25,8 +25,9 @@ from kafkamq.spark.log_reader import log_reader
 from kafkamq.spark.sink.ledger import TASKS, Cell, SinkLedger
 from kafkamq.spark.sink.options import Guarantee, SinkOptions
 from kafkamq.spark.sink.rows import Rows, read_rows, slot_column, slots_of
+from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import ErrorWatch, broker_error
-from kafkamq.transport.settings import connect, producer_settings
+from kafkamq.transport.settings import producer_settings
 from kafkamq.transport.transactions import Record
 
 if TYPE_CHECKING:
@@ -277,7 +278,7 @@ class _Plain:
     def __init__(self, config: ServiceConfig) -> None:
         self._watch = ErrorWatch(config.bootstrap_servers)
         settings = producer_settings(config, linger_ms=20, partitioner="murmur2_random")
-        self._producer = connect(Producer, settings, self._watch)
+        self._producer = open_producer(settings, self._watch)
         self._error: KafkaError | None = None
 
     def produce_records(self, records: Iterable[Record]) -> None:

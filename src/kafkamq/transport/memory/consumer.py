@@ -1,0 +1,436 @@
+"""A consumer in memory: assignment, positions, pauses, commits and questions; no read-ahead."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from kafkamq.transport.memory.client import BROKER_ID, Client, int_of
+from kafkamq.transport.memory.failures import failure, kafka_error
+from kafkamq.transport.memory.log import Partition, Place
+from kafkamq.transport.memory.membership import Membership
+
+__all__ = ["Consumer"]
+
+_NO_TIMESTAMP = (0, -1)
+_OUT_OF_RANGE = (
+    "fetch failed due to requested offset not available on the broker: Broker: Offset out of range"
+    f" (broker {BROKER_ID})"
+)
+_NO_COMMIT = "no previously committed offset available: Local: No offset stored"
+
+
+class _Reading:
+    """One assigned partition."""
+
+    __slots__ = ("eof_at", "first", "offset", "position")
+
+    def __init__(self, first: int) -> None:
+        self.first = first  # as it was assigned
+        self.offset: int | None = first  # None: it stands still
+        self.position = OFFSET_INVALID
+        self.eof_at = -1
+
+
+class Consumer(Membership, Client):
+    """As confluent_kafka's."""
+
+    _closed_text = "Consumer closed"
+
+    def __init__(self, settings: Mapping[str, Any], logger: object = None) -> None:
+        Client.__init__(self, settings, logger)
+        if not settings.get("group.id"):
+            raise ValueError("Failed to create consumer: group.id must be set")
+        Membership.__init__(self, settings)
+        self._is_committed = settings.get("isolation.level") != "read_uncommitted"
+        self._tells_ends = str(settings.get("enable.partition.eof", "")).lower() == "true"
+        self._reset = str(settings.get("auto.offset.reset", "latest"))
+        self._request_s = int_of(settings, 60_000, "socket.timeout.ms") / 1000
+        self._readings: dict[Place, _Reading] = {}
+        self._paused: set[Place] = set()
+        self._events: deque[Message] = deque()
+        self._bounds: dict[Place, tuple[int, int]] = {}  # as the last fetch told
+        self._turn = 0
+
+    # ---- assignment
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        """As confluent_kafka's."""
+        with self.cluster.changed:
+            self._check_open()
+            self._has_assigned = True
+            self._readings.clear()
+            self._events.clear()
+            self._add(partitions)
+
+    def unassign(self) -> None:
+        """As confluent_kafka's."""
+        self.assign([])
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """As confluent_kafka's."""
+        with self.cluster.changed:
+            self._check_open()
+            self._has_assigned = True
+            for each in partitions:
+                if (each.topic, each.partition) in self._readings:
+                    text = (
+                        f"{each.topic} [{each.partition}] is already part of the current assignment"
+                    )
+                    raise failure(KafkaError._CONFLICT, text)
+            self._add(partitions)
+
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        """As confluent_kafka's."""
+        with self.cluster.changed:
+            self._check_open()
+            self._has_assigned = True
+            places = [(each.topic, each.partition) for each in partitions]
+            if places and not self._readings:
+                raise failure(KafkaError._INVALID_ARG, "Can't subtract from empty assignment")
+            for topic, number in places:
+                if (topic, number) not in self._readings:
+                    text = f"{topic} [{number}] is not part of the current assignment"
+                    raise failure(KafkaError._INVALID_ARG, text)
+            for place in places:
+                self._drop(place)
+            self.cluster.changed.notify_all()
+
+    def _add(self, partitions: Sequence[TopicPartition]) -> None:
+        for each in partitions:
+            self._readings[each.topic, each.partition] = _Reading(each.offset)
+        self.cluster.changed.notify_all()
+
+    def _drop(self, place: Place) -> None:
+        del self._readings[place]
+        if self._events:
+            kept = [each for each in self._events if (each.topic(), each.partition()) != place]
+            self._events = deque(kept)
+
+    def assignment(self) -> list[TopicPartition]:
+        """As confluent_kafka's."""
+        with self.cluster.changed:
+            self._check_open()
+            return [
+                TopicPartition(*place, reading.first)
+                for place, reading in sorted(self._readings.items())
+            ]
+
+    def seek(self, partition: TopicPartition) -> None:
+        """As confluent_kafka's."""
+        with self.cluster.changed:
+            self._check_open()
+            reading = self._readings.get((partition.topic, partition.partition))
+            if reading is None or reading.offset is None:
+                text = f"Failed to seek to offset {partition.offset}: Local: Erroneous state"
+                raise failure(KafkaError._STATE, text)
+            reading.offset = partition.offset
+            reading.position, reading.eof_at = OFFSET_INVALID, -1
+            self.cluster.changed.notify_all()
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """As confluent_kafka's."""
+        with self.cluster.changed:
+            self._check_open()
+            return [
+                TopicPartition(each.topic, each.partition, self._position_of(each))
+                for each in partitions
+            ]
+
+    def _position_of(self, place: TopicPartition) -> int:
+        reading = self._readings.get((place.topic, place.partition))
+        return OFFSET_INVALID if reading is None else reading.position
+
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        """As confluent_kafka's: also what is not assigned, and until it is resumed."""
+        with self.cluster.changed:
+            self._check_open()
+            self._paused.update((each.topic, each.partition) for each in partitions)
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        """As confluent_kafka's."""
+        with self.cluster.changed:
+            self._check_open()
+            self._paused.difference_update((each.topic, each.partition) for each in partitions)
+            self.cluster.changed.notify_all()
+
+    # ---- reading
+
+    def poll(self, timeout: float = -1) -> Message | None:
+        """As confluent_kafka's."""
+        found = self._consume(1, timeout, is_poll=True)
+        return found[0] if found else None
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        """As confluent_kafka's."""
+        return self._consume(num_messages, timeout, is_poll=False)
+
+    def _consume(self, count: int, timeout: float | None, *, is_poll: bool) -> list[Message]:
+        found: list[Message] = []
+        until_s = math.inf
+        while True:
+            with self.cluster.changed:
+                self._check_open()
+                now_s = self.cluster.tick()
+                if until_s == math.inf and timeout is not None and timeout >= 0:
+                    until_s = now_s + timeout
+                self._look_around()
+                self._polled(now_s)
+                callback = self._next_callback()
+                if callback is None and not self._errors:
+                    self._read(found, count - len(found))
+                    if len(found) >= count or now_s >= until_s:
+                        return found
+                    self.cluster.wait(min(until_s, self._next_poll_s(now_s)))
+                    continue
+            served = self._serve_errors()
+            if callback is not None:
+                callback()
+            elif served and is_poll and now_s >= until_s:
+                return found
+
+    def _read(self, found: list[Message], count: int) -> None:
+        while self._events and count > 0:
+            found.append(self._events.popleft())
+            count -= 1
+        readings = list(self._readings.items())
+        self._turn += 1
+        for index in range(len(readings)):
+            if count <= 0:
+                return
+            place, reading = readings[(index + self._turn) % len(readings)]
+            if reading.offset is not None and place not in self._paused:
+                before = len(found)
+                self._read_one(place, reading, found, count)
+                count -= len(found) - before
+
+    def _read_one(self, place: Place, reading: _Reading, found: list[Message], count: int) -> None:
+        cluster = self.cluster
+        if cluster.faults.separates(self, place):
+            return
+        partition = cluster.partition(place)
+        if partition is None or place[1] >= self.known.setdefault(
+            place[0], len(partition.topic.partitions)
+        ):
+            return  # unknown: until the client hears of it
+        offset = reading.offset
+        if offset is None:
+            return
+        if offset < 0:
+            self._start(place, reading, partition)
+            offset = reading.offset
+            if offset is None:
+                found.append(self._events.popleft())
+                return
+        end = partition.stable if self._is_committed else partition.end
+        self._bounds[place] = partition.start, end
+        if not partition.start <= offset <= partition.end:
+            self._out_of_range(place, reading, offset)
+            if self._events:
+                found.append(self._events.popleft())
+            return
+        if offset < end:
+            records, reading.offset = partition.read(offset, count, is_committed=self._is_committed)
+            reading.position = reading.offset
+            topic, number = place
+            kind = partition.topic.timestamp_kind
+            for at, record in records:
+                found.append(
+                    Message(
+                        topic=topic,
+                        partition=number,
+                        offset=at,
+                        key=record.key,
+                        value=record.value,
+                        headers=record.headers,  # type: ignore[arg-type]  # list is invariant
+                        timestamp=(kind, record.timestamp_ms),
+                    )
+                )
+            count -= len(records)
+        if self._tells_ends and count > 0 and reading.offset == end != reading.eof_at:
+            reading.eof_at = end
+            found.append(_event(place, end, KafkaError._PARTITION_EOF, _end_text(partition, end)))
+
+    def _start(self, place: Place, reading: _Reading, partition: Partition) -> None:
+        """Turn a logical offset into a place in the log."""
+        wanted = reading.offset
+        if wanted == OFFSET_BEGINNING:
+            reading.offset = partition.start
+        elif wanted == OFFSET_END:
+            reading.offset = partition.stable if self._is_committed else partition.end
+        elif wanted in (OFFSET_INVALID, OFFSET_STORED):
+            committed = self.cluster.groups.committed(self._group, place)
+            if committed is not None:
+                reading.offset = committed[0]
+            else:
+                self._reset_to(place, reading, OFFSET_INVALID, _NO_COMMIT)
+
+    def _out_of_range(self, place: Place, reading: _Reading, offset: int) -> None:
+        self._reset_to(place, reading, offset, _OUT_OF_RANGE)
+
+    def _reset_to(self, place: Place, reading: _Reading, offset: int, text: str) -> None:
+        """``auto.offset.reset``."""
+        partition = self.cluster.partition(place)
+        if self._reset == "error" or partition is None:
+            reading.offset = None
+            self._events.append(_event(place, offset, KafkaError._AUTO_OFFSET_RESET, text))
+        elif self._reset in ("earliest", "smallest", "beginning"):
+            reading.offset = partition.start
+        else:
+            reading.offset = partition.stable if self._is_committed else partition.end
+
+    # ---- commits and questions
+
+    def commit(
+        self,
+        message: Message | None = None,
+        offsets: list[TopicPartition] | None = None,
+        asynchronous: bool = True,
+    ) -> Any:
+        """As confluent_kafka's; an asynchronous one has happened when it returns."""
+        with self.cluster.changed:
+            self._check_open()
+            if offsets is None:
+                offsets = [
+                    TopicPartition(*place, reading.position)
+                    for place, reading in self._readings.items()
+                ]
+            wanted = [each for each in offsets if each.offset >= 0]
+            if not wanted:
+                raise failure(KafkaError._NO_OFFSET, "Commit failed: Local: No offset stored")
+            if not asynchronous:
+                return self._commit(wanted)
+            with suppress(KafkaException):  # nobody is told
+                self._commit(wanted)
+            return None
+
+    def _commit(self, wanted: Sequence[TopicPartition]) -> list[TopicPartition]:
+        self._finish_joining(self._request_s)
+        generation, member = self._generation, self._member_id
+
+        def commit() -> list[TopicPartition]:
+            groups = self.cluster.groups
+            error = groups.refusal(self._group, generation, member, is_simple=True)
+            if error is not None:
+                raise failure(error.code(), f"Commit failed: {error.str()}")
+            answer = []
+            for each in wanted:
+                place = each.topic, each.partition
+                answer.append(TopicPartition(*place, each.offset, each.metadata))
+                if self.cluster.partition(place) is None:
+                    answer[-1].error = kafka_error(KafkaError.UNKNOWN_TOPIC_OR_PART)
+                else:
+                    groups.keep(self._group, place, (each.offset, each.metadata))
+            if all(each.error is not None for each in answer):
+                text = "Commit failed: Broker: Unknown topic or partition"
+                raise failure(KafkaError.UNKNOWN_TOPIC_OR_PART, text)
+            return answer
+
+        return self._request("commit", commit, self._request_s, "Commit failed: ")
+
+    def committed(
+        self, partitions: list[TopicPartition], timeout: float = -1
+    ) -> list[TopicPartition]:
+        """As confluent_kafka's."""
+        self._check_open()
+        prefix = "Failed to get committed offsets: "
+        places = [(each.topic, each.partition) for each in partitions]
+        with self._turns(timeout) as wait:
+            transactions, group = self.cluster.transactions, self._group
+            while self._is_committed and any(
+                transactions.has_pending_offset(group, place) for place in places
+            ):
+                if not wait():
+                    raise failure(KafkaError._TIMED_OUT, prefix + "Local: Timed out")
+            return self._request("committed", lambda: self._committed(places), timeout, prefix)
+
+    def _committed(self, places: Sequence[Place]) -> list[TopicPartition]:
+        answer = []
+        for place in places:
+            found = self.cluster.groups.committed(self._group, place)
+            if found is None:
+                answer.append(TopicPartition(*place, OFFSET_INVALID))
+            else:
+                answer.append(TopicPartition(*place, found[0], found[1]))
+        return answer
+
+    def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
+    ) -> tuple[int, int]:
+        """As confluent_kafka's."""
+        self._check_open()
+        place = partition.topic, partition.partition
+        if cached:
+            return self._bounds.get(place, (OFFSET_INVALID, OFFSET_INVALID))
+        prefix = "Failed to get watermark offsets: "
+
+        def ask() -> tuple[int, int]:
+            found = self._known_partition(place, prefix)
+            return found.start, found.stable if self._is_committed else found.end
+
+        return self._request("list_offsets", ask, timeout, prefix, place=place)
+
+    def offsets_for_times(
+        self, partitions: list[TopicPartition], timeout: float = -1
+    ) -> list[TopicPartition]:
+        """As confluent_kafka's."""
+        self._check_open()
+        prefix = "Failed to get offsets: "
+
+        def ask() -> list[TopicPartition]:
+            answer = []
+            for each in partitions:
+                found = self._known_partition((each.topic, each.partition), prefix)
+                end = found.stable if self._is_committed else found.end
+                if each.offset == OFFSET_END:
+                    offset = end if end > 0 else -1
+                elif each.offset == OFFSET_BEGINNING:
+                    offset = found.start
+                else:
+                    offset = found.offset_at(each.offset, end)
+                answer.append(TopicPartition(each.topic, each.partition, offset))
+            return answer
+
+        return self._request("list_offsets", ask, timeout, prefix)
+
+    def _known_partition(self, place: Place, prefix: str) -> Partition:
+        """The partition, as far as this client has heard of it."""
+        found = self.cluster.partition(place)
+        if found is None and self.known.get(place[0], 0) > place[1]:
+            self._learn(place[0])
+        if found is None or place[1] >= (self.known.get(place[0]) or self._learn(place[0])):
+            raise failure(KafkaError._UNKNOWN_PARTITION, prefix + "Local: Unknown partition")
+        return found
+
+
+def _event(place: Place, offset: int, code: int, text: str) -> Message:
+    told: dict[str, Any] = {} if offset < 0 else {"offset": offset}
+    return Message(
+        topic=place[0],
+        partition=place[1],
+        value=text.encode(),
+        error=kafka_error(code, text),
+        timestamp=_NO_TIMESTAMP,
+        **told,
+    )
+
+
+def _end_text(partition: Partition, end: int) -> str:
+    return (
+        f"Fetch from broker {BROKER_ID} reached end of partition at offset {end}"
+        f" (HighwaterMark {partition.end})"
+    )

@@ -1,0 +1,66 @@
+"""What a test may do to a cluster in memory. Nothing goes wrong unless something is set here.
+
+``Faults.plan`` is asked about every request and answers with a ``Fault``, or None. It gets the kind
+of the request, the client, and the topic and partition if there is one. Kinds: produce, metadata,
+list_offsets, commit, committed, join, init_transactions, send_offsets, end_transaction, admin.
+
+What happens to the brokers' data are methods: ``Cluster.delete_records``, ``delete_topic`` and
+``add_partitions``, ``Groups.expire_offsets`` and ``expel``. ``Producer.fail`` is a fatal error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaError
+
+from kafkamq.transport.memory.log import Place
+
+if TYPE_CHECKING:
+    from kafkamq.transport.memory.client import Client
+
+__all__ = ["Fault", "Faults", "Plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What becomes of one request."""
+
+    latency_s: float = 0.0
+    """It takes so long to arrive."""
+    error: KafkaError | None = None
+    """The broker's answer; nothing has happened."""
+    is_lost: bool = False
+    """It never arrives, however often it is tried again: the client's time runs out."""
+    is_answer_lost: bool = False
+    """It happens, and the client's time runs out nevertheless."""
+
+
+Plan = Callable[[str, "Client", "Place | None"], "Fault | None"]
+
+
+class Faults:
+    """State of what is wrong now.
+
+    Attributes:
+        plan: See the module.
+        is_down: No broker answers.
+        offline: These partitions are led by nobody.
+        cut: These clients reach no broker; a member among them is missed after its session timeout.
+    """
+
+    def __init__(self) -> None:
+        self.plan: Plan | None = None
+        self.is_down = False
+        self.offline: set[Place] = set()
+        self.cut: set[Client] = set()
+
+    def separates(self, client: Client, place: Place | None = None) -> bool:
+        """Whether a request of this client, to this partition, finds no broker."""
+        return self.is_down or client in self.cut or place in self.offline
+
+    def of(self, kind: str, client: Client, place: Place | None = None) -> Fault | None:
+        """What becomes of a request."""
+        return None if self.plan is None else self.plan(kind, client, place)
