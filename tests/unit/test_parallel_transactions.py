@@ -198,6 +198,33 @@ def test_who_is_to_blame_has_had_an_attempt(monkeypatch: pytest.MonkeyPatch) -> 
     assert worker.outputs == []
 
 
+def test_a_record_that_another_worker_gives_up_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An abort brings it here again while its dead letter is on its way: there is to be one."""
+    hall = Hall(monkeypatch)
+    sizes = {1: 300}
+    worker = hall.handled("abc", sizes)
+    assert hall.committer.refused(worker) == []
+    hall.committer.send(worker)
+    assert hall.committer._commit()
+    hall.again()
+    refused = hall.committer.refused(hall.handled("abc", sizes))
+    assert [error is None for _, error in refused] == [False]
+    hall.again()  # another's failure has aborted a transaction
+    worker.outputs = []
+    worker = hall.handled("abc", sizes)
+    ((record, error),) = hall.committer.refused(worker)
+    assert (record.offset, error) == (1, None)
+    assert [each.offset for each, _ in worker.outputs] == [0, 2]
+    hall.committer.decided([(record, None)])  # which is not this one's to say
+    worker.outputs = [(record, hall.result(record, sizes))]
+    assert hall.committer.refused(worker) == [(record, None)]
+    hall.committer.give_up(refused[0][0])
+    hall.committer.decided(refused)
+    worker.outputs = [(record, hall.result(record, sizes))]
+    assert hall.committer.refused(worker) == []
+    assert worker.outputs == []
+
+
 def test_who_is_done_after_all_is_to_blame_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     hall = Hall(monkeypatch)
     worker = hall.handled("ab", {1: 200})

@@ -31,6 +31,7 @@ from kafkamq.parallel.rules.lanes import Lane, LaneState
 from kafkamq.parallel.settling import Settler
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.work_queue import Desk, Worker
+from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import Meaning, broker_error, meaning
 from kafkamq.transport.exact_commits import ExactCommits
 from kafkamq.transport.transactions import TransactionalProducer
@@ -41,6 +42,7 @@ MAX_BLAMED = 10_000  # records remembered; more at once mean that Kafka refuses 
 _ASYNC_SLICE_S = 0.001
 _COLLATERAL = (Meaning.PURGED, Meaning.OTHERS_FAULT)  # of another one's failure
 _GIVEN_UP = -1  # in place of attempts
+_DECIDING_MS = 100  # until a record is looked at again that another worker settles
 _Place: TypeAlias = tuple[str, int, int]
 
 
@@ -97,6 +99,8 @@ class TransactionCommitter(Committer):
         self._suspects: list[tuple[int, ParallelRecord, BaseException]] = []  # with sizes
         self._fatal: BaseException | None = None  # that no abort can mend
         self._blamed: dict[_Place, tuple[int, BaseException]] = {}  # attempts, and the last error
+        self._decision = threading.Lock()
+        self._deciding: set[_Place] = set()  # of them: a worker settles it, with a dead letter even
 
     def start(self) -> None:
         """Begin.
@@ -175,10 +179,14 @@ class TransactionCommitter(Committer):
                 ):
                     del self._blamed[place]
 
-    def refused(self, worker: Worker) -> list[tuple[ParallelRecord, BaseException]]:
-        """Take those of a worker's results that cannot be sent, and say why."""
+    def refused(self, worker: Worker) -> list[tuple[ParallelRecord, BaseException | None]]:
+        """Take those of a worker's results that cannot be sent, and say why; end with ``decided``.
+
+        None: another worker settles the record at this moment. An abort has brought it here again,
+        and two workers would write two dead letters.
+        """
         fine: list[tuple[ParallelRecord, object]] = []
-        failed: list[tuple[ParallelRecord, BaseException]] = []
+        failed: list[tuple[ParallelRecord, BaseException | None]] = []
         for record, result in worker.outputs:
             blame = None
             if self._blamed:
@@ -187,9 +195,7 @@ class TransactionCommitter(Committer):
                 continue
             known = 0 if record._failure is None else record._failure.attempts
             if blame is not None and known < blame[0]:
-                attempts, error = blame
-                record._failure = Failure(attempts - 1, error, "")
-                failed.append((record, error))
+                failed.append((record, self._begin_deciding(record, *blame)))
                 continue
             try:
                 fine.append((record, list(outgoing(result))))
@@ -197,6 +203,21 @@ class TransactionCommitter(Committer):
                 failed.append((record, error))
         worker.outputs = fine
         return failed
+
+    def _begin_deciding(
+        self, record: ParallelRecord, attempts: int, error: BaseException
+    ) -> BaseException | None:
+        with self._decision:
+            if _place(record) in self._deciding:
+                return None
+            self._deciding.add(_place(record))
+        record._failure = Failure(attempts - 1, error, "")
+        return error
+
+    def decided(self, refused: list[tuple[ParallelRecord, BaseException | None]]) -> None:
+        """What ``refused`` returned is settled; one that is given up is known to be."""
+        with self._decision:
+            self._deciding -= {_place(record) for record, error in refused if error is not None}
 
     def forget(self) -> None:
         """Abort what was not committed: partitions went without notice."""
@@ -295,9 +316,14 @@ class TransactionPublisher:
     def publish(self, worker: Worker) -> None:
         """Wait for the gate, and pass."""
         behind: set[ParallelRecord] = set()
-        for record, error in self._committer.refused(worker):
-            if record not in behind:
-                behind |= self._refuse(worker, record, self._settler.settle(record, error))
+        refused = self._committer.refused(worker)
+        try:
+            for record, error in refused:
+                if record not in behind:
+                    due_ms = _soon() if error is None else self._settler.settle(record, error)
+                    behind |= self._refuse(worker, record, due_ms)
+        finally:
+            self._committer.decided(refused)
         with self._committer.gate.passing():
             self._committer.send(worker)
 
@@ -311,10 +337,15 @@ class TransactionPublisher:
     async def publish_async(self, worker: Worker) -> None:
         """As ``publish``."""
         behind: set[ParallelRecord] = set()
-        for record, error in self._committer.refused(worker):
-            if record not in behind:
-                due_ms = await self._settler.settle_async(record, error)
-                behind |= self._refuse(worker, record, due_ms)
+        refused = self._committer.refused(worker)
+        try:
+            for record, error in refused:
+                if record not in behind:
+                    settle = self._settler.settle_async
+                    due_ms = _soon() if error is None else await settle(record, error)
+                    behind |= self._refuse(worker, record, due_ms)
+        finally:
+            self._committer.decided(refused)
         gate = self._committer.gate
         while not gate.try_enter():
             await asyncio.sleep(_ASYNC_SLICE_S)
@@ -322,3 +353,7 @@ class TransactionPublisher:
             self._committer.send(worker)
         finally:
             gate.leave()
+
+
+def _soon() -> int:
+    return monotonic_ms() + _DECIDING_MS
