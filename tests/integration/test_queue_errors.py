@@ -393,6 +393,8 @@ def test_more_partitions_are_used(service: Service, bootstrap: str) -> None:
     sent = set()
     deadline_s = time.monotonic() + 60
     while len(sent) < 3 and time.monotonic() < deadline_s:
-        service._namespace._asked_s = -1e9  # as if five minutes had passed: the broker knows now
+        service._connections.namespace._asked_s = (
+            -1e9
+        )  # as if five minutes had passed: the broker knows now
         sent.add(producer.send(b"x").result(30).partition)
     assert sent == {0, 1, 2}

@@ -77,7 +77,7 @@ def test_a_start_says_everything_that_a_tracker_needs(service: Service) -> None:
     marker = start.marker
     assert marker.message_id == message.message_id
     assert message.message_id == MessageId(
-        sent.partition, sent.offset, service._namespace.facts().message_topic_id, 1
+        sent.partition, sent.offset, service._connections.namespace.facts().message_topic_id, 1
     )
     assert len(message.message_id.topic_id) == 16  # R13
     assert (marker.key, marker.value) == (b"a\0k", b"x")

@@ -137,7 +137,7 @@ def test_a_writer_that_held_nothing_ends_in_peace(secured: SecuredKafka, namespa
     rights = [right for right in rights_of("worker", namespace) if "DESCRIBE" in right.operation]
     config = config_of(secured, namespace, new_user(secured, rights))
     with Service(config.bootstrap_servers, namespace, kafka=config.kafka) as service:
-        writer = MarkerWriter(service._namespace)
+        writer = MarkerWriter(service._connections.namespace)
         wait_until(lambda: len(writer) > 0)
         writer.flush(0.25)
         assert writer.is_idle

@@ -125,7 +125,7 @@ def test_a_result_that_cannot_be_compared_counts_as_done() -> None:
     for _ in range(20):
         queue.producer().send(b"x")
     with Worker(service) as worker:
-        (consumer,) = service._consumers
+        (consumer,) = service._connections._consumers
         while worker.handled < 20:
             assert not worker.wait(0.01)
         assert consumer.in_flight == 0
@@ -223,7 +223,7 @@ def test_a_queue_that_cannot_start_closes_the_others() -> None:
     service.open_consumer = open_consumer  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="not here"):
         Worker(service).start()
-    (opened,) = service._consumers
+    (opened,) = service._connections._consumers
     assert opened.is_closed
 
 
@@ -309,7 +309,7 @@ def test_a_consumer_that_has_ended_ends_its_worker() -> None:
     queue.handler()(exits)
     worker = Worker(service)
     worker.start()
-    (consumer,) = service._consumers
+    (consumer,) = service._connections._consumers
 
     def fail() -> None:
         raise BrokerError("gone", code="_TRANSPORT", is_retriable=True)

@@ -28,7 +28,7 @@ def sender() -> Iterator[Sender]:
 
 
 def producer_of(sender: Sender) -> Producer:
-    return Producer(sender._namespace, sender, QueueConfig(queue_id="q"))
+    return Producer(sender, QueueConfig(queue_id="q"))
 
 
 def test_what_a_client_held_that_failed_for_good_has_failed(sender: Sender) -> None:

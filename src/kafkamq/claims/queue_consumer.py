@@ -11,11 +11,11 @@ from collections.abc import Callable, Hashable
 from kafkamq.claims.cluster import Cluster
 from kafkamq.claims.message import ClaimedMessage
 from kafkamq.claims.rules.steps import End
+from kafkamq.claims.topic import coordination_topic, heartbeat_s
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import KafkaMQError, LeaseLostError
 from kafkamq.queue.dead_letter_writer import Letters
 from kafkamq.queue.message import Message
-from kafkamq.queue.queue_topic import coordination_topic, heartbeat_s
 from kafkamq.queue.rules.waiting import Waiting
 from kafkamq.queue.topic_consumer import TopicConsumer
 from kafkamq.queue.topic_message import TopicMessage

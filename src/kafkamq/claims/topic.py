@@ -12,18 +12,30 @@ from dataclasses import dataclass
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not in its __all__
 
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
-from kafkamq.config import ServiceConfig
+from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError
 from kafkamq.queue.topics import Finding
 from kafkamq.transport.admin import Admin, TopicInfo
 from kafkamq.transport.errors import Meaning, meaning
 
-__all__ = ["CoordinationTopic", "check_rules", "find_topic", "init_topic", "require_topic",
-           "require_work", "topic_findings"]  # fmt: skip
+__all__ = [
+    "CoordinationTopic", "check_rules", "coordination_topic", "find_topic", "heartbeat_s",
+    "init_topic", "require_topic", "require_work", "topic_findings",
+]  # fmt: skip
 
 _DAY_S = 86_400
 _VISIBLE_S = 5.0
 _MIN_INTERVALS_KEPT = 6  # readers begin three intervals back; the rest is for those that were slow
+
+
+def coordination_topic(config: ServiceConfig) -> str:
+    """Where the claims of a namespace's queues are written."""
+    return f"{config.namespace}.claims"
+
+
+def heartbeat_s(queue: QueueConfig) -> float:
+    """Of claims: a silent worker is replaced after two of them."""
+    return max(0.5, queue.redelivery_timeout_ms / 2000)
 
 
 @dataclass(frozen=True, slots=True)

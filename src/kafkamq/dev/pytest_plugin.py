@@ -15,7 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from kafkamq.dev.broker import LocalKafka
-    from kafkamq.testing.faults import KafkaCluster
+    from kafkamq.dev.cluster import KafkaCluster
 
 __all__ = ["kafka_broker", "kafka_cluster", "pytest_addoption"]
 
@@ -47,8 +47,9 @@ def kafka_broker(request: pytest.FixtureRequest) -> Iterator[LocalKafka]:
 @pytest.fixture(scope="session")
 def _kafka_cluster(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
     from kafkamq.dev.artifacts import DEFAULT_VERSION
+    from kafkamq.dev.cluster import KafkaCluster
     from kafkamq.dev.environment import cache_dir_from, java_from
-    from kafkamq.testing.faults import KafkaCluster, why_no_network
+    from kafkamq.dev.network import why_no_network
 
     if reason := why_no_network():
         pytest.skip(f"no cluster on this machine: {reason}")

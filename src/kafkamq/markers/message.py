@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as Record
 
 from kafkamq.markers.rules.handout import expires_at_ms
 from kafkamq.markers.rules.leases import Lease
-from kafkamq.queue.message import Message
+from kafkamq.queue.message import Message, Settler
 from kafkamq.queue.wire.headers import ID, read_message_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.clock import public_s
 from kafkamq.types import MessageId, Outcome
 
-if TYPE_CHECKING:
-    from kafkamq.markers.ack_writer import Verdicts
-
-__all__ = ["MarkersMessage"]
+__all__ = ["EndReports", "MarkersMessage"]
 
 UNREPORTED = -2  # log time of an END without a delivery report; -1: Kafka gave none
+
+
+class EndReports(Settler, Protocol):
+    """What becomes of the ENDs of messages; called while reports are served, with no lock held."""
+
+    def end_delivered(self, message: MarkersMessage) -> None:
+        """An END is in the log."""
+
+    def check_late(self, message: MarkersMessage, log_ms: int) -> None:
+        """An END is in the log, after the lease's end as far as it was known (R9)."""
+
+    def end_failed(self, message: MarkersMessage) -> None:
+        """An END was not delivered."""
 
 
 class MarkersMessage(Message):
@@ -46,7 +56,7 @@ class MarkersMessage(Message):
     )
 
     _record: Record
-    _settler: Verdicts
+    _settler: EndReports
     _lease: Lease
     # Once its START is encoded:
     _start: bytes
@@ -62,7 +72,7 @@ class MarkersMessage(Message):
 
     def __init__(
         self,
-        verdicts: Verdicts,
+        verdicts: EndReports,
         record: Record,
         partition: int,
         offset: int,

@@ -13,9 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from kafkamq.runtime.rules.hanging import Slots
-
-__all__ = ["Handlers", "Health", "Loop", "LoopState", "Watched", "health"]
+__all__ = ["HandlerPool", "Handlers", "Health", "Loop", "LoopState", "Watched", "health"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,19 @@ class Watched(Protocol):
 
     def state(self) -> LoopState:
         """How it is now; must not wait."""
+
+
+class HandlerPool(Protocol):
+    """A pool of handlers at one moment; times are monotonic s."""
+
+    def hung_s(self, now_s: float) -> float:
+        """For how long nothing has ended although every slot is at it; 0: it works."""
+
+    def is_ready(self, now_s: float) -> bool:
+        """Whether it does not hang, or not for long."""
+
+    def describe(self, now_s: float) -> str:
+        """The same for people; empty while there is nothing to say."""
 
 
 class Loop:
@@ -69,7 +80,7 @@ class Handlers:
         slots: The pool at this moment; must not wait.
     """
 
-    def __init__(self, name: str, max_age_s: float, slots: Callable[[], Slots]) -> None:
+    def __init__(self, name: str, max_age_s: float, slots: Callable[[], HandlerPool]) -> None:
         self.name = name
         self._max_age_s = max_age_s
         self._slots = slots

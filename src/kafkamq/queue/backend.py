@@ -1,22 +1,36 @@
-"""Makes the consumer of a queue, whichever its backend."""
+"""What a backend is, and where each is found.
+
+A new backend is a package beside ``kafkamq.markers``. Its module ``backend`` has an instance of
+``QueueBackend``, named ``backend``. Besides that it needs a member of ``types.Backend``, a row in
+``queue/rules/capabilities.py``, which says what it can do, a line in ``_HOMES`` below, and its name
+in ``tests/contract/worlds.py``, whose tests say what every backend promises. If its queues have
+a topic of their own, it inherits from ``TopicBackend`` and its consumer from ``TopicConsumer``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, cast
 
 from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.markers.consumer import MarkersConsumer
+from kafkamq.queue.connections import Connections
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.dead_letter_writer import DeadLetterBox
 from kafkamq.queue.message import Message
-from kafkamq.queue.names import group_of, group_of_workers
-from kafkamq.queue.namespace import Namespace
-from kafkamq.queue.queue_topic import require_dead_letters
+from kafkamq.queue.producer import Producer
 from kafkamq.queue.rules.capabilities import default_order, order_feature, require
-from kafkamq.types import Backend
+from kafkamq.transport.record import RecordLike
+from kafkamq.types import Backend, Headers
 
-__all__ = ["ConsumerPlan", "check_order", "open_consumer"]
+__all__ = ["ConsumerPlan", "QueueBackend", "StoredMessage", "check_order", "load"]
+
+_HOMES = {
+    Backend.MARKERS: "kafkamq.markers.backend",
+    Backend.OFFSETS: "kafkamq.parallel.backend",
+    Backend.SHARE: "kafkamq.share.backend",
+    Backend.CLAIMS: "kafkamq.claims.backend",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +50,54 @@ class ConsumerPlan:
     handler_timeout_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as its record has it; ``key`` begins with the queue's id (``wire/keys.py``)."""
+
+    key: bytes
+    payload: bytes | None
+    headers: Headers
+
+
+class QueueBackend(Protocol):
+    """Who remembers what is done, and how its queues are sent to and received from."""
+
+    def open_consumer(
+        self, connections: Connections, queue: QueueConfig, plan: ConsumerPlan
+    ) -> Consumer:
+        """A consumer that has begun to work; ``plan.ordering`` is one that the backend has.
+
+        Raises:
+            ConfigError: The cluster lacks what is asked.
+            BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
+        """
+
+    def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
+        """A producer; errors as for ``open_consumer``."""
+
+    def create_topics(
+        self, config: ServiceConfig, queue: QueueConfig, *, partitions: int, replication_factor: int
+    ) -> None:
+        """Create what a queue needs and does not exist; see ``Queue.create_topics``."""
+
+    def stored_payload(
+        self, config: ServiceConfig, record: RecordLike, queue_id: str
+    ) -> StoredMessage | None:
+        """The message of a record that a dead letter refers to (R11); None: it is none.
+
+        Args:
+            config: Where.
+            record: Of a topic that this backend's messages are kept in.
+            queue_id: The dead letter's queue.
+        """
+
+
+def load(backend: Backend) -> QueueBackend:
+    """A backend; imported when it is first asked for."""
+    # By name: no layer below the backends imports one of them.
+    return cast("QueueBackend", import_module(_HOMES[backend]).backend)
+
+
 def check_order(queue: QueueConfig, plan: ConsumerPlan) -> str:
     """What stays in order.
 
@@ -45,49 +107,3 @@ def check_order(queue: QueueConfig, plan: ConsumerPlan) -> str:
     ordering = plan.ordering or default_order(queue.backend)
     require(queue.backend, order_feature(ordering), f"queue {queue.queue_id!r}: {ordering=}")
     return ordering
-
-
-def open_consumer(namespace: Namespace, queue: QueueConfig, plan: ConsumerPlan) -> Consumer:
-    """A consumer that has begun to work.
-
-    Raises:
-        ConfigError: The backend, or the cluster, lacks what is asked.
-        BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
-    """
-    ordering = check_order(queue, plan)
-    if queue.backend is Backend.MARKERS:
-        namespace.look_for_foreign_workers(queue)
-        return MarkersConsumer(namespace, queue, plan.on_lease_lost)
-    config = namespace.config
-    require_dead_letters(config, queue)
-    letters = DeadLetterBox(config, queue)
-    group_id = group_of_workers(config, queue)
-    if queue.backend is Backend.OFFSETS:
-        from kafkamq.parallel.queue_consumer import OffsetsConsumer
-
-        return OffsetsConsumer(
-            config, queue, letters, plan.on_lease_lost, group_id=group_id, ordering=ordering
-        )
-    if queue.backend is Backend.SHARE:
-        from kafkamq.share.queue_consumer import ShareConsumer
-
-        return ShareConsumer(
-            config,
-            queue,
-            letters,
-            plan.on_lease_lost,
-            group_id=group_id,
-            concurrency=plan.concurrency,
-            handler_timeout_ms=plan.handler_timeout_ms,
-        )
-    from kafkamq.claims.queue_consumer import ClaimsConsumer
-
-    group_id = queue.group_id or _claims_group(config, queue)
-    return ClaimsConsumer(
-        config, queue, letters, plan.on_lease_lost, group_id=group_id, ordering=ordering
-    )
-
-
-def _claims_group(config: ServiceConfig, queue: QueueConfig) -> str:
-    """As ``group_of``; the coordination log's records are separated by slashes."""
-    return group_of(config, queue.queue_id).replace("/", ".")

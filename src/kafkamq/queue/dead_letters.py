@@ -19,18 +19,18 @@ from confluent_kafka import Message
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, FencedError, WireError
-from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.queue.backend import StoredMessage, load
 from kafkamq.queue.wire import headers as names
 from kafkamq.queue.wire.headers import Origin, read_message_headers, redrive_headers
 from kafkamq.queue.wire.keys import join_key, split_key
 from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import MISSING, OutcomeUnknownError, TransactionAbortedError, meaning
-from kafkamq.transport.record import headers_of, headers_or_none
+from kafkamq.transport.record import headers_or_none
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.scan import scan
 from kafkamq.transport.transactions import Record, TransactionalProducer
-from kafkamq.types import DeadLetterReason, Headers
+from kafkamq.types import Backend, DeadLetterReason, Headers
 
 __all__ = [
     "REDRIVEN_FROM",
@@ -173,15 +173,6 @@ def redrive(
     return report
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """What goes back into a queue."""
-
-    key: bytes
-    payload: bytes | None
-    headers: Headers
-
-
 class _Originals:
     """Reads what dead letters refer to: a message, or the SCHEDULE of a delayed one (R11)."""
 
@@ -193,7 +184,7 @@ class _Originals:
         for reader in self._readers.values():
             reader.close()
 
-    def read(self, letter: DeadLetter, place: Origin) -> _Message | None:
+    def read(self, letter: DeadLetter, place: Origin) -> StoredMessage | None:
         """None: it is gone, or another record stands there now (R13)."""
         topic = place.topic
         if topic not in self._readers:
@@ -206,16 +197,10 @@ class _Originals:
             record = None
         if record is None or place.timestamp_ms not in (0, record.timestamp()[1]):
             return None
-        if topic == self._config.marker_topic:
-            try:
-                marker = decode_marker(record.value())
-            except WireError:
-                return None
-            return _Message(marker.key, marker.value, marker.headers)
-        key = record.key()
-        if topic != self._config.message_topic:  # a queue's own: the key is its sender's
-            key = join_key(letter.queue_id, key)
-        return _Message(key or b"", record.value(), headers_of(record))
+        is_shared = topic in (self._config.message_topic, self._config.marker_topic)
+        # A queue's own topic is read alike, whichever its backend.
+        backend = load(Backend.MARKERS if is_shared else Backend.OFFSETS)
+        return backend.stored_payload(self._config, record, letter.queue_id)
 
 
 class _Writer:
@@ -238,7 +223,7 @@ class _Writer:
         with Admin(config) as admin:
             self._ledger_partitions = admin.require_topic(config.ledger_topic).partitions
             self._topic_id = admin.require_topic(config.dead_letter_topic).topic_id
-        self._pending: list[tuple[DeadLetter, _Message]] = []
+        self._pending: list[tuple[DeadLetter, StoredMessage]] = []
         self._bytes = 0
 
     def add(self, letter: DeadLetter) -> None:
@@ -282,7 +267,7 @@ class _Writer:
         self._report.redriven += amount
         self._on_progress(self._report.redriven)
 
-    def _commit(self, pending: Sequence[tuple[DeadLetter, _Message]]) -> None:
+    def _commit(self, pending: Sequence[tuple[DeadLetter, StoredMessage]]) -> None:
         self._producer.begin()
         try:
             for letter, message in pending:
@@ -304,7 +289,7 @@ class _Writer:
             self._producer.abort()
             raise
 
-    def _copy(self, letter: DeadLetter, message: _Message) -> Record:
+    def _copy(self, letter: DeadLetter, message: StoredMessage) -> Record:
         place = Origin(
             self._config.dead_letter_topic, letter.partition, letter.offset, letter.timestamp_ms
         )
@@ -343,16 +328,16 @@ class _Writer:
         partition = key_partition(key, self._ledger_partitions)
         return self._config.ledger_topic, partition, key, b"%d" % int(time.time() * 1000), ()
 
-    def _message(self, letter: DeadLetter) -> _Message | None:
+    def _message(self, letter: DeadLetter) -> StoredMessage | None:
         """What the letter has, and its original where it refers to that; None: that is gone."""
         if letter.payload_at is None:
             if letter.payload is None and letter.reason == DeadLetterReason.PAYLOAD_LOST.value:
                 return None
-            return _Message(letter.raw_key, letter.payload, letter.raw_headers)
+            return StoredMessage(letter.raw_key, letter.payload, letter.raw_headers)
         original = self._originals.read(letter, letter.payload_at)
         if original is None or letter.is_bare:
             return original
-        return _Message(letter.raw_key, original.payload, letter.raw_headers)
+        return StoredMessage(letter.raw_key, original.payload, letter.raw_headers)
 
 
 def done_key(topic_id: bytes, partition: int, offset: int) -> bytes:

@@ -13,23 +13,13 @@ from kafkamq.config import milliseconds
 from kafkamq.errors import LeaseLostError, StateError
 from kafkamq.queue.reasons import reason_of
 from kafkamq.queue.wire.headers import MessageHeaders, read_message_headers
+from kafkamq.transport.record import RecordLike
 from kafkamq.types import Headers, MessageId, Outcome
 
-__all__ = ["Message", "RecordLike", "Settler"]
+__all__ = ["Message", "Settler"]
 
 _ACK = Outcome.ACK  # looking it up in its class takes long
 _log = logging.getLogger(__name__)
-
-
-class RecordLike(Protocol):
-    """A consumed record, as confluent-kafka has it."""
-
-    def topic(self) -> str | None: ...
-    def partition(self) -> int | None: ...
-    def offset(self) -> int | None: ...
-    def key(self) -> Any: ...
-    def value(self) -> Any: ...
-    def timestamp(self) -> tuple[int, int]: ...
 
 
 class Settler(Protocol):

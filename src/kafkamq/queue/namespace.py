@@ -8,9 +8,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
-from kafkamq.queue.names import group_of_workers, warn_of_foreign_workers
 from kafkamq.queue.topics import check_topics
 from kafkamq.transport.admin import Admin, TopicInfo
 
@@ -118,17 +117,12 @@ class Namespace:
             self._checked.add(max_lease_ms)
         return facts
 
-    def look_for_foreign_workers(self, queue: QueueConfig) -> None:
-        """Have a warning logged, once for each queue, when others work on it (R25); no waiting."""
-        found = queue.queue_id, group_of_workers(self.config, queue)
-        if found not in self._looked:
-            self._looked.add(found)
-            threading.Thread(
-                target=warn_of_foreign_workers,
-                args=(self.config, *found),
-                name="kafkamq-groups",
-                daemon=True,
-            ).start()
+    def is_first_look(self, queue_id: str, group: str) -> bool:
+        """Whether nobody has asked this before, of a queue and its group."""
+        found = queue_id, group
+        is_first = found not in self._looked
+        self._looked.add(found)
+        return is_first
 
     def refresh_if_old(self, max_age_s: float = MAX_AGE_S) -> None:
         """Ask again when the facts are old, without waiting for the answer."""

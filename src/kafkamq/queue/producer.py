@@ -6,33 +6,18 @@ import random
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
-from kafkamq.config import QueueConfig, milliseconds
-from kafkamq.errors import ConfigError, StateError, WireError
-from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_schedule
+from kafkamq.config import QueueConfig, milliseconds, utf8
+from kafkamq.errors import ConfigError
 from kafkamq.queue.delivery import Delivery
 from kafkamq.queue.ids import uuid7
-from kafkamq.queue.namespace import Namespace
+from kafkamq.queue.rules.capabilities import Feature, require
 from kafkamq.queue.sender import Sender
 from kafkamq.queue.wire.headers import message_headers
-from kafkamq.queue.wire.keys import join_key, split_key
 from kafkamq.queue.wire.outgoing import OWN_HEADER_BYTES, checked_headers, checked_id, payload_bytes
 from kafkamq.queue.wire.partitions import key_partition
-from kafkamq.transport.admin import Admin
-from kafkamq.transport.record_reader import RecordReader
-from kafkamq.types import (
-    Headers,
-    Marker,
-    MarkerType,
-    MessageId,
-    Outcome,
-    OutgoingMessage,
-    ScheduleToken,
-)
+from kafkamq.types import Headers, OutgoingMessage, ScheduleToken
 
 __all__ = ["Producer"]
-
-MAX_DELAY_MS = 10 * 365 * 86_400_000
-_CANCEL_TIMEOUT_S = 30.0
 
 
 class Producer:
@@ -41,11 +26,14 @@ class Producer:
     Without a key the partition is random, with one it follows from the key (R26's murmur2).
     """
 
-    def __init__(self, namespace: Namespace, sender: Sender, config: QueueConfig) -> None:
-        self._namespace = namespace
+    _unkeyed: bytes | None = None  # the record's key of a message without one
+
+    def __init__(self, sender: Sender, queue: QueueConfig) -> None:
+        """Made by ``Queue.producer``: of a queue with a topic of its own, or of a subclass."""
         self._sender = sender
-        self._queue_id = config.queue_id
-        self._record_key = join_key(config.queue_id)
+        self._namespace = sender.namespace
+        self._queue = queue
+        self._topic = queue.topic or self._namespace.config.message_topic
 
     def __enter__(self) -> Producer:
         return self
@@ -54,12 +42,12 @@ class Producer:
         self.flush()
 
     def __repr__(self) -> str:
-        return f"<Producer of {self._queue_id!r}>"
+        return f"<Producer of {self.queue_id!r}>"
 
     @property
     def queue_id(self) -> str:
         """The queue that it sends to."""
-        return self._queue_id
+        return self._queue.queue_id
 
     @property
     def is_full(self) -> bool:
@@ -91,14 +79,21 @@ class Producer:
 
         Raises:
             ConfigError: Something of a wrong type, a negative delay or ttl, a header name of the
-                protocol's, or a message that is larger than what could be copied (R11).
+                protocol's, or a message that is larger than what could be copied (R11). Or the
+                backend has no delays, or no TTL.
             DeadlineExceededError: The send queue stayed full for 30 s.
             StateError: The service is closed, or this is a forked child.
         """
+        if delay:
+            self._require(Feature.DELAYED_SEND, "send(delay=...)")
+        if ttl is not None:
+            self._require(Feature.TTL, "send(ttl=...)")
         delay_ms = milliseconds(delay, name="delay") if delay else 0
         ttl_ms = None if ttl is None else milliseconds(ttl, name="ttl")
-        record_key = self._record_key if key is None else join_key(self._record_key, key)
-        size = len(record_key) + payload_bytes(payload) + OWN_HEADER_BYTES
+        record_key = self._unkeyed if key is None else self._key_of(key)
+        size = payload_bytes(payload) + OWN_HEADER_BYTES
+        if record_key is not None:
+            size += len(record_key)
         if id is None:
             message_id = uuid7()
         else:
@@ -107,22 +102,22 @@ class Producer:
         own, own_bytes = checked_headers(headers)
         size += own_bytes
         every = message_headers(own, id=message_id, ttl_ms=ttl_ms)
-        facts = self._namespace.facts()
-        config = self._namespace.config
+        topic, facts = self._topic, self._namespace.facts()
         if size > facts.max_message_bytes:
             raise ConfigError(
-                f"the message has {size} bytes with key and headers: {config.message_topic} and "
-                f"{config.dead_letter_topic} take {facts.max_message_bytes} at most "
-                "(max.message.bytes less what a copy adds); send a reference to the data instead"
+                f"the message has {size} bytes with key and headers: {topic} and "
+                f"{self._namespace.config.dead_letter_topic} take {facts.max_message_bytes} at most"
+                " (max.message.bytes less what a copy or a dead letter adds); send a reference to"
+                " the data instead"
             )
         if delay_ms:
             return self._schedule(payload, record_key, every, message_id, delay_ms)
         count = facts.message_partitions
-        partition = (
-            int(random.random() * count) if key is None else key_partition(record_key, count)
-        )
-        topic = config.message_topic
-        delivery = Delivery(self._sender, self._queue_id, message_id, topic, False)
+        if key is None or record_key is None:
+            partition = int(random.random() * count)
+        else:
+            partition = key_partition(record_key, count)
+        delivery = Delivery(self._sender, self._queue.queue_id, message_id, topic, False)
         self._sender.produce(topic, payload, record_key, partition, every, delivery._report)
         return delivery
 
@@ -148,29 +143,12 @@ class Producer:
 
         Raises:
             ConfigError: No token; a ``SentMessage`` is none, its offset may name another message.
+                Or the backend has no delayed sends.
             StateError: It is too late, the message enters the queue; or there is no such message.
             BrokerError, DeadlineExceededError: Kafka did not confirm; ask again.
         """
-        if not isinstance(token, ScheduleToken):
-            raise ConfigError(
-                f"token is a {type(token).__name__}: give the schedule of a confirmed, delayed "
-                "send (producer.send(..., delay=...).result().schedule)"
-            )
-        self._require_place(token)
-        marker, due_ms = self._read_schedule(token)
-        identity = MessageId(token.partition, token.offset)
-        topic = self._namespace.config.marker_topic
-        delivery = Delivery(self._sender, token.queue_id, "", topic, False)
-        key = b"" if marker is None else marker.key
-        value = encode_end(identity, Outcome.ACK, of_schedule=True)
-        self._sender.produce(topic, value, key, token.partition, None, delivery._report)
-        sent = delivery.result(_CANCEL_TIMEOUT_S)
-        # The log's clock at the END against the deadline (R2): later, and trackers ignore it.
-        if marker is not None and sent.timestamp_ms > due_ms:
-            raise StateError(
-                f"the message was due {sent.timestamp_ms - due_ms} ms before its cancellation: "
-                "it enters the queue, or has done so"
-            )
+        del token
+        self._require(Feature.DELAYED_SEND, "cancel()")
 
     def flush(self, timeout: float = 30.0) -> None:
         """Wait until all sends of this service so far are confirmed or failed; drops nothing.
@@ -181,60 +159,19 @@ class Producer:
         self._sender.check("flushing")
         self._sender.flush(timeout)
 
+    # What a backend with a shared topic, or with delays, does otherwise.
+
+    def _key_of(self, key: bytes | str) -> bytes:
+        """The record's key for a sender's."""
+        record_key = utf8(key, name="key") if isinstance(key, str) else key
+        payload_bytes(record_key, name="key")
+        return record_key
+
     def _schedule(
-        self, payload: bytes | None, key: bytes, headers: Headers, id: str, delay_ms: int
+        self, payload: bytes | None, key: bytes | None, headers: Headers, id: str, delay_ms: int
     ) -> Delivery:
-        if delay_ms > MAX_DELAY_MS:
-            raise ConfigError(f"delay is {delay_ms / 1000:g} s: ten years at most")
-        facts = self._namespace.facts()
-        topic = self._namespace.config.marker_topic
-        value = encode_schedule(key, payload, redeliver_after_ms=delay_ms, headers=headers)
-        if len(value) > facts.max_marker_bytes:
-            raise ConfigError(
-                f"the delayed message has {len(value)} bytes as a marker: {topic} takes "
-                f"{facts.max_marker_bytes} at most (max.message.bytes)"
-            )
-        partition = int(random.random() * facts.marker_partitions)  # R26
-        delivery = Delivery(self._sender, self._queue_id, id, topic, True)
-        self._sender.produce(topic, value, key, partition, None, delivery._report)
-        return delivery
+        """Send it later; asked of backends with delayed sends only."""
+        raise NotImplementedError
 
-    def _require_place(self, token: ScheduleToken) -> None:
-        """The token names a place that the log has, or has had."""
-        config = self._namespace.config
-        with Admin(config, timeout_s=_CANCEL_TIMEOUT_S) as admin:
-            _, end = admin.log_ends(config.marker_topic).get(token.partition, (0, 0))
-        if not 0 <= token.offset < end:
-            raise self._no_schedule(token)
-
-    def _no_schedule(self, token: ScheduleToken) -> StateError:
-        place = f"{self._namespace.config.marker_topic}[{token.partition}]@{token.offset}"
-        return StateError(
-            f"{place} holds no delayed message of queue {self._queue_id!r}; use the token of the "
-            "confirmed send"
-        )
-
-    def _read_schedule(self, token: ScheduleToken) -> tuple[Marker | None, int]:
-        """The SCHEDULE and the broker time when it is due; None when retention has removed it."""
-        config = self._namespace.config
-        topic, partition, offset = config.marker_topic, token.partition, token.offset
-        reader = RecordReader(config, topic)
-        try:
-            record = reader.read(partition, offset, timeout_s=_CANCEL_TIMEOUT_S)
-        finally:
-            reader.close()
-        if record is None:  # carried forward since (R19); what is known of it is gone
-            return None, 0
-        try:
-            marker = decode_marker(record.value(), topic=topic, partition=partition, offset=offset)
-        except WireError:
-            marker = None
-        wanted = self._queue_id.encode()
-        if (
-            marker is None
-            or marker.type is not MarkerType.SCHEDULE
-            or marker.carried_forward
-            or split_key(marker.key)[0] != wanted
-        ):
-            raise self._no_schedule(token)
-        return marker, record.timestamp()[1] + marker.redeliver_after_ms
+    def _require(self, feature: Feature, asked: str) -> None:
+        require(self._queue.backend, feature, f"queue {self.queue_id!r}: {asked}")

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from kafkamq.config import Backoff, QueueConfig
-from kafkamq.queue.backend import ConsumerPlan
+from kafkamq.queue.backend import ConsumerPlan, QueueBackend, check_order, load
+from kafkamq.queue.connections import Connections
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.handler import make_spec
+from kafkamq.queue.handler import HandlerSpec, make_spec
 from kafkamq.queue.message import Message
 from kafkamq.queue.producer import Producer
-from kafkamq.queue.queue_topic import create_queue_topics
-from kafkamq.queue.rules.capabilities import Feature, require
-
-if TYPE_CHECKING:
-    from kafkamq.queue.service import Service
+from kafkamq.types import Backend
 
 __all__ = ["Queue"]
 
@@ -26,9 +24,18 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Queue:
     """Makes producers and consumers of one queue; ``Service.queue`` makes it."""
 
-    def __init__(self, service: Service, config: QueueConfig) -> None:
-        self._service = service
+    def __init__(
+        self,
+        connections: Connections,
+        handlers: list[HandlerSpec],
+        config: QueueConfig,
+        load_backend: Callable[[Backend], QueueBackend] = load,
+    ) -> None:
+        """Asks Kafka nothing; ``handlers`` are the service's."""
+        self._connections = connections
+        self._handlers = handlers
         self._config = config
+        self._load = load_backend
 
     def __repr__(self) -> str:
         return f"<Queue {self._config.queue_id!r}>"
@@ -51,7 +58,8 @@ class Queue:
             ConfigError: The topics cannot be used; says why.
             DeadlineExceededError: No broker answers.
         """
-        return self._service._producer(self._config)
+        self._connections.check()
+        return self._backend.open_producer(self._connections, self._config)
 
     def consumer(
         self,
@@ -69,8 +77,15 @@ class Queue:
             ordering: What stays in order: ``key``, ``partition`` or ``unordered``, as far as the
                 backend has it (``kafkamq backends``); None: the first that it has.
         """
-        plan = ConsumerPlan(on_lease_lost=on_lease_lost, ordering=ordering)
-        return self._service._consumer(self._config, plan)
+        return self.open_consumer(ConsumerPlan(on_lease_lost=on_lease_lost, ordering=ordering))
+
+    def open_consumer(self, plan: ConsumerPlan) -> Consumer:
+        """As ``consumer``; for ``Worker``, which knows more of what it is for."""
+        self._connections.check()
+        plan = replace(plan, ordering=check_order(self._config, plan))
+        consumer = self._backend.open_consumer(self._connections, self._config, plan)
+        self._connections.add(consumer)
+        return consumer
 
     def handler(
         self,
@@ -114,7 +129,7 @@ class Queue:
                 retry=retry,
                 timeout=timeout,
             )
-            self._service.handlers.append(spec)
+            self._handlers.append(spec)
             return function
 
         return register
@@ -133,10 +148,13 @@ class Queue:
             ConfigError: A number cannot work, or the queue is one of the markers backend.
             BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
         """
-        require(self._config.backend, Feature.OWN_TOPIC, f"queue {self.queue_id!r}")
-        create_queue_topics(
-            self._service.config,
+        self._backend.create_topics(
+            self._connections.config,
             self._config,
             partitions=partitions,
             replication_factor=replication_factor,
         )
+
+    @property
+    def _backend(self) -> QueueBackend:
+        return self._load(self._config.backend)

@@ -6,35 +6,21 @@ import time
 
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not in its __all__
 
-from kafkamq.claims.topic import init_topic
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError
 from kafkamq.queue.namespace import CONNECT_TIMEOUT_S, Namespace, NamespaceFacts
 from kafkamq.transport.admin import Admin, TopicInfo
 from kafkamq.transport.errors import Meaning, meaning
-from kafkamq.types import Backend
 
 __all__ = [
     "QueueTopic",
-    "coordination_topic",
     "create_queue_topics",
-    "heartbeat_s",
     "require_dead_letters",
 ]
 
 _VISIBLE_S = 5.0
 _DEFAULT_MAX_BYTES = 1_048_588
 _LETTER_OVERHEAD_BYTES = 9216  # what a dead letter adds: reason, error text, origin, framing
-
-
-def coordination_topic(config: ServiceConfig) -> str:
-    """Where the claims of a namespace's queues are written."""
-    return f"{config.namespace}.claims"
-
-
-def heartbeat_s(queue: QueueConfig) -> float:
-    """Of claims: a silent worker is replaced after two of them."""
-    return max(0.5, queue.redelivery_timeout_ms / 2000)
 
 
 def _max_bytes(topic: TopicInfo) -> int:
@@ -95,7 +81,7 @@ def create_queue_topics(
     replication_factor: int,
     timeout_s: float = 30.0,
 ) -> None:
-    """Create what a queue needs and does not exist: its topic, dead letters, the claims' log.
+    """Create what a queue needs and does not exist: its topic, and dead letters.
 
     Raises:
         ConfigError: A number cannot work.
@@ -137,12 +123,3 @@ def create_queue_topics(
         deadline_s = time.monotonic() + _VISIBLE_S
         while len(admin.topics(list(wanted))) < len(wanted) and time.monotonic() < deadline_s:
             time.sleep(0.05)  # brokers learn of topics one by one
-    if queue.backend is Backend.CLAIMS:
-        init_topic(
-            config.bootstrap_servers,
-            coordination_topic(config),
-            partitions=1,
-            replication_factor=replication_factor,
-            heartbeat_interval=heartbeat_s(queue),
-            kafka=config.kafka,
-        )

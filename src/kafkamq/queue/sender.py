@@ -58,7 +58,7 @@ class Sender:
     """An idempotent producer (acks=all) shared by all producers of a service; thread-safe."""
 
     def __init__(self, namespace: Namespace) -> None:
-        self._namespace = namespace
+        self.namespace = namespace
         config = namespace.config
         self.watch = ErrorWatch(config.bootstrap_servers)
         self._guard = ForkGuard("Producer")
@@ -212,7 +212,7 @@ class Sender:
                 self._must_renew = True
             if self._must_renew:
                 self._renew()
-            self._namespace.refresh_if_old()
+            self.namespace.refresh_if_old()
 
     def _renew(self) -> None:
         """A new client after a fatal error; what the old one held fails at once, with that error.
@@ -220,7 +220,7 @@ class Sender:
         It would never be sent.
         """
         said = "a fatal error" if self._fatal is None else self._fatal.str()
-        watch = ErrorWatch(self._namespace.config.bootstrap_servers)
+        watch = ErrorWatch(self.namespace.config.bootstrap_servers)
         client = open_producer(self._settings, watch)
         with self._asking:
             with self._lock:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 
 from kafkamq.config import Backoff, QueueConfig, ServiceConfig, milliseconds
-from kafkamq.errors import ConfigError, KafkaMQError, StateError
-from kafkamq.queue.backend import ConsumerPlan, open_consumer
+from kafkamq.errors import ConfigError
+from kafkamq.queue.backend import ConsumerPlan
+from kafkamq.queue.connections import Connections
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.handler import HandlerSpec
-from kafkamq.queue.namespace import Namespace
-from kafkamq.queue.producer import Producer
 from kafkamq.queue.queue import Queue
-from kafkamq.queue.queue_topic import QueueTopic
 from kafkamq.queue.rules.capabilities import Feature, backend_of, require
-from kafkamq.queue.sender import Sender
-from kafkamq.queue.topic_producer import TopicProducer
 from kafkamq.queue.topics import create_topics
-from kafkamq.transport.fork_check import ForkGuard
 from kafkamq.types import Backend
 
 __all__ = ["Service"]
@@ -69,14 +62,8 @@ class Service:
             kafka={} if kafka is None else kafka,
             **topic_names,
         )
-        self._namespace = Namespace(self._config)
-        self._guard = ForkGuard("Service")
-        self._lock = threading.Lock()
-        self._sender: Sender | None = None
-        self._topic_senders: dict[str, tuple[QueueTopic, Sender]] = {}
-        self._consumers: list[Consumer] = []
+        self._connections = Connections(self._config)
         self._handlers: list[HandlerSpec] = []
-        self._is_closed = False
 
     def __enter__(self) -> Service:
         return self
@@ -106,7 +93,7 @@ class Service:
             ConfigError: A number, or an existing topic, cannot work; says why.
             BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
         """
-        self._check()
+        self._connections.check()
         create_topics(
             self._config,
             partitions=partitions,
@@ -156,7 +143,7 @@ class Service:
         Raises:
             ConfigError: A value cannot work; names it and its limit.
         """
-        self._check()
+        self._connections.check()
         kind = backend_of(backend)
         if exactly_once:
             require(kind, Feature.EXACTLY_ONCE, f"queue {queue_id!r}: exactly_once")
@@ -180,7 +167,7 @@ class Service:
             on_data_loss=on_data_loss,
             exactly_once=exactly_once,
         )
-        return Queue(self, config)
+        return self._queue(config)
 
     @property
     def cluster(self) -> ServiceConfig | None:
@@ -194,7 +181,7 @@ class Service:
 
     def open_consumer(self, spec: HandlerSpec, plan: ConsumerPlan) -> Consumer:
         """A consumer for a handler; for ``Worker``."""
-        return self._consumer(spec.queue, plan)
+        return self._queue(spec.queue).open_consumer(plan)
 
     def close(self, timeout: float = 30.0) -> None:
         """Close all consumers and confirm all sends; idempotent.
@@ -202,56 +189,7 @@ class Service:
         Raises:
             KafkaMQError: The first failure of these; everything is closed nevertheless.
         """
-        if self._guard.is_foreign:
-            return
-        with self._lock:
-            self._is_closed = True
-            consumers, self._consumers = self._consumers, []
-            senders = [sender for _, sender in self._topic_senders.values()]
-            if self._sender is not None:
-                senders.append(self._sender)
-            self._sender, self._topic_senders = None, {}
-        deadline_s = time.monotonic() + timeout
-        failures: list[KafkaMQError] = []
-        ends: list[Callable[[float], None]] = [
-            *(consumer.close for consumer in consumers),
-            *(sender.close for sender in senders),
-        ]
-        for end in ends:
-            try:
-                end(max(1.0, deadline_s - time.monotonic()))
-            except KafkaMQError as error:  # noqa: PERF203 - the others are closed as well
-                failures.append(error)
-        if failures:
-            raise failures[0]
+        self._connections.close(timeout)
 
-    def _check(self) -> None:
-        self._guard.check()
-        if self._is_closed:
-            raise StateError(f"{self!r} is closed")
-
-    def _producer(self, config: QueueConfig) -> Producer:
-        self._check()
-        if config.backend is not Backend.MARKERS:
-            return self._topic_producer(config)
-        self._namespace.require(config.max_lease_ms)
-        with self._lock:
-            if self._sender is None:
-                self._sender = Sender(self._namespace)
-            return Producer(self._namespace, self._sender, config)
-
-    def _topic_producer(self, config: QueueConfig) -> Producer:
-        with self._lock:
-            sender = self._topic_senders.get(config.topic)
-            if sender is None:
-                place = QueueTopic(self._config, config)
-                sender = self._topic_senders[config.topic] = (place, Sender(place))
-            return TopicProducer(*sender, config)
-
-    def _consumer(self, config: QueueConfig, plan: ConsumerPlan) -> Consumer:
-        self._check()
-        consumer = open_consumer(self._namespace, config, plan)
-        with self._lock:
-            self._consumers = [each for each in self._consumers if not each.is_closed]
-            self._consumers.append(consumer)
-        return consumer
+    def _queue(self, config: QueueConfig) -> Queue:
+        return Queue(self._connections, self._handlers, config)

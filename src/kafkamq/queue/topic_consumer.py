@@ -124,8 +124,8 @@ class TopicConsumer(Consumer):
         """The clock that deadlines are of."""
         return monotonic_ms()
 
-    def _moment_s(self, clock_ms: float) -> float:
-        """A moment of that clock in seconds of ``time.monotonic()``."""
+    def moment_s(self, clock_ms: float) -> float:
+        """See ``TopicSettler.moment_s``; of ``_now_ms``."""
         return public_s(clock_ms)
 
     # Receiving.

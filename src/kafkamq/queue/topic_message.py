@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import TYPE_CHECKING, cast
+from typing import Protocol
 
-from confluent_kafka import Message as Record
+from kafkamq.queue.message import Message, Settler
+from kafkamq.transport.record import RecordLike, headers_of
 
-from kafkamq.queue.message import Message, RecordLike
-from kafkamq.transport.record import headers_of
+__all__ = ["MessageState", "TopicMessage", "TopicSettler"]
 
-if TYPE_CHECKING:
-    from kafkamq.queue.topic_consumer import TopicConsumer
 
-__all__ = ["MessageState", "TopicMessage"]
+class TopicSettler(Settler, Protocol):
+    """The consumer of such messages."""
+
+    def moment_s(self, clock_ms: float) -> float:
+        """A moment of its clock in seconds of ``time.monotonic()``."""
 
 
 class MessageState(Enum):
@@ -35,11 +37,11 @@ class TopicMessage(Message):
 
     __slots__ = ("_deadline_ms", "place", "state")
 
-    _settler: TopicConsumer
+    _settler: TopicSettler
 
     def __init__(
         self,
-        consumer: TopicConsumer,
+        consumer: TopicSettler,
         record: RecordLike,
         *,
         delivery_count: int = 1,
@@ -47,7 +49,7 @@ class TopicMessage(Message):
         place: object = None,
     ) -> None:
         """Made by its consumer; ``deadline_ms`` is of its clock."""
-        super().__init__(consumer, record, headers_of(cast("Record", record)), delivery_count)
+        super().__init__(consumer, record, headers_of(record), delivery_count)
         self._deadline_ms = deadline_ms
         self.place = place
         self.state = MessageState.HELD
@@ -55,4 +57,4 @@ class TopicMessage(Message):
     @property
     def deadline(self) -> float:
         """See ``Message.deadline``."""
-        return self._settler._moment_s(self._deadline_ms)
+        return self._settler.moment_s(self._deadline_ms)

@@ -23,30 +23,45 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
-from kafkamq.config import QueueConfig, ServiceConfig, milliseconds, utf8
+from kafkamq.config import QueueConfig, ServiceConfig, milliseconds
 from kafkamq.errors import StateError
-from kafkamq.queue.backend import ConsumerPlan, check_order
+from kafkamq.queue.backend import ConsumerPlan, StoredMessage
+from kafkamq.queue.connections import Connections
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.handler import HandlerSpec
-from kafkamq.queue.ids import uuid7
+from kafkamq.queue.delivery import Delivery
 from kafkamq.queue.message import Message
+from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.queue import Queue
+from kafkamq.queue.recorder import SendTally
 from kafkamq.queue.rules.capabilities import Feature, has, require
 from kafkamq.queue.rules.waiting import Waiting
+from kafkamq.queue.sender import Sender
 from kafkamq.queue.service import Service
 from kafkamq.queue.topic_consumer import TopicConsumer
 from kafkamq.queue.topic_message import TopicMessage
-from kafkamq.queue.wire.headers import Origin, dead_letter_headers, message_headers
+from kafkamq.queue.wire.headers import (
+    Origin,
+    dead_letter_headers,
+    read_message_headers,
+)
 from kafkamq.queue.wire.keys import join_key
-from kafkamq.queue.wire.outgoing import checked_headers, checked_id, payload_bytes
-from kafkamq.types import Backend, DeadLetterReason, Headers, ScheduleToken, SentMessage
+from kafkamq.transport.record import RecordLike, headers_of
+from kafkamq.types import Backend, DeadLetterReason, Headers, ScheduleToken
 
 __all__ = ["Clock", "MemoryDeadLetter", "MemoryService"]
 
 _PARTITION = ("partition", 0)
+_FACTS = NamespaceFacts(
+    message_topic_id=b"",
+    message_partitions=1,
+    marker_partitions=1,
+    marker_retention_ms=-1,
+    max_message_bytes=1_048_576,
+    max_marker_bytes=1_048_576,
+)
 
 _TOLD_S = 1.0  # how long a receive waits for on_lease_lost
 
@@ -89,8 +104,9 @@ class _RealClock(Clock):
 class _Record:
     """A message as it lies in a queue; read as confluent-kafka's are."""
 
-    place: int
     name: str
+    number: int
+    place: int
     sender_key: bytes | None
     payload: bytes | None
     fields: Headers
@@ -101,7 +117,7 @@ class _Record:
         return self.name
 
     def partition(self) -> int:
-        return 0
+        return self.number
 
     def offset(self) -> int:
         return self.place
@@ -112,8 +128,14 @@ class _Record:
     def value(self) -> bytes | None:
         return self.payload
 
-    def headers(self) -> list[tuple[str, bytes | None]]:
-        return list(self.fields)
+    def headers(self) -> Headers:
+        return self.fields
+
+    def set_headers(self, value: object) -> None:
+        raise NotImplementedError
+
+    def latency(self) -> float:
+        return 0.0
 
     def timestamp(self) -> tuple[int, int]:
         return 1, self.sent_ms
@@ -174,7 +196,7 @@ class MemoryService(Service):
         """``clock``: None is the machine's."""
         super().__init__("memory:1", namespace)
         self.clock = clock if clock is not None else _RealClock()
-        self._stores: dict[str, _Store] = {}
+        self._backend = _MemoryBackend(self.clock)
 
     @property
     def cluster(self) -> None:
@@ -185,139 +207,132 @@ class MemoryService(Service):
     ) -> None:
         """Nothing to create."""
 
-    def queue(self, queue_id: str, **options: Any) -> Queue:
-        """See ``Service.queue``."""
-        queue = super().queue(queue_id, **options)
-        return _MemoryQueue(self, queue.config)
-
     def dead_letters(self, queue_id: str | None = None) -> list[MemoryDeadLetter]:
         """What was given up, of one queue or of all, in order."""
-        with self._lock:
-            stores = list(self._stores.items())
         return [
-            letter for name, store in stores for letter in store.letters if queue_id in (None, name)
+            letter
+            for name, store in self._backend.stores().items()
+            for letter in store.letters
+            if queue_id in (None, name)
         ]
 
-    def open_consumer(self, spec: HandlerSpec, plan: ConsumerPlan) -> Consumer:
-        """See ``Service.open_consumer``."""
-        return self._consumer(spec.queue, plan)
+    def _queue(self, config: QueueConfig) -> Queue:
+        return Queue(self._connections, self._handlers, config, lambda _: self._backend)
 
-    def _store(self, queue_id: str) -> _Store:
+
+class _MemoryBackend:
+    """A ``QueueBackend`` that plays each of the others."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._stores: dict[str, _Store] = {}
+
+    def open_consumer(
+        self, connections: Connections, queue: QueueConfig, plan: ConsumerPlan
+    ) -> Consumer:
+        del connections
+        return _MemoryConsumer(self._store(queue), queue, plan)
+
+    def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
+        return _MemoryProducer(self._store(queue), connections.config, queue)
+
+    def create_topics(
+        self, config: ServiceConfig, queue: QueueConfig, *, partitions: int, replication_factor: int
+    ) -> None:
+        del config, partitions, replication_factor
+        require(queue.backend, Feature.OWN_TOPIC, f"queue {queue.queue_id!r}")
+
+    def stored_payload(
+        self, config: ServiceConfig, record: RecordLike, queue_id: str
+    ) -> StoredMessage | None:
+        del config
+        return StoredMessage(join_key(queue_id, record.key()), record.value(), headers_of(record))
+
+    def stores(self) -> dict[str, _Store]:
         with self._lock:
-            store = self._stores.get(queue_id)
+            return dict(self._stores)
+
+    def _store(self, queue: QueueConfig) -> _Store:
+        with self._lock:
+            store = self._stores.get(queue.queue_id)
             if store is None:
-                store = self._stores[queue_id] = _Store(self.clock)
-                self.clock.on_move(store.notify)
+                store = self._stores[queue.queue_id] = _Store(self._clock)
+                self._clock.on_move(store.notify)
             return store
 
-    def _producer(self, config: QueueConfig) -> Producer:
-        self._check()
-        return _MemoryProducer(self.config, self._store(config.queue_id), config)
 
-    def _consumer(self, config: QueueConfig, plan: ConsumerPlan) -> Consumer:
-        self._check()
-        ordering = check_order(config, plan)
-        consumer = _MemoryConsumer(self._store(config.queue_id), config, plan, ordering)
-        with self._lock:
-            self._consumers.append(consumer)
-        return consumer
+class _MemorySender:
+    """What a ``Producer`` needs of a ``Sender``: each record is there at once."""
 
+    def __init__(self, store: _Store, config: ServiceConfig, queue: QueueConfig) -> None:
+        self.config = config
+        self.namespace = self
+        self.tally = SendTally()
+        self.reported = 0
+        self.is_full = False
+        self._store = store
+        self._queue = queue
 
-class _MemoryQueue(Queue):
-    def create_topics(self, *, partitions: int = 8, replication_factor: int = -1) -> None:
-        """Nothing to create."""
-        require(self._config.backend, Feature.OWN_TOPIC, f"queue {self.queue_id!r}")
+    def facts(self) -> NamespaceFacts:
+        return _FACTS
 
+    def check(self, doing: str) -> None:
+        """It cannot fail."""
 
-class _Delivered:
-    """The outcome of a send that has happened."""
+    def flush(self, timeout_s: float) -> None:
+        """Nothing to wait for."""
 
-    def __init__(self, sent: SentMessage) -> None:
-        self._sent = sent
-
-    def done(self) -> bool:
-        return True
-
-    def result(self, timeout: float | None = None) -> SentMessage:
-        del timeout
-        return self._sent
-
-    def add_done_callback(self, function: Callable[[Any], None]) -> None:
-        function(self)
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int,
+        headers: Headers,
+        on_delivery: Callable[[None, Any], None],
+        delay_ms: int = 0,
+    ) -> None:
+        store, backend = self._store, self._queue.backend
+        ttl_ms = read_message_headers(headers).ttl_ms
+        with store.changed:
+            sent_ms = store.clock.now_ms() + delay_ms
+            expires_ms = math.inf if ttl_ms is None else sent_ms + ttl_ms
+            place = next(store.places)
+            record = _Record(topic, partition, place, key, value, headers, sent_ms, expires_ms)
+            if delay_ms:
+                store.scheduled.add(place)
+            lane: Hashable = None if backend in (Backend.MARKERS, Backend.SHARE) else key
+            if backend is Backend.CLAIMS:  # by partition, and there is one
+                lane = _PARTITION
+            store.waiting.add(lane, _Item(record), due_ms=sent_ms if delay_ms else None)
+            store.changed.notify_all()
+        on_delivery(None, record)
 
 
 class _MemoryProducer(Producer):
-    def __init__(self, config: ServiceConfig, store: _Store, queue: QueueConfig) -> None:
+    def __init__(self, store: _Store, config: ServiceConfig, queue: QueueConfig) -> None:
+        self._memory = _MemorySender(store, config, queue)
+        super().__init__(cast("Sender", self._memory), queue)
         self._store = store
-        self._queue = queue
-        self._queue_id = queue.queue_id
-        self._topic = queue.topic or config.message_topic
-
-    @property
-    def is_full(self) -> bool:
-        return False
-
-    def send(  # type: ignore[override]  # a delivery that is done
-        self,
-        payload: bytes | None,
-        *,
-        key: bytes | str | None = None,
-        headers: Mapping[str, bytes] | None = None,
-        delay: float | timedelta = 0.0,
-        ttl: float | timedelta | None = None,
-        id: str | None = None,
-    ) -> _Delivered:
-        """See ``Producer.send``."""
-        backend = self._queue.backend
-        asked = f"queue {self._queue_id!r}: send"
-        if delay:
-            require(backend, Feature.DELAYED_SEND, f"{asked}(delay=...)")
-        if ttl is not None:
-            require(backend, Feature.TTL, f"{asked}(ttl=...)")
-        payload_bytes(payload)
-        delay_ms = milliseconds(delay, name="delay") if delay else 0
-        ttl_ms = None if ttl is None else milliseconds(ttl, name="ttl")
-        name = uuid7() if id is None else checked_id(id).decode()
-        own, _ = checked_headers(headers)
-        sender_key = utf8(key, name="key") if isinstance(key, str) else key
-        join_key(self._queue_id, sender_key)  # checks it
-        store = self._store
-        with store.changed:
-            now_ms = store.clock.now_ms()
-            place = next(store.places)
-            expires_ms = math.inf if ttl_ms is None else now_ms + delay_ms + ttl_ms
-            record = _Record(
-                place,
-                self._topic,
-                sender_key,
-                payload,
-                message_headers(own, id=name, ttl_ms=ttl_ms),
-                now_ms + delay_ms,
-                expires_ms,
-            )
-            due_ms = now_ms + delay_ms if delay_ms else None
-            if delay_ms:
-                store.scheduled.add(place)
-            lane: Hashable = None if backend in (Backend.MARKERS, Backend.SHARE) else sender_key
-            if backend is Backend.CLAIMS:  # by partition, and there is one
-                lane = _PARTITION
-            store.waiting.add(lane, _Item(record), due_ms=due_ms)
-            store.changed.notify_all()
-        token = ScheduleToken(self._queue_id, 0, place) if delay_ms else None
-        sent = SentMessage(self._queue_id, name, self._topic, 0, place, record.sent_ms, token)
-        return _Delivered(sent)
 
     def cancel(self, token: ScheduleToken) -> None:
-        """See ``Producer.cancel``."""
+        self._require(Feature.DELAYED_SEND, "cancel()")
         with self._store.changed:
             place = token.offset
             if place not in self._store.scheduled:
-                raise StateError(f"no delayed message of queue {self._queue_id!r} waits there")
+                raise StateError(f"no delayed message of queue {self.queue_id!r} waits there")
             self._store.scheduled.discard(place)
             self._store.waiting.keep(lambda _, item: item.record.place != place)
 
-    def flush(self, timeout: float = 30.0) -> None:
-        """Nothing to wait for."""
+    def _schedule(
+        self, payload: bytes | None, key: bytes | None, headers: Headers, id: str, delay_ms: int
+    ) -> Delivery:
+        delivery = Delivery(self._sender, self.queue_id, id, self._topic, True)
+        self._memory.produce(
+            self._topic, payload, key, 0, headers, delivery._report, delay_ms=delay_ms
+        )
+        return delivery
 
 
 class _MemoryLetters:
@@ -350,19 +365,17 @@ class _MemoryLetters:
 class _MemoryConsumer(TopicConsumer):
     """Leases by the service's clock; a live consumer renews those of what it holds."""
 
-    def __init__(
-        self, store: _Store, queue: QueueConfig, plan: ConsumerPlan, ordering: str
-    ) -> None:
+    def __init__(self, store: _Store, queue: QueueConfig, plan: ConsumerPlan) -> None:
         super().__init__(queue, _MemoryLetters(store, queue.queue_id), plan.on_lease_lost)
         self._store = store
         self._changed = store.changed
-        self._is_ordered = ordering != "unordered"
+        self._is_ordered = plan.ordering != "unordered"
         self._renews = has(queue.backend, Feature.LONG_HANDLERS)
 
     def _now_ms(self) -> int:
         return self._store.clock.now_ms()
 
-    def _moment_s(self, clock_ms: float) -> float:
+    def moment_s(self, clock_ms: float) -> float:
         return clock_ms / 1000  # of the service's clock
 
     def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:

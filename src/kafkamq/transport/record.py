@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from kafkamq.types import Headers
 
-__all__ = ["all_headers", "headers_of", "headers_or_none"]
+__all__ = ["RecordLike", "all_headers", "headers_of", "headers_or_none"]
 
 _log = logging.getLogger(__name__)
 
@@ -18,17 +18,20 @@ _log = logging.getLogger(__name__)
 _read = methodcaller("headers")
 
 
-class _Record(Protocol):
-    """As much of ``confluent_kafka.Message`` as is needed here."""
+class RecordLike(Protocol):
+    """A consumed record, as confluent-kafka has it."""
 
     def topic(self) -> str | None: ...
     def partition(self) -> int | None: ...
     def offset(self) -> int | None: ...
+    def key(self) -> Any: ...
+    def value(self) -> Any: ...
+    def timestamp(self) -> tuple[int, int]: ...
     def headers(self) -> Any: ...
     def set_headers(self, value: Any) -> None: ...
 
 
-def headers_or_none(record: _Record) -> Headers | None:
+def headers_or_none(record: RecordLike) -> Headers | None:
     """The headers of a consumed record, in order; None: confluent-kafka can't give them.
 
     Kafka lets names be any bytes; the client decodes all of a record's headers or none of them. It
@@ -43,13 +46,13 @@ def headers_or_none(record: _Record) -> Headers | None:
         return None
 
 
-def headers_of(record: _Record) -> Headers:
+def headers_of(record: RecordLike) -> Headers:
     """The headers of a consumed record; none, with a warning, when a name is not UTF-8."""
     headers = headers_or_none(record)
     return _unreadable(record) if headers is None else headers
 
 
-def all_headers(records: Sequence[_Record]) -> list[Sequence[tuple[str, bytes | None]]]:
+def all_headers(records: Sequence[RecordLike]) -> list[Sequence[tuple[str, bytes | None]]]:
     """``headers_of`` each record, in a third of the time."""
     found: list[Sequence[tuple[str, bytes | None]]] = []
     rest = iter(records)
@@ -64,7 +67,7 @@ def all_headers(records: Sequence[_Record]) -> list[Sequence[tuple[str, bytes | 
     return found
 
 
-def _unreadable(record: _Record) -> Headers:
+def _unreadable(record: RecordLike) -> Headers:
     _log.warning(
         "headers of a record cannot be read: a name is not UTF-8",
         extra={

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from kafkamq.markers.rules.chunks import Chunk
-from kafkamq.markers.rules.entry import ASKED, CARRY, DUE, HELD, NEVER, STATE
+from kafkamq.markers.rules.entry import ASKED, CARRY, DUE, HELD, NEVER, STATE, Entry
+from kafkamq.markers.rules.holders import Holders
 from kafkamq.markers.rules.packed import PackedPage
-
-if TYPE_CHECKING:
-    from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.rules.table import ChunkTable
 
 __all__ = ["check_tracker"]
 
 
-def check_tracker(tracker: RedeliveryTracker) -> None:
+class _Tracker(Protocol):
+    table: ChunkTable
+    holders: Holders
+    next_offset: int
+
+    @property
+    def clock_ms(self) -> int: ...
+    def changes_at(self, entry: Entry, of_schedule: bool = ...) -> int: ...
+    def committable_offset(self) -> int: ...
+
+
+def check_tracker(tracker: _Tracker) -> None:
     """Assert the invariants; loads every page and chunk."""
     table = tracker.table
     before = table.open, table.first_start_offset(), table.next_change_ms()
@@ -38,7 +48,7 @@ def check_tracker(tracker: RedeliveryTracker) -> None:
     _check_table(tracker)
 
 
-def _check_packed(tracker: RedeliveryTracker) -> None:
+def _check_packed(tracker: _Tracker) -> None:
     """Pages are in order, and wake in time."""
     pages = [each for each in tracker.table.chunks.values() if isinstance(each, PackedPage)]
     rows = sum(page.open_count() for page in pages)
@@ -51,7 +61,7 @@ def _check_packed(tracker: RedeliveryTracker) -> None:
         assert page.wanted == len(page.wanted_offsets()), "wanted rows are counted"
 
 
-def _check_table(tracker: RedeliveryTracker) -> None:
+def _check_table(tracker: _Tracker) -> None:
     """What the table keeps of its chunks is what they say."""
     table = tracker.table
     chunks = table.chunks.values()
@@ -66,7 +76,7 @@ def _check_table(tracker: RedeliveryTracker) -> None:
     assert table.next_change_ms() == wake_ms, "the next change is found"
 
 
-def _check_chunk(tracker: RedeliveryTracker, chunk: Chunk) -> None:
+def _check_chunk(tracker: _Tracker, chunk: Chunk) -> None:
     now_ms = tracker.clock_ms
     entries = tracker.table.entries(chunk)
     actionable = [entry for entry in entries.values() if entry.flags & (DUE | CARRY)]

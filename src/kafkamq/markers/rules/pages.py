@@ -11,13 +11,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from kafkamq.markers.rules.chunks import Chunk, ChunkKey
 from kafkamq.markers.rules.entry import NEVER
-
-if TYPE_CHECKING:
-    from kafkamq.markers.rules.table import ChunkTable
 
 __all__ = ["LIMITS", "Page", "PageLimits", "Pages", "listed_chunks"]
 
@@ -125,7 +122,17 @@ class Pages:
         self.next_number += 1
 
 
-def listed_chunks(table: ChunkTable, limits: PageLimits = LIMITS) -> list[Chunk]:
+class PagedTable(Protocol):
+    """A table of chunks, some of which are in pages."""
+
+    chunks: dict[ChunkKey, Chunk]
+    pages: Pages
+
+    def open_pages(self, pages: list[Page]) -> None:
+        """Read these; their chunks are in ``chunks`` from here on."""
+
+
+def listed_chunks(table: PagedTable, limits: PageLimits = LIMITS) -> list[Chunk]:
     """Share out what is here; returns what the index lists, those that changed last at the end.
 
     The others are in the open pages; one that has none left is still there, without keys.
@@ -151,7 +158,7 @@ def _rests(chunk: Chunk) -> bool:
     return not (chunk.dirty or chunk.wanted or chunk.asked)
 
 
-def _put(table: ChunkTable, keys: Sequence[ChunkKey], limits: PageLimits) -> None:
+def _put(table: PagedTable, keys: Sequence[ChunkKey], limits: PageLimits) -> None:
     """Put chunks, in order of their keys, into the pages where they belong, or into new ones."""
     pages = table.pages
     before = sorted([*pages.closed, *pages.open], key=_first)

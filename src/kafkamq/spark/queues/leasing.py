@@ -27,10 +27,11 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from kafkamq.errors import ConfigError, KafkaMQError
+from kafkamq.markers.mqgo_workers import warn_of_mqgo_workers
 from kafkamq.markers.rules.handout import is_last_delivery
 from kafkamq.markers.rules.leases import NEW_PARTITION_MS
 from kafkamq.markers.wire.markers import encode_keepalive
-from kafkamq.queue.names import group_of, warn_of_foreign_workers
+from kafkamq.queue.names import group_of
 from kafkamq.queue.topics import require_topics
 from kafkamq.queue.wire.headers import DELIVERY_COUNT, read_message_headers
 from kafkamq.queue.wire.keys import join_key
@@ -350,7 +351,7 @@ class QueueReader(StreamReader):
         config = self.options.config
         require_topics(config, max_lease_ms=self._acknowledge.max_lease_ms)
         group, queue_id = self._group, self.options.queue_id
-        warn_of_foreign_workers(config, queue_id, group)
+        warn_of_mqgo_workers(config, queue_id, group)
         with Admin(config) as admin:
             if any(admin.group_assignments(group)):
                 raise ConfigError(

@@ -1,0 +1,49 @@
+"""The backend ``claims``: a coordination log says who owns a partition, and what is done."""
+
+from __future__ import annotations
+
+from kafkamq.claims.queue_consumer import ClaimsConsumer
+from kafkamq.claims.topic import coordination_topic, heartbeat_s, init_topic
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.queue.backend import ConsumerPlan
+from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.dead_letter_writer import DeadLetterBox
+from kafkamq.queue.names import group_of
+from kafkamq.queue.topic_backend import TopicBackend
+
+__all__ = ["backend"]
+
+
+class _ClaimsBackend(TopicBackend):
+    def create_topics(
+        self, config: ServiceConfig, queue: QueueConfig, *, partitions: int, replication_factor: int
+    ) -> None:
+        """Its coordination log, too."""
+        super().create_topics(
+            config, queue, partitions=partitions, replication_factor=replication_factor
+        )
+        init_topic(
+            config.bootstrap_servers,
+            coordination_topic(config),
+            partitions=1,
+            replication_factor=replication_factor,
+            heartbeat_interval=heartbeat_s(queue),
+            kafka=config.kafka,
+        )
+
+    def _consumer(
+        self, config: ServiceConfig, queue: QueueConfig, letters: DeadLetterBox, plan: ConsumerPlan
+    ) -> Consumer:
+        # The coordination log's records are separated by slashes.
+        group_id = queue.group_id or group_of(config, queue.queue_id).replace("/", ".")
+        return ClaimsConsumer(
+            config,
+            queue,
+            letters,
+            plan.on_lease_lost,
+            group_id=group_id,
+            ordering=plan.ordering or "partition",
+        )
+
+
+backend = _ClaimsBackend()

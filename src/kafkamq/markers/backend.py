@@ -1,0 +1,55 @@
+"""The backend ``markers``: a topic of markers, folded by a tracker, remembers what is done."""
+
+from __future__ import annotations
+
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.errors import WireError
+from kafkamq.markers.consumer import MarkersConsumer
+from kafkamq.markers.mqgo_workers import look_for_mqgo_workers
+from kafkamq.markers.producer import MarkersProducer
+from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.queue.backend import ConsumerPlan, StoredMessage
+from kafkamq.queue.connections import Connections
+from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.producer import Producer
+from kafkamq.queue.rules.capabilities import Feature, require
+from kafkamq.transport.record import RecordLike, headers_of
+
+__all__ = ["backend"]
+
+
+class _MarkersBackend:
+    """Its queues share the topics of a namespace."""
+
+    def open_consumer(
+        self, connections: Connections, queue: QueueConfig, plan: ConsumerPlan
+    ) -> Consumer:
+        """See ``QueueBackend.open_consumer``."""
+        look_for_mqgo_workers(connections.namespace, queue)
+        return MarkersConsumer(connections.namespace, queue, plan.on_lease_lost)
+
+    def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
+        """See ``QueueBackend.open_producer``."""
+        connections.namespace.require(queue.max_lease_ms)
+        return MarkersProducer(connections.sender(queue), queue)
+
+    def create_topics(
+        self, config: ServiceConfig, queue: QueueConfig, *, partitions: int, replication_factor: int
+    ) -> None:
+        """``Service.create_topics`` makes those that all queues share; a queue has none."""
+        require(queue.backend, Feature.OWN_TOPIC, f"queue {queue.queue_id!r}")
+
+    def stored_payload(
+        self, config: ServiceConfig, record: RecordLike, queue_id: str
+    ) -> StoredMessage | None:
+        """A message of the shared topic, or the SCHEDULE of a delayed one."""
+        if record.topic() != config.marker_topic:
+            return StoredMessage(record.key() or b"", record.value(), headers_of(record))
+        try:
+            marker = decode_marker(record.value())
+        except WireError:
+            return None
+        return StoredMessage(marker.key, marker.value, marker.headers)
+
+
+backend = _MarkersBackend()

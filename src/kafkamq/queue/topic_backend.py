@@ -1,0 +1,54 @@
+"""What backends have in common whose queues have a topic of their own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.queue.backend import ConsumerPlan, StoredMessage
+from kafkamq.queue.connections import Connections
+from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.dead_letter_writer import DeadLetterBox
+from kafkamq.queue.producer import Producer
+from kafkamq.queue.queue_topic import create_queue_topics, require_dead_letters
+from kafkamq.queue.wire.keys import join_key
+from kafkamq.transport.record import RecordLike, headers_of
+
+__all__ = ["TopicBackend"]
+
+
+class TopicBackend(ABC):
+    """A ``QueueBackend`` but for its consumer."""
+
+    def open_consumer(
+        self, connections: Connections, queue: QueueConfig, plan: ConsumerPlan
+    ) -> Consumer:
+        """See ``QueueBackend.open_consumer``."""
+        config = connections.config
+        require_dead_letters(config, queue)
+        return self._consumer(config, queue, DeadLetterBox(config, queue), plan)
+
+    @abstractmethod
+    def _consumer(
+        self, config: ServiceConfig, queue: QueueConfig, letters: DeadLetterBox, plan: ConsumerPlan
+    ) -> Consumer:
+        """One that gives up messages to ``letters``, and owns them."""
+
+    def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
+        """See ``QueueBackend.open_producer``."""
+        return Producer(connections.sender(queue), queue)
+
+    def create_topics(
+        self, config: ServiceConfig, queue: QueueConfig, *, partitions: int, replication_factor: int
+    ) -> None:
+        """See ``QueueBackend.create_topics``."""
+        create_queue_topics(
+            config, queue, partitions=partitions, replication_factor=replication_factor
+        )
+
+    def stored_payload(
+        self, config: ServiceConfig, record: RecordLike, queue_id: str
+    ) -> StoredMessage | None:
+        """A record's key is its sender's."""
+        del config
+        return StoredMessage(join_key(queue_id, record.key()), record.value(), headers_of(record))
