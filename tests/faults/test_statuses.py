@@ -15,7 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from tests.integration.tracker_logs import Logs, tracker_process, wait_until
 from tests.spark.tracker_driver import tracker_driver
 
-from kafkamq.markers.tracker.ticker import StatusReader
+from kafkamq.markers.tracker.status_reader import StatusReader
 from kafkamq.testing.faults import KafkaCluster
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(400)]

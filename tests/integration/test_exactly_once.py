@@ -144,8 +144,8 @@ def test_a_commit_of_skipped_messages_never_lands_behind_a_transaction(
         send(service, 1)
         with exact(service) as consumer:
             receive_all(consumer, 1)[0].ack(wait=True)
-            slow = _SlowCommits(consumer._reader._consumer)
-            consumer._reader._consumer = slow  # type: ignore[assignment]
+            slow = _SlowCommits(consumer._reader._group.client)
+            consumer._reader._group.client = slow  # type: ignore[assignment]
             service.queue("foreign").producer().send(b"x").result(30)
             while not slow.begun:
                 assert consumer.receive(0.1) is None
@@ -218,7 +218,7 @@ def _partitions(consumer: Consumer) -> int:
     """How many it has; serves its membership."""
     with consumer._owner:
         consumer._reader.tend()
-        return len(consumer._reader._consumer.assignment())
+        return len(consumer._reader.partitions)
 
 
 def _everything(consumers: Sequence[Consumer], count: int) -> list[Message]:

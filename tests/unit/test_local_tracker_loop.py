@@ -10,14 +10,13 @@ import pytest
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import DeadlineExceededError
 from kafkamq.markers.rules.entry import NEVER
-from kafkamq.markers.tracker import group_reader as marker_reader
 from kafkamq.markers.tracker import quarantine as quarantine_module
 from kafkamq.markers.tracker.group_reader import MarkerReader
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.tracker.partition import Started, TrackedPartition
 from kafkamq.markers.tracker.quarantine import Quarantine
 from kafkamq.queue.wire.headers import Origin
-from kafkamq.transport import clock
+from kafkamq.transport import clock, follower
 from kafkamq.types import Marker, MarkerType, MessageId
 
 CONFIG = ServiceConfig(bootstrap_servers="127.0.0.1:1")
@@ -119,12 +118,11 @@ def test_a_loop_whose_quarantine_is_full_waits_for_it(monkeypatch: pytest.Monkey
     waited: list[float] = []
     client = SimpleNamespace(
         subscribe=lambda *_, **__: None,
-        poll=waited.append,
-        consume=lambda *_: pytest.fail("nothing is read"),
+        consume=lambda _, timeout_s: waited.append(timeout_s) or [],
     )
-    monkeypatch.setattr(marker_reader, "open_consumer", lambda *_: client)
+    monkeypatch.setattr(follower, "open_consumer", lambda *_: client)
     reader = MarkerReader(CONFIG, on_assigned=lambda _: None, on_revoked=lambda _: None)
-    assert reader.poll(0.02, is_full=True) == []
+    assert not reader.poll(0.02, is_full=True)
     assert sum(waited) == 0.02
 
 

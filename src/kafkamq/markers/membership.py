@@ -7,11 +7,10 @@ from typing import Protocol
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.queue.names import group_of_workers
-from kafkamq.transport.port import Consumer as KafkaConsumer
-from kafkamq.transport.settings import consumer_settings
+from kafkamq.transport.group_consumer import COOPERATIVE, GroupConsumer, Owner
 from kafkamq.types import MessageId
 
-__all__ = ["Membership", "is_eager", "leave", "max_idle_ms", "reader_settings"]
+__all__ = ["Membership", "max_idle_ms", "open_member"]
 
 MAX_POLL_INTERVAL_MS = 300_000  # Kafka's default
 
@@ -39,29 +38,17 @@ class Membership(Protocol):
         """
 
 
-def leave(consumer: KafkaConsumer) -> None:
-    # Without it, librdkafka (2.16) closes a member that has no partitions without a word to the
-    # group, which then waits for it until its session times out.
-    consumer.unsubscribe()
-    consumer.close()
-
-
-def reader_settings(config: ServiceConfig, queue: QueueConfig) -> dict[str, object]:
-    proposals: dict[str, object] = {"socket.timeout.ms": 10_000}
-    if config.kafka.get("group.protocol") != "consumer":  # there the broker assigns
+def open_member(config: ServiceConfig, queue: QueueConfig, owner: Owner) -> GroupConsumer:
+    """A member of the queue's group that reads its messages' topic."""
+    return GroupConsumer(
+        config,
+        owner,
+        [config.message_topic],
+        group_id=group_of_workers(config, queue),
         # A group that others named may have members of other clients, which all know "range".
-        strategy = "range" if queue.group_id else "cooperative-sticky"
-        proposals["partition.assignment.strategy"] = strategy
-        # A worker that was killed is missed after 10 s, not 45; others are noticed within 1 s.
-        proposals["session.timeout.ms"] = 10_000
-        proposals["heartbeat.interval.ms"] = 1000
-    return consumer_settings(config, group_id=group_of_workers(config, queue), **proposals)
-
-
-def is_eager(settings: dict[str, object]) -> bool:
-    if settings.get("group.protocol") == "consumer":
-        return False
-    return "cooperative" not in str(settings.get("partition.assignment.strategy", ""))
+        strategy="range" if queue.group_id else COOPERATIVE,
+        socket_timeout_ms=10_000,
+    )
 
 
 def max_idle_ms(settings: Mapping[str, object]) -> int:

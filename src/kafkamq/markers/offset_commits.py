@@ -6,14 +6,12 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
-from confluent_kafka import TopicPartition
-
 from kafkamq.config import QueueConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.fetch_buffer import Intake
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.transport.offset_commits import Commit, Committer
+from kafkamq.transport.offset_commits import Answer, Commit, Committer
 from kafkamq.transport.port import Consumer as KafkaConsumer
 
 __all__ = ["OffsetCommits"]
@@ -134,11 +132,9 @@ class OffsetCommits:
         self._committer.give_up()
         self.is_skipping = False
 
-    def ask(
-        self, consumer: KafkaConsumer, partitions: list[TopicPartition]
-    ) -> Future[list[TopicPartition]]:
-        """What is committed, behind the commits that were begun."""
-        return self._committer.ask(consumer, partitions)
+    def ask(self, question: Callable[[], Answer]) -> Future[Answer]:
+        """Ask it behind the commits that were begun."""
+        return self._committer.ask(question)
 
     def finish(self, close: Callable[[], None], timeout_s: float) -> bool:
         """As ``Committer.finish``; nothing else works afterwards."""

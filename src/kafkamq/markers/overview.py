@@ -15,7 +15,7 @@ from confluent_kafka import Message, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError
-from kafkamq.markers.tracker.ticker import StatusReader
+from kafkamq.markers.tracker.status_reader import StatusReader
 from kafkamq.markers.wire.mqgo import CONSUMER_GROUP_PREFIX, TRACKER_GROUP
 from kafkamq.markers.wire.status import TrackerStatus
 from kafkamq.queue.names import group_of

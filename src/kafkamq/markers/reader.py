@@ -7,37 +7,25 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from time import monotonic
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from confluent_kafka import Message as Record
-
 from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.errors import KafkaMQError
-from kafkamq.markers.membership import Membership, is_eager, leave, max_idle_ms, reader_settings
+from kafkamq.errors import BrokerError, KafkaMQError
+from kafkamq.markers.membership import Membership, max_idle_ms, open_member
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.offset_commits import OffsetCommits
 from kafkamq.markers.positions import Positions
 from kafkamq.markers.rules.fetch_buffer import Intake
 from kafkamq.queue.data_loss import report_loss
 from kafkamq.queue.names import group_of, group_of_workers
-from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.transport.errors import (
-    ErrorWatch,
-    Meaning,
-    broker_error,
-    is_retriable,
-    kafka_error,
-    meaning,
-)
+from kafkamq.transport.errors import is_retriable
+from kafkamq.transport.group_consumer import COMMITTED
 from kafkamq.transport.offset_commits import Commit
-from kafkamq.transport.port import Consumer as KafkaConsumer
-from kafkamq.transport.record import all_headers
+from kafkamq.transport.record import Place, Record, all_headers
 
 __all__ = ["Membership", "MessageReader", "group_of"]
 
 MAX_POLL = 1000  # records of one consume() while our own messages come
 MAX_SKIP = 10_000  # while only foreign ones come
-REQUEST_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 10.0
 _WAIT_S = 0.25  # one blocking wait; between two, errors are looked at
 # In place of the position of a partition that is to be read from another place.
@@ -66,31 +54,22 @@ class MessageReader:
         self._topic = config.message_topic
         self._key = queue.queue_id.encode()
         self._prefix = self._key + b"\0"
-        self._settings = reader_settings(config, queue)
-        self._is_eager = is_eager(self._settings)
-        self.max_idle_ms = max_idle_ms(self._settings)
         self._unplaced: dict[int, int] = {}  # partition -> the position that is not in the log
         self._gained_s: dict[int, float] = {}  # partition -> when it was assigned, monotonic
         self._poll_size = MAX_POLL
         self._is_paused = False
         self._commits = OffsetCommits(self._topic, queue, intake, self._note)
         self.positions = Positions(config, group_of_workers(config, queue), queue.queue_id)
-        self._asked: Future[list[TopicPartition]] | None = None  # what is committed
+        self._asked: Future[dict[Place, int]] | None = None  # what is committed
         self._failure: KafkaMQError | None = None  # of a poll whose caller had no use for it
         # Whether a transaction is under way, which alone decides what is committed.
         self.is_in_transaction: Callable[[], bool] = lambda: False
         self._connect()
+        self.max_idle_ms = max_idle_ms(self._group.settings)
 
     def _connect(self) -> None:
-        self.watch = ErrorWatch(self._config.bootstrap_servers)
-        self._consumer = open_consumer(self._settings, self.watch)
-        self._join()
-
-    def _join(self) -> None:
-        self.is_away = False
-        self._consumer.subscribe(
-            [self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
-        )
+        self._group = open_member(self._config, self._queue, self)
+        self._group.join()
 
     # Reading.
 
@@ -108,25 +87,24 @@ class MessageReader:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        self.watch.check(f"reading {self._topic}")
         if self.is_away:
-            self._join()
+            self._group.join()
         self._resume()
         size = max(1, min(self._poll_size, max(wanted, MAX_POLL // 10)))
         if self._poll_size > MAX_POLL:
             size = self._poll_size
         polled_ms = monotonic_ms()
         try:
-            records = self._consumer.consume(size, 0)
-            if not records and timeout_s > 0:
-                records = self._consumer.consume(1, min(timeout_s, _WAIT_S))
-                if records and size > 1:
-                    records += self._consumer.consume(size - 1, 0)
-        except KafkaException as error:
-            self._event(kafka_error(error))
+            records = self._group.poll(size, min(timeout_s, _WAIT_S))
+        except BrokerError as error:
+            if not error.is_fatal or self._group.watch.has_ended:
+                raise
+            self.rebuild()
             return
         if records:
             self._take(records, polled_ms)
+        if self._group.outside:
+            self._see_outside()
         if self._unplaced:
             self._place()
         self._commit_skipped()
@@ -144,13 +122,9 @@ class MessageReader:
         own: list[tuple[Record, int, int]] = []
         first: dict[int, int] = {}
         following: dict[int, int] = {}
-        events: list[Record] = []
         last_partition, is_unplaced = -1, False
         for record in records:
             key = record.key()
-            if key is None and record.error() is not None:  # only records without key can be one
-                events.append(record)
-                continue
             partition, offset = record.partition(), record.offset()
             assert partition is not None, "records have a partition"
             assert offset is not None, "records have an offset"
@@ -173,25 +147,14 @@ class MessageReader:
             messages,
             first_offsets=first,
             next_offsets=following,
-            count=len(records) - len(events),
+            count=len(records),
         )
         self._poll_size = MAX_POLL if own or not following else MAX_SKIP  # foreign: skip faster
-        for record in events:
-            error = record.error()
-            assert error is not None, "events are errors"
-            if meaning(error) is Meaning.OUTSIDE_LOG:
-                offset = record.offset()
-                self._unplaced[record.partition() or 0] = _UNKNOWN if offset is None else offset
-            else:
-                self._event(error)
 
-    def _event(self, error: KafkaError) -> None:
-        self.watch.check(f"reading {self._topic}")
-        if error.fatal():
-            self.rebuild()
-        elif not is_retriable(error):
-            raise broker_error(error, f"reading {self._topic}")
-        _log.info("reading is disturbed", extra={"code": error.name(), "topic": self._topic})
+    def _see_outside(self) -> None:
+        """Positions that are not in the log are found anew."""
+        for (_, partition), offset in self._group.outside.items():
+            self._unplaced.setdefault(partition, _UNKNOWN if offset < 0 else offset)
 
     def rebuild(self) -> None:
         """Make a new client after a fatal error; it reads from what is committed."""
@@ -200,9 +163,9 @@ class MessageReader:
         self._commits.give_up()
         self._asked = None
         self._gained_s.clear()
-        old, commits = self._consumer, self._commits
+        old, commits = self._group, self._commits
         self._connect()
-        commits.finish(lambda: leave(old), CLOSE_TIMEOUT_S)
+        commits.finish(old.close, CLOSE_TIMEOUT_S)
         self._commits = OffsetCommits(self._topic, self._queue, self._intake, self._note)
 
     # Positions.
@@ -211,36 +174,38 @@ class MessageReader:
         """Partitions whose position is not in the log: a new group's, or data was lost."""
         if self.is_in_transaction():  # given up, perhaps before its offsets were sent: ask after it
             return
-        assigned = {each.partition for each in self._consumer.assignment()}
-        for partition in self._unplaced.keys() - assigned:  # an error that came after a revocation
+        for partition in self._unplaced.keys() - self.partitions:  # revoked meanwhile
             del self._unplaced[partition]
-        asked = [TopicPartition(self._topic, partition) for partition in self._unplaced]
-        if not asked:
+        if not self._unplaced:
             return
         try:
-            committed = self._consumer.committed(asked, timeout=REQUEST_TIMEOUT_S)
-            kept = self._kept([each.partition for each in committed if each.offset < 0])
-            for found in committed:
-                if not self._place_one(found.partition, found.offset, kept):
-                    return
-        except KafkaException as error:
-            inner = kafka_error(error)
-            wrapped = broker_error(error, f"finding where to read {self._topic}")
-            if not is_retriable(wrapped):
-                raise wrapped from error
-            # The group moves on, or a broker is not ready. What is not revoked stays ours without
-            # being assigned again (cooperative), and Kafka does not ask twice for its position: the
-            # next poll does.
-            _log.info(
-                "where to read is not known yet", extra={"topic": self._topic, "code": inner.name()}
-            )
+            committed = self._group.committed(self._places(self._unplaced))
+        except KafkaMQError as error:
+            self._ask_later(error)
+            return
+        kept = self._kept([number for (_, number), at in committed.items() if at < 0])
+        for (_, number), offset in committed.items():
+            if not self._place_one(number, offset, kept):
+                return
+
+    def _ask_later(self, error: KafkaMQError) -> None:
+        """The group moves on, or a broker is not ready: the next poll asks again.
+
+        What is not revoked stays ours without being assigned again (cooperative), and Kafka does
+        not ask twice for its position.
+        """
+        if not is_retriable(error):
+            raise error
+        _log.info("where to read is not known yet", extra={"said": str(error)})
 
     def _place_one(self, partition: int, committed: int, kept: Mapping[int, int]) -> bool:
         """Read a partition from where it is to be read; False: ask again later."""
         position = self._unplaced[partition]
-        low, high = self._consumer.get_watermark_offsets(
-            TopicPartition(self._topic, partition), timeout=REQUEST_TIMEOUT_S
-        )
+        try:
+            low, high = self._group.bounds((self._topic, partition))
+        except KafkaMQError as error:
+            self._ask_later(error)
+            return False
         if committed < 0 <= position and self._member._is_topic_another():
             return False  # it was deleted, and what the group had committed with it
         is_new = committed < 0 or position == _ANEW
@@ -255,10 +220,10 @@ class MessageReader:
             start = low
             self._intake.skipped_to(partition, low)
         elif is_new:
-            if not self._commits.commit_now(self._consumer, {partition: start}):
+            if not self._commits.commit_now(self._group.client, {partition: start}):
                 return False
             self._intake.placed(partition, start)
-        self._read_from(partition, start)
+        self._group.place(self._at({partition: start}), others=self._at(self._intake.positions()))
         self._unplaced.pop(partition, None)
         return True
 
@@ -291,31 +256,24 @@ class MessageReader:
         numbers = [number for number in self._gained_s if not self.positions.is_known(number)]
         if asked is None:
             if numbers and not self._commits.is_pending:
-                wanted = [TopicPartition(self._topic, number) for number in numbers]
-                self._asked = self._commits.ask(self._consumer, wanted)
+                group, wanted = self._group, self._places(numbers)
+                self._asked = self._commits.ask(lambda: group.committed(wanted))
         elif not asked.done():
             self._asked = asked
         elif asked.exception() is None:
-            found = {each.partition: each.offset for each in asked.result() if each.offset >= 0}
+            found = {number: at for (_, number), at in asked.result().items() if at >= 0}
             self._note({number: found[number] for number in numbers if number in found})
 
-    def _read_from(self, partition: int, offset: int) -> None:
-        """Start fetching a partition that stands still; ``seek`` does not work on such a one."""
-        target = TopicPartition(self._topic, partition, offset)
-        if not self._is_eager:
-            self._consumer.incremental_unassign([TopicPartition(self._topic, partition)])
-            self._consumer.incremental_assign([target])
-            return
-        others = [
-            TopicPartition(
-                self._topic,
-                other.partition,
-                self._intake.next_offset(other.partition, other.offset),
-            )
-            for other in self._consumer.assignment()
-            if other.partition != partition
-        ]
-        self._consumer.assign([*others, target])
+    @property
+    def partitions(self) -> set[int]:
+        """Those that are assigned."""
+        return {number for _, number in self._group.places}
+
+    def _places(self, numbers: Iterable[int]) -> list[Place]:
+        return [(self._topic, number) for number in numbers]
+
+    def _at(self, offsets: Mapping[int, int]) -> dict[Place, int]:
+        return {(self._topic, number): offset for number, offset in offsets.items()}
 
     def seek_back(self, partitions: Iterable[int] | None = None) -> None:
         """Read again from the committed offsets (R5); None: all that are not held back."""
@@ -327,7 +285,7 @@ class MessageReader:
     def hold(self, late: Mapping[int, int]) -> None:
         """Read no more of these partitions, whose STARTs are late from these offsets on."""
         self._intake.hold(late)
-        self._consumer.pause([TopicPartition(self._topic, number) for number in late])
+        self._group.pause(self._places(late))
 
     def go_on(self, partitions: Iterable[int]) -> None:
         """Read on in those of the partitions that were held back."""
@@ -337,18 +295,11 @@ class MessageReader:
 
     def _resume_these(self, partitions: Collection[int]) -> None:
         if partitions and not self._is_paused:  # else with all others
-            self._consumer.resume([TopicPartition(self._topic, each) for each in partitions])
+            self._group.resume(self._places(partitions))
 
     def _seek(self, offsets: Mapping[int, int]) -> None:
-        for partition, offset in offsets.items():
-            try:
-                self._consumer.seek(TopicPartition(self._topic, partition, offset))
-            except KafkaException as error:  # noqa: PERF203 - it is gone, or stands still
-                self._unplaced[partition] = offset
-                _log.info(
-                    "a partition could not be sought",
-                    extra={"partition": partition, "code": kafka_error(error).name()},
-                )
+        refused = self._group.seek(self._at(offsets))
+        self._unplaced.update({number: offset for (_, number), offset in refused.items()})
 
     def read_anew(self, gained_before_s: float) -> None:
         """The topic is another one: positions in the former one are not in this one (R13).
@@ -359,7 +310,7 @@ class MessageReader:
         Args:
             gained_before_s: Partitions that are ours since then (monotonic) nobody has read anew.
         """
-        assigned = {each.partition for each in self._consumer.assignment()}
+        assigned = self.partitions
         _log.warning("the topic was recreated", extra={"topic": self._topic})
         self._is_paused = self._is_paused or bool(self._intake.held)
         self._intake.revoked(self._intake.partitions())
@@ -369,7 +320,7 @@ class MessageReader:
 
     def read_again(self) -> None:
         """``ask_again`` of all: a call was broken off, perhaps with records in its hands."""
-        assigned = {each.partition for each in self._consumer.assignment()}
+        assigned = self.partitions
         self._is_paused = self._is_paused or bool(self._intake.held)
         self._intake.revoked(assigned | set(self._intake.partitions()))
         self._commits.give_up()
@@ -389,7 +340,7 @@ class MessageReader:
         Raises:
             BrokerError: It failed, and would fail again.
         """
-        outcome = self._commits.commit(self._consumer, timeout_s)
+        outcome = self._commits.commit(self._group.client, timeout_s)
         if outcome is Commit.PENDING and (timeout_s > 0 or self.is_skipping):
             self.tend()  # the group may wait for us
         return outcome
@@ -407,50 +358,47 @@ class MessageReader:
         self._commits.see_skipped()
         self._note_committed()
         if not self.is_in_transaction():
-            self._commits.skip(self._consumer)
+            self._commits.skip(self._group.client)
 
     # Membership.
 
     def membership(self) -> bytes:
         """What fences this member's transactions once the group has gone on without it."""
-        metadata: bytes = self._consumer.consumer_group_metadata()
-        return metadata
+        return self._group.membership()
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it has left the group."""
+        return not self._group.is_joined
 
     def leave(self) -> None:
         """Leave the group: others get the partitions. The next ``poll`` joins it again."""
-        self.is_away = True
-        self._consumer.unsubscribe()  # ``tend`` serves what follows from it
+        self._group.leave()  # ``tend`` serves what follows from it
 
     def tend(self) -> None:
         """Stay a member while nobody receives: poll, with all partitions paused."""
         self._is_paused = True
-        self._pause_all()
-        records = self._consumer.consume(1, 0)
+        self._group.pause(self._group.places)
+        records = self._group.serve()
         if records:  # of a partition that was assigned just now
             self._take(records, monotonic_ms())
         self._commit_skipped()  # asynchronous: nothing here may wait
-
-    def _pause_all(self) -> None:
-        assignment = self._consumer.assignment()
-        if assignment:
-            self._consumer.pause(assignment)
 
     def _resume(self) -> None:
         if self._is_paused:
             self._is_paused = False
             held = self._intake.held
-            going_on = [each for each in self._consumer.assignment() if each.partition not in held]
-            if going_on:
-                self._consumer.resume(going_on)
+            self._group.resume(place for place in self._group.places if place[1] not in held)
 
-    def _assigned(self, _: KafkaConsumer, partitions: list[TopicPartition]) -> None:
-        self._gained_s.update((each.partition, monotonic()) for each in partitions)
-        self._member._gained([each.partition for each in partitions])
+    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+        """Told by the group consumer, inside its calls: read on where the group is."""
+        self._gained_s.update((number, monotonic()) for _, number in places)
+        self._member._gained([number for _, number in places])
+        return dict.fromkeys(places, COMMITTED)
 
-    def _revoked(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
-        # librdkafka would remember the pause when they come back, and nobody would end it.
-        consumer.resume(partitions)
-        numbers = [each.partition for each in partitions]
+    def revoked(self, places: Sequence[Place], *, is_lost: bool) -> None:
+        """Told as ``assigned`` is: these are another member's soon, or already."""
+        numbers = [number for _, number in places]
         self.positions.forget(numbers)
         self._asked = None  # or its answer would be noted as if they were never another's
         for number in numbers:
@@ -462,8 +410,7 @@ class MessageReader:
 
     def close(self) -> None:
         """Leave the group; what Kafka keeps waiting ends behind us."""
-        consumer = self._consumer
-        if not self._commits.finish(lambda: leave(consumer), CLOSE_TIMEOUT_S):
+        if not self._commits.finish(self._group.close, CLOSE_TIMEOUT_S):
             _log.warning(
                 "leaving the group takes long and goes on", extra={"queue": self._queue.queue_id}
             )

@@ -11,8 +11,6 @@ from functools import partial
 from time import monotonic, sleep
 from typing import Protocol
 
-from confluent_kafka import Message
-
 from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.commits import Committer, Duty
 from kafkamq.parallel.config import CommitMode, ParallelConfig, Partition
@@ -30,6 +28,7 @@ from kafkamq.parallel.transactions import TransactionCommitter
 from kafkamq.parallel.wire.offset_zstd import require_zstandard
 from kafkamq.parallel.work_queue import Desk
 from kafkamq.runtime.rules.hanging import Slots
+from kafkamq.transport.record import Record
 from kafkamq.types import DeadLetterReason
 
 __all__ = ["Engine", "Pool", "State"]
@@ -146,7 +145,7 @@ class Engine:
             self.failure = error
             self.desk.stop()
             self._committer.end(self.config.commit_timeout_ms / 1000)
-            self._source.abandon()
+            self._source.close()
             self.state = State.FAILED
             self.ended.set()
             raise
@@ -167,7 +166,7 @@ class Engine:
         now_s = monotonic()
         if self.state is State.UNUSED:
             self.state = State.CLOSED
-            self._source.abandon()
+            self._source.close()
             self.ended.set()
             return
         if drain_s <= 0:
@@ -248,7 +247,6 @@ class Engine:
         self.on_turn()
         if is_reading and (groups or self._source.ends):
             self._take_in(groups)
-        self._source.ends.clear()
         now_s = monotonic()
         if now_s - self._tended_s >= TICK_S:
             self._tended_s = now_s
@@ -264,7 +262,7 @@ class Engine:
         self._forget(list(begun))
         self.assigned(self._source.rewind(begun))
 
-    def _take_in(self, groups: Sequence[tuple[Partition, list[Message]]]) -> None:
+    def _take_in(self, groups: Sequence[tuple[Partition, Sequence[Record]]]) -> None:
         crowded: Duty | None = None
         for place, messages in groups:
             duty = self._duties.get(place)
@@ -276,7 +274,7 @@ class Engine:
             duty.flow.observe(list(map(len, messages[::_SAMPLE])))
             if duty.lane.tracker.open_count >= duty.flow.max_open:
                 crowded = duty
-        for place, offset in self._source.ends:
+        for place, offset in self._source.ends.items():
             duty = self._duties.get(place)
             if duty is not None:
                 with self.desk.lock:

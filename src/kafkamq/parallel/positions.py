@@ -7,18 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic, sleep
 
-from confluent_kafka import KafkaException, TopicPartition
-
-from kafkamq.errors import DataLossError, WireError
+from kafkamq.errors import DataLossError, KafkaMQError, WireError
 from kafkamq.parallel.config import ParallelConfig, Partition
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.wire import offsets as offset_maps
-from kafkamq.transport.errors import broker_error, is_retriable, kafka_error
+from kafkamq.transport.errors import is_retriable
 from kafkamq.transport.exact_commits import ExactCommits, OffsetCommit
-from kafkamq.transport.port import Consumer
+from kafkamq.transport.group_consumer import GroupConsumer
 
-__all__ = ["Position", "data_loss", "find_positions", "log_bounds"]
+__all__ = ["Position", "data_loss", "find_positions"]
 
 _REQUEST_S = 5.0
 _PATIENCE_S = 30.0
@@ -43,7 +41,7 @@ class Position:
 
 
 def find_positions(
-    consumer: Consumer,
+    group: GroupConsumer,
     commits: ExactCommits,
     partitions: Sequence[Partition],
     config: ParallelConfig,
@@ -53,7 +51,7 @@ def find_positions(
     """Ask the group's coordinator, and the log's ends where they matter.
 
     Args:
-        consumer: Of the group.
+        group: Its member.
         commits: Its commits.
         partitions: Of which to find the positions.
         config: What to do where nothing is committed.
@@ -70,18 +68,16 @@ def find_positions(
     while True:
         try:
             found = commits.committed(partitions, _REQUEST_S)
-            return [_position(consumer, each, config, stats, begun) for each in found]
-        except KafkaException as error:  # noqa: PERF203 - the loop is the repetition
-            inner = kafka_error(error)
-            ours = broker_error(error, f"finding where group {config.group_id} is")
-            if not is_retriable(ours) or monotonic() > deadline_s:
-                raise ours from error
-            _log.info("where to read is not known yet", extra={"code": inner.name()})
+            return [_position(group, each, config, stats, begun) for each in found]
+        except KafkaMQError as error:  # noqa: PERF203 - the loop is the repetition
+            if not is_retriable(error) or monotonic() > deadline_s:
+                raise
+            _log.info("where to read is not known yet", extra={"said": str(error)})
             sleep(0.1)
 
 
 def _position(
-    consumer: Consumer,
+    group: GroupConsumer,
     found: OffsetCommit,
     config: ParallelConfig,
     stats: Stats,
@@ -91,12 +87,12 @@ def _position(
     if offset < 0:
         start = begun.get((topic, partition))
         if start is None:
-            return _first(consumer, topic, partition, config)
+            return _first(group, topic, partition, config)
         return Position(topic, partition, start, OffsetTracker(start), False)
     metadata = found.metadata.removesuffix("\0")
     if not metadata:
         return Position(topic, partition, offset, OffsetTracker(offset), True)
-    _, end = log_bounds(consumer, topic, partition)
+    _, end = group.bounds((topic, partition), timeout_s=_REQUEST_S)
     try:
         found_map = offset_maps.decode(offset, metadata, log_end=end)
     except WireError as error:
@@ -126,7 +122,7 @@ def _position(
     return Position(topic, partition, offset, tracker, True)
 
 
-def _first(consumer: Consumer, topic: str, partition: int, config: ParallelConfig) -> Position:
+def _first(group: GroupConsumer, topic: str, partition: int, config: ParallelConfig) -> Position:
     """A group without a commit for the partition."""
     if config.start == "none":
         raise DataLossError(
@@ -134,20 +130,9 @@ def _first(consumer: Consumer, topic: str, partition: int, config: ParallelConfi
             " is 'none': commit one, or choose start='earliest' or 'latest'",
             code="NO_OFFSET",
         )
-    low, high = log_bounds(consumer, topic, partition)
+    low, high = group.bounds((topic, partition), timeout_s=_REQUEST_S)
     offset = low if config.start == "earliest" else high
     return Position(topic, partition, offset, OffsetTracker(offset), False)
-
-
-def log_bounds(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
-    """The first offset of a partition, and the one behind its last.
-
-    Raises:
-        KafkaException: No answer.
-    """
-    bounds = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_REQUEST_S)
-    low, high = bounds
-    return low, high
 
 
 def data_loss(

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from confluent_kafka import Message
-
-from kafkamq.transport.record import headers_of
+from kafkamq.transport.record import Record, headers_of
 
 __all__ = ["Failure", "ParallelRecord", "PlainRecord", "make_records"]
 
@@ -45,7 +43,7 @@ class ParallelRecord:
 
     __slots__ = ("_failure", "_raw", "key", "offset")
 
-    def __init__(self, raw: Message, offset: int, key: bytes | None) -> None:
+    def __init__(self, raw: Record, offset: int, key: bytes | None) -> None:
         self._raw = raw
         self.offset = offset
         self.key = key
@@ -109,8 +107,8 @@ class ParallelRecord:
         return f"<ParallelRecord {self.topic}[{self.partition}]@{self.offset}>"
 
 
-def make_records(messages: Sequence[Message]) -> list[ParallelRecord]:
+def make_records(messages: Sequence[Record]) -> list[ParallelRecord]:
     """Records of messages that are no errors."""
-    offsets, keys = map(Message.offset, messages), map(Message.key, messages)
+    offsets, keys = map(Record.offset, messages), map(Record.key, messages)
     made = map(ParallelRecord, messages, offsets, keys)  # type: ignore[arg-type]  # all have one
     return list(made)

@@ -237,7 +237,7 @@ class Worker:
             place = (self._topics.messages, number)
             if len(self._intake) >= 2 * self.settings.batch or not self._network.is_up(place):
                 continue
-            position = self._intake.next_offset(number, 0)
+            position = self._intake.positions().get(number, 0)
             records, after = self._kafka.read(*place, position, self.settings.batch)
             if after == position:
                 continue

@@ -356,6 +356,11 @@ class ErrorWatch:
             self._down_since = self._transport = self._refused = None
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the client said that it is unusable."""
+        return self._fatal is not None
+
+    @property
     def is_down(self) -> bool:
         """Whether no broker could be reached, as far as was told."""
         return self._down_since is not None

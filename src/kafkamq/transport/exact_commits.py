@@ -26,6 +26,7 @@ from confluent_kafka import Consumer as _Consumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Producer as _Producer
 
+from kafkamq.transport.errors import broker_error
 from kafkamq.transport.port import Consumer, Producer
 
 __all__ = ["ExactCommits", "OffsetCommit"]
@@ -191,8 +192,16 @@ class ExactCommits:
         """What the group has committed; a negative offset: nothing.
 
         Raises:
-            KafkaException: No answer, or an error for one of them.
+            BrokerError, DeadlineExceededError: No answer, or an error for one of them.
         """
+        try:
+            return self._committed(partitions, timeout_s)
+        except KafkaException as error:
+            raise broker_error(error, "finding what the group has committed") from error
+
+    def _committed(
+        self, partitions: Sequence[tuple[str, int]], timeout_s: float
+    ) -> list[OffsetCommit]:
         library = self._library
         if library is None:
             return self._committed_plainly(partitions, timeout_s)

@@ -13,14 +13,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from enum import Enum
+from typing import TypeVar
 
 from confluent_kafka import KafkaException, TopicPartition
 
 from kafkamq.transport.errors import broker_error, is_retriable
 from kafkamq.transport.port import Consumer as KafkaConsumer
 
-__all__ = ["Commit", "Committer"]
+__all__ = ["Answer", "Commit", "Committer"]
 
+Answer = TypeVar("Answer")
 COMMIT_TIMEOUT_S = 10.0  # then the batch is given up (R5: bounded)
 
 
@@ -77,11 +79,9 @@ class Committer:
         self._pending = None
         return Commit.DONE
 
-    def ask(
-        self, consumer: KafkaConsumer, partitions: list[TopicPartition]
-    ) -> Future[list[TopicPartition]]:
-        """What is committed, behind the commits that were begun."""
-        return self._thread.submit(consumer.committed, partitions, timeout=COMMIT_TIMEOUT_S)
+    def ask(self, question: Callable[[], Answer]) -> Future[Answer]:
+        """Ask it behind the commits that were begun."""
+        return self._thread.submit(question)
 
     def give_up(self) -> None:
         """Wait no more for the pending commit."""

@@ -7,9 +7,29 @@ from collections.abc import Sequence
 from operator import methodcaller
 from typing import Any, Protocol
 
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
+
 from kafkamq.types import Headers
 
-__all__ = ["RecordLike", "all_headers", "headers_of", "headers_or_none"]
+__all__ = [
+    "LOG_APPEND_TIME",
+    "Place",
+    "Record",
+    "RecordLike",
+    "all_headers",
+    "headers_of",
+    "headers_or_none",
+    "place_of",
+]
+
+Place = tuple[str, int]
+"""Topic and partition."""
+
+Record = Message
+"""A record as the client gives it; without a wrapper, as there are many."""
+
+LOG_APPEND_TIME = TIMESTAMP_LOG_APPEND_TIME
+"""The kind of a timestamp that the broker has set."""
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +49,12 @@ class RecordLike(Protocol):
     def timestamp(self) -> tuple[int, int]: ...
     def headers(self) -> Any: ...
     def set_headers(self, value: Any) -> None: ...
+
+
+def place_of(record: Record) -> Place:
+    """The topic and the partition of a record, or of an event; ``("", -1)``: it has none."""
+    partition = record.partition()
+    return record.topic() or "", -1 if partition is None else partition
 
 
 def headers_or_none(record: RecordLike) -> Headers | None:

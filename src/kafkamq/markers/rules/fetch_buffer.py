@@ -63,9 +63,9 @@ class Intake(Generic[Message]):
         """Those that something is known of."""
         return tuple(self._next)
 
-    def next_offset(self, partition: int, default: int) -> int:
-        """The next offset to poll."""
-        return self._next.get(partition, default)
+    def positions(self) -> Mapping[int, int]:
+        """The next offsets to poll, by partition."""
+        return self._next
 
     @property
     def held(self) -> Collection[int]:

@@ -7,22 +7,22 @@ late, without any effect on the group.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from confluent_kafka import KafkaException, Message, TopicPartition
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import DataLossError
-from kafkamq.transport.clients import open_consumer
-from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_fatal, meaning
-from kafkamq.transport.port import Consumer
-from kafkamq.transport.settings import consumer_settings
+from kafkamq.errors import DataLossError, KafkaMQError
+from kafkamq.transport.errors import is_fatal
+from kafkamq.transport.follower import Follower
+from kafkamq.transport.group_consumer import COOPERATIVE, GroupConsumer
+from kafkamq.transport.record import Place, Record
 
 __all__ = ["MarkerReader", "tracker_group"]
 
 _BATCH = 5000
 _NEW_PARTITIONS_MS = 30_000  # partitions that were added are found so soon
 _SESSION_MS = 6_000  # a killed replica's partitions wait so long for their next owner
+_STRATEGY = "partition.assignment.strategy"
 
 
 def tracker_group(config: ServiceConfig) -> str:
@@ -49,55 +49,49 @@ class MarkerReader:
         self._topic = config.marker_topic
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
-        self._watch = ErrorWatch(config.bootstrap_servers)
-        self._doing = f"reading {self._topic}"
-        self._reading: set[int] = set()
-        settings = consumer_settings(
-            config,
+        # All replicas share partitions out in one way, whatever the user chose for queues.
+        kafka = {name: value for name, value in config.kafka.items() if name != _STRATEGY}
+        self._member = GroupConsumer(
+            replace(config, kafka=kafka),
+            self,
+            [self._topic],
             group_id=tracker_group(config),
-            **{
-                "session.timeout.ms": _SESSION_MS,
-                "topic.metadata.refresh.interval.ms": _NEW_PARTITIONS_MS,
-            },
+            strategy=COOPERATIVE,
+            session_ms=_SESSION_MS,
+            ignores=lambda error: not is_fatal(error),
+            topic_metadata_refresh_interval_ms=_NEW_PARTITIONS_MS,
         )
-        if settings.get("group.protocol") == "consumer":
-            settings.pop("session.timeout.ms")  # the broker's, with that protocol
-        else:
-            settings["partition.assignment.strategy"] = "cooperative-sticky"
-        self._member = open_consumer(settings, self._watch)
-        self._reader = open_consumer(
-            consumer_settings(config, group_id="kafkamq.reader", **{"enable.partition.eof": True}),
-            self._watch,
+        self._reader = Follower(
+            config,
+            f"reading {self._topic}",
+            ignores=lambda error: not is_fatal(error),
+            enable_partition_eof=True,
         )
-        self._is_subscribed = False
 
     @property
     def is_member(self) -> bool:
         """Whether the group has taken this process in; any thread may ask."""
-        try:
-            return self._is_subscribed and bool(self._member.memberid())
-        except RuntimeError:  # closed meanwhile
-            return False
+        return self._member.is_member
 
     def membership(self) -> bytes:
         """What fences this member's transactions when the group has gone on without it (R22)."""
-        metadata: bytes = self._member.consumer_group_metadata()
-        return metadata
+        return self._member.membership()
+
+    @property
+    def ends(self) -> Mapping[int, int]:
+        """Partitions that the last poll has read to their end, and that offset."""
+        return {number: offset for (_, number), offset in self._reader.ends.items()}
 
     def begin(self, number: int, offset: int) -> None:
         """Read a partition from this offset."""
-        self.end(number)
-        self._reader.incremental_assign([TopicPartition(self._topic, number, offset)])
-        self._reading.add(number)
+        self._reader.place({(self._topic, number): offset})
 
     def end(self, number: int) -> None:
         """Read it no more; records of it that were fetched already are dropped."""
-        if number in self._reading:
-            self._reading.discard(number)
-            self._reader.incremental_unassign([TopicPartition(self._topic, number)])
+        self._reader.drop([(self._topic, number)])
 
-    def poll(self, timeout_s: float, *, is_full: bool = False) -> list[Message]:
-        """Serve the group, then return what there is to read: records and ends of partitions.
+    def poll(self, timeout_s: float, *, is_full: bool = False) -> Sequence[Record]:
+        """Serve the group, then return the records that there are.
 
         Waits up to ``timeout_s`` for the first record. ``is_full``: nothing is read now, and it
         waits as long.
@@ -106,89 +100,45 @@ class MarkerReader:
             BrokerError: Credentials, or another error that waiting does not mend.
             DataLossError: A partition's records were deleted before they were read.
         """
-        try:
-            if not self._is_subscribed:  # not before somebody polls: members must
-                self._is_subscribed = True
-                self._member.subscribe(
-                    [self._topic],
-                    on_assign=self._assigned,
-                    on_revoke=self._revoked,
-                    on_lost=self._revoked,
-                )
-            # Rebalances happen in here; the member itself has nothing to read.
-            self._report(self._member.poll(timeout_s if is_full else 0))
-            if is_full:
-                return []
-            messages = self._reader.consume(_BATCH, 0)
-            if not messages:
-                first = self._reader.poll(timeout_s)
-                if first is not None:
-                    messages = [first, *self._reader.consume(_BATCH, 0)]
-        except KafkaException as error:
-            raise broker_error(error, self._doing) from error
-        self._watch.check(self._doing)
-        return messages
+        if not self._member.is_joined:  # not before somebody polls: members must
+            self._member.join()
+        # Rebalances happen in here; the member itself has nothing to read.
+        self._member.poll(1, timeout_s if is_full else 0.0)
+        if is_full:
+            self._reader.ends.clear()
+            return ()
+        records = self._reader.poll(_BATCH, timeout_s)
+        for place, position in self._reader.outside.items():
+            raise self._data_loss(place, position)
+        return records
 
-    def check(self, message: Message) -> int:
-        """The offset at which a partition ends, as an event among the messages says; else -1.
-
-        Raises:
-            DataLossError, BrokerError: What the event says.
-        """
-        error = message.error()
-        assert error is not None, "only events are checked"
-        if meaning(error) is Meaning.LOG_END:
-            offset = message.offset()
-            return -1 if offset is None else offset
-        self._report(message)
-        return -1
-
-    def _report(self, message: Message | None) -> None:
-        """Raise what an event says, if waiting does not mend it."""
-        error = None if message is None else message.error()
-        if error is None or message is None:
-            return
-        number = message.partition()
-        ours = broker_error(error, f"{self._doing}[{number}]")
-        if isinstance(ours, DataLossError):
-            if number in self._reading and number is not None:
-                raise self._data_loss(number, message.offset(), ours)
-            return  # of the member, which reads nothing
-        if is_fatal(error):
-            raise ours
-        # Everything else librdkafka repeats by itself.
-
-    def _data_loss(self, number: int, wanted: int | None, cause: DataLossError) -> DataLossError:
+    def _data_loss(self, place: Place, wanted: int) -> DataLossError:
         """Say how many records are gone, if the broker still tells."""
+        where = f"{self._topic}[{place[1]}]"
+        said = f"{where}: the position {wanted} is not in the log: it was truncated or recreated"
         try:
-            first, _ = self._reader.get_watermark_offsets(
-                TopicPartition(self._topic, number), timeout=5.0
-            )
-        except KafkaException:
-            return cause
-        if wanted is None or not 0 <= wanted < first:
-            return cause
-        return DataLossError(
-            f"{self._topic}[{number}]: up to {first - wanted} records were deleted before they "
-            f"were read ({wanted} to {first - 1}), and messages may be lost; the retention is too "
-            "short for this tracker",
-            code=cause.code,
-        )
+            first, _ = self._reader.bounds(place, timeout_s=5.0)
+            if 0 <= wanted < first:
+                said = (
+                    f"{where}: up to {first - wanted} records were deleted before they were read"
+                    f" ({wanted} to {first - 1}), and messages may be lost; the retention is too"
+                    " short for this tracker"
+                )
+        except KafkaMQError:  # it does not tell
+            pass
+        return DataLossError(said, code="OFFSET_OUT_OF_RANGE")
 
-    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        if partitions:
-            # The member never fetches: it gets a place that needs no look-up, and is paused.
-            mine = [TopicPartition(part.topic, part.partition, 0) for part in partitions]
-            consumer.incremental_assign(mine)
-            consumer.pause(mine)
-        self._on_assigned([part.partition for part in partitions])
+    # The group, inside ``poll`` and ``close``.
 
-    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        for part in partitions:
-            self.end(part.partition)
-        self._on_revoked([part.partition for part in partitions])
-        if partitions:
-            consumer.incremental_unassign(partitions)
+    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+        """The member never fetches."""
+        self._on_assigned([number for _, number in places])
+        return {}
+
+    def revoked(self, places: Sequence[Place], *, is_lost: bool) -> None:
+        """Read these no more, whether they were lost or are given back."""
+        self._reader.drop(places)
+        self._on_revoked([number for _, number in places])
 
     def close(self) -> None:
         """Leave the group and end both clients."""

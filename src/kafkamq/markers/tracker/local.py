@@ -15,8 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
-
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import (
     DeadlineExceededError,
@@ -47,6 +45,7 @@ from kafkamq.runtime.jobs import Workers
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import REFUSALS, OutcomeUnknownError, is_retriable, meaning
+from kafkamq.transport.record import LOG_APPEND_TIME, Record
 from kafkamq.types import Marker
 
 __all__ = ["LocalTracker"]
@@ -135,9 +134,9 @@ class LocalTracker:
             raise StateError("this tracker is closed")
         self._loop.beat()
         self._workers.deliver()
-        messages = self._reader.poll(timeout_s, is_full=self._quarantine.is_full)
-        if messages:
-            self._fold(messages)
+        records = self._reader.poll(timeout_s, is_full=self._quarantine.is_full)
+        if records or self._reader.ends:
+            self._fold(records)
         self._guard_positions()
         for part in list(self._partitions.values()):
             self._act(part)
@@ -146,7 +145,7 @@ class LocalTracker:
         if now_s >= self._next_status_s:
             self._next_status_s = now_s + _STATUS_S
             self._publish()
-        return len(messages)
+        return len(records)
 
     def _publish(self) -> None:
         """What has changed since the last status of each partition (R24)."""
@@ -272,37 +271,40 @@ class LocalTracker:
 
     # ---- reading
 
-    def _fold(self, messages: Sequence[Message]) -> None:
+    def _fold(self, records: Sequence[Record]) -> None:
         """Give every record to the core of its partition."""
         parts = self._partitions
         topic = self._config.marker_topic
         current = -1
         part: TrackedPartition | None = None
         touched = set()
-        for message in messages:
-            number = message.partition()
+        for record in records:
+            number = record.partition()
             if number != current and number is not None:
                 current = number
                 part = parts.get(number)
                 touched.add(number)
             if part is None or part.phase is not Phase.READING:
                 continue
-            offset = message.offset()
-            if message.error() is not None or offset is None:
-                part.reached_end(self._reader.check(message))
-                continue
-            kind, timestamp_ms = message.timestamp()
+            offset = record.offset()
+            assert offset is not None, "records have an offset"
+            kind, timestamp_ms = record.timestamp()
             marker: Marker | None
             try:
-                marker = decode_slim(message.value())
+                marker = decode_slim(record.value())
             except UnsupportedVersionError as error:
                 raise _placed(error, topic, current, offset) from None
             except WireError as error:
                 marker = None
-                self._set_aside(message, current, offset, error)
-            if kind != TIMESTAMP_LOG_APPEND_TIME:
+                self._set_aside(record, current, offset, error)
+            if kind != LOG_APPEND_TIME:
                 timestamp_ms = -1
             part.core.apply(offset, timestamp_ms, marker)
+        for number, offset in self._reader.ends.items():
+            part = parts.get(number)
+            if part is not None and part.phase is Phase.READING:
+                part.reached_end(offset)
+                touched.add(number)
         for number in touched:
             part = parts.get(number)
             if part is not None and part.phase is Phase.READING:
@@ -317,9 +319,9 @@ class LocalTracker:
             for part in self._partitions.values():
                 part.keep_from(first.get(part.number, -1))
 
-    def _set_aside(self, message: Message, number: int, offset: int, error: WireError) -> None:
+    def _set_aside(self, record: Record, number: int, offset: int, error: WireError) -> None:
         """R21: counted by the core, copied with its place, passed."""
-        origin = Origin(self._config.marker_topic, number, offset, max(0, message.timestamp()[1]))
+        origin = Origin(self._config.marker_topic, number, offset, max(0, record.timestamp()[1]))
         _log.warning(
             "a record that is no marker was set aside",
             extra={
@@ -329,7 +331,7 @@ class LocalTracker:
                 "reason": error.reason,
             },
         )
-        self._quarantine.put(origin, key=message.key(), value=message.value(), error=error.reason)
+        self._quarantine.put(origin, key=record.key(), value=record.value(), error=error.reason)
 
     # ---- acting
 

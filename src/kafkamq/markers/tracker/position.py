@@ -13,7 +13,7 @@ import logging
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DataLossError
 from kafkamq.markers.tracker.ledger import LedgerKey, read_ledgers
-from kafkamq.markers.tracker.ticker import StatusReader
+from kafkamq.markers.tracker.status_reader import StatusReader
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import Meaning, meaning
 

@@ -1,4 +1,4 @@
-"""TICKs (R4, R17), and the status of every marker partition on its compacted topic (R24).
+"""Writes TICKs (R4, R17), and the status of every marker partition on its compacted topic (R24).
 
 Both are written by one idempotent producer outside of transactions: a TICK must become readable
 while a transaction is under way elsewhere. A status that is refused is written again, unless there
@@ -12,40 +12,29 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import StateError, WireError
+from kafkamq.errors import StateError
 from kafkamq.markers.wire.markers import encode_tick
-from kafkamq.markers.wire.status import (
-    TrackerStatus,
-    decode_status,
-    decode_status_key,
-    encode_status,
-    status_key,
-)
-from kafkamq.transport.admin import Admin
-from kafkamq.transport.clients import open_consumer, open_producer
+from kafkamq.markers.wire.status import TrackerStatus, encode_status, status_key
+from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import (
     ErrorWatch,
-    Meaning,
     broker_error,
-    is_fatal,
     is_retriable,
     kafka_error,
-    meaning,
     raised_error,
 )
-from kafkamq.transport.port import Consumer, Producer
+from kafkamq.transport.port import Producer
 from kafkamq.transport.producer import end_producer
-from kafkamq.transport.settings import consumer_settings, producer_settings
+from kafkamq.transport.settings import producer_settings
 
-__all__ = ["StatusReader", "Ticker"]
+__all__ = ["Ticker"]
 
 _TICK_TIMEOUT_MS = 5_000
 _AGAIN_S = 1.0
 _log = logging.getLogger(__name__)
-_BATCH = 1000
 
 
 class Ticker:
@@ -213,102 +202,3 @@ class Ticker:
         if self._producer is None:
             raise StateError("this Ticker is closed")
         return self._producer
-
-
-class StatusReader:
-    """The latest status per (topic, partition) of a namespace; one owner thread.
-
-    Attributes:
-        malformed: Records that were passed because they are no status.
-    """
-
-    def __init__(self, config: ServiceConfig, *, timeout_s: float = 30.0) -> None:
-        self.malformed = 0
-        self._config = config
-        self._latest: dict[tuple[str, int], TrackerStatus] = {}
-        self._watch = ErrorWatch(config.bootstrap_servers)
-        with Admin(config, timeout_s=timeout_s) as admin:
-            self._partitions = admin.require_topic(config.tracker_topic).partitions
-            bounds = admin.log_bounds(config.tracker_topic, range(self._partitions))
-        self._ends = [bounds[number][1] for number in range(self._partitions)]
-        self._positions = [bounds[number][0] for number in range(self._partitions)]
-        settings = consumer_settings(
-            config, group_id="kafkamq.reader", **{"enable.partition.eof": True}
-        )
-        self._consumer: Consumer | None = open_consumer(settings, self._watch)
-        self._consumer.assign(
-            [
-                TopicPartition(config.tracker_topic, number, position)
-                for number, position in enumerate(self._positions)
-            ]
-        )
-
-    @property
-    def latest(self) -> dict[tuple[str, int], TrackerStatus]:
-        """What was read so far."""
-        return self._latest
-
-    def read_to_end(self, *, timeout_s: float = 10.0) -> dict[tuple[str, int], TrackerStatus]:
-        """Read up to what was there when this reader was made, and return ``latest``.
-
-        Raises:
-            DeadlineExceededError: The broker did not answer in time.
-        """
-        doing = f"reading {self._config.tracker_topic}"
-        deadline_s = time.monotonic() + timeout_s
-        while any(map(int.__lt__, self._positions, self._ends)):
-            self.poll(0.2)
-            if time.monotonic() > deadline_s:
-                raise self._watch.deadline(doing, timeout_s)
-        return self._latest
-
-    def poll(self, timeout_s: float = 0.1) -> list[TrackerStatus]:
-        """New statuses since the last call, oldest first; malformed ones are passed, counted.
-
-        Raises:
-            BrokerError: Reading is not possible any more.
-        """
-        doing = f"reading {self._config.tracker_topic}"
-        if self._consumer is None:
-            raise StateError("this StatusReader is closed")
-        updates = []
-        first = self._consumer.poll(timeout_s)  # `consume` alone would wait for a full batch
-        rest = self._consumer.consume(_BATCH, 0) if first is not None else []
-        for message in (*(() if first is None else (first,)), *rest):
-            self._advance(message, doing)
-            if message.error() is None:
-                status = self._fold(message)
-                if status is not None:
-                    updates.append(status)
-        self._watch.check(doing)
-        return updates
-
-    def _advance(self, message: Message, doing: str) -> None:
-        error, partition, offset = message.error(), message.partition(), message.offset()
-        if error is not None and meaning(error) is not Meaning.LOG_END:
-            if meaning(error) is Meaning.OUTSIDE_LOG or is_fatal(error):
-                raise broker_error(error, doing)
-            return
-        if partition is not None and offset is not None:
-            behind = offset if error is not None else offset + 1
-            self._positions[partition] = max(self._positions[partition], behind)
-
-    def _fold(self, message: Message) -> TrackerStatus | None:
-        try:
-            key = decode_status_key(message.key())
-            value = message.value()
-            if value is None:  # a tombstone
-                self._latest.pop(key, None)
-                return None
-            status = decode_status(value)
-        except WireError:
-            self.malformed += 1
-            return None
-        self._latest[key] = status
-        return status
-
-    def close(self) -> None:
-        """End the reader; idempotent."""
-        consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            consumer.close()

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.rules.redelivery import Wake
 from kafkamq.markers.rules.ticks import TickPolicy
-from kafkamq.markers.tracker.ticker import StatusReader, Ticker
+from kafkamq.markers.tracker.status_reader import StatusReader
+from kafkamq.markers.tracker.ticker import Ticker
 from kafkamq.markers.wire.status import TrackerStatus
 from kafkamq.spark.tracker.lateness import observe_lateness
 

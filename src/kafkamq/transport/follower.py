@@ -1,0 +1,308 @@
+"""Reads partitions that it is told, in no group: where, and from which offset on, is its owner's.
+
+What a client says beside records is told apart here, for every reader: the end of a log, a position
+outside of it, what polling on mends, and what nothing mends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import DataLossError, DeadlineExceededError
+from kafkamq.transport.clients import open_consumer
+from kafkamq.transport.deadline import Answer, ask_in_slices
+from kafkamq.transport.errors import (
+    ErrorWatch,
+    Meaning,
+    broker_error,
+    is_retriable,
+    kafka_error,
+    meaning,
+)
+from kafkamq.transport.record import Place, Record, place_of
+from kafkamq.transport.settings import consumer_settings
+
+__all__ = ["READER_GROUP", "Follower", "partitions_of", "targets_of"]
+
+READER_GROUP = "kafkamq.reader"
+"""librdkafka wants a group; who may describe it may read, and nothing is committed in it."""
+
+REQUEST_S = 10.0
+_log = logging.getLogger(__name__)
+
+
+class Follower:
+    """A consumer that is assigned what it shall read; one owner thread.
+
+    Attributes:
+        ends: Of the last ``poll``: partitions that were read to their end, and that offset, which
+            may lie behind control records.
+        outside: Partitions that stand still, as the log does not have their positions (negative:
+            unknown), until they are placed again, or dropped.
+        watch: The client's error callback.
+        client: For commits, which are not this class's.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        doing: str,
+        *,
+        group_id: str = READER_GROUP,
+        ignores: Callable[[KafkaError], bool] = is_retriable,
+        **settings: object,
+    ) -> None:
+        """Open a client that reads nothing yet.
+
+        Args:
+            config: The cluster.
+            doing: What it does, for error texts: "reading topic x".
+            group_id: Its name for the brokers.
+            ignores: Errors that end nothing, as polling on mends them.
+            **settings: The client's properties, ``_`` for ``.``.
+        """
+        self.ends: dict[Place, int] = {}
+        self.outside: dict[Place, int] = {}
+        self.watch = ErrorWatch(config.bootstrap_servers)
+        self._doing = doing
+        self._ignores = ignores
+        self._placed: dict[Place, int] = {}
+        self._is_closed = False
+        self._failure: BaseException | None = None  # raised when what came before it is taken
+        self.settings = consumer_settings(config, group_id=group_id, **settings)
+        self.client = open_consumer(self.settings, self.watch)
+
+    # Where it reads.
+
+    @property
+    def places(self) -> frozenset[Place]:
+        """What is assigned."""
+        return frozenset(self._placed)
+
+    def place(self, positions: Mapping[Place, int]) -> None:
+        """Read these partitions from there, whether they are read already or not.
+
+        Those that are paused stay so.
+        """
+        for place in positions:
+            self.ends.pop(place, None)
+            self.outside.pop(place, None)
+        known = positions.keys() & self._placed.keys()
+        if len(known) == len(self._placed):
+            self.client.assign(targets_of(positions))
+        else:
+            if known:
+                self.client.incremental_unassign(partitions_of(known))
+            self.client.incremental_assign(targets_of(positions))
+        self._placed.update(positions)
+
+    def drop(self, places: Iterable[Place]) -> None:
+        """Read these no more; what was fetched of them is thrown away."""
+        known = self._placed.keys() & set(places)
+        if not known:
+            return
+        self._forget(known)
+        self.client.incremental_unassign(partitions_of(known))
+        for place in known:
+            del self._placed[place]
+
+    def _forget(self, places: Iterable[Place]) -> None:
+        """A pause ends with the assignment, which librdkafka would remember."""
+        for place in places:
+            self.ends.pop(place, None)
+            self.outside.pop(place, None)
+        self.resume(self._placed.keys() & set(places))
+
+    def pause(self, places: Iterable[Place]) -> None:
+        """Fetch these no more; those that are not read are passed."""
+        self.client.pause(partitions_of(places))
+
+    def resume(self, places: Iterable[Place]) -> None:
+        """Fetch these again."""
+        partitions = partitions_of(places)
+        if partitions:
+            self.client.resume(partitions)
+
+    def positions(self, places: Iterable[Place]) -> dict[Place, int]:
+        """The next offsets to be polled; where none was polled, those that were told."""
+        found = self.client.position(partitions_of(places))
+        told = self._placed
+        return {
+            place: each.offset if each.offset >= 0 else told[place]
+            for each in found
+            if (place := (each.topic, each.partition)) in told
+        }
+
+    # Reading.
+
+    def poll(self, limit: int, timeout_s: float) -> Sequence[Record]:
+        """Up to so many records, those of a partition in order; waits for the first one alone.
+
+        Raises:
+            BrokerError: What no waiting mends.
+        """
+        self._raise_failure()
+        self.watch.check(self._doing)
+        batch = self._fetch(limit, timeout_s)
+        if not batch:
+            self._raise_failure()
+        return batch
+
+    def serve(self) -> Sequence[Record]:
+        """As ``poll`` of one record without waiting; but the next one raises what goes wrong."""
+        return self._fetch(1, 0.0)
+
+    def _fetch(self, limit: int, timeout_s: float) -> Sequence[Record]:
+        client = self.client
+        self.ends.clear()
+        try:
+            batch = client.consume(limit, 0)
+            if not batch and timeout_s > 0:
+                batch = client.consume(1, timeout_s)  # of more it would wait for all
+                if batch and limit > 1:
+                    batch += client.consume(limit - 1, 0)
+        except KafkaException as error:
+            self._failed(kafka_error(error), self._doing)
+            batch = []
+        if any(map(Record.error, batch)):
+            batch = self._without_events(batch)
+        return batch
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self.watch.check(self._doing)  # which may know more of it
+            raise failure
+
+    def _without_events(self, batch: Sequence[Record]) -> list[Record]:
+        records = []
+        for record in batch:
+            error = record.error()
+            if error is None:
+                records.append(record)
+            else:
+                self._event(error, record)
+        return records
+
+    def _event(self, error: KafkaError, record: Record) -> None:
+        what, place = meaning(error), place_of(record)
+        offset = record.offset()
+        if what is Meaning.LOG_END:
+            self.ends[place] = 0 if offset is None else offset
+        elif what is Meaning.OUTSIDE_LOG:
+            if place in self._placed:
+                self.outside[place] = -1 if offset is None else offset
+        else:
+            topic, number = place
+            self._failed(error, f"reading {topic}[{number}]" if topic else self._doing)
+
+    def _failed(self, error: KafkaError, doing: str) -> None:
+        if self._ignores(error):
+            _log.info("reading is disturbed", extra={"code": error.name(), "doing": doing})
+        elif self._failure is None:
+            self._failure = broker_error(error, doing)
+
+    def require_inside(self) -> None:
+        """Raise that records are gone, if a position is not in the log.
+
+        Raises:
+            DataLossError: Names the first such position, and where the log begins and ends.
+        """
+        for place, position in self.outside.items():
+            low, high = self.bounds(place)
+            raise DataLossError(
+                f"{self._doing} failed: the position of partition {place[1]} is {position}, and the"
+                f" log has {low} to {high}: it was truncated or deleted there, or the topic"
+                " recreated",
+                code="OFFSET_OUT_OF_RANGE",
+            )
+
+    # Questions.
+
+    def bounds(self, place: Place, *, timeout_s: float = REQUEST_S) -> tuple[int, int]:
+        """The first offset of a partition, and the one behind the last that it may read.
+
+        Raises:
+            BrokerError, DeadlineExceededError: No answer.
+        """
+        try:
+            low, high = self.client.get_watermark_offsets(TopicPartition(*place), timeout_s)
+        except KafkaException as error:
+            topic, number = place
+            raise broker_error(error, f"finding the ends of {topic}[{number}]") from error
+        return low, high
+
+    def offsets_at(
+        self, topic: str, times_ms: Mapping[int, int], *, timeout_s: float = REQUEST_S
+    ) -> dict[int, int]:
+        """The first offsets of these partitions whose times are not before those; -1: none is.
+
+        A time of -1 asks for the end of what may be read, -2 for the start.
+
+        Raises:
+            BrokerError, DeadlineExceededError: No answer.
+        """
+        if not times_ms:
+            return {}
+        asked = [TopicPartition(topic, number, at_ms) for number, at_ms in times_ms.items()]
+        doing = f"asking for offsets of {topic}"
+        try:
+            found = self._ask(
+                lambda slice_s: self.client.offsets_for_times(asked, timeout=slice_s),
+                doing,
+                timeout_s,
+            )
+            for each in found:
+                if each.error is not None:
+                    raise KafkaException(each.error)
+        except KafkaException as error:
+            raise broker_error(error, doing) from error
+        return {each.partition: each.offset for each in found}
+
+    def partition_count(self, topic: str, *, timeout_s: float = REQUEST_S) -> int:
+        """Partitions of a topic.
+
+        Raises:
+            BrokerError: There is no such topic. DeadlineExceededError: No answer.
+        """
+        doing = f"looking up topic {topic}"
+        try:
+            found = self._ask(
+                lambda slice_s: self.client.list_topics(topic, timeout=slice_s).topics[topic],
+                doing,
+                timeout_s,
+            )
+            if found.error is not None:
+                raise KafkaException(found.error)
+        except KafkaException as error:
+            raise broker_error(error, doing) from error
+        return len(found.partitions)
+
+    def _ask(self, ask: Callable[[float], Answer], doing: str, timeout_s: float) -> Answer:
+        if self._placed:  # between slices the client is polled, and would lose a record
+            return ask(timeout_s)
+        return ask_in_slices(ask, self.client, self.watch, doing, timeout_s)
+
+    def deadline(self, timeout_s: float) -> DeadlineExceededError:
+        """The error to raise when a bounded wait for records is over."""
+        return self.watch.deadline(self._doing, timeout_s)
+
+    def close(self) -> None:
+        """End the client; idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.client.close()
+
+
+def partitions_of(places: Iterable[Place]) -> list[TopicPartition]:
+    """The client's own names of these."""
+    return [TopicPartition(*place) for place in places]
+
+
+def targets_of(positions: Mapping[Place, int]) -> list[TopicPartition]:
+    """The client's own names of these, each with its offset."""
+    return [TopicPartition(*place, offset) for place, offset in positions.items()]

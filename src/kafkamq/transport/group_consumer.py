@@ -1,0 +1,248 @@
+"""A member of a consumer group: classic (eager or cooperative), or of Kafka's newer protocol.
+
+librdkafka gives partitions and takes them back inside ``poll``, ``consume`` and ``close``, when its
+callbacks return. So the owner is told there, says where to read, and ends its work on what goes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from kafkamq.config import ServiceConfig
+from kafkamq.transport.errors import broker_error, is_retriable, kafka_error
+from kafkamq.transport.follower import REQUEST_S, Follower, partitions_of, targets_of
+from kafkamq.transport.record import Place, Record, place_of
+
+__all__ = ["COMMITTED", "COOPERATIVE", "GroupConsumer", "Owner", "is_eager"]
+
+COMMITTED = -1001
+"""In place of an offset: where the group is, which the client looks up."""
+
+COOPERATIVE = "cooperative-sticky"
+_SESSION_MS = 10_000  # Kafka's default is 45 s
+_HEARTBEAT_MS = 1000  # members that come and go are noticed so soon
+_log = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """Who is told of partitions that come and go, inside ``GroupConsumer.poll`` and ``close``."""
+
+    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+        """These are ours from now on; returns where to read them, or ``COMMITTED``.
+
+        Those that are missing there stand still until they are placed.
+        """
+
+    def revoked(self, places: Sequence[Place], *, is_lost: bool) -> None:
+        """These go when this returns; they are gone already, if they were lost."""
+
+
+class GroupConsumer(Follower):
+    """The member; one owner thread. It joins with ``join``, and its owner commits by ``client``."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        owner: Owner,
+        topics: Sequence[str],
+        *,
+        group_id: str,
+        strategy: str = COOPERATIVE,
+        session_ms: int = _SESSION_MS,
+        ignores: Callable[[KafkaError], bool] = is_retriable,
+        **settings: object,
+    ) -> None:
+        """Open the client.
+
+        Args:
+            config: The cluster.
+            owner: Whom it tells.
+            topics: What is read; names that begin with ^ are patterns.
+            group_id: The group.
+            strategy: How partitions are shared out, unless the user says or the broker does it.
+            session_ms: A member that was killed is missed after so long.
+            ignores: As a ``Follower`` has it.
+            **settings: The client's properties, ``_`` for ``.``.
+        """
+        if config.kafka.get("group.protocol") != "consumer":  # there these are the broker's
+            settings = {
+                "partition_assignment_strategy": strategy,
+                "session_timeout_ms": session_ms,
+                "heartbeat_interval_ms": _HEARTBEAT_MS,
+                **settings,
+            }
+        doing = f"reading {', '.join(topics)}"
+        super().__init__(config, doing, group_id=group_id, ignores=ignores, **settings)
+        self._owner = owner
+        self._topics = list(topics)
+        self._is_eager = is_eager(self.settings)
+        self._still: set[Place] = set()
+        self._is_leaving = False
+        self.is_joined = False
+
+    # The group.
+
+    def join(self) -> None:
+        """Become a member, at the next ``poll``.
+
+        Raises:
+            BrokerError: A pattern that is none.
+        """
+        try:
+            self.client.subscribe(
+                self._topics,
+                on_assign=self._assigned,
+                on_revoke=self._revoked,
+                on_lost=self._lost,
+            )
+        except KafkaException as error:
+            raise broker_error(error, self._doing) from error
+        self.is_joined = True
+
+    def leave(self) -> None:
+        """Be no member, from the next ``poll`` on, until ``join``."""
+        self.is_joined = False
+        self.client.unsubscribe()
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the group has taken this process in; any thread may ask."""
+        try:
+            return self.is_joined and bool(self.client.memberid())
+        except RuntimeError:  # closed meanwhile
+            return False
+
+    def membership(self) -> bytes:
+        """What fences this member's transactions once the group has gone on without it (R22)."""
+        metadata: bytes = self.client.consumer_group_metadata()
+        return metadata
+
+    def committed(
+        self, places: Iterable[Place], *, timeout_s: float = REQUEST_S
+    ) -> dict[Place, int]:
+        """What the group has committed; negative: nothing.
+
+        Raises:
+            BrokerError, DeadlineExceededError: No answer, or the group has moved on.
+        """
+        try:
+            found = self.client.committed(partitions_of(places), timeout=timeout_s)
+            for each in found:
+                if each.error is not None:
+                    raise KafkaException(each.error)
+        except KafkaException as error:
+            raise broker_error(error, "finding what the group has committed") from error
+        return {(each.topic, each.partition): each.offset for each in found}
+
+    def close(self) -> None:
+        """Leave the group, by way of ``Owner.revoked``, and end the client."""
+        # Without it, librdkafka (2.16) closes a member that has no partitions without a word to
+        # the group, which then waits for it until its session times out.
+        self._is_leaving = True
+        self.client.unsubscribe()
+        self.client.close()
+
+    # Where it reads.
+
+    def place(
+        self, positions: Mapping[Place, int], *, others: Mapping[Place, int] | None = None
+    ) -> None:
+        """Read these partitions from there, if they are still this member's.
+
+        Args:
+            positions: Where to read.
+            others: Where other partitions are, as far as the owner knows better than the client: a
+                member of an eager group can only be assigned everything anew.
+        """
+        ours = {place: at for place, at in positions.items() if place in self._placed}
+        if not ours:
+            return
+        self.resume(self._still & ours.keys())
+        self._still -= ours.keys()
+        for place in ours:
+            self.outside.pop(place, None)
+        if self._is_eager:
+            rest = self._placed.keys() - ours.keys()
+            known = {place: at for place, at in (others or {}).items() if place in rest}
+            self._placed |= ours
+            self._assign(self.positions(rest) | known | ours)
+        else:
+            self.client.incremental_unassign(partitions_of(ours))
+            self._placed |= ours
+            self._assign(ours)
+
+    def seek(self, positions: Mapping[Place, int]) -> dict[Place, int]:
+        """Go on there; returns those where it cannot, as they are gone or stand still."""
+        refused = {}
+        for place, offset in positions.items():
+            try:
+                self.client.seek(TopicPartition(*place, offset))
+            except KafkaException as error:  # noqa: PERF203 - one by one, as one may be gone
+                refused[place] = offset
+                _log.info(
+                    "a partition could not be sought",
+                    extra={"place": place, "code": kafka_error(error).name()},
+                )
+        return refused
+
+    def _fetch(self, limit: int, timeout_s: float) -> Sequence[Record]:
+        records = super()._fetch(limit, timeout_s)
+        if self._still and records:  # fetched before the client was told to pause
+            return [each for each in records if place_of(each) not in self._still]
+        return records
+
+    # Rebalances, inside calls of the client, which pass no exception on.
+
+    def _assigned(self, _: object, partitions: list[TopicPartition]) -> None:
+        if self._is_leaving:  # a rebalance that ended meanwhile; a client that ends asks nobody
+            return
+        places = [(each.topic, each.partition) for each in partitions]
+        found: Mapping[Place, int] = {}
+        try:
+            found = self._owner.assigned(places)
+        except BaseException as error:  # noqa: BLE001 - raised by ``poll``
+            self._failure = error
+        # Those that stand still get a place that needs no look-up.
+        self._still.update(place for place in places if place not in found)
+        targets = {place: found.get(place, 0) for place in places}
+        if self._is_eager:
+            self._placed.clear()
+        self._placed |= targets
+        self._assign(targets)
+
+    def _assign(self, targets: Mapping[Place, int]) -> None:
+        if self._is_eager:
+            self.client.assign(targets_of(targets))
+        else:
+            self.client.incremental_assign(targets_of(targets))
+        still = self._still & targets.keys()
+        if still:
+            self.pause(still)
+
+    def _revoked(self, _: object, partitions: list[TopicPartition]) -> None:
+        self._take_back(partitions, is_lost=False)
+
+    def _lost(self, _: object, partitions: list[TopicPartition]) -> None:
+        self._take_back(partitions, is_lost=True)
+
+    def _take_back(self, partitions: Sequence[TopicPartition], *, is_lost: bool) -> None:
+        places = [(each.topic, each.partition) for each in partitions]
+        try:
+            self._owner.revoked(places, is_lost=is_lost)
+        except BaseException as error:  # noqa: BLE001 - raised by ``poll``
+            self._failure = error
+        self._forget(places)
+        self._still -= set(places)
+        for place in places:
+            self._placed.pop(place, None)
+
+
+def is_eager(settings: Mapping[str, object]) -> bool:
+    """Whether a member that is set so gives up all its partitions before it gets new ones."""
+    if settings.get("group.protocol") == "consumer":
+        return False
+    return "cooperative" not in str(settings.get("partition.assignment.strategy", ""))
