@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from kafkamq.transport.bounded_call import CallAbandonedError, CallGuard
+from kafkamq.transport.bounded_call import BoundedCall, CallAbandonedError
 
 
 def test_calls_run_one_after_the_other_in_the_same_other_thread() -> None:
-    guard = CallGuard()
+    guard = BoundedCall()
     threads: list[int] = []
     for _ in range(3):
         guard.run(lambda: threads.append(threading.get_ident()), timeout_s=5, client=None)
@@ -21,7 +21,7 @@ def test_calls_run_one_after_the_other_in_the_same_other_thread() -> None:
 
 
 def test_what_a_call_raises_is_raised() -> None:
-    guard = CallGuard()
+    guard = BoundedCall()
 
     def fail() -> None:
         raise ZeroDivisionError
@@ -33,7 +33,7 @@ def test_what_a_call_raises_is_raised() -> None:
 
 
 def test_a_call_that_hangs_is_given_up_and_the_guard_goes_on() -> None:
-    guard = CallGuard()
+    guard = BoundedCall()
     hanging = threading.Event()
     with pytest.raises(CallAbandonedError):
         guard.run(hanging.wait, timeout_s=0.05, client=object())

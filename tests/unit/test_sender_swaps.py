@@ -51,7 +51,7 @@ def test_sends_are_not_confirmed_while_their_client_is_swapped(
         may_end.wait(10)
         end_producer(client, **known)
 
-    monkeypatch.setattr("kafkamq.queue.sender.end_producer", slow)
+    monkeypatch.setattr("kafkamq.transport.producer.end_producer", slow)
     delivery = producer_of(sender).send(b"")
     fail_for_good(sender)
     try:

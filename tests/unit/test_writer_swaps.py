@@ -35,7 +35,7 @@ class _Slow(logging.Handler):
 def swapped_by_another_thread(writer: MarkerWriter) -> Iterator[None]:
     """A fatal error, which another thread meets first; inside, that thread has made a client."""
     fail_for_good(writer)
-    slow, log = _Slow(), logging.getLogger("kafkamq.markers.marker_producer")
+    slow, log = _Slow(), logging.getLogger("kafkamq.transport.producer")
     log.addHandler(slow)
 
     def meet() -> None:

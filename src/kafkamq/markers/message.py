@@ -49,6 +49,7 @@ class MarkersMessage(Message):
         "_marker_key",
         "_outcome",
         "_route",
+        "_settler",  # again: see _end_reported
         "_start",
         "offset",
         "partition",
@@ -112,6 +113,7 @@ class MarkersMessage(Message):
     # Delivery reports.
 
     def _end_reported(self, error: KafkaError | None, record: Record) -> None:
+        # It may run with librdkafka's fatal error raised: Python then finds no base class's names.
         if error is None:
             log_ms = record.timestamp()[1]
             if log_ms > self._lease.log_deadline_ms:  # R9: perhaps; asked with all facts

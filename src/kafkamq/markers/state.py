@@ -11,7 +11,7 @@ from kafkamq.markers.rules.leases import Leases
 from kafkamq.markers.wire.markers import StartEncoder
 from kafkamq.queue.ids import new_consumer_id
 from kafkamq.queue.namespace import Namespace
-from kafkamq.transport.fork_check import ForkGuard
+from kafkamq.transport.fork_check import ForkCheck
 
 __all__ = ["Worker"]
 
@@ -36,7 +36,7 @@ class Worker:
         self.encoder = self._new_encoder()
         self.writer = MarkerWriter(namespace)
         self.is_closed = False
-        self._guard = ForkGuard("Consumer")
+        self._guard = ForkCheck("Consumer")
 
     def check(self) -> None:
         """Refuse work on a closed consumer, and in a forked child.

@@ -28,7 +28,7 @@ from kafkamq.parallel.streams import ResultStream
 from kafkamq.parallel.threads import ThreadPool
 from kafkamq.parallel.transactions import TransactionCommitter, TransactionPublisher
 from kafkamq.runtime.signals import stop_event
-from kafkamq.transport.fork_check import ForkGuard
+from kafkamq.transport.fork_check import ForkCheck
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -78,7 +78,7 @@ class ParallelBase:
         self._config = make_config(
             service, topics, group_id, ordering=ordering, concurrency=concurrency, options=options
         )
-        self._guard = ForkGuard("ParallelConsumer")
+        self._guard = ForkCheck("ParallelConsumer")
         self._engine = Engine(self._config)
 
     def __repr__(self) -> str:

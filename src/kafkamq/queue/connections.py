@@ -12,7 +12,7 @@ from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.queue_topic import QueueTopic
 from kafkamq.queue.sender import Sender
-from kafkamq.transport.fork_check import ForkGuard
+from kafkamq.transport.fork_check import ForkCheck
 
 __all__ = ["Connections"]
 
@@ -24,7 +24,7 @@ class Connections:
         """Connects to nothing."""
         self.config = config
         self.namespace = Namespace(config)
-        self._guard = ForkGuard("Service")
+        self._guard = ForkCheck("Service")
         self._lock = threading.Lock()
         self._senders: dict[str, Sender] = {}  # by the topic of their queues
         self._consumers: list[Consumer] = []

@@ -30,7 +30,7 @@ from kafkamq.queue.rules.capabilities import Feature, require
 from kafkamq.queue.rules.retry import Done, GiveUp, Retry, backoff_delay_ms, judge
 from kafkamq.queue.topic_message import MessageState, TopicMessage
 from kafkamq.transport.clock import monotonic_ms, public_s
-from kafkamq.transport.fork_check import ForkGuard
+from kafkamq.transport.fork_check import ForkCheck
 from kafkamq.types import DeadLetterReason, Nack, Outcome, Reject
 
 __all__ = ["TopicConsumer"]
@@ -63,7 +63,7 @@ class TopicConsumer(Consumer):
         super().__init__(queue)
         self._letters = letters
         self._lost_leases = LostLeases(queue.queue_id, on_lease_lost, queue.max_in_flight)
-        self._guard = ForkGuard("Consumer")
+        self._guard = ForkCheck("Consumer")
         self._changed = threading.Condition(threading.RLock())
         self._ready: deque[Message] = deque()
         self._held: dict[int, TopicMessage] = {}  # handed out, without a verdict

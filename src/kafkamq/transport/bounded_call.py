@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-__all__ = ["CallAbandonedError", "CallGuard"]
+__all__ = ["CallAbandonedError", "BoundedCall"]
 
 _log = logging.getLogger(__name__)
 _abandoned: list[object] = []  # ending a client that a thread is inside of would hang, or crash
@@ -23,7 +23,7 @@ class CallAbandonedError(Exception):
     """The call did not return; its client must not be touched again."""
 
 
-class CallGuard:
+class BoundedCall:
     """Runs one client's calls one after the other in a daemon thread; one owner thread."""
 
     def __init__(self) -> None:

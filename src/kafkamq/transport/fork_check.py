@@ -6,7 +6,7 @@ import os
 
 from kafkamq.errors import StateError
 
-__all__ = ["ForkGuard", "generation"]
+__all__ = ["ForkCheck", "generation"]
 
 _generation = 0
 
@@ -24,7 +24,7 @@ def generation() -> int:
     return _generation
 
 
-class ForkGuard:
+class ForkCheck:
     """Remembers the process that made an object."""
 
     __slots__ = ("_generation", "_what")

@@ -1,17 +1,56 @@
-"""The end of a producer, the same for all that are no transactional ones."""
+"""The producer of what is written outside of transactions: idempotent, acks=all.
+
+A record is in the log when its own delivery report says so, and by nothing else: the client that
+has nothing under way may be another one than took the record.
+
+A fatal error ends librdkafka's client. It is recreated: what the former one held would never be
+sent, so it is reported as failed at once.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from operator import methodcaller
+from typing import Any, TypeAlias
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Message as Record
 
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import StateError
+from kafkamq.transport.clients import open_producer
+from kafkamq.transport.errors import (
+    ErrorWatch,
+    Meaning,
+    broker_error,
+    has_ended,
+    kafka_error,
+    meaning,
+    raised_error,
+)
+from kafkamq.transport.fork_check import ForkCheck
 from kafkamq.transport.port import Producer
+from kafkamq.types import Headers
 
-__all__ = ["end_producer"]
+__all__ = ["IdempotentProducer", "Report", "ThreadedProducer", "end_producer"]
 
+Report: TypeAlias = "Callable[[KafkaError | None, Record], None]"
+
+_SET_OUT_S = 0.005  # a flush of so long ends what lingers
+_SLICE_S = 0.25
+_POLL_S = 0.5
+_TURN_S = 0.002
+_SHORT_TURN_S = 0.0005
+_ROOM_S = 0.005
+_METADATA_S = 5.0
 _REPORTS_S = 0.5
+_FULL = KafkaException(KafkaError(KafkaError._QUEUE_FULL, "the queue is full"))
+_log = logging.getLogger(__name__)
 
 
 def end_producer(client: Producer, *, flush_s: float = 0.0) -> None:
@@ -26,3 +65,375 @@ def end_producer(client: Producer, *, flush_s: float = 0.0) -> None:
     # ``partial`` are checked for that.
     with suppress(KafkaException, SystemError):
         partial(client.close)()
+
+
+class IdempotentProducer:
+    """One client after the other, as long as one is not closed; thread-safe.
+
+    Delivery reports are served by ``serve``, ``flush`` and ``wait_for``, by one thread at a time.
+    They take locks of their own, so call none of these with one held that a report takes.
+
+    Args:
+        config: Where.
+        settings: Of the client, from ``producer_settings``.
+        owner: Who has it, for people.
+        verb: What it does, for people: "sending".
+        max_block_s: How long ``produce`` waits while the queue is full, or the client is recreated.
+
+    Attributes:
+        watch: The error callback of the present client.
+        queued: Records that ``produce`` has queued so far.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        settings: dict[str, object],
+        *,
+        owner: str = "consumer",
+        verb: str = "writing",
+        max_block_s: float = 0.0,
+    ) -> None:
+        self.watch = ErrorWatch(config.bootstrap_servers)
+        self.queued = 0
+        self._servers = config.bootstrap_servers
+        self._settings = settings
+        self._owner = owner
+        self._verb = verb
+        self._max_block_s = max_block_s
+        self._fork = ForkCheck("Producer")
+        # ``_lock`` is taken before ``_client`` is read. Calls that wait take one of the others;
+        # who replaces the client, or ends it, takes all three, in this order.
+        self._serving = threading.Lock()  # reports
+        self._asking = threading.Lock()  # for a topic
+        self._lock = threading.Lock()
+        self._client = open_producer(settings, self.watch)
+        self._must_renew = False
+        self._fatal: KafkaError | None = None  # what ended the client whose reports are served
+        self._is_closed = False
+        # In the object: a report may run with librdkafka's fatal error raised, and then Python
+        # finds no name in a base class.
+        self.failed = self._cause
+
+    def __len__(self) -> int:
+        """Records, and reports of records, that are under way."""
+        with self._lock:
+            return len(self._client)
+
+    def _closed(self) -> StateError:
+        return StateError(f"the {self._owner} is closed; it writes no more")
+
+    def check(self, doing: str) -> None:
+        """Raise what no waiting can mend.
+
+        Raises:
+            StateError: Closed, or in a forked child.
+            BrokerError: Wrong credentials.
+        """
+        self._fork.check()
+        if self._is_closed:
+            raise self._closed()
+        if not self._must_renew:  # a fatal error of the old client is no reason to stop
+            self.watch.check(doing)
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int,
+        headers: Headers | None,
+        on_delivery: Report,
+    ) -> None:
+        """Queue one record.
+
+        Args:
+            topic: Where to.
+            value: Its value.
+            key: Its key.
+            partition: -1: the client's choice.
+            headers: Its headers.
+            on_delivery: Told what became of it.
+
+        Raises:
+            StateError: Closed, or in a forked child.
+            BrokerError: The client refuses it; without a wait also that the queue is full.
+            DeadlineExceededError: The queue stayed full; the record is not sent.
+        """
+        deadline_s, is_refreshed = 0.0, False
+        own: list[tuple[str, str | bytes | None]] | None = None if headers is None else [*headers]
+        while True:
+            if self._max_block_s:
+                self.check(self._verb)
+            else:
+                self._fork.check()
+            with self._lock:
+                if self._is_closed:
+                    raise self._closed()
+                client = self._client
+                self.queued += 1  # first: what an interrupt breaks off is never "confirmed"
+                try:
+                    client.produce(
+                        topic, value, key, partition, on_delivery=on_delivery, headers=own
+                    )
+                    return
+                except BufferError:
+                    refused = _FULL
+                except KafkaException as error:
+                    refused = error
+                self.queued -= 1
+            if not is_refreshed and self._refresh(client, topic, refused):
+                is_refreshed = True
+                continue
+            is_over = has_ended(refused)
+            if is_over:
+                self._replace(client)
+            if not self._max_block_s or not (is_over or refused is _FULL):
+                raise broker_error(refused, f"{self._verb} to {topic}") from refused
+            now_s = time.monotonic()
+            deadline_s = deadline_s or now_s + self._max_block_s
+            if now_s >= deadline_s:
+                why = "the producer is being recreated" if is_over else "the queue is full"
+                raise self.watch.deadline(f"{self._verb} ({why})", self._max_block_s)
+            self._make_room()
+
+    def produce_many(self, topic: str, partition: int, records: list[dict[str, Any]]) -> None:
+        """Queue records of one partition: value, key and callback of each; waits for nothing.
+
+        Raises:
+            BrokerError: As ``produce``; records that are not queued have an ``_error``.
+            StateError: Closed.
+        """
+        self._fork.check()
+        with self._lock:
+            if self._is_closed:
+                raise self._closed()
+            client = self._client
+            try:
+                queued = client.produce_batch(topic, records, partition)
+                error = None
+            except KafkaException as refused:
+                error = refused
+        if error is not None:
+            if has_ended(error):
+                self._replace(client)
+            for record in records:
+                record["_error"] = error
+            raise broker_error(error, f"{self._verb} to {topic}") from error
+        if queued == len(records):
+            return
+        for record in records:
+            if "_error" in record:  # the queue is full, or the partition is new: it says which
+                self.produce(
+                    topic, record["value"], record["key"], partition, None, record["callback"]
+                )
+                del record["_error"]
+
+    def _refresh(self, client: Producer, topic: str, error: KafkaException) -> bool:
+        """Whether the client may not have known a new partition, and does.
+
+        librdkafka looks for new partitions every five minutes; R26 lets them be added at any time.
+        """
+        if meaning(error) is not Meaning.NO_PARTITION:
+            return False
+        with self._asking:  # it takes seconds: others may write meanwhile
+            if self._client is not client or self._is_closed:
+                return not self._is_closed
+            try:
+                client.list_topics(topic, timeout=_METADATA_S)
+            except KafkaException:
+                return False
+        return True
+
+    def _make_room(self) -> None:
+        self.serve(_ROOM_S)
+
+    def _cause(self, error: KafkaError) -> KafkaError:
+        """For reports: why a record failed that may have gone with its client."""
+        if error.fatal():
+            self._must_renew = self._must_renew or self._fatal is None
+        elif self._fatal is not None and meaning(error) is Meaning.PURGED:
+            return self._fatal
+        return error
+
+    # Reports.
+
+    def serve(self, timeout_s: float) -> None:
+        """Serve reports for that long, or until there are some; a client that failed is replaced.
+
+        Raises:
+            BrokerError: Wrong credentials.
+        """
+        self._serve(methodcaller("poll", timeout_s))
+        self.watch.check(self._verb)
+
+    def flush(self, timeout_s: float) -> None:
+        """Serve reports until nothing is under way, or the time is over.
+
+        Raises:
+            BrokerError: The client failed for good while it held records. It was recreated; what it
+                held is reported.
+        """
+        self._raise(self._serve(methodcaller("flush", max(0.0, timeout_s))))
+
+    def wait_for(self, is_known: Callable[[], bool], timeout_s: float) -> bool:
+        """Serve reports until ``is_known()``, which reads what they said; False: not in time.
+
+        Other records that are under way are not waited for. Also False, and at once, when nothing
+        is under way any more: then the report will never come.
+
+        Raises:
+            BrokerError: As ``flush``.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        self.flush(min(timeout_s, _SET_OUT_S))
+        while not is_known():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or self.is_idle:
+                return is_known()
+            self._raise(self._serve(methodcaller("poll", min(left_s, _SLICE_S))))
+            time.sleep(_SHORT_TURN_S)  # or other threads that wait would never get their turn
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no record is under way and all reports have run.
+
+        A record without a report was then in a client that is gone, or an interrupt took it.
+        """
+        with self._serving:  # a report that runs is not counted
+            return len(self) == 0
+
+    def _serve(self, call: Callable[[Producer], int]) -> KafkaException | None:
+        """The fatal error of a client that held records; another one has taken its place."""
+        failure: KafkaException | None = None
+        held = 0
+        with self._serving:
+            if self._is_closed:
+                return None
+            client = self._client
+            try:
+                call(client)
+            except (KafkaException, SystemError) as error:
+                failure = raised_error(error)
+                held = len(client)  # only now: before, the error itself was counted too
+        if failure is not None or self._must_renew:
+            self._renew(client, failure)
+        return failure if held else None
+
+    def _raise(self, failure: KafkaException | None) -> None:
+        if failure is not None:  # else nobody's record has failed: the next one meets the cause
+            raise broker_error(failure, f"{self._verb} to {self._servers}") from failure
+
+    # Clients.
+
+    def _replace(self, spent: Producer) -> None:
+        """``produce`` was told that the client has ended."""
+        self._renew(spent, None)
+
+    def _renew(self, spent: Producer, error: KafkaException | None) -> None:
+        """Make a new client after a fatal error; what the old one held is reported as failed."""
+        cause = kafka_error(error or KafkaException(KafkaError(KafkaError._FATAL)))
+        with self._serving, self._asking:
+            with self._lock:
+                if self._is_closed or self._client is not spent:  # another thread has
+                    return
+                self.watch = ErrorWatch(self._servers)
+                self._client = open_producer(self._settings, self.watch)
+                self._must_renew = False
+            self._fatal = cause
+            end_producer(spent)
+            self._fatal = None
+        _log.error("a producer failed for good and was recreated: %s", cause.str())
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """End the client; what is not confirmed by then fails, and is reported. Idempotent."""
+        if self._fork.is_foreign:
+            return
+        with self._serving, self._asking:
+            with self._lock:
+                if self._is_closed:
+                    return
+                self._is_closed = True
+            end_producer(self._client, flush_s=timeout_s)
+
+
+class ThreadedProducer(IdempotentProducer):
+    """One whose reports run in a thread of its own.
+
+    Each ``on_delivery`` ends with ``reported += 1``, whatever becomes of it: a wrapper that did so
+    would cost a sixth of a send.
+
+    Args:
+        config: As of ``IdempotentProducer``, like ``settings`` and ``more``.
+        settings: See there.
+        name: Of the thread.
+        on_start: Called by the thread when it begins.
+        on_turn: Called by the thread now and then.
+        **more: See there.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        settings: dict[str, object],
+        *,
+        name: str,
+        on_start: Callable[[], object] = lambda: None,
+        on_turn: Callable[[], object] = lambda: None,
+        **more: Any,
+    ) -> None:
+        super().__init__(config, settings, **more)
+        self.reported = 0
+        """Of what was queued. Reports run in the thread alone."""
+        self._on_start, self._on_turn = on_start, on_turn
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._on_start()
+        while not self._is_ending.is_set():
+            self._turn()
+        super().close()  # reports run in this thread alone
+
+    def _turn(self) -> None:
+        try:
+            self._serve(methodcaller("poll", _POLL_S))
+            self._on_turn()
+        except BaseException:  # noqa: BLE001 - the other reports must come all the same
+            _log.exception("a delivery report could not be passed on")
+
+    def _make_room(self) -> None:
+        time.sleep(_ROOM_S)  # the thread does
+
+    def _replace(self, spent: Producer) -> None:
+        self._must_renew = self._must_renew or self._client is spent  # the thread does
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until everything queued so far is confirmed or failed, each by its own report.
+
+        Raises:
+            DeadlineExceededError: Not in time; nothing was dropped.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while self.reported < self.queued:
+            self.check("flushing")
+            if time.monotonic() >= deadline_s:
+                count = self.queued - self.reported
+                raise self.watch.deadline(f"confirming {count} sends", timeout_s)
+            time.sleep(_TURN_S)
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """Flush and end; idempotent.
+
+        Raises:
+            DeadlineExceededError: Some records were not confirmed in time; they are given up.
+        """
+        if self._is_closed or self._fork.is_foreign:
+            return
+        try:
+            self.flush(timeout_s)
+        finally:
+            self._is_ending.set()
+            self._thread.join(4 * _POLL_S)

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError, StateError
-from kafkamq.transport.bounded_call import CallAbandonedError, CallGuard
+from kafkamq.transport.bounded_call import BoundedCall, CallAbandonedError
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import (
     ErrorWatch,
@@ -59,7 +59,7 @@ class TransactionalProducer:
         self._client_id = ""
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._producer: Producer | None = None
-        self._guard = CallGuard()
+        self._guard = BoundedCall()
         self._is_ready = False  # initialised, and neither fenced nor broken since
         self._in_transaction = False
 
