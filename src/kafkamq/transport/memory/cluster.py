@@ -6,27 +6,20 @@ sessions and messages) happens when somebody calls or waits.
 
 from __future__ import annotations
 
-import math
-import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, Uuid
 
 from kafkamq.transport.memory.failures import failure
-from kafkamq.transport.memory.faults import Faults
 from kafkamq.transport.memory.groups import Groups
-from kafkamq.transport.memory.log import Partition, Place, Topic
+from kafkamq.transport.memory.log import Partition, Topic
+from kafkamq.transport.memory.state import State
 from kafkamq.transport.memory.transactions import Transactions
-
-if TYPE_CHECKING:
-    from kafkamq.transport.memory.producer import Producer
 
 __all__ = ["Cluster", "cluster_of", "forget_cluster"]
 
-_LONGEST_WAIT_S = 1.0
 _clusters: dict[str, Cluster] = {}
 
 BROKER_SETTINGS = {
@@ -54,63 +47,28 @@ def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Cluster:
-    """One cluster of one broker.
+class Cluster(State):
+    """One cluster of one broker; its time is the wall clock by default.
 
     Attributes:
         name: What stands behind ``memory://``.
-        now_ms: The broker's time, which may step; by default the wall clock.
-        changed: Guards everything, and is notified of every change.
-        topics: By name.
         settings: Of the broker.
-        faults: What is wrong now.
         groups: Consumer groups and what they committed.
         transactions: Transactional ids.
     """
 
     def __init__(self, name: str, *, now_ms: Callable[[], int] = _wall_ms) -> None:
+        super().__init__(now_ms)
         self.name = name
-        self.now_ms = now_ms
-        self.changed = threading.Condition()
-        self.topics: dict[str, Topic] = {}
         self.settings = dict(BROKER_SETTINGS)
-        self.faults = Faults()
         self.groups = Groups(self)
-        self.transactions = Transactions(self)
+        self.transactions = Transactions(self, self.groups.keep)
         self._last_id = 0
-        self._due_s = math.inf
-        self._backlog: dict[Producer, None] = {}
 
-    # ---- time
-
-    def due(self, at_s: float) -> None:
-        """Something is to be done then (monotonic)."""
-        self._due_s = min(self._due_s, at_s)
-
-    def tick(self) -> float:
-        """Do what is due; the monotonic time."""
-        now_s = time.monotonic()
-        if now_s >= self._due_s:
-            self._due_s = math.inf
-            self.transactions.expire(now_s)
-            for producer in list(self._backlog):
-                producer.pump(now_s)
-            self.groups.tick(now_s)
-            self.changed.notify_all()
-        return now_s
-
-    def wait(self, until_s: float) -> None:
-        """Wait for a change, but not beyond this time or what is due; hold ``changed``."""
-        now_s = time.monotonic()
-        until_s = min(until_s, self._due_s, now_s + _LONGEST_WAIT_S)
-        self.changed.wait(max(0.0, until_s - now_s))
-
-    def keep(self, producer: Producer, *, has_backlog: bool) -> None:
-        """Whether a producer has records that wait for something."""
-        if has_backlog:
-            self._backlog[producer] = None
-        else:
-            self._backlog.pop(producer, None)
+    def _work(self, now_s: float) -> None:
+        self.transactions.expire(now_s)
+        super()._work(now_s)
+        self.groups.tick(now_s)
 
     # ---- topics
 
@@ -154,13 +112,6 @@ class Cluster:
         with self.changed:
             self.topics[name].partitions[number].delete_before(before)
             self.changed.notify_all()
-
-    def partition(self, place: Place) -> Partition | None:
-        """The partition, if there is one."""
-        topic = self.topics.get(place[0])
-        if topic is None or not 0 <= place[1] < len(topic.partitions):
-            return None
-        return topic.partitions[place[1]]
 
     def _topics_changed(self) -> None:
         self.groups.topics_changed()

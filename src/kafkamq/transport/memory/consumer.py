@@ -66,6 +66,13 @@ class Consumer(Membership, Client):
         self._bounds: dict[Place, tuple[int, int]] = {}  # as the last fetch told
         self._turn = 0
 
+    def kill(self) -> None:
+        """A test's: as if its process were killed; the group misses it in its session timeout."""
+        with self.cluster.changed:
+            self._is_closed = True
+            self.cluster.groups.clients.pop(self, None)
+            self.cluster.due(0.0)
+
     # ---- assignment
 
     def assign(self, partitions: list[TopicPartition]) -> None:
@@ -195,7 +202,7 @@ class Consumer(Membership, Client):
                     self._read(found, count - len(found))
                     if len(found) >= count or now_s >= until_s:
                         return found
-                    self.cluster.wait(min(until_s, self._next_poll_s(now_s)))
+                    self.cluster.wait(until_s)
                     continue
             served = self._serve_errors()
             if callback is not None:
@@ -319,12 +326,12 @@ class Consumer(Membership, Client):
             return None
 
     def _commit(self, wanted: Sequence[TopicPartition]) -> list[TopicPartition]:
-        self._finish_joining(self._request_s)
         generation, member = self._generation, self._member_id
+        self._finish_joining(self._request_s, "Commit failed: ")
 
         def commit() -> list[TopicPartition]:
             groups = self.cluster.groups
-            error = groups.refusal(self._group, generation, member, is_simple=True)
+            error = groups.refusal(self._group, generation, member)
             if error is not None:
                 raise failure(error.code(), f"Commit failed: {error.str()}")
             answer = []
@@ -350,6 +357,7 @@ class Consumer(Membership, Client):
         prefix = "Failed to get committed offsets: "
         places = [(each.topic, each.partition) for each in partitions]
         with self._turns(timeout) as wait:
+            self._finish_joining(timeout if timeout >= 0 else 1e9, prefix)
             transactions, group = self.cluster.transactions, self._group
             while self._is_committed and any(
                 transactions.has_pending_offset(group, place) for place in places

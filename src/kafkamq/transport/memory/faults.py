@@ -12,14 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError
 
 from kafkamq.transport.memory.log import Place
-
-if TYPE_CHECKING:
-    from kafkamq.transport.memory.client import Client
 
 __all__ = ["Fault", "Faults", "Plan"]
 
@@ -38,7 +34,7 @@ class Fault:
     """It happens, and the client's time runs out nevertheless."""
 
 
-Plan = Callable[[str, "Client", "Place | None"], "Fault | None"]
+Plan = Callable[[str, object, "Place | None"], "Fault | None"]
 
 
 class Faults:
@@ -55,12 +51,12 @@ class Faults:
         self.plan: Plan | None = None
         self.is_down = False
         self.offline: set[Place] = set()
-        self.cut: set[Client] = set()
+        self.cut: set[object] = set()
 
-    def separates(self, client: Client, place: Place | None = None) -> bool:
+    def separates(self, client: object, place: Place | None = None) -> bool:
         """Whether a request of this client, to this partition, finds no broker."""
         return self.is_down or client in self.cut or place in self.offline
 
-    def of(self, kind: str, client: Client, place: Place | None = None) -> Fault | None:
+    def of(self, kind: str, client: object, place: Place | None = None) -> Fault | None:
         """What becomes of a request."""
         return None if self.plan is None else self.plan(kind, client, place)

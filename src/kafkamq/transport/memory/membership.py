@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from confluent_kafka import OFFSET_INVALID, KafkaError, Message, TopicPartition
+
+from kafkamq.transport.memory.client import int_of
+from kafkamq.transport.memory.failures import failure, kafka_error
+from kafkamq.transport.memory.groups import Group, Member
+from kafkamq.transport.memory.log import Place
 from kafkamq.transport.memory.transactional import encode_member
 
 if TYPE_CHECKING:
@@ -13,19 +23,63 @@ if TYPE_CHECKING:
 
 __all__ = ["Membership"]
 
+_AGAIN_S = 0.05  # an outage ends without a word
+_MISSING_S = 1.0  # topics that are missing are looked for so often
+
 
 class Membership:
-    """The group's half of ``Consumer``."""
+    """The group's half of ``Consumer``; what its background thread does, ``work`` does here.
+
+    Attributes:
+        max_poll_s: How long the group waits for it in a round, and it for its own ``poll``.
+        session_s: How long the coordinator waits for its heartbeats.
+        strategies: Its assignors, the preferred one first.
+        is_closed: Whether it has ended.
+    """
 
     cluster: Cluster
+    client_id: str
+    known: dict[str, int]
+    assign: Callable[[list[TopicPartition]], None]
+    incremental_assign: Callable[[list[TopicPartition]], None]
+    incremental_unassign: Callable[[list[TopicPartition]], None]
     _check_open: Callable[[], None]
+    _learn: Callable[[str], int]
     _is_closed: bool
+    _events: deque[Message]
+    _readings: dict[Place, Any]
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._group = str(settings["group.id"])
-        self._generation = -1
-        self._member_id = ""
+        self._is_classic = settings.get("group.protocol", "classic") != "consumer"
+        named = str(settings.get("partition.assignment.strategy", "range,roundrobin"))
+        self.strategies = [each.strip() for each in named.split(",")]
+        self._is_eager = self._is_classic and "cooperative-sticky" not in self.strategies
+        self.max_poll_s = int_of(settings, 300_000, "max.poll.interval.ms") / 1000
+        self.session_s = int_of(settings, 45_000, "session.timeout.ms") / 1000
+        self._heartbeat_s = int_of(settings, 3000, "heartbeat.interval.ms") / 1000
+        self._refresh_s = int_of(settings, 300_000, "topic.metadata.refresh.interval.ms") / 1000
         self._has_assigned = False
+        self._wanted: list[str] = []  # what is subscribed to
+        self._member: Member | None = None
+        self._member_id = ""
+        self._generation = -1
+        self._is_joining = False
+        self._must_rejoin = False
+        self._owned: set[Place] = set()
+        self._steps: deque[tuple[str, list[Place], Callable[[], None] | None]] = deque()
+        self._callbacks: dict[str, Any] = {}
+        self._began_s = self._polled_s = time.monotonic()
+        self._refreshes_s = math.inf
+        self._missing: set[str] = set()  # of what is wanted
+        self._is_calling = False  # a callback runs
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended."""
+        return self._is_closed
+
+    # ---- the application's calls
 
     def subscribe(
         self,
@@ -35,10 +89,34 @@ class Membership:
         on_lost: Any = None,
     ) -> None:
         """As confluent_kafka's."""
-        raise NotImplementedError
+        with self.cluster.changed:
+            self._check_open()
+            for topic in topics:
+                if topic.startswith("^"):
+                    try:
+                        re.compile(topic)
+                    except re.error as error:
+                        text = f"Failed to set subscription: {error}"
+                        raise failure(KafkaError._INVALID_ARG, text) from None
+            self._callbacks = {"assign": on_assign, "revoke": on_revoke, "lost": on_lost}
+            self._wanted = list(topics)
+            self._began_s = self._polled_s = time.monotonic()
+            self._refreshes_s = 0.0
+            self.cluster.groups.clients[self] = None
+            if self._member is not None:
+                self._rejoin()
+            self.cluster.due(0.0)
 
     def unsubscribe(self) -> None:
         """As confluent_kafka's."""
+        with self.cluster.changed:
+            self._check_open()
+            self._wanted = []
+            if self._owned or self._steps:
+                self._steps.append(("revoke", sorted(self._owned), self._leave))
+            else:
+                self._leave()
+            self.cluster.changed.notify_all()
 
     def consumer_group_metadata(self) -> Any:
         """As confluent_kafka's."""
@@ -50,18 +128,285 @@ class Membership:
         self._check_open()
         return self._member_id or None
 
-    def _polled(self, now_s: float) -> None:
-        pass
-
-    def _next_callback(self) -> Callable[[], None] | None:
-        return None
-
-    def _next_poll_s(self, now_s: float) -> float:
-        return math.inf
-
-    def _finish_joining(self, timeout_s: float) -> None:
-        pass
-
     def close(self) -> None:
         """As confluent_kafka's."""
-        self._is_closed = True
+        with self.cluster.changed:
+            if self._is_closed:
+                return
+            is_told = bool(self._owned or self._steps) or not self._wanted
+            if self._wanted:
+                self._steps.append(("revoke", [], None))
+                self._wanted = []
+        while True:
+            with self.cluster.changed:
+                if not self._steps:
+                    break
+                step = self._next_step(is_closing=True)
+            step()
+        with self.cluster.changed:
+            if is_told and self._member is not None and self not in self.cluster.faults.cut:
+                self._leave()  # else librdkafka (2.16) says nothing, and the group waits for it
+            self._is_closed = True
+            self._readings.clear()
+            self.cluster.groups.clients.pop(self, None)
+            self.cluster.due(0.0)
+            self.cluster.changed.notify_all()
+
+    # ---- what polling does
+
+    def _polled(self, now_s: float) -> None:
+        self._polled_s = now_s
+
+    def _next_callback(self) -> Callable[[], None] | None:
+        return self._next_step() if self._steps and not self._events else None
+
+    def _next_step(self, *, is_closing: bool = False) -> Callable[[], None]:
+        kind, places, then = self._steps.popleft()
+        if is_closing:  # all that there is goes, at once
+            while self._steps:
+                kind, _, then = self._steps.popleft()
+            kind = "lost" if kind == "lost" else "revoke"
+            places = sorted(self._owned)
+        return partial(self._run_step, kind, places, then)
+
+    def _run_step(self, kind: str, places: list[Place], then: Callable[[], None] | None) -> None:
+        """Call back, do what the application did not, and go on; ``changed`` is not held."""
+        parts = [TopicPartition(*place, OFFSET_INVALID) for place in places]
+        self._has_assigned, self._is_calling = False, True
+        callback = self._callbacks.get(kind)
+        if kind == "lost" and callback is None:
+            callback = self._callbacks.get("revoke")
+        try:
+            if callback is not None and (places or kind == "assign"):
+                callback(self, parts)
+        finally:
+            with self.cluster.changed:
+                self._polled_s, self._is_calling = time.monotonic(), False
+                self._finish_step(kind, places, parts)
+                if then is not None:
+                    then()
+                elif self._must_rejoin and not self._steps:
+                    self._rejoin()
+                self.cluster.due(0.0)
+                self.cluster.changed.notify_all()
+
+    def _finish_step(self, kind: str, places: list[Place], parts: list[TopicPartition]) -> None:
+        if kind == "assign":
+            self._owned = set(places) if self._is_eager else self._owned | set(places)
+            if not self._has_assigned:
+                self.assign(parts) if self._is_eager else self.incremental_assign(parts)
+            return
+        self._owned.difference_update(places)
+        if not self._has_assigned:
+            left = [each for each in parts if (each.topic, each.partition) in self._readings]
+            if self._is_eager:
+                self.assign([])
+            elif left:
+                self.incremental_unassign(left)
+
+    def _finish_joining(self, timeout_s: float, prefix: str) -> None:
+        """Requests stand behind the one to join, which is answered when the slowest has come."""
+        until_s = time.monotonic() + timeout_s
+        while self._is_joining:
+            now_s = self.cluster.tick()
+            if now_s >= until_s:
+                raise failure(KafkaError._TIMED_OUT, prefix + "Local: Timed out")
+            self.cluster.wait(until_s)
+
+    # ---- what the client's background thread does
+
+    def work(self, now_s: float) -> None:
+        """Heartbeats, joins, and the limit between two polls; the caller holds ``changed``."""
+        if self._is_closed:
+            return
+        if self._member is not None and not self._is_calling and self._wanted:
+            self._check_polls(now_s)
+        if self.cluster.faults.separates(self):
+            self.cluster.due(now_s + _AGAIN_S)
+            return
+        if self._wanted and now_s >= self._refreshes_s:
+            self._refresh(now_s)
+        if math.isfinite(self._refreshes_s):
+            self.cluster.due(self._refreshes_s)
+        member = self._member
+        if member is None:
+            if self._wanted and not self._steps and not self._is_joining:
+                self._join()
+        elif self._must_rejoin and not self._steps and not self._is_joining:
+            self._rejoin()
+        elif now_s >= member.hears_s:
+            member.hears_s = math.inf
+            self._hear(member)
+        elif math.isfinite(member.hears_s):
+            self.cluster.due(member.hears_s)
+
+    def next_heartbeat_s(self) -> float:
+        """When it asks the coordinator next."""
+        since_s = time.monotonic() - self._began_s
+        interval_s = self._heartbeat_s if self._is_classic else self._heartbeat_s / 6
+        return self._began_s + (since_s // interval_s + 1) * interval_s
+
+    def _hear(self, member: Member) -> None:
+        if member.is_removed:
+            self._forget_member()
+            if self._owned:
+                self._steps.append(("lost", sorted(self._owned), None))
+            self.cluster.due(0.0)
+            self.cluster.changed.notify_all()
+        elif self._is_classic:
+            self._rejoin()
+        elif not self._steps:
+            group = self.cluster.groups.group(self._group, is_classic=False)
+            allowed = group.heartbeat(member, set(self._owned))
+            self._generation = member.epoch
+            self._take(allowed)
+        else:
+            member.hears_s = math.inf  # again when the callbacks have run
+
+    def _check_polls(self, now_s: float) -> None:
+        late_s = now_s - self._polled_s - self.max_poll_s
+        if late_s < 0:
+            self.cluster.due(self._polled_s + self.max_poll_s)
+            return
+        self._leave()
+        text = (
+            f"Application maximum poll interval ({self.max_poll_s * 1000:.0f}ms) exceeded by"
+            f" {late_s * 1000:.0f}ms"
+        )
+        error = kafka_error(KafkaError._MAX_POLL_EXCEEDED, text)
+        self._announce(error, None)
+        self._steps.clear()
+        self._steps.append(("lost", sorted(self._owned), None))
+
+    def _announce(self, error: KafkaError, topic: str | None) -> None:
+        """An event among the records."""
+        self._events.append(
+            Message(
+                topic=topic,  # type: ignore[arg-type]  # None is taken
+                partition=0,
+                value=error.str().encode(),
+                error=error,
+                timestamp=(0, -1),
+            )
+        )
+
+    def _refresh(self, now_s: float) -> None:
+        """Metadata of what is subscribed to; a change of it asks for a new round."""
+        before = {topic: self.known.get(topic) for topic in self._topics()}
+        counts = {topic: self._learn(topic) for topic in self._topics()}
+        missing = {
+            topic for topic in self._wanted if not topic.startswith("^") and topic not in counts
+        }
+        for topic in sorted(missing - self._missing):
+            text = f"Subscribed topic not available: {topic}: Broker: Unknown topic or partition"
+            error = kafka_error(KafkaError.UNKNOWN_TOPIC_OR_PART, text)
+            self._announce(error, topic)
+        self._missing = missing
+        interval_s = min(_MISSING_S, self._refresh_s) if missing else self._refresh_s
+        self._refreshes_s = now_s + interval_s
+        member = self._member
+        if member is None or not self._is_classic:
+            return
+        if before != counts or set(member.topics) != set(counts):
+            self._rejoin()
+
+    def _topics(self) -> list[str]:
+        """Those that exist."""
+        found = []
+        for topic in self.cluster.topics:
+            for wanted in self._wanted:
+                if topic == wanted or (wanted.startswith("^") and re.search(wanted, topic)):
+                    found.append(topic)
+                    break
+        return found
+
+    def count_of(self, topic: str, *, is_classic: bool) -> int:
+        """How many partitions it knows; in the consumer protocol the brokers know."""
+        actual = len(self.cluster.topics[topic].partitions)
+        return min(actual, self.known.get(topic, actual)) if is_classic else actual
+
+    # ---- joining and leaving
+
+    def _rejoin(self) -> None:
+        """Take part in a new round, once nothing is left to be called back."""
+        if self._steps or self._is_joining:
+            self._must_rejoin = True
+        elif not self._is_classic:
+            self._join()
+        elif self._is_eager and self._owned:
+            self._steps.append(("revoke", sorted(self._owned), self._join))
+            self.cluster.changed.notify_all()
+        else:
+            self._join()
+
+    def _join(self) -> None:
+        topics = self._topics()
+        if not topics or not self._wanted:
+            return
+        self._must_rejoin = True
+        if self.cluster.faults.separates(self):
+            self.cluster.due(time.monotonic() + _AGAIN_S)
+            return
+        fault = self.cluster.faults.of("join", self)
+        if fault is not None and (fault.error is not None or fault.is_lost):
+            self.cluster.due(time.monotonic() + _AGAIN_S)
+            return
+        self._must_rejoin = False
+        member = self._member or Member(self)
+        self._member, self._member_id = member, member.id
+        member.topics = topics
+        for topic in topics:
+            self.known.setdefault(topic, len(self.cluster.topics[topic].partitions))
+        group = self.cluster.groups.group(self._group, is_classic=self._is_classic)
+        if self._is_classic:
+            self._is_joining = True
+            group.join(member, set() if self._is_eager else set(self._owned))
+        else:
+            self._enter(group, member)
+
+    def _enter(self, group: Group, member: Member) -> None:
+        group.members[member.id] = member
+        group.retarget()
+        member.hears_s = 0.0
+        self.cluster.due(0.0)
+
+    def take_assignment(self, member: Member, strategy: str) -> None:
+        """The round is complete; the coordinator says what this member gets."""
+        self._is_joining = False
+        self._generation = member.epoch
+        self._is_eager = strategy != "cooperative-sticky"
+        if self._is_eager:
+            self._steps.append(("assign", sorted(member.assigned), None))
+        else:
+            self._take(member.assigned, then=self._rejoin)
+        self.cluster.changed.notify_all()
+
+    def _take(self, allowed: Iterable[Place], then: Callable[[], None] | None = None) -> None:
+        """Callbacks from what is owned to what is allowed."""
+        gone = sorted(self._owned.difference(allowed))
+        added = sorted(set(allowed) - self._owned)
+        if gone:
+            self._steps.append(("revoke", gone, None if self._is_classic else self._report))
+        if added or self._is_classic:
+            after = then if gone else None
+            self._steps.append(("assign", added, after if self._is_classic else self._report))
+        if gone or added:
+            self.cluster.changed.notify_all()
+
+    def _report(self) -> None:
+        """The coordinator hears at once what is owned now."""
+        if self._member is not None:
+            self._member.hears_s = 0.0
+
+    def _leave(self) -> None:
+        member = self._member
+        if member is not None and not self.cluster.faults.separates(self):
+            self.cluster.groups.group(self._group, is_classic=self._is_classic).remove(member)
+        generation = self._generation
+        self._forget_member()
+        self._generation = generation
+
+    def _forget_member(self) -> None:
+        self._member, self._member_id = None, ""
+        self._generation = -1
+        self._is_joining = self._must_rejoin = False

@@ -289,8 +289,9 @@ class Producer(Transactional, Client):
             try:
                 transaction = self._joined(partition)
             except StaleEpochError:
-                self._fenced_by(partition)
-                self._report(queued, kafka_error(KafkaError._FENCED))
+                is_joined = self._fenced_by(partition)
+                code = KafkaError._FENCED if is_joined else KafkaError._PURGE_QUEUE
+                self._report(queued, kafka_error(code))
                 return
         now_ms = self.cluster.now_ms()
         record = LogRecord(now_ms, queued.key, queued.value, queued.headers, transaction)
@@ -387,6 +388,15 @@ class Producer(Transactional, Client):
         with self.cluster.changed:
             self._set_fatal(kafka_error(code, text, fatal=True))
             self.cluster.changed.notify_all()
+
+    def kill(self) -> None:
+        """A test's: as if its process were killed; a transaction stays open until its timeout."""
+        with self.cluster.changed:
+            self._is_closed = True
+            self._queues.clear()
+            self._unanswered.clear()
+            self._count = 0
+            self.cluster.keep(self, has_backlog=False)
 
     def close(self) -> bool:
         """As confluent_kafka's; an open transaction is aborted."""

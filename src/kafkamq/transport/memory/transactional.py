@@ -88,8 +88,10 @@ class Transactional:
     def _set_fenced(self, text: str) -> None:
         self._set_fatal(kafka_error(KafkaError._FENCED, text, fatal=True))
 
-    def _fenced_by(self, partition: Partition) -> None:
-        if partition not in self._partitions:
+    def _fenced_by(self, partition: Partition) -> bool:
+        """The client is at its end; whether the partition was part of the transaction."""
+        is_joined = partition in self._partitions
+        if not is_joined:
             self._set_fenced(f"Failed to add partitions to transaction: {_FENCED_TEXT}")
         else:
             self._set_fenced(
@@ -97,6 +99,7 @@ class Transactional:
                 " failed: Broker: Producer attempted an operation with an old epoch: transactional"
                 " producer fenced by newer producer instance"
             )
+        return is_joined
 
     def _produce_failed(self, error: KafkaError, text: str) -> None:
         """The broker has refused a record."""
@@ -179,7 +182,9 @@ class Transactional:
             def send() -> None:
                 transaction = self.cluster.transactions.current(self._name or "", self._epoch)
                 self._has_offsets = True
-                error = self.cluster.groups.refusal(group, generation, member, is_simple=None)
+                error = self.cluster.groups.refusal(
+                    group, generation, member, is_transactional=True
+                )
                 if error is not None:
                     raise KafkaException(error)
                 for each in positions:

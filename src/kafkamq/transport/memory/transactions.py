@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from kafkamq.transport.memory.log import Place, Transaction
-
-if TYPE_CHECKING:
-    from kafkamq.transport.memory.cluster import Cluster
+from kafkamq.transport.memory.state import State
 
 __all__ = ["StaleEpochError", "Transactions"]
 
@@ -30,8 +28,12 @@ class _TransactionalId:
 class Transactions:
     """All transactional ids of a cluster; the caller holds its condition."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(
+        self, cluster: State, keep: Callable[[str, Place, tuple[int, str | None]], None]
+    ) -> None:
+        """``keep`` commits an offset of a group."""
         self._cluster = cluster
+        self._keep = keep
         self._ids: dict[str, _TransactionalId] = {}
 
     def init(self, name: str, timeout_ms: int) -> int:
@@ -115,5 +117,5 @@ class Transactions:
             partition.end_transaction(transaction)
         if is_committed:
             for (group, place), committed in transaction.offsets.items():
-                self._cluster.groups.keep(group, place, committed)
+                self._keep(group, place, committed)
         self._cluster.changed.notify_all()
