@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Sequence
 from typing import Protocol
 
 from confluent_kafka import KafkaError
@@ -27,7 +26,7 @@ class GroupClient(Protocol):
     client_id: str
     max_poll_s: float
     session_s: float
-    strategies: Sequence[str]
+    strategies: list[str]
 
     @property
     def is_closed(self) -> bool:

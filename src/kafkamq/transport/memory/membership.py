@@ -282,7 +282,7 @@ class Membership:
         """An event among the records."""
         self._events.append(
             Message(
-                topic=topic,  # type: ignore[arg-type]  # None is taken
+                topic=topic,  # None: of no topic
                 partition=0,
                 value=error.str().encode(),
                 error=error,
