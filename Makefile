@@ -52,7 +52,7 @@ test-faults-%: $(VENV)/.installed
 	$(BIN)/python -m pytest -m faults -n $(JOBS) $(if $(filter rules,$*),,--dist loadfile) \
 		$(FAULTS_$*) $(PYTEST_ARGS) || test $$? = $(NONE)
 
-mutants: $(VENV)/.installed ## break each rule on a copy of the tree: its tests must fail
+mutants: $(VENV)/.installed ## break each rule on a copy of the tree: its tests must fail; ARGS="--only R15"
 	$(BIN)/python tools/run_mutants.py --jobs $(JOBS) $(ARGS)
 
 lint: format types imports sizes ## style, types, layers and sizes

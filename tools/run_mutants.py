@@ -1,13 +1,12 @@
 """Runs the mutants of ``tests/mutants.py``: each must make one of its tests fail.
 
 Works on copies of the tree; exits with 1 when a mutant survives or cannot be judged. Options:
-``--only TEXT`` (a rule like R3, or part of the description), ``--jobs N``.
+``--only TEXT`` (a rule like R3, or part of a description or a place), ``--jobs N``.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import shutil
 import subprocess
@@ -19,24 +18,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the tests are not installed
+
+from tests.mutants import MUTANTS, MisfitError, Mutant, mutated  # noqa: E402
+
 FOLDERS = ("src", "tests", "tools")
 TIMEOUT_S = 300
 _WITH_BROKER = "tests/integration/"
 _FAILED = 1  # pytest: some tests failed
-
-
-class Mutant(Protocol):
-    """As in ``tests/mutants.py``."""
-
-    rule: str
-    breaks: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -46,13 +37,6 @@ class Outcome:
     mutant: Mutant
     verdict: str  # killed, survived, or what prevents a judgement
     seconds: float
-
-
-def load_mutants(root: Path) -> list[Mutant]:
-    """The list; the tests are not installed, so their folder goes first."""
-    sys.path.insert(0, str(root))
-    mutants: list[Mutant] = importlib.import_module("tests.mutants").MUTANTS
-    return mutants
 
 
 def copy_tree(target: Path) -> None:
@@ -89,17 +73,13 @@ def run_tests(root: Path, tests: Sequence[str]) -> int:
 
 def judge(root: Path, mutant: Mutant) -> Outcome:
     """Apply the mutant in a copy of the tree, run its tests, take it back."""
-    path = root / "src/kafkamq" / mutant.file
-    text = path.read_text(encoding="utf-8")
     begin = time.monotonic()
-    if text.count(mutant.old) != 1:
-        return Outcome(mutant, "its old text does not occur once", 0.0)
-    mutated = text.replace(mutant.old, mutant.new)
     try:
-        compile(mutated, str(path), "exec")
-    except SyntaxError:
-        return Outcome(mutant, "it is no Python", 0.0)
-    path.write_text(mutated, encoding="utf-8")
+        path, changed = mutated(mutant, root)
+    except MisfitError as error:
+        return Outcome(mutant, str(error), 0.0)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(changed, encoding="utf-8")
     try:
         code = run_tests(root, mutant.tests)
     finally:
@@ -145,8 +125,10 @@ def main() -> int:
     options = parser.parse_args()
     mutants = [
         mutant
-        for mutant in load_mutants(ROOT)
-        if options.only in ("", mutant.rule) or options.only in mutant.breaks
+        for mutant in MUTANTS
+        if options.only in ("", mutant.rule)
+        or options.only in mutant.breaks
+        or options.only in f"{mutant.module}:{mutant.function}"
     ]
     begin = time.monotonic()
     outcomes = run(mutants, options.jobs)
