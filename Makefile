@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 JOBS ?= 3
+CORES ?= 2
 PARTS := rules queues brokers spark
 PART ?= $(PARTS)
 FAULTS_rules := tests/model tests/sim tests/unit tests/wire
@@ -26,7 +27,7 @@ UV_INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/p
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
 	--no-emit-index-url --no-header
 
-.PHONY: help demo test test-faults mutants lint format types imports sizes bench lock clean
+.PHONY: help demo check test test-faults mutants lint format types imports sizes bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -34,6 +35,11 @@ help: ## show this list
 demo: $(VENV)/.installed ## a real broker, workers that are killed, and what became of every message
 	@tools/check_machine java
 	@$(BIN)/kafkamq demo $(ARGS)
+
+check: lint ## lint, and the tests that need no JVM: rules, wire formats, simulator; at most 90 s
+	@$(COMPILE)
+	$(BIN)/python -m pytest -q -m "not faults and not slow and not spark" -n $(CORES) \
+		$(FAULTS_rules) $(PYTEST_ARGS)
 
 test: lint ## lint, then all tests but the fault suite
 	@tools/check_machine java
@@ -55,7 +61,7 @@ test-faults-%: $(VENV)/.installed
 mutants: $(VENV)/.installed ## break each rule on a copy of the tree: its tests must fail; ARGS="--only R15"
 	$(BIN)/python tools/run_mutants.py --jobs $(JOBS) $(ARGS)
 
-lint: format types imports sizes ## style, types, layers and sizes
+lint: format types imports sizes ## style, types, layers, sizes and what tests reach
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -69,6 +75,7 @@ imports: $(VENV)/.installed
 
 sizes: $(VENV)/.installed
 	$(BIN)/python tools/check_sizes.py
+	$(BIN)/python tools/check_privates.py
 
 bench: $(VENV)/.installed ## measure queues and Spark on this machine
 	@tools/check_machine java

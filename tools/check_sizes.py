@@ -1,4 +1,4 @@
-"""Checks the sizes that the code style allows: files, functions and lines.
+"""Checks the sizes that the code style allows: files, functions, lines, and files in a folder.
 
 Prints each place that is too long and exits with 1 when there is one. Generated code is left out.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 70
 MAX_COLUMNS = 100
+MAX_FILES = 25  # in a folder of the product
+FULL = frozenset({"src/kafkamq/parallel", "src/kafkamq/queue"})  # still; nothing may be added
 FOLDERS = ("src", "tests", "tools", "benchmarks", "examples")
 GENERATED = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 
@@ -53,9 +56,23 @@ def complaints(text: str) -> Iterator[tuple[int, str]]:
     yield from long_lines(text)
 
 
+def full_folders(root: Path) -> Iterator[str]:
+    """Yields a complaint for each folder of the product with too many files."""
+    folders = Counter(path.parent for path in sources(root) if path.is_relative_to(root / "src"))
+    for folder, count in sorted(folders.items()):
+        name = str(folder.relative_to(root))
+        if count > MAX_FILES and name not in FULL:
+            yield f"{name}: {count} files, {MAX_FILES} at most"
+        elif count <= MAX_FILES and name in FULL:
+            yield f"{name}: {count} files: take it out of FULL in tools/check_sizes.py"
+
+
 def main() -> int:
     root = Path(__file__).resolve().parent.parent
     found = 0
+    for complaint in full_folders(root):
+        found += 1
+        print(complaint)
     for path in sources(root):
         for line, complaint in complaints(path.read_text(encoding="utf-8")):
             found += 1

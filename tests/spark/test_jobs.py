@@ -17,8 +17,8 @@ from tests.integration.cli_tools import Commands
 from tests.integration.test_cli_redrive import Letters
 from tests.integration.tracker_logs import Logs
 
-from kafkamq.cli.jobs import _bounds, parse_moment
 from kafkamq.cli.page import chart
+from kafkamq.cli.spark.jobs import _bounds, parse_moment
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import split_key

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from kafkamq.cli import jobs
 from kafkamq.cli.app import app
+from kafkamq.cli.spark import jobs
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.ports import free_ports
 from kafkamq.errors import ConfigError

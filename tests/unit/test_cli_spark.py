@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from kafkamq.cli import jobs
 from kafkamq.cli.app import app
-from kafkamq.cli.spark_options import spark_settings
-from kafkamq.cli.sql_check import TABLES, check_condition, check_statement, split_statements
+from kafkamq.cli.spark import jobs
+from kafkamq.cli.spark.options import spark_settings
+from kafkamq.cli.spark.sql_check import TABLES, check_condition, check_statement, split_statements
 from kafkamq.errors import ConfigError
 from kafkamq.spark.views import VIEWS
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kafkamq.cli.app import app
-from kafkamq.cli.compare_page import render, table_rows
+from kafkamq.cli.compare import render, table_rows
 from kafkamq.cli.page import chart
 from kafkamq.dev.compare import Contender, Measured, Slow, Work, parse_range, parse_slow
 from kafkamq.dev.compare.facts import Event, Kind, judge, max_busy, percentile

@@ -10,8 +10,8 @@ import zipfile
 import pytest
 from typer.testing import CliRunner
 
-from kafkamq.cli import spark as commands
 from kafkamq.cli.app import app
+from kafkamq.cli.spark import cluster as commands
 from kafkamq.errors import ConfigError
 from kafkamq.spark.cluster import (
     daemon_environment,

@@ -19,15 +19,14 @@ from kafkamq.cli import (
     dead_letters,
     doctor,
     health,
-    jobs,
     local,
     output,
     queues,
-    spark,
     stat,
     tracker,
     work,
 )
+from kafkamq.cli.spark import cluster, jobs
 from kafkamq.errors import ConfigError, KafkaMQError
 
 __all__ = ["app", "main"]
@@ -91,7 +90,7 @@ for _module in (
     backends,
     compare,
     jobs,
-    spark,
+    cluster,
     work,
 ):
     _module.register(app)

@@ -11,17 +11,17 @@ from typing import Annotated
 import typer
 
 from kafkamq.cli import output
-from kafkamq.cli.jobs import view_tables
 from kafkamq.cli.mistyped import warn_of_unused
 from kafkamq.cli.options import Json, connected
-from kafkamq.cli.spark_options import (
+from kafkamq.cli.spark.jobs import view_tables
+from kafkamq.cli.spark.options import (
     DEFAULT_MASTER,
     Conf,
     Master,
     PropertiesFile,
     spark_settings,
 )
-from kafkamq.cli.sql_check import check_condition
+from kafkamq.cli.spark.sql_check import check_condition
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.queue.dead_letters import (

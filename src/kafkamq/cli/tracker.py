@@ -10,7 +10,7 @@ import typer
 
 from kafkamq.cli import output
 from kafkamq.cli.options import TRACKER_HERE, MetricsPort, connected, serving_metrics
-from kafkamq.cli.spark_options import (
+from kafkamq.cli.spark.options import (
     DEFAULT_MASTER,
     Conf,
     Master,

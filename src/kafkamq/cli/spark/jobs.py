@@ -19,14 +19,14 @@ from rich.markup import escape
 from kafkamq.cli import output
 from kafkamq.cli.mistyped import warn_of_unused
 from kafkamq.cli.options import Json, connected
-from kafkamq.cli.spark_options import (
+from kafkamq.cli.spark.options import (
     DEFAULT_MASTER,
     Conf,
     Master,
     PropertiesFile,
     spark_settings,
 )
-from kafkamq.cli.sql_check import check_condition, check_statement, split_statements
+from kafkamq.cli.spark.sql_check import check_condition, check_statement, split_statements
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.transport.reaching import require_brokers
@@ -331,7 +331,7 @@ def audit(
     if queue_id and not found.queues:
         warn_of_unused(config, queue_id)
     if html is not None:
-        from kafkamq.cli.audit_page import render
+        from kafkamq.cli.spark.audit_page import render
 
         html.write_text(render(found, made_ms=round(time.time() * 1000)), encoding="utf-8")
         output.note(f"Written: {html}")

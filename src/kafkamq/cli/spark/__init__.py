@@ -1,0 +1,1 @@
+"""Commands that run Spark: SQL, replay and audit, and standalone clusters."""
