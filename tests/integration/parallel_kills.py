@@ -15,6 +15,7 @@ from tests.integration.parallel_tools import committed, fill, make, wait_until
 from tests.unit import parallel_handlers as handlers
 
 from kafkamq import ParallelConsumer
+from kafkamq.runtime.process_executor import ProcessExecutor
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,8 +78,8 @@ def kill_children(
 def ready_children(consumer: ParallelConsumer) -> list[int]:
     """The processes of its handlers that have begun."""
     pool = consumer._engine._pool
-    processes = list(pool._remote._processes)  # type: ignore[union-attr]
-    return [each._process.pid for each in processes if each.was_ready and each._process.is_alive()]
+    assert isinstance(pool, ProcessExecutor)
+    return [pid for pid in pool.pids if Path(f"/proc/{pid}").exists()]
 
 
 def signal_groups(

@@ -30,7 +30,7 @@ from kafkamq import (
 )
 from kafkamq.config import Backoff
 from kafkamq.parallel import letters
-from kafkamq.parallel.threads import ThreadPool
+from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.transport.transactions import TransactionalProducer
 
 SOON = Backoff(first=0.05, max=0.05, jitter=0.0)
@@ -163,7 +163,7 @@ def test_a_start_that_fails_leaves_nothing_behind(
     def fail(*_: object) -> None:
         raise BrokerError(f"no {what} here", code="NO")
 
-    owner, name = (TransactionalProducer, "init") if mode[0] == "t" else (ThreadPool, "start")
+    owner, name = (TransactionalProducer, "init") if mode[0] == "t" else (ThreadExecutor, "start")
     monkeypatch.setattr(owner, name, fail)
     with pytest.raises(BrokerError, match=what):
         consumer.poll_and_produce(lambda record: None)

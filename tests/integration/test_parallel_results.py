@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.integration.parallel_kills import ready_children
 from tests.integration.parallel_processes import Unloadable, double_check, hang, square
 from tests.integration.parallel_tools import (
     Seen,
@@ -176,11 +177,12 @@ def test_a_list_that_fails_is_tried_again_whole(bootstrap: str, namespace: str) 
 def test_processes(bootstrap: str, namespace: str, tmp_path: Path, ordering: str) -> None:
     """One that dies in the middle costs an attempt of one record, and nothing else."""
     topic = make_topic(bootstrap, namespace)
-    fill(bootstrap, topic, [str(tmp_path / f"k{n % 4}") for n in range(200)])
     with make(
         bootstrap, topic, namespace, processes=2, backoff=SOON, ordering=ordering
     ) as consumer:
         consumer.poll(double_check)
+        wait_until(lambda: len(ready_children(consumer)) == 2, what="both processes")
+        fill(bootstrap, topic, [str(tmp_path / f"k{n % 4}") for n in range(200)])
         wait_until(lambda: committed(bootstrap, namespace, topic) == (200, ""), what="the commit")
     lines = [path.read_text().split() for path in tmp_path.glob("k*")]
     assert sorted({int(line) for each in lines for line in each}) == list(range(200))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 from tests.waiting import wait_until
@@ -44,6 +47,50 @@ def work(record: PlainRecord) -> None:
     Path(f"{os.environ[SEEN]}.begun").touch()
     wait_until(Path(f"{os.environ[SEEN]}.sent").exists, "a signal")
     note(record)
+
+
+_barrier = threading.Barrier(4)
+
+
+def meet(record: PlainRecord) -> None:
+    """Ends when four are in it."""
+    _barrier.wait(30)
+
+
+_met: list[asyncio.Event] = []
+
+
+async def meet_async(record: PlainRecord) -> None:
+    """The same, of coroutines."""
+    mine = asyncio.Event()
+    _met.append(mine)
+    if len(_met) % 4 == 0:
+        for each in _met[-4:]:
+            each.set()
+    await asyncio.wait_for(mine.wait(), 30)
+
+
+def hang_on_poison(record: PlainRecord) -> None:
+    """Notes it; the key "poison" never ends."""
+    if record.key == b"poison":
+        time.sleep(60)
+    note(record)
+
+
+async def hang_on_poison_async(record: PlainRecord) -> None:
+    """The same, and may be cancelled."""
+    if record.key == b"poison":
+        await asyncio.sleep(60)
+    note(record)
+
+
+def note_ends(record: PlainRecord) -> None:
+    """Two lines: the begin and the end."""
+    with Path(os.environ[SEEN]).open("ab", buffering=0) as file:
+        place = (os.getpid(), record.offset, record.key or b"")
+        file.write(b"begin %d %d %b\n" % place)
+        time.sleep(0.0002)
+        file.write(b"end %d %d %b\n" % place)
 
 
 def step(record: PlainRecord) -> None:

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 from tests.unit import parallel_handlers as handlers
+from tests.unit.shelf import Batch
 from tests.unit.test_parallel_desk import Room
-from tests.unit.test_parallel_processes import records
+from tests.unit.test_parallel_processes import Work, records
 from tests.waiting import wait_until
 
 from kafkamq import ConfigError, Worker
 from kafkamq.metrics.health import Handlers, Health, LoopState, health
 from kafkamq.parallel.options import make_config
-from kafkamq.parallel.processes import _Process
 from kafkamq.runtime.rules.hanging import Call, Slots
 from kafkamq.testing import MemoryService
 
@@ -177,52 +177,47 @@ def test_the_desk_knows_what_workers_are_at() -> None:
     room.speed_up()
     room.add("aaaabbbb")
     one, two = room.workers
-    assert room.desk.calls() == []
-    room.desk.exchange(one)
-    assert [str(call) for call in room.desk.calls()] == ["topic-0@0"]  # not begun yet
+    assert room.desk.calls(room.workers) == []
+    room.desk.take(one)
+    assert [str(call) for call in room.desk.calls(room.workers)] == ["topic-0@0"]  # not begun yet
     room.work(one, 2)  # two are done, the third is begun
-    assert [str(call) for call in room.desk.calls()] == ["topic-0@2"]
+    assert [str(call) for call in room.desk.calls(room.workers)] == ["topic-0@2"]
     room.desk.tend()  # takes back what is behind it
-    (call,) = room.desk.calls()
+    (call,) = room.desk.calls(room.workers)
     assert (str(call), call.began_s) == ("topic-0@2", one.began_s)
-    room.desk.exchange(two)
-    assert len(room.desk.calls()) == 2
+    room.desk.take(two)
+    assert len(room.desk.calls(room.workers)) == 2
 
 
 def test_a_list_is_named_by_its_first_record() -> None:
     room = Room(batch_size=4)
     room.add("abcd")
     one, _ = room.workers
-    room.desk.exchange(one)
+    room.desk.take(one)
     list(one.pending)
-    assert [str(call) for call in room.desk.calls()] == ["topic-0@0"]
+    assert [str(call) for call in room.desk.calls(room.workers)] == ["topic-0@0"]
 
 
 def test_a_process_that_goes_on_in_its_list_does_not_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(handlers.SEEN, f"{tmp_path}/seen")
-    process = _Process(handlers.step, wants_results=False)
+    work = Work(handlers.step)
 
     def is_at(offset: int) -> bool:
-        found = process.progress()
-        return found is not None and found[1].place == ("topic", 0, offset)
+        calls = work.executor.slots().calls
+        return [call.place for call in calls] == [("topic", 0, offset)]
 
     began: list[float] = []
     try:
-        assert process.is_ready()
-        pieces = [(None, each.plain()) for each in records("a", "b", "c")]
-        caller = threading.Thread(target=process.call, args=(pieces,))
-        caller.start()
+        work.start()
+        work.shelf.add(Batch(records("a", "b", "c")))
         for offset in range(3):
             wait_until(lambda: is_at(offset), "the next record")  # noqa: B023
-            found = process.progress()
-            assert found is not None
-            assert found[0] == ("topic", 0, 0)
-            began.append(found[1].began_s)
+            began += [call.began_s for call in work.executor.slots().calls]
             Path(f"{tmp_path}/seen.{offset}").touch()
-        caller.join(60)
-        assert process.progress() is None
+        work.shelf.wait(3)
+        assert work.executor.slots().calls == []
     finally:
-        process.end()
+        work.shelf.end(work.executor)
     assert sorted(set(began)) == began

@@ -88,13 +88,13 @@ def test_a_stuck_worker_keeps_only_what_it_is_at(ordering: Ordering) -> None:
     room.add("abcdefgh")
     room.speed_up()
     one, two = room.workers
-    assert sum(len(run.records) for run in room.desk.exchange(one)) == 8
-    assert room.desk.exchange(two) == []  # parked
+    assert sum(len(run.records) for run in room.desk.take(one)) == 8
+    assert room.desk.take(two) == []  # parked
     assert room.work(one, 3) == [0, 1, 2]
     room.desk.tend()
     assert room.woken == [two]
     room.speed_up()
-    taken = [record.offset for run in room.desk.exchange(two) for record in run.records]
+    taken = [record.offset for run in room.desk.take(two) for record in run.records]
     assert taken == [4, 5, 6, 7]
     assert room.committable == 3  # what the stuck one has done counts
     assert [run.records[-1].offset for run in [one.current[0]] if one.current] == [3]
@@ -105,12 +105,12 @@ def test_of_one_key_the_rest_stays_behind_the_stuck_record() -> None:
     room.add("aaaaab")
     room.speed_up()
     one, two = room.workers
-    room.desk.exchange(one)
-    room.desk.exchange(two)
+    room.desk.take(one)
+    room.desk.take(two)
     room.work(one, 2)
     room.desk.tend()
     room.speed_up()
-    taken = [record.offset for run in room.desk.exchange(two) for record in run.records]
+    taken = [record.offset for run in room.desk.take(two) for record in run.records]
     assert taken == [5]
     assert room.committable == 2
 
@@ -121,7 +121,7 @@ def test_results_that_are_not_published_do_not_count() -> None:
     room.add("baaaa")
     room.speed_up()
     one, _ = room.workers
-    room.desk.exchange(one)
+    room.desk.take(one)
     room.work(one, 3)
     room.desk.tend()
     assert room.committable == 0
@@ -134,7 +134,7 @@ def test_what_failed_before_its_run_was_stuck_is_not_done() -> None:
     room.add("abcd")
     room.speed_up()
     one, _ = room.workers
-    room.desk.exchange(one)
+    room.desk.take(one)
     room.work(one, 2)
     assert one.current is not None
     one.failed = [(one.current[0].records[0], monotonic_ms() + 60_000)]
@@ -148,11 +148,11 @@ def test_partitions_that_go_are_taken_back_from_workers() -> None:
     room.add("abcdefgh")
     room.speed_up()
     one, two = room.workers
-    room.desk.exchange(one)
+    room.desk.take(one)
     room.work(one, 3)
     room.desk.recall([room.lane])
     assert room.desk.has_in_flight([room.lane])
-    assert room.desk.exchange(two) == []  # nothing of it is handed out
+    assert room.desk.take(two) == []  # nothing of it is handed out
     assert room.committable == 3
     assert room.work(one, 100) == []  # nor begun by who had it
 
@@ -161,7 +161,7 @@ def test_a_failure_after_the_record_was_given_up_is_nothing() -> None:
     room = Room()
     room.add("ab")
     one, _ = room.workers
-    (run,) = room.desk.exchange(one)
+    (run,) = room.desk.take(one)
     record = room.desk.find(room.lane, 0)
     assert record is run.records[0]
     room.desk.give_up(room.lane, 0)
@@ -177,12 +177,12 @@ def test_paused_and_stopped() -> None:
     room.add("ab")
     one, two = room.workers
     room.desk.pause()
-    assert room.desk.exchange(one) == []
+    assert room.desk.take(one) == []
     room.desk.resume()
     assert room.woken == [one]
-    assert room.desk.exchange(one)
+    assert room.desk.take(one)
     room.desk.stop()
-    assert room.desk.exchange(two) == []
+    assert room.desk.take(two) == []
     assert room.desk.is_stopped
 
 
@@ -190,10 +190,10 @@ def test_lists_wait_a_moment_to_be_full() -> None:
     room = Room(batch_size=4, batch_linger_ms=60_000)
     room.add("abc")
     one, two = room.workers
-    assert room.desk.exchange(one) == []
+    assert room.desk.take(one) == []
     room.add("d")
-    assert sum(len(run.records) for run in room.desk.exchange(two)) == 4
+    assert sum(len(run.records) for run in room.desk.take(two)) == 4
     room.add("e")
-    assert room.desk.exchange(one) == []
+    assert room.desk.take(one) == []
     room.desk._batch_since_s = monotonic() - 61
-    assert sum(len(run.records) for run in room.desk.exchange(one)) == 1
+    assert sum(len(run.records) for run in room.desk.take(one)) == 1

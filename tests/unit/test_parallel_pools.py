@@ -7,36 +7,42 @@ import asyncio
 import pytest
 from tests.unit.test_parallel_desk import Room
 
-from kafkamq.parallel.coroutines import CoroutinePool
 from kafkamq.parallel.handling import Handling
-from kafkamq.parallel.inside import enter, is_inside
 from kafkamq.parallel.settling import Settler
-from kafkamq.parallel.threads import ThreadPool
+from kafkamq.parallel.work_queue import Worker
+from kafkamq.runtime.inside import enter, is_inside
+from kafkamq.runtime.loop_executor import LoopExecutor
+from kafkamq.runtime.thread_executor import ThreadExecutor
+from kafkamq.runtime.work_queue import HandlerCall
 
 
-def handling(
-    room: Room, handler: object, failures: list[BaseException], *, takes_lists: bool = True
-) -> Handling:
+def handling(room: Room, failures: list[BaseException]) -> Handling:
     def no_dead_letters(*_: object) -> None:
         raise AssertionError("none is written here")
 
     settler = Settler(
         room.desk.config, room.stats, no_dead_letters, failures.append, no_dead_letters
     )
-    return Handling(desk=room.desk, settler=settler, handler=handler, takes_lists=takes_lists)
+    return Handling(room.desk, settler)
+
+
+def begun(worker: Worker) -> Worker:
+    run = next(worker.pending)
+    worker.current, worker.failed = (run, iter(run.records)), None
+    return worker
 
 
 def test_nobody_is_called_with_an_empty_list() -> None:
     room = Room(batch_size=4)
     room.add("abcd")
     calls: list[object] = []
-    pool = ThreadPool(handling(room, calls.append, []), 1)
+    pool = ThreadExecutor(handling(room, []), HandlerCall(function=calls.append), 1)
     one, _ = room.workers
-    assert room.desk.exchange(one)
+    assert room.desk.take(one)
     room.desk.recall([room.lane])
-    pool._process_list(one)
+    pool._process_list(one, calls.append)
     assert calls == []
-    assert room.desk.exchange(one) == []
+    assert room.desk.take(one) == []
     assert room.committable == 0
 
     async def handle(records: object) -> None:
@@ -45,11 +51,11 @@ def test_nobody_is_called_with_an_empty_list() -> None:
     room = Room(batch_size=4)
     room.add("abcd")
     loop = asyncio.new_event_loop()
-    coroutines = CoroutinePool(handling(room, handle, []), 1, loop)
+    coroutines = LoopExecutor(handling(room, []), HandlerCall(function=handle), 1, loop)
     one, _ = room.workers
-    assert room.desk.exchange(one)
+    assert room.desk.take(one)
     room.desk.recall([room.lane])
-    loop.run_until_complete(coroutines._process_list(one))
+    loop.run_until_complete(coroutines._process_list(one, handle))
     loop.close()
     assert calls == []
 
@@ -58,7 +64,7 @@ def test_a_loop_that_was_closed_is_told_once_and_wakes_nobody() -> None:
     room, failures = Room(), []
     loop = asyncio.new_event_loop()
     loop.close()
-    pool = CoroutinePool(handling(room, print, failures), 2, loop)
+    pool = LoopExecutor(handling(room, failures), HandlerCall(function=print), 2, loop)
     pool.wake(room.workers)
     pool.wake(room.workers)
     pool.cancel()
@@ -76,22 +82,24 @@ def test_an_error_of_cancelling_is_an_attempt_unless_it_is_the_worker_that_is_ca
     async def wait(record: object) -> None:
         await asyncio.sleep(60)
 
-    async def cancelled(pool: CoroutinePool, run: object) -> None:
-        task = asyncio.ensure_future(pool._process(room.workers[1], run))
+    async def cancelled(pool: LoopExecutor) -> None:
+        task = asyncio.ensure_future(pool._process(begun(room.workers[1]), wait))
         await asyncio.sleep(0)
         task.cancel()
         await task
 
     loop = asyncio.new_event_loop()
     one, two = room.workers
-    (first,), (second,) = room.desk.exchange(one), room.desk.exchange(two)
-    pool = CoroutinePool(handling(room, handle, [], takes_lists=False), 1, loop)
-    failed = loop.run_until_complete(pool._process(one, first))
-    assert failed is not None and failed[0][0].offset == 0
-    assert isinstance(failed[0][0].last_error, asyncio.CancelledError)
-    pool = CoroutinePool(handling(room, wait, [], takes_lists=False), 1, loop)
+    assert room.desk.take(one)
+    assert room.desk.take(two)
+    pool = LoopExecutor(handling(room, []), HandlerCall(function=handle), 1, loop)
+    loop.run_until_complete(pool._process(begun(one), handle))
+    assert one.failed is not None
+    ((record, _),) = one.failed
+    assert record.offset == 0
+    assert isinstance(record.last_error, asyncio.CancelledError)
     with pytest.raises(asyncio.CancelledError):
-        loop.run_until_complete(cancelled(pool, second))
+        loop.run_until_complete(cancelled(pool))
     loop.close()
 
 
@@ -117,16 +125,16 @@ def test_a_worker_in_order_goes_on_behind_what_was_taken_back(count: int) -> Non
     room.add("aaaaa")
     room.speed_up()
     one, two = room.workers
-    (run,) = room.desk.exchange(one)
+    (run,) = room.desk.take(one)
     room.work(one, count)
     room.desk.tend()
     assert [record.offset for record in run.records] == list(range(count + 1))
-    assert room.desk.exchange(two) == []  # the key is still the first one's
+    assert room.desk.take(two) == []  # the key is still the first one's
     assert room.committable == count
     one.finished.append(run)
     room.desk.settle(one)
     assert room.committable == count + 1
     room.speed_up()
-    taken = [record.offset for each in room.desk.exchange(two) for record in each.records]
+    taken = [record.offset for each in room.desk.take(two) for record in each.records]
     assert taken == list(range(count + 1, 5))
     room.desk.scheduler.check()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,23 +16,21 @@ from typing import Any
 
 import pytest
 from tests.unit import parallel_handlers as handlers
+from tests.unit.shelf import Batch, Shelf
 from tests.unit.test_parallel_desk import PLACE, Room
 from tests.waiting import wait_until
 
-from kafkamq import Ack, ConfigError, OutgoingRecord
+from kafkamq import Ack, ConfigError, Nack, OutgoingRecord
 from kafkamq.config import Backoff
-from kafkamq.parallel import processes
-from kafkamq.parallel.handling import UNTRIED, Handling
-from kafkamq.parallel.processes import (
-    WorkerDiedError,
-    _local,
-    _Process,
-    _Remote,
-    _shards,
-    process_pool,
-)
+from kafkamq.parallel.config import is_async_handler
+from kafkamq.parallel.handling import Handling
+from kafkamq.parallel.processes import processes_of
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.settling import Settler
+from kafkamq.runtime import process_executor
+from kafkamq.runtime.process_executor import ProcessExecutor
+from kafkamq.runtime.rules.run_ahead import RunAhead
+from kafkamq.runtime.work_queue import HandlerTimeoutError, WorkerDiedError
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,6 +61,36 @@ def records(*keys: str, start: int = 0) -> list[ParallelRecord]:
     ]
 
 
+def runs(*keys: str, start: int = 0) -> list[Batch]:
+    """Each record for itself."""
+    return [Batch([record]) for record in records(*keys, start=start)]
+
+
+class Work:
+    """Processes, and the shelf that they work on."""
+
+    def __init__(self, handler: Callable[..., object], **options: Any) -> None:
+        self.shelf = Shelf()
+        wants_results = options.pop("wants_results", False)
+        config = Room(processes=options.pop("count", 1), **options).desk.config
+        self.executor = ProcessExecutor(
+            self.shelf,
+            processes_of(
+                config,
+                handler,
+                is_async=is_async_handler(handler),
+                wants_results=wants_results,
+            ),
+        )
+
+    def start(self) -> None:
+        self.executor.start()
+        wait_until(lambda: self.executor.pids, "a process")
+
+    def outcomes(self) -> dict[int, object]:
+        return {record.offset: outcome for record, outcome in self.shelf.outcomes}
+
+
 @pytest.fixture
 def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Counter[int]]:
     """How often each offset was noted."""
@@ -73,70 +102,71 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Counte
 
 
 @pytest.fixture
-def remote() -> Iterator[Callable[..., _Remote]]:
-    made: list[_Remote] = []
+def working() -> Iterator[Callable[..., Work]]:
+    made: list[Work] = []
 
-    def make(handler: Callable[..., object], *, wants_results: bool = False) -> _Remote:
-        shard = _shards(Room().desk.config)
-        made.append(_Remote(handler, shard, pytest.fail, wants_results=wants_results))
+    def make(handler: Callable[..., object], *, starts: bool = True, **options: Any) -> Work:
+        made.append(Work(handler, **options))
+        if starts:
+            made[-1].start()
         return made[-1]
 
-    _local.process = None
     yield make
     for each in made:
-        each.end()
-    _local.process = None
-
-
-def child() -> _Process:
-    process: _Process = _local.process
-    return process
+        each.shelf.end(each.executor)
 
 
 def test_who_dies_idle_takes_nothing_along(
-    remote: Callable[..., _Remote], seen: Callable[[], Counter[int]]
+    working: Callable[..., Work], seen: Callable[[], Counter[int]]
 ) -> None:
-    call = remote(handlers.note)
-    assert call(records(*"abcde")) == [None] * 5
-    child()._process.kill()
-    child()._process.join()
-    # The batch before is done to the last record; that says nothing of this one.
-    assert call(records(*"abcde", start=5)) == [UNTRIED] * 5
-    assert call(records(*"abcde", start=5)) == [None] * 5
+    work = working(handlers.note)
+    work.shelf.add(*runs(*"abcde"))
+    work.shelf.wait(5)
+    (pid,) = work.executor.pids
+    os.kill(pid, signal.SIGKILL)
+    work.shelf.add(*runs(*"abcde", start=5))
+    work.shelf.wait(10)
+    assert work.outcomes() == {}
     assert seen() == Counter(range(10))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_to_the_group_are_the_parents(
-    remote: Callable[..., _Remote], seen: Callable[[], Counter[int]], number: int
+    working: Callable[..., Work], seen: Callable[[], Counter[int]], number: int
 ) -> None:
-    call = remote(handlers.work)
-
-    def send() -> None:
-        wait_until(Path(os.environ[handlers.SEEN] + ".begun").exists)
-        os.kill(call._processes[0]._process.pid, number)
-        Path(os.environ[handlers.SEEN] + ".sent").touch()
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    assert call(records("a")) == [None]  # busy
-    thread.join()
-    os.kill(child()._process.pid, number)  # idle
-    assert call(records("b", start=1)) == [None]
+    work = working(handlers.work)
+    work.shelf.add(*runs("a"))
+    (pid,) = work.executor.pids
+    wait_until(Path(os.environ[handlers.SEEN] + ".begun").exists)
+    os.kill(pid, number)  # busy
+    Path(os.environ[handlers.SEEN] + ".sent").touch()
+    work.shelf.wait(1)
+    os.kill(pid, number)  # idle
+    work.shelf.add(*runs("b", start=1))
+    work.shelf.wait(2)
+    assert work.executor.pids == [pid]
     assert seen() == Counter(range(2))
 
 
 @pytest.mark.parametrize("handler", [handlers.accept, handlers.refuse_some])
+@pytest.mark.parametrize("is_one_run", [False, True])
 def test_who_ends_its_process_is_to_blame_alone(
-    remote: Callable[..., _Remote], seen: Callable[[], Counter[int]], handler: Callable[..., object]
+    working: Callable[..., Work],
+    seen: Callable[[], Counter[int]],
+    handler: Callable[..., object],
+    is_one_run: bool,
 ) -> None:
-    call = remote(handler)
-    *fine, died, untried = call(records("a", "b", "c", "poison", "d"))
-    assert isinstance(died, WorkerDiedError)
-    assert untried is UNTRIED
-    assert not any(isinstance(outcome, WorkerDiedError) for outcome in fine)
-    assert UNTRIED not in fine
-    assert seen() == Counter(range(3))
+    work = working(handler, starts=False)
+    keys = ("a", "b", "c", "poison", "d")
+    work.shelf.add(*([Batch(records(*keys), is_serial=False)] if is_one_run else runs(*keys)))
+    work.start()
+    work.shelf.wait(5)
+    outcomes = work.outcomes()
+    died = [offset for offset, outcome in outcomes.items() if isinstance(outcome, WorkerDiedError)]
+    assert died == [3]
+    if handler is handlers.refuse_some:
+        assert isinstance(outcomes[1], Nack)
+    assert seen() == Counter((0, 1, 2, 4))
 
 
 def test_innocents_are_processed_once_and_are_no_dead_letters(
@@ -152,8 +182,8 @@ def test_innocents_are_processed_once_and_are_no_dead_letters(
 
     letters_to: Any = park
     settler = Settler(room.desk.config, room.stats, letters_to, pytest.fail, pytest.fail)
-    handling = Handling(desk=room.desk, settler=settler, handler=handlers.accept)
-    pool = process_pool(handling, room.desk.config, is_async=False)
+    processes = processes_of(room.desk.config, handlers.accept, is_async=False)
+    pool = ProcessExecutor(Handling(room.desk, settler), processes)
     room.speed_up()
     room.desk.add(room.lane, records("a", "b", "c", "d", "poison"))
     pool.start()
@@ -180,37 +210,64 @@ class Done:
 
 
 def test_an_outcome_that_cannot_be_read_is_one_records_failure(
-    remote: Callable[..., _Remote], seen: Callable[[], Counter[int]]
+    working: Callable[..., Work], seen: Callable[[], Counter[int]]
 ) -> None:
-    """The others have their own results, now and in the batches that follow."""
-    call = remote(handlers.result, wants_results=True)
+    """The others have their own results, now and later."""
+    work = working(handlers.result, wants_results=True)
     keys = ("a", "error", "b", "result", "c", "result", "speechless", "later", "d")
-    found = call(records(*keys))
-    values = [each.value for each in found if isinstance(each, OutgoingRecord)]
+    work.shelf.add(Batch(records(*keys), is_serial=False))
+    work.shelf.wait(len(keys))
+    found = work.outcomes()
+    values = [each.value for each in found.values() if isinstance(each, OutgoingRecord)]
     assert values == [b"result of 0", b"result of 2", b"result of 4", b"result of 8"]
     assert str(found[1]) == "HomeboundError: boom"
     assert isinstance(found[3], ConfigError)
     assert "cannot be read outside" in str(found[3])
-    assert found[5] is UNTRIED  # of the same key
     assert isinstance(found[6], handlers.SpeechlessError)
     assert "async def" in str(found[7])
-    (again,) = call(records("a", start=9))
-    assert again.value == b"result of 9"
+    work.shelf.add(*runs("a", start=9))
+    work.shelf.wait(len(keys) + 1)
+    assert work.outcomes()[9].value == b"result of 9"  # type: ignore[attr-defined]
     assert seen() == Counter()
 
 
-def test_an_ack_among_results_is_an_ack(remote: Callable[..., _Remote], seen: object) -> None:
-    assert remote(handlers.accept, wants_results=True)(records("a", "b")) == [Ack(), Ack()]
+def test_behind_a_failure_in_its_order_nothing_is_begun(
+    working: Callable[..., Work], seen: Callable[[], Counter[int]]
+) -> None:
+    work = working(handlers.refuse_some)
+    work.shelf.add(Batch(records("a", "a", "a")))
+    work.shelf.wait(3)
+    assert [record.offset for record in work.shelf.back] == [2]
+    assert list(work.outcomes()) == [1]
+
+
+def test_an_ack_among_results_is_an_ack(working: Callable[..., Work], seen: object) -> None:
+    work = working(handlers.accept, wants_results=True)
+    work.shelf.add(*runs("a", "b"))
+    work.shelf.wait(2)
+    assert work.outcomes() == {0: Ack(), 1: Ack()}
 
 
 def test_who_is_killed_before_it_began_is_replaced(
-    remote: Callable[..., _Remote], seen: Callable[[], Counter[int]]
+    working: Callable[..., Work],
+    seen: Callable[[], Counter[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    call = remote(handlers.note)
-    _local.process = call._make()
-    child()._process.kill()
-    assert call(records("a")) == [UNTRIED]
-    assert call(records("a")) == [None]
+    monkeypatch.setattr(process_executor, "_PAUSE_S", 0.01)
+    work = working(handlers.note, starts=False)
+    begin, kills = process_executor._Process.begin, [1]
+
+    def killed(process: Any) -> str | None:
+        if kills:
+            kills.pop()
+            process._process.kill()
+        return begin(process)
+
+    monkeypatch.setattr(process_executor._Process, "begin", killed)
+    work.shelf.add(*runs("a"))
+    work.start()
+    work.shelf.wait(1)
+    assert seen() == Counter(range(1))
 
 
 def test_the_interpreter_ends_with_idle_processes(seen: object) -> None:
@@ -219,17 +276,18 @@ def test_the_interpreter_ends_with_idle_processes(seen: object) -> None:
         "import atexit\n"
         "def begin_another():\n"
         "    try:\n"
-        "        remote._make()\n"
+        "        _Process(work.executor.processes.call)\n"
         "    except OSError as error:\n"
         "        print(error)\n"
         "atexit.register(begin_another)\n"
         "from tests.unit import parallel_handlers as handlers\n"
-        "from kafkamq.parallel.processes import _Remote\n"
+        "from tests.unit.test_parallel_processes import Work\n"
+        "from kafkamq.runtime.process_executor import _Process\n"
         "if __name__ == '__main__':\n"
-        "    remote = _Remote(handlers.note, id, print, wants_results=False)\n"
-        "    process = remote._make()\n"
-        "    assert process.is_ready()\n"
-        "    print(process._process.pid)\n"
+        "    work = Work(handlers.note)\n"
+        "    process = _Process(work.executor.processes.call)\n"
+        "    assert process.begin() is None\n"
+        "    print(process.pid)\n"
     )
     path = Path(os.environ[handlers.SEEN]).with_name("program.py")
     path.write_text(program)
@@ -248,18 +306,125 @@ def test_the_interpreter_ends_with_idle_processes(seen: object) -> None:
 
 
 def test_no_room_for_a_process_costs_no_attempt(
-    remote: Callable[..., _Remote],
+    working: Callable[..., Work],
     seen: Callable[[], Counter[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    call = remote(handlers.note)
-    monkeypatch.setattr(processes, "_PAUSE_S", 0.0)
+    work = working(handlers.note, starts=False)
+    monkeypatch.setattr(process_executor, "_PAUSE_S", 0.01)
+    refused = threading.Event()
 
     def refuse(*_: object, **__: object) -> object:
+        refused.set()
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     with monkeypatch.context() as full:
-        full.setattr(processes, "start_child", refuse)
-        assert call(records("a", "b")) == [UNTRIED] * 2
-    assert call(records("a", "b")) == [None] * 2
+        full.setattr(process_executor, "start_child", refuse)
+        work.shelf.add(*runs("a", "b"))
+        work.executor.start()
+        assert refused.wait(10)
+    work.shelf.wait(2)
+    assert work.outcomes() == {}
     assert seen() == Counter(range(2))
+
+
+@pytest.mark.parametrize("handler", [handlers.meet, handlers.meet_async])
+def test_a_process_has_several_handlers_at_once(
+    working: Callable[..., Work], seen: object, handler: Callable[..., object]
+) -> None:
+    """Four of them wait for each other, in each of two processes."""
+    work = working(handler, count=2, threads=4)
+    work.shelf.add(*runs(*"abcdefgh"))
+    work.shelf.wait(8)
+    assert work.outcomes() == {}
+
+
+def test_who_takes_too_long_loses_its_process(
+    working: Callable[..., Work], seen: Callable[[], Counter[int]]
+) -> None:
+    """What else was in the process is none of its business."""
+    work = working(handlers.hang_on_poison, timeout_ms=300)
+    work.shelf.add(*runs("a", "poison", "b"))
+    work.shelf.wait(3)
+    ((offset, outcome),) = work.outcomes().items()
+    assert (offset, str(outcome)) == (1, "the handler took longer than 0.3 s")
+    assert isinstance(outcome, HandlerTimeoutError)
+    assert seen() == Counter((0, 2))
+
+
+@pytest.mark.parametrize("handler", [handlers.hang_on_poison, handlers.hang_on_poison_async])
+def test_of_several_handlers_the_one_that_takes_too_long_is_left_alone(
+    working: Callable[..., Work],
+    seen: Callable[[], Counter[int]],
+    handler: Callable[..., object],
+) -> None:
+    work = working(handler, timeout_ms=300, threads=2)
+    (pid,) = work.executor.pids
+    work.shelf.add(*runs("a", "poison", "poison", "poison", "b"))
+    work.shelf.wait(5)
+    assert {offset for offset, _ in work.outcomes().items()} == {1, 2, 3}
+    assert all(isinstance(each, HandlerTimeoutError) for each in work.outcomes().values())
+    assert work.executor.pids == [pid]
+    assert seen() == Counter((0, 4))
+
+
+def test_what_no_handler_has_begun_comes_back_when_asked_for(
+    working: Callable[..., Work], seen: Callable[[], Counter[int]]
+) -> None:
+    """Also what stands behind the record that a handler is at, in its order."""
+    work = working(handlers.work, starts=False)
+    work.shelf.add(Batch(records(*"aaa")), *runs("b", "c", start=3))
+    (port,) = work.executor._ports
+    port._ahead = RunAhead(concurrency=5, maximum=5)
+    work.start()
+    wait_until(Path(os.environ[handlers.SEEN] + ".begun").exists)
+    wait_until(lambda: port._held == 5)
+    work.shelf.stop()
+    wait_until(lambda: port._held == 3)
+    Path(os.environ[handlers.SEEN] + ".sent").touch()
+    assert work.executor.join(10)
+    assert work.shelf.done_count == 1
+    assert seen() == Counter((0,))
+    assert [record.offset for record in work.shelf.back] == [3, 4, 1, 2]
+
+
+def test_the_records_of_a_key_are_in_one_process_in_order(
+    seen: Callable[[], Counter[int]],
+) -> None:
+    room = Room(processes=2, threads=4)
+    settler = Settler(room.desk.config, room.stats, pytest.fail, pytest.fail, pytest.fail)
+    processes = processes_of(room.desk.config, handlers.note_ends, is_async=False)
+    pool = ProcessExecutor(Handling(room.desk, settler), processes)
+    pool.start()
+    wait_until(lambda: len(pool.pids) == 2, "both processes")
+    count, keys = 2000, 20
+    for start in range(0, count, 500):
+        room.desk.add(room.lane, records(*[f"k{n % keys}" for n in range(500)], start=start))
+    try:
+
+        def is_done() -> bool:
+            room.desk.tend()
+            return room.committable == count
+
+        wait_until(is_done)
+    finally:
+        room.desk.stop()
+        assert pool.join(10)
+        pool.cancel()
+    lines = Path(os.environ[handlers.SEEN]).read_text().splitlines()
+    pids, of_key = set(), {}
+    for line in lines:
+        what, pid, offset, key = line.split()
+        pids.add(pid)
+        of_key.setdefault(key, []).append((int(offset), what))
+    assert len(pids) == 2
+    for found in of_key.values():  # each ends before the next one begins, wherever
+        assert found == sorted(found, key=lambda each: (each[0], each[1] == "end"))
+    assert sum(map(len, of_key.values())) == 2 * count
+    room.desk.scheduler.check()
+
+
+def test_a_handler_that_cannot_be_pickled_is_refused() -> None:
+    with pytest.raises(ConfigError, match="can be imported"):
+        processes_of(Room(processes=1).desk.config, lambda record: None, is_async=False)
+    assert pickle.loads(pickle.dumps(handlers.note)) is handlers.note

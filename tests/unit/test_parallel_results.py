@@ -14,13 +14,14 @@ from tests.waiting import wait_until
 
 from kafkamq import Ack, Reject
 from kafkamq.config import Backoff
-from kafkamq.parallel.coroutines import CoroutinePool
 from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OutgoingRecord, ProducePublisher, Publisher
 from kafkamq.parallel.settling import Settler
 from kafkamq.parallel.streams import ResultStream
-from kafkamq.parallel.threads import ThreadPool
+from kafkamq.runtime.loop_executor import LoopExecutor
+from kafkamq.runtime.thread_executor import ThreadExecutor
+from kafkamq.runtime.work_queue import Executor, HandlerCall
 
 SOON = Backoff(first=0.01, max=0.01, jitter=0.0)
 
@@ -76,24 +77,17 @@ class Works:
         is_async: bool = False,
         is_done: Callable[[], bool],
     ) -> None:
-        handling = Handling(
-            desk=self.room.desk,
-            settler=self.settler,
-            handler=handler,
-            publisher=publisher,
-            takes_all=isinstance(publisher, ResultStream),
-        )
-        pool: ThreadPool | CoroutinePool = ThreadPool(handling, 1)
+        takes_all = isinstance(publisher, ResultStream)
+        queue = Handling(self.room.desk, self.settler, publisher, takes_all=takes_all)
+        call = HandlerCall(function=handler, wants_all=takes_all)
+        pool: Executor = ThreadExecutor(queue, call, 1)
         if is_async:
 
             async def handle(record: ParallelRecord) -> object:
                 await asyncio.sleep(0)
                 return handler(record)
 
-            handling = Handling(
-                desk=self.room.desk, settler=self.settler, handler=handle, publisher=publisher
-            )
-            pool = CoroutinePool(handling, 1)
+            pool = LoopExecutor(queue, HandlerCall(function=handle, wants_all=takes_all), 1)
         self.room.add(keys)
         self.room.speed_up()
         pool.start()

@@ -17,7 +17,7 @@ def test_a_slot_that_is_relieved_before_its_first_record_gives_its_key_back() ->
     room.add("aaa")
     room.speed_up()
     slot = pool._woken.popleft()
-    assert room.desk.exchange(slot)
+    assert room.desk.take(slot)
     run = next(slot.pending)
     slot.current, slot.failed, slot.is_at_run = (run, iter(run.records)), None, True
     room.desk.recall([other])

@@ -110,7 +110,7 @@ class Hall(Room):
         self.add(keys)
         self.speed_up()
         worker = self.workers[0]
-        for run in self.desk.exchange(worker):
+        for run in self.desk.take(worker):
             worker.finished.append(run)
             worker.outputs += [(record, self.result(record, sizes or {})) for record in run.records]
         return worker

@@ -22,8 +22,9 @@ from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.letters import AGAIN_S, Letters
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.settling import Settler
-from kafkamq.parallel.threads import ThreadPool
-from kafkamq.parallel.verdicts import is_verdict, understood
+from kafkamq.runtime.thread_executor import ThreadExecutor
+from kafkamq.runtime.verdicts import is_verdict, understood
+from kafkamq.runtime.work_queue import HandlerCall
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import DeadLetterReason
 
@@ -172,8 +173,7 @@ def test_dead_letters_that_are_asked_for_need_a_topic() -> None:
 def work_off(office: Office, handler: Callable[..., object], keys: str) -> None:
     """In one thread, until nothing is ready."""
     room = office.room
-    handling = Handling(desk=room.desk, settler=office.settler, handler=handler)
-    pool = ThreadPool(handling, 1)
+    pool = ThreadExecutor(Handling(room.desk, office.settler), HandlerCall(function=handler), 1)
     pool.start()
     room.add(keys)
     wait_until(lambda: not (room.desk.scheduler.has_ready or room.desk.in_flight_count()))
@@ -208,7 +208,7 @@ def test_letters_that_are_refused_are_held_until_they_are_written_or_their_parti
     room.add("abc")
     room.speed_up()
     worker, _ = room.workers
-    records = [record for run in room.desk.exchange(worker) for record in run.records]
+    records = [record for run in room.desk.take(worker) for record in run.records]
     refused: Future[None] = Future()
     refused.set_exception(BrokerError("no rights", code="X"))
     why = (DeadLetterReason.REJECTED, "no good")

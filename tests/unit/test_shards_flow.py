@@ -10,13 +10,12 @@ from kafkamq.parallel.rules.flow import (
     FlowLimits,
     MapVerdict,
     PartitionFlow,
-    RateLimit,
-    RunSize,
     Stall,
     StallGuard,
 )
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.wire.offsets import encode
+from kafkamq.runtime.rules.pace import RateLimit, RunSize
 
 
 def test_fetching_stops_when_full_and_starts_again_when_half_empty() -> None:

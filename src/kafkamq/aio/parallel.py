@@ -10,10 +10,10 @@ from types import TracebackType
 from kafkamq.errors import ConfigError, DeadlineExceededError
 from kafkamq.parallel.config import is_async_handler
 from kafkamq.parallel.consumer import ParallelBase, stopped_by
-from kafkamq.parallel.inside import is_inside
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OnProduced
 from kafkamq.parallel.streams import ResultStream
+from kafkamq.runtime.inside import is_inside
 
 __all__ = ["ParallelConsumer"]
 

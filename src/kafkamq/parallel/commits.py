@@ -17,7 +17,6 @@ from confluent_kafka import KafkaException
 from kafkamq.errors import DeadlineExceededError, KafkaMQError, LeaseLostError
 from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.config import ParallelConfig, Partition
-from kafkamq.parallel.inside import enter
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits, MapVerdict, PartitionFlow, StallGuard
 from kafkamq.parallel.rules.lanes import Lane, LaneState
@@ -25,6 +24,7 @@ from kafkamq.parallel.rules.offsets import Progress
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.wire import offsets as offset_maps
 from kafkamq.parallel.work_queue import Desk
+from kafkamq.runtime.inside import enter
 from kafkamq.transport.errors import Meaning, broker_error, is_retriable, kafka_error, meaning
 from kafkamq.transport.exact_commits import ExactCommits, OffsetCommit
 

@@ -13,7 +13,7 @@ from kafkamq.errors import ConfigError
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits
 from kafkamq.parallel.rules.shards import NullKeys, Ordering
-from kafkamq.types import Ack, Nack, Reject
+from kafkamq.runtime.verdicts import Verdict
 
 __all__ = [
     "CommitMode",
@@ -30,7 +30,6 @@ __all__ = [
 Partition: TypeAlias = tuple[str, int]
 """Topic and partition."""
 
-Verdict: TypeAlias = Ack | Nack | Reject
 RetryDelay: TypeAlias = Callable[[ParallelRecord], float]
 """Seconds until a record that failed is tried again; ``record.attempt`` counts from 1."""
 
@@ -93,6 +92,8 @@ class ParallelConfig:
     null_keys: NullKeys = NullKeys.SERIAL
     concurrency: int = 16  # maxConcurrency: handlers at once
     processes: int = 0  # handlers run in so many processes; 0: in this one
+    threads: int = 1  # or coroutines, in each process
+    timeout_ms: int = 0  # of a call; 0: none
     batch_size: int = 0  # batchSize: the most records of a call; 0: records, not lists
     batch_linger_ms: int = 0  # how long a list that is not full waits for more
     max_attempts: int | None = None  # None: for ever, as Parallel Consumer
@@ -122,6 +123,8 @@ class ParallelConfig:
         for name, minimum, maximum in (
             ("concurrency", 1, _MAX_CONCURRENCY),
             ("processes", 0, 1024),
+            ("threads", 1, 1024),
+            ("timeout_ms", 0, 1 << 40),
             ("batch_size", 0, 100_000),
             ("commit_interval_ms", 1, 3_600_000),
             ("commit_timeout_ms", 1, 600_000),
@@ -139,6 +142,8 @@ class ParallelConfig:
             raise ConfigError(f"max_attempts is {attempts!r}: at least 1, or None: forever")
         if not isinstance(self.backoff, Backoff) and not callable(self.backoff):
             raise ConfigError(f"backoff is {self.backoff!r}: give a Backoff or a function")
+        if self.threads > 1 and not self.processes:
+            raise ConfigError("threads is for processes=; else concurrency says how many")
         if self.batch_linger_ms and not self.batch_size:
             raise ConfigError("batch_linger needs a batch_size")
         choice("start", self.start, ("earliest", "latest", "none"))

@@ -13,21 +13,23 @@ from typing import TYPE_CHECKING
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, DeadlineExceededError, StateError
 from kafkamq.parallel.config import is_async_handler
-from kafkamq.parallel.coroutines import CoroutinePool
-from kafkamq.parallel.engine import Engine, Pool, State
+from kafkamq.parallel.engine import Engine, State
 from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.health import Health, health_of
-from kafkamq.parallel.inside import is_inside
 from kafkamq.parallel.metrics import watch_engine
 from kafkamq.parallel.options import ParallelOptions, make_config
-from kafkamq.parallel.processes import process_pool
+from kafkamq.parallel.processes import processes_of
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OnProduced, ProducePublisher, Publisher
 from kafkamq.parallel.settling import Settler
 from kafkamq.parallel.streams import ResultStream
-from kafkamq.parallel.threads import ThreadPool
 from kafkamq.parallel.transactions import TransactionCommitter, TransactionPublisher
+from kafkamq.runtime.inside import is_inside
+from kafkamq.runtime.loop_executor import LoopExecutor
+from kafkamq.runtime.process_executor import ProcessExecutor
 from kafkamq.runtime.signals import stop_event
+from kafkamq.runtime.thread_executor import ThreadExecutor
+from kafkamq.runtime.work_queue import Executor, HandlerCall
 from kafkamq.transport.fork_check import ForkCheck
 
 if TYPE_CHECKING:
@@ -137,21 +139,26 @@ class ParallelBase:
                 f"this parallel consumer is {engine.state.value}: each is given one handler, once"
             )
         settler = Settler(config, engine.stats, engine.park, engine.fail, engine.hold_letter)
-        handling = Handling(
-            desk=engine.desk,
-            settler=settler,
-            handler=handler,
+        results = publisher(engine, settler)
+        queue = Handling(engine.desk, settler, results, takes_all=takes_all)
+        call = HandlerCall(
+            function=handler,
             takes_lists=bool(config.batch_size),
-            publisher=publisher(engine, settler),
-            takes_all=takes_all,
+            wants_all=takes_all,
+            timeout_ms=config.timeout_ms,
+            owner=config,
         )
-        pool: Pool
+        pool: Executor
         if config.processes:
-            pool = process_pool(handling, config, is_async=is_async)
+            wants_results = results is not None
+            pool = ProcessExecutor(
+                queue,
+                processes_of(config, handler, is_async=is_async, wants_results=wants_results),
+            )
         elif is_async:
-            pool = CoroutinePool(handling, config.concurrency, loop)
+            pool = LoopExecutor(queue, call, config.concurrency, loop)
         else:
-            pool = ThreadPool(handling, config.concurrency)
+            pool = ThreadExecutor(queue, call, config.concurrency)
         engine.start(pool)
         engine.on_end = watch_engine(engine)
 

@@ -9,12 +9,10 @@ from concurrent.futures import Future
 from enum import Enum
 from functools import partial
 from time import monotonic, sleep
-from typing import Protocol
 
 from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.commits import Committer, Duty
 from kafkamq.parallel.config import CommitMode, ParallelConfig, Partition
-from kafkamq.parallel.inside import enter
 from kafkamq.parallel.letters import Letters
 from kafkamq.parallel.positions import Position
 from kafkamq.parallel.record import ParallelRecord, make_records
@@ -27,11 +25,13 @@ from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.transactions import TransactionCommitter
 from kafkamq.parallel.wire.offset_zstd import require_zstandard
 from kafkamq.parallel.work_queue import Desk
+from kafkamq.runtime.inside import enter
 from kafkamq.runtime.rules.hanging import Slots
+from kafkamq.runtime.work_queue import Executor
 from kafkamq.transport.record import Record
 from kafkamq.types import DeadLetterReason
 
-__all__ = ["Engine", "Pool", "State"]
+__all__ = ["Engine", "State"]
 
 MAX_POLL = 1000  # records of one poll
 TICK_S = 0.02  # the longest wait for records, and how often the rest is looked after
@@ -51,22 +51,6 @@ class State(Enum):
     CLOSING = "closing"
     CLOSED = "closed"
     FAILED = "failed"
-
-
-class Pool(Protocol):
-    """Those who call the handler."""
-
-    def start(self) -> None:
-        """Begin."""
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait until all have ended, after ``Desk.stop``."""
-
-    def cancel(self) -> None:
-        """End handlers that are still at it, where that is possible."""
-
-    def slots(self) -> Slots:
-        """What its workers are at; from any thread."""
 
 
 class Engine:
@@ -90,7 +74,7 @@ class Engine:
         self._must_rewind = False
         self._is_leaving_late = False
         self._committer = self._make_committer()
-        self._pool: Pool | None = None
+        self._pool: Executor | None = None
         self._is_ending = threading.Event()
         self._drain_until_s = 0.0
         self._close_until_s = 0.0
@@ -128,7 +112,7 @@ class Engine:
 
     # Beginning and end.
 
-    def start(self, pool: Pool) -> None:
+    def start(self, pool: Executor) -> None:
         """Join the group and begin.
 
         Raises:
@@ -409,8 +393,7 @@ class Engine:
         for place in partitions:
             duty = self._duties.pop(place, None)
             if duty is not None:
-                with self.desk.lock:
-                    self.desk.scheduler.close(duty.lane)
+                self.desk.close(duty.lane)
 
 
 def _nothing() -> None:

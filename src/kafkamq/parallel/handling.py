@@ -1,85 +1,83 @@
-"""How handlers are called: what threads and coroutines have in common."""
+"""The shards of a parallel consumer as a ``WorkQueue``: what becomes of its handlers' outcomes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from kafkamq.errors import ConfigError
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import Publisher
-from kafkamq.parallel.rules.lanes import Run
 from kafkamq.parallel.settling import Settler
-from kafkamq.parallel.verdicts import is_verdict
 from kafkamq.parallel.work_queue import Desk, Worker
+from kafkamq.runtime.verdicts import is_verdict
 
-__all__ = ["UNTRIED", "Handling", "end_batch", "outcomes_of", "take_batch"]
-
-
-class _Untried:
-    """The outcome of a record that was not tried, as one before it in order failed."""
+__all__ = ["Handling"]
 
 
-UNTRIED = _Untried()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Handling:
-    """What workers are given.
+    """What executors work on.
 
-    Attributes:
-        handler: The user's function.
-        takes_lists: It gets lists of records.
+    Args:
+        desk: Hands out runs.
+        settler: The retry policy.
         publisher: What becomes of results; None: they are of no interest.
         takes_all: The publisher wants to know of None as well.
     """
 
-    desk: Desk
-    settler: Settler
-    handler: Callable[..., object]
-    takes_lists: bool = False
-    publisher: Publisher | None = None
-    takes_all: bool = False
+    def __init__(
+        self,
+        desk: Desk,
+        settler: Settler,
+        publisher: Publisher | None = None,
+        *,
+        takes_all: bool = False,
+    ) -> None:
+        self._desk = desk
+        self._settler = settler
+        self._takes_all = takes_all
+        self._has_publisher = publisher is not None
+        self.make_slot, self.join, self.calls = desk.make_slot, desk.join, desk.calls
+        self.take, self.done, self.fail = desk.take, desk.done, settler.fail
+        if publisher is not None:
+            self.publish, self.publish_async = publisher.publish, publisher.publish_async
 
-    def is_result(self, outcome: object) -> bool:
+    @property
+    def is_stopped(self) -> bool:
+        """See ``WorkQueue``."""
+        return self._desk.is_stopped
+
+    def _is_result(self, outcome: object) -> bool:
         """Whether that is for the publisher."""
-        if self.publisher is None or is_verdict(outcome):
+        if not self._has_publisher or is_verdict(outcome):
             return False
-        return outcome is not None or self.takes_all
+        return outcome is not None or self._takes_all
 
+    def settle(self, worker: Worker, record: ParallelRecord, outcome: object) -> bool:
+        """A result, or what the retry policy makes of it."""
+        if self._is_result(outcome):
+            worker.outputs.append((record, outcome))
+            return True
+        return self._keep(worker, record, self._settler.settle(record, outcome))
 
-def take_batch(worker: Worker) -> tuple[list[Run[ParallelRecord]], list[ParallelRecord]]:
-    """All that the worker has taken, as one list; nobody relieves it of that any more."""
-    runs = list(worker.pending)
-    return runs, [record for run in runs for record in run.records]
+    async def settle_async(self, worker: Worker, record: ParallelRecord, outcome: object) -> bool:
+        """As ``settle``."""
+        if self._is_result(outcome):
+            worker.outputs.append((record, outcome))
+            return True
+        return self._keep(worker, record, await self._settler.settle_async(record, outcome))
 
+    @staticmethod
+    def _keep(worker: Worker, record: ParallelRecord, due_ms: int | None) -> bool:
+        """Whether its run goes on behind a record that is tried again then."""
+        if due_ms is None:
+            return True
+        worker.failed = [*(worker.failed or ()), (record, due_ms)]
+        return worker.current is None or not worker.current[0].is_serial
 
-def outcomes_of(result: object, count: int) -> Sequence[object]:
-    """The outcome of each of ``count`` records of a list."""
-    if result is None or is_verdict(result):
-        return [result] * count
-    if isinstance(result, Sequence) and not isinstance(result, str | bytes):
-        if len(result) == count:
-            return result
-        error = ConfigError(f"the handler got {count} records and returned {len(result)} verdicts")
-        return [error] * count
-    error = ConfigError(
-        f"the handler returned {type(result).__name__}: a list handler returns None, a verdict for"
-        " all, or a list with one for each record"
-    )
-    return [error] * count
+    def publish(self, worker: Worker) -> None:
+        """There is nothing to publish."""
 
+    async def publish_async(self, worker: Worker) -> None:
+        """As ``publish``."""
 
-def end_batch(
-    desk: Desk,
-    worker: Worker,
-    runs: Sequence[Run[ParallelRecord]],
-    due: Mapping[int, int],
-    untried: Set[int],
-) -> None:
-    """Let go of the runs of a list: by their ids, when records that failed are due, and others."""
-    for run in runs:
-        failed = [(each, due[id(each)]) for each in run.records if id(each) in due]
-        tried = [each for each in run.records if id(each) not in untried]
-        processed = None if len(tried) == len(run.records) else len(tried)
-        desk.let_go_of_tried(worker, run, failed, processed=processed)
+    def abandon(self, worker: Worker, records: Sequence[ParallelRecord]) -> None:
+        """They are not done, and come again elsewhere."""

@@ -35,7 +35,12 @@ class ParallelOptions(TypedDict, total=False):
     null_keys: str
     """By key, records without one are "serial" (the default), as of one key, or "parallel"."""
     processes: int
-    """Run a ``def`` handler in so many processes, for work that needs the CPU; importable there."""
+    """Run the handler in so many processes; it must be importable there, and gets plain records."""
+    threads: int
+    """Handlers at once in each process: threads for ``def``, coroutines for ``async def``; 1."""
+    timeout: float | timedelta | None
+    """s after which a call has failed: a coroutine is cancelled, a process with one handler ended,
+    a thread left alone; None (the default): never."""
     batch_size: int
     """Give the handler lists of up to so many records; 0 (the default): single records."""
     batch_linger: float | timedelta
@@ -130,6 +135,8 @@ def make_config(
         null_keys=NullKeys(_choice("null_keys", options.get("null_keys", "serial"), NullKeys)),
         concurrency=concurrency,
         processes=options.get("processes", 0),
+        threads=options.get("threads", 1),
+        timeout_ms=_timeout_ms(options.get("timeout")),
         batch_size=options.get("batch_size", 0),
         batch_linger_ms=milliseconds(options.get("batch_linger", 0.0), name="batch_linger"),
         max_attempts=options.get("max_attempts"),
@@ -188,6 +195,10 @@ def _require(is_fine: bool, name: str, value: object, wanted: str) -> None:
 
 def _ms(name: str, value: float | timedelta) -> int:
     return milliseconds(value, name=name, minimum=1)
+
+
+def _timeout_ms(value: float | timedelta | None) -> int:
+    return 0 if value is None else _ms("timeout", value)
 
 
 def _choice(name: str, value: str, kind: type[Enum]) -> str:

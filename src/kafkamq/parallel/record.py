@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kafkamq.transport.record import Record, headers_of
 
-__all__ = ["Failure", "ParallelRecord", "PlainRecord", "make_records"]
+__all__ = ["Failure", "ParallelRecord", "PlainRecord", "from_fields", "make_records"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +91,27 @@ class ParallelRecord:
         """What the attempt before raised, if this one is not the first."""
         return None if self._failure is None else self._failure.error
 
-    def plain(self) -> PlainRecord:
-        """The same for another process."""
-        return PlainRecord(
-            self.topic,
-            self.partition,
+    def fields(self) -> tuple[object, ...]:
+        """Those of a ``PlainRecord``: the same for another process."""
+        raw = self._raw
+        return (
+            raw.topic(),
+            raw.partition(),
             self.offset,
             self.key,
-            self.value,
+            raw.value(),
             self.headers,
-            self.timestamp_ms,
+            raw.timestamp()[1],
             self.attempt,
         )
 
     def __repr__(self) -> str:
         return f"<ParallelRecord {self.topic}[{self.partition}]@{self.offset}>"
+
+
+def from_fields(function: Callable[[PlainRecord], Any]) -> Callable[[tuple[Any, ...]], Any]:
+    """In a process of handlers: the handler, of ``ParallelRecord.fields``."""
+    return lambda fields: function(PlainRecord(*fields))
 
 
 def make_records(messages: Sequence[Record]) -> list[ParallelRecord]:

@@ -12,9 +12,9 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from kafkamq.errors import KafkaMQError, StateError
 from kafkamq.parallel.config import ParallelConfig
-from kafkamq.parallel.inside import enter
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.queue.wire.headers import Origin, dead_letter_headers
+from kafkamq.runtime.inside import enter
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import (
     ErrorWatch,

@@ -116,7 +116,7 @@ class SlotPool:
                 assert slot.current is not None
                 run, records = slot.current
                 if run.shard.lane.state is LaneState.CLOSED:
-                    self._desk.let_go(slot, run, slot.failed or [])
+                    self._desk.done(slot, run, 0)
                     slot.is_at_run = False
                     continue
                 record = next(records, None)
@@ -127,7 +127,7 @@ class SlotPool:
             if run_or_none is not None:
                 slot.current, slot.failed = (run_or_none, iter(run_or_none.records)), None
                 slot.is_at_run = True
-            elif not self._desk.exchange(slot):
+            elif not self._desk.take(slot):
                 return None
 
     def _leave_run(self, slot: Slot) -> None:
@@ -136,5 +136,8 @@ class SlotPool:
         if slot.failed is None:
             slot.finished.append(run)
         else:
-            self._desk.let_go(slot, run, slot.failed)
+            processed = None
+            if run.shard.is_serial:
+                processed = 1 + run.records.index(slot.failed[0][0])
+            self._desk.done(slot, run, processed)
         slot.is_at_run = False

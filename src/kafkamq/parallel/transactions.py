@@ -288,8 +288,7 @@ class TransactionCommitter(Committer):
             "a transaction is aborted; what it held is processed again", extra={"said": str(error)}
         )
         for duty in self._duties():  # what is settled from here on belongs to no lane
-            with self._desk.lock:
-                self._desk.scheduler.close(duty.lane)
+            self._desk.close(duty.lane)
         self._producer.abort()
         if not self._producer.is_ready:
             self._producer.init()

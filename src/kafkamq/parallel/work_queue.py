@@ -8,66 +8,44 @@ milliseconds, takes from a worker that is stuck in one record what it has not be
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import length_hint
 from time import monotonic
-from typing import Protocol
 
 from kafkamq.parallel.config import ParallelConfig, Partition
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.rules.flow import RateLimit, RunSize
 from kafkamq.parallel.rules.lanes import Lane, Run
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.rules.shards import Scheduler
 from kafkamq.parallel.stats import Stats
 from kafkamq.runtime.rules.hanging import Call
+from kafkamq.runtime.rules.pace import RateLimit, RunSize
+from kafkamq.runtime.work_queue import Slot, Waker
 from kafkamq.transport.clock import monotonic_ms
 
-__all__ = ["Desk", "Failed", "Trouble", "Waker", "Worker"]
+__all__ = ["Desk", "Failed", "Trouble", "Worker"]
 
 MAX_TAKE = 512  # records in one worker's hands
+MAX_RUN = 64  # records of one shard in the hands of a process
 STUCK_S = 0.02  # a worker that is at it for so long keeps only what it has begun
 Failed = list[tuple[ParallelRecord, int]] | None
 
 
-class Worker:
-    """One of those who call handlers; each is used by one thread or coroutine.
+class Worker(Slot[ParallelRecord]):
+    """One of those who call handlers.
 
     Attributes:
-        pending: The runs that it has not begun; ``Desk.tend`` may empty it.
-        current: The run that it is at, and what it has not begun of that.
-        failed: What failed of that run, with the times of the next attempts; None: nothing.
-        finished: Runs that are done as a whole, until the next ``exchange``.
         troubles: Runs that cannot be finished as a whole, until they are released.
-        runs: What it took last.
         outputs: What its handlers returned, with the records, until it is published.
-        taken: Records that it took last, but for those settled one by one.
-        began_s: When.
     """
 
-    __slots__ = (
-        "began_s",
-        "current",
-        "failed",
-        "finished",
-        "outputs",
-        "pending",
-        "runs",
-        "taken",
-        "troubles",
-    )
+    __slots__ = ("outputs", "troubles")
 
     def __init__(self) -> None:
-        self.runs: list[Run[ParallelRecord]] = []
-        self.pending: Iterator[Run[ParallelRecord]] = iter(())
-        self.current: tuple[Run[ParallelRecord], Iterator[ParallelRecord]] | None = None
-        self.failed: Failed = None
+        super().__init__()
         self.troubles: list[Trouble] = []
         self.outputs: list[tuple[ParallelRecord, object]] = []
-        self.finished: list[Run[ParallelRecord]] = []
-        self.taken = 0
-        self.began_s = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -90,13 +68,6 @@ class Trouble:
         return [record.offset for record in tried if record.offset not in wrong]
 
 
-class Waker(Protocol):
-    """Wakes workers that are parked; called with the desk's lock held."""
-
-    def wake(self, workers: Sequence[Worker]) -> None:
-        """Let them call ``exchange`` again."""
-
-
 class Desk:
     """The scheduler behind a lock, and who works on it."""
 
@@ -113,7 +84,7 @@ class Desk:
         self._waker: Waker | None = None
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
-        self._concurrency = config.concurrency
+        self._width = self._concurrency = config.concurrency
         self._pace = RunSize(max_records=MAX_TAKE)
         self._batch_size = config.batch_size
         self._batch_linger_s = config.batch_linger_ms / 1000
@@ -125,40 +96,57 @@ class Desk:
 
     # Workers.
 
+    def make_slot(self) -> Worker:
+        """See ``WorkQueue.make_slot``."""
+        return Worker()
+
     def join(self, workers: Sequence[Worker], waker: Waker) -> None:
-        """These will work; once."""
+        """See ``WorkQueue.join``."""
         self._workers = list(workers)
+        self._width = sum([worker.width for worker in workers])
         self._waker = waker
 
-    def exchange(self, worker: Worker) -> list[Run[ParallelRecord]]:
-        """Settle what the worker finished and give it more.
-
-        Nothing: the worker is parked until it is woken, or ``is_stopped``.
-        """
+    def take(self, worker: Worker, limit: int = 0) -> list[Run[ParallelRecord]]:
+        """See ``WorkQueue.take``."""
         now_s = monotonic()
         with self.lock:
             if worker.taken or worker.finished:  # also a run that it was relieved of as a whole
                 self._settle(worker, now_s)
-            runs = [] if self._is_paused or self.is_stopped else self._take(now_s)
+            runs = [] if self._is_paused or self.is_stopped else self._take(now_s, limit)
             if runs:
-                worker.runs = runs
-                worker.pending = iter(runs)
+                self._hand_out(worker, runs, limit)
                 worker.began_s = now_s
-                worker.taken = sum([len(run.records) for run in runs])
                 if self._idle and self.scheduler.has_ready and not self._pace.is_light:
                     self._wake(1)
-            else:
-                worker.taken = 0
+            elif not worker.is_parked:
+                worker.is_parked = True
                 self._idle.append(worker)
         return runs
+
+    def _hand_out(self, worker: Worker, runs: list[Run[ParallelRecord]], limit: int) -> None:
+        count = sum([len(run.records) for run in runs])
+        if limit:  # a process takes more before it is through with what it has
+            worker.taken += count
+            if worker.is_parked:
+                worker.is_parked = False
+                self._idle.remove(worker)
+        else:
+            worker.taken = count
+            worker.runs = runs
+            worker.pending = iter(runs)
 
     def _settle(self, worker: Worker, now_s: float) -> None:
         finished = worker.finished
         worker.finished = []
         self.scheduler.finish(finished)
-        self._pace.observe(worker.taken, (now_s - worker.began_s) * 1e6)
-        self._stats.processed += worker.taken
-        worker.taken = 0
+        if worker.spent_us is None:
+            count, spent_us = worker.taken, (now_s - worker.began_s) * 1e6
+        else:
+            count, spent_us = sum([len(run.records) for run in finished]), worker.spent_us
+            worker.spent_us = 0.0
+        worker.taken -= count
+        self._pace.observe(count, spent_us)
+        self._stats.processed += count
         if self._crowded is not None:
             self._look_for_room(self._crowded)
 
@@ -168,22 +156,22 @@ class Desk:
             if worker.taken or worker.finished:
                 self._settle(worker, monotonic())
 
-    def _take(self, now_s: float) -> list[Run[ParallelRecord]]:
+    def _take(self, now_s: float, limit: int) -> list[Run[ParallelRecord]]:
         scheduler = self.scheduler
         waiting = scheduler.waiting_count
         if not waiting:
             return []
-        size = self._batch_size or self._pace.size(waiting, self._concurrency)
+        size = limit or self._batch_size or self._pace.size(waiting, self._concurrency)
         if self._batch_linger_s and waiting < size and not self._has_lingered(now_s):
             return []
         rate = self._rate
         if rate is None:
-            runs = scheduler.take(int(now_s * 1000), size)
+            runs = scheduler.take(int(now_s * 1000), size, max_run=self._max_run(limit))
         else:
             size = min(size, rate.available(now_s * 1000))
             if not size:
                 return []
-            runs = scheduler.take(int(now_s * 1000), size)
+            runs = scheduler.take(int(now_s * 1000), size, max_run=self._max_run(limit))
             rate.spend(sum([len(run.records) for run in runs]))
         if runs:
             self._batch_since_s = None
@@ -195,29 +183,16 @@ class Desk:
             self._batch_since_s = now_s
         return now_s - self._batch_since_s >= self._batch_linger_s
 
-    def let_go(self, worker: Worker, run: Run[ParallelRecord], failed: Failed) -> None:
-        """A worker is through with a run."""
-        if failed is None:
-            worker.finished.append(run)
-            return
-        processed = None
-        if run.shard.is_serial:
-            processed = 1 + run.records.index(failed[0][0]) if failed else 0
-        trouble = Trouble(run, processed, failed)
-        if self.is_deferred:
-            worker.troubles.append(trouble)
-        else:
-            self.release(worker, trouble)
+    def _max_run(self, limit: int) -> int | None:
+        """A process has several handlers: what it takes is for all of them."""
+        if not limit:
+            return None
+        runs = self.scheduler.ready_runs(min(limit, self._width))
+        return max(1, min(limit // max(runs, 1), MAX_RUN))
 
-    def let_go_of_tried(
-        self,
-        worker: Worker,
-        run: Run[ParallelRecord],
-        failed: list[tuple[ParallelRecord, int]],
-        *,
-        processed: int | None,
-    ) -> None:
-        """As ``let_go``, of a run of which so many were tried, whatever became of those."""
+    def done(self, worker: Worker, run: Run[ParallelRecord], processed: int | None = None) -> None:
+        """See ``WorkQueue.done``."""
+        failed = worker.failed or []
         if not failed and processed is None:
             worker.finished.append(run)
             return
@@ -255,7 +230,7 @@ class Desk:
             worker.finished, worker.troubles = [], []
         for trouble in troubles:
             self.release(worker, trouble, is_done=False)
-        worker.taken = 0
+        worker.taken -= sum([len(run.records) for run in finished])
         return lanes
 
     def release(self, worker: Worker, trouble: Trouble, *, is_done: bool = True) -> None:
@@ -284,6 +259,8 @@ class Desk:
         idle = self._idle
         woken = idle[-count:]  # those that worked last: their stacks are warm
         del idle[-count:]
+        for worker in woken:
+            worker.is_parked = False
         if self._waker is not None:
             self._waker.wake(woken)
 
@@ -315,7 +292,8 @@ class Desk:
         now_s = monotonic()
         with self.lock:
             for worker in self._workers:
-                if worker.taken > 1 and now_s - worker.began_s > STUCK_S and self._relieve(worker):
+                is_stuck = worker.taken > worker.width and now_s - worker.began_s > STUCK_S
+                if is_stuck and self._relieve(worker):
                     self._pace.observe(1, (now_s - worker.began_s) * 1e6)
             due_ms = self.scheduler.next_due_ms()
             if due_ms is not None and due_ms <= now_s * 1000 and self._idle:
@@ -324,6 +302,9 @@ class Desk:
 
     def _relieve(self, worker: Worker) -> int:
         """Settle what the worker has done, and take back what it has not begun."""
+        if worker.give_back is not None:
+            worker.give_back()
+            return 0
         relieved = 0
         for run in list(worker.pending):
             relieved += len(run.records)
@@ -354,6 +335,15 @@ class Desk:
                 self._relieve(worker)
             self._wake_for_work()
 
+    def close(self, lane: Lane[ParallelRecord]) -> None:
+        """The partition is not ours any more: who is at a run of it begins no more of that."""
+        with self.lock:
+            self.scheduler.close(lane)
+            for worker in self._workers:
+                if worker.current is not None and worker.current[0].lane is lane:
+                    for _ in worker.current[1]:
+                        pass
+
     def has_in_flight(self, lanes: Sequence[Lane[ParallelRecord]]) -> bool:
         """Whether workers are at records of these lanes."""
         with self.lock:
@@ -363,7 +353,7 @@ class Desk:
         """A record that is open, wherever it is."""
         with self.lock:
             for worker in self._workers:
-                for run in worker.runs:
+                for run in list(worker.runs):
                     if run.lane is lane:
                         for record in run.records:
                             if record.offset == offset:
@@ -413,14 +403,14 @@ class Desk:
                 self._relieve(worker)
             self._wake(len(self._idle))
 
-    def calls(self) -> list[Call]:
-        """What workers are at.
+    def calls(self, slots: Sequence[Worker]) -> list[Call]:
+        """See ``WorkQueue.calls``.
 
         No time is kept of each record: one that takes longer than a moment was begun when its
         worker took it, or ``STUCK_S`` later, as ``tend`` takes back what is behind it.
         """
         with self.lock:
-            found = [(worker, _at(worker)) for worker in self._workers if worker.taken > 0]
+            found = [(worker, _at(worker)) for worker in slots if worker.taken > 0]
             return [
                 Call(worker.began_s, record.place) for worker, record in found if record is not None
             ]

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from kafkamq.parallel.coroutines import new_loop
 from kafkamq.queue.message import Message
 from kafkamq.runtime.calls import Calls
 from kafkamq.runtime.loop_beat import LoopBeat
@@ -24,6 +23,16 @@ _JOIN_S = 10.0
 _CANCEL_S = 1.0  # what a handler that is cancelled has to end; then it is left alone
 _WATCH_S = 0.05
 _log = logging.getLogger(__name__)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """An event loop for a thread of its own: uvloop's, if that is installed."""
+    try:
+        import uvloop  # type: ignore[import-not-found,unused-ignore]  # optional
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
 
 
 class LoopThread:
@@ -55,6 +64,12 @@ class LoopThread:
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
+
+    def end_soon(self) -> None:
+        """End it, and wait for nothing; idempotent."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                self._loop.call_soon_threadsafe(self._loop.stop)
 
     def stop(self) -> None:
         """End it; idempotent."""

@@ -116,6 +116,11 @@ class Run(Generic[R]):
         return self.shard.lane
 
     @property
+    def is_serial(self) -> bool:
+        """Whether its records are in order with others."""
+        return self.shard.is_serial
+
+    @property
     def is_stale(self) -> bool:
         """The partition has gone elsewhere: stop, whatever is done now does not count."""
         return self.shard.lane.state is LaneState.CLOSED

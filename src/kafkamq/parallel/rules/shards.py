@@ -224,30 +224,34 @@ class Scheduler(Generic[R]):
 
     # Work goes out.
 
-    def take(self, monotonic_ms: int, max_records: int = 1) -> list[Run[R]]:
+    def take(
+        self, monotonic_ms: int, max_records: int = 1, *, max_run: int | None = None
+    ) -> list[Run[R]]:
         """Runs of ``max_records`` records in all, for one worker; empty: nothing to do now.
 
-        Each run goes back by ``release`` or ``finish``, whether its lane is closed meanwhile or
-        not.
+        ``max_run`` takes the place of the scheduler's own limit of one shard's records. Each run
+        goes back by ``release`` or ``finish``, whether its lane is closed meanwhile or not.
         """
         if self._delayed and self._delayed[0][0] <= monotonic_ms:
             self._wake(monotonic_ms)
         runs: list[Run[R]] = []
+        if max_run is None:
+            max_run = self._max_run
         line = self._line
         while line and max_records > 0:
             lane = line.popleft()
             if lane.ceiling is None:
-                max_records -= self._take_from(lane, max_records, runs)
+                max_records -= self._take_from(lane, max_records, max_run, runs)
             else:
-                max_records -= self._take_below(lane, lane.ceiling, max_records, runs)
+                max_records -= self._take_below(lane, max_records, max_run, runs)
             if lane.ready:
                 line.append(lane)
             else:
                 lane.is_in_line = False
         return runs
 
-    def _take_from(self, lane: Lane[R], limit: int, runs: list[Run[R]]) -> int:
-        ready, max_run, owned = lane.ready, self._max_run, ShardState.OWNED
+    def _take_from(self, lane: Lane[R], limit: int, max_run: int, runs: list[Run[R]]) -> int:
+        ready, owned = lane.ready, ShardState.OWNED
         taken = 0
         while ready and taken < limit:
             shard = ready.popleft()
@@ -270,11 +274,12 @@ class Scheduler(Generic[R]):
         lane.in_flight_count += taken
         return taken
 
-    def _take_below(self, lane: Lane[R], ceiling: int, limit: int, runs: list[Run[R]]) -> int:
-        taken = 0
+    def _take_below(self, lane: Lane[R], limit: int, max_run: int, runs: list[Run[R]]) -> int:
+        taken, ceiling = 0, lane.ceiling
+        assert ceiling is not None
         while lane.ready and taken < limit:
             shard = lane.ready.popleft()
-            count = shard.count_up_to(ceiling, min(self._max_run, limit - taken))
+            count = shard.count_up_to(ceiling, min(max_run, limit - taken))
             if not count:
                 shard.state = ShardState.BLOCKED
                 lane.blocked.append(shard)

@@ -1,4 +1,4 @@
-"""Whether the code that runs was called by a certain parallel consumer: it must not wait for it."""
+"""Whether code was called by a certain consumer or worker: then it must not wait for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextvars import ContextVar
 
 __all__ = ["enter", "is_inside"]
 
-_owner: ContextVar[object] = ContextVar("kafkamq_parallel", default=None)
+_owner: ContextVar[object] = ContextVar("kafkamq_inside", default=None)
 
 
 def enter(owner: object) -> None:

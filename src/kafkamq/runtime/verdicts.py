@@ -8,15 +8,16 @@ from __future__ import annotations
 import inspect
 import math
 from datetime import timedelta
+from typing import TypeAlias
 
 from kafkamq.errors import ConfigError
-from kafkamq.parallel.config import Verdict
 from kafkamq.queue.reasons import clean, reason_of
 from kafkamq.types import Ack, Nack, Reject
 
-__all__ = ["VERDICTS", "awaited", "is_verdict", "seconds", "understood"]
+__all__ = ["VERDICTS", "Verdict", "awaited", "is_verdict", "seconds", "understood"]
 
 VERDICTS = (Ack, Nack, Reject)
+Verdict: TypeAlias = Ack | Nack | Reject
 
 
 def is_verdict(outcome: object) -> bool:

@@ -1,0 +1,339 @@
+"""What runs in a process of handlers: the same executors, on an inbox that the parent fills.
+
+The parent sends runs; the answers are the ends of runs, and the outcomes that it must act on. What
+is simply done is told with the end of its run, and ends that fall into the same moment go together.
+A process that dies tells nothing more: how far it came with each run stands in memory that both
+see, in a cell with the number of the run, and beside it when its last call began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from multiprocessing.connection import Connection
+from typing import Any, TypeAlias
+
+from kafkamq.errors import ConfigError
+from kafkamq.queue.reasons import reason_of
+from kafkamq.runtime.children import leave_signals_to_parent
+from kafkamq.runtime.loop_executor import LoopExecutor
+from kafkamq.runtime.rules.hanging import Call
+from kafkamq.runtime.thread_executor import ThreadExecutor
+from kafkamq.runtime.verdicts import awaited, is_verdict
+from kafkamq.runtime.work_queue import Executor, HandlerCall, Slot, Waker
+from kafkamq.types import Ack
+
+__all__ = ["CELLS", "Answer", "RemoteCall", "Step", "progress_of", "serve", "unpacked"]
+
+CELLS = 4096  # runs in a process at once, at most
+_INDEX_BITS, _STEP_BITS = 14, 2
+_GATHER_S = 0.001  # ends of this time go together
+
+SentRun: TypeAlias = tuple[int, int, bool, list[Any]]
+"""Its number, its cell, whether it is in order, and its records as they are sent."""
+
+Answer: TypeAlias = tuple[list[int], list[tuple[int, int, bytes, str]]]
+"""Ends of runs: number, records tried, microseconds, and so on; and outcomes: a run's number, the
+record's place in it, what it is, pickled, and the text of an error."""
+
+
+class Step(IntEnum):
+    """How far the process is with a record."""
+
+    WAITING = 0
+    BEGUN = 1
+    DONE = 2  # also told, if the parent must know of it
+    HELD = 3  # it has an outcome, which is not told yet
+
+
+def progress_of(cell: int, number: int) -> tuple[int, Step]:
+    """The last record of that run that was begun, and how far it is; (0, WAITING): none was."""
+    if cell >> (_INDEX_BITS + _STEP_BITS) != number:
+        return 0, Step.WAITING
+    return (cell >> _STEP_BITS) & ((1 << _INDEX_BITS) - 1), Step(cell & ((1 << _STEP_BITS) - 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteCall:
+    """How a process calls its handler.
+
+    Attributes:
+        function: Pickled: the process says why it cannot load it.
+        prepare: Makes of the function what takes a record as it is sent; importable.
+        is_async: It is an ``async def``.
+        slots: Threads, or coroutines.
+        wants_all: The parent wants to know of every outcome, not only of verdicts.
+        timeout_ms: After so long a call has failed; 0: never, or the parent's business.
+    """
+
+    function: bytes
+    prepare: Callable[[Callable[..., Any]], Callable[[Any], Any]]
+    is_async: bool
+    slots: int
+    wants_all: bool
+    timeout_ms: int
+
+
+class _Run:
+    """A run of the parent's; its records come with their places."""
+
+    __slots__ = ("cell", "is_over", "is_serial", "mark", "number", "records")
+    is_stale = False
+
+    def __init__(self, number: int, cell: int, is_serial: bool, records: list[Any]) -> None:
+        self.number = number
+        self.cell = cell
+        self.mark = number << (_INDEX_BITS + _STEP_BITS)
+        self.is_serial = is_serial
+        self.records = [(self, index, record) for index, record in enumerate(records)]
+        self.is_over = False
+
+
+_Item: TypeAlias = tuple[_Run, int, Any]
+
+
+class _Inbox:
+    """The ``WorkQueue`` of the process."""
+
+    is_stopped = False
+
+    def __init__(self, pipe: Connection, *, wants_all: bool) -> None:
+        self._pipe = pipe
+        self._wants_all = wants_all
+        self._lock = threading.Lock()
+        self._runs: deque[_Run] = deque()
+        self._idle: list[Slot[_Item]] = []
+        self._slots: Sequence[Slot[_Item]] = ()
+        self._waker: Waker | None = None
+        self._ends: list[int] = []
+        self._outcomes: list[tuple[int, int, bytes, str]] = []
+        self._sending = threading.Lock()  # around what is taken out for the pipe
+        self._is_due = threading.Event()
+
+    # What the parent says.
+
+    def add(self, sent: Sequence[SentRun]) -> None:
+        """Runs came."""
+        runs = [_Run(*each) for each in sent]
+        with self._lock:
+            self._runs.extend(runs)
+            count = min(len(runs), len(self._idle))
+            woken = self._idle[-count:] if count else []
+            del self._idle[len(self._idle) - count :]
+            if self._waker is not None and woken:
+                self._waker.wake(woken)
+
+    def give_back(self) -> None:
+        """Return what no handler has begun."""
+        with self._lock:
+            runs, self._runs = self._runs, deque()
+            for run in runs:
+                self._end(run, 0, 0)
+            for slot in self._slots:
+                if slot.current is not None and not slot.current[0].is_over:
+                    run, records = slot.current
+                    rest = len(list(records))
+                    del run.records[len(run.records) - rest :]
+
+    # What slots ask.
+
+    def make_slot(self) -> Slot[_Item]:
+        return Slot()
+
+    def join(self, slots: Sequence[Slot[_Item]], waker: Waker) -> None:
+        self._slots, self._waker = slots, waker
+
+    def take(self, slot: Slot[_Item], limit: int = 0) -> list[_Run]:
+        del limit
+        now_s = time.monotonic()
+        with self._lock:
+            if slot.finished:
+                spent_us = int((now_s - slot.began_s) * 1e6)
+                for run in slot.finished:
+                    self._end(run, len(run.records), spent_us)
+                slot.finished = []
+            slot.began_s = now_s
+            if not self._runs:
+                self._idle.append(slot)
+                return []
+            runs = [self._runs.popleft()]
+            slot.pending = iter(runs)
+            return runs
+
+    def settle(self, slot: Slot[_Item], item: _Item, outcome: object) -> bool:
+        """Tell the parent."""
+        run, index, _ = item
+        outcome, data = _packed(outcome)
+        is_failing = is_verdict(outcome) and not isinstance(outcome, Ack)
+        with self._lock:
+            self._outcomes.append((run.number, index, data, _said(outcome)))
+        if is_failing or index < len(run.records) - 1:  # else it goes with the end of the run
+            self.flush()
+        return not (is_failing and run.is_serial)
+
+    async def settle_async(self, slot: Slot[_Item], item: _Item, outcome: object) -> bool:
+        return self.settle(slot, item, outcome)
+
+    def done(self, slot: Slot[_Item], run: _Run, processed: int | None = None) -> None:
+        with self._lock:
+            spent_us = int((time.monotonic() - slot.began_s) * 1e6)
+            self._end(run, len(run.records) if processed is None else processed, spent_us)
+
+    def publish(self, slot: Slot[_Item]) -> None:
+        pass
+
+    async def publish_async(self, slot: Slot[_Item]) -> None:
+        pass
+
+    def abandon(self, slot: Slot[_Item], records: Sequence[_Item]) -> None:
+        pass
+
+    def calls(self, slots: Sequence[Slot[_Item]]) -> list[Call]:
+        return []
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing goes on here: the parent sees that the process has ended."""
+        self._pipe.close()
+
+    # What the parent is told.
+
+    def _end(self, run: _Run, tried: int, spent_us: int) -> None:
+        """With the lock held."""
+        run.is_over = True
+        self._ends += (run.number, tried, spent_us)
+        if not self._is_due.is_set():
+            self._is_due.set()
+
+    def flush(self) -> None:
+        """Send what there is."""
+        with self._sending:
+            with self._lock:
+                ends, self._ends = self._ends, []
+                outcomes, self._outcomes = self._outcomes, []
+            if ends or outcomes:
+                self._pipe.send((ends, outcomes))
+
+    def report(self) -> None:
+        """A thread: sends ends, those of one moment together."""
+        with contextlib.suppress(EOFError, OSError):  # the parent has gone
+            while True:
+                self._is_due.wait()
+                self._is_due.clear()
+                self.flush()
+                time.sleep(_GATHER_S)
+
+
+class _Marked:
+    """The handler; says in the cell of its run how far it is."""
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        marks: MutableSequence[int],
+        times: MutableSequence[int],
+        *,
+        wants_all: bool,
+    ) -> None:
+        self._function = function
+        self._marks = marks
+        self._times = times
+        self._wants_all = wants_all
+
+    def call(self, item: _Item) -> object:
+        run, index, record = item
+        mark = run.mark | index << _STEP_BITS
+        self._times[run.cell] = time.monotonic_ns()
+        self._marks[run.cell] = mark | Step.BEGUN
+        try:
+            outcome = awaited(self._function(record))
+        except BaseException as error:  # noqa: BLE001 - the parent decides
+            outcome = error
+        return self._ended(run, mark, outcome)
+
+    async def call_async(self, item: _Item) -> object:
+        run, index, record = item
+        mark = run.mark | index << _STEP_BITS
+        self._times[run.cell] = time.monotonic_ns()
+        self._marks[run.cell] = mark | Step.BEGUN
+        try:
+            outcome = await self._function(record)
+        except Exception as error:  # noqa: BLE001 - the parent decides
+            outcome = error
+        return self._ended(run, mark, outcome)
+
+    def _ended(self, run: _Run, mark: int, outcome: object) -> object:
+        is_plain = not self._wants_all and (isinstance(outcome, Ack) or not is_verdict(outcome))
+        if not run.is_over:  # else it was given up long ago: its cell is another one's
+            self._marks[run.cell] = mark | (Step.DONE if is_plain else Step.HELD)
+        return None if is_plain else outcome
+
+
+def serve(
+    pipe: Connection,
+    marks: MutableSequence[int],
+    times: MutableSequence[int],
+    call: RemoteCall,
+) -> None:
+    """The process: works until the pipe ends."""
+    leave_signals_to_parent()
+    try:
+        function = call.prepare(pickle.loads(call.function))
+    except BaseException as error:  # noqa: BLE001 - the parent says so
+        pipe.send(reason_of(error))
+        return
+    inbox = _Inbox(pipe, wants_all=call.wants_all)
+    marked = _Marked(function, marks, times, wants_all=call.wants_all)
+    how = HandlerCall(
+        function=marked.call_async if call.is_async else marked.call,
+        wants_all=call.wants_all,
+        timeout_ms=call.timeout_ms,
+    )
+    executor: Executor
+    if call.is_async:
+        executor = LoopExecutor(inbox, how, call.slots)
+    else:
+        executor = ThreadExecutor(inbox, how, call.slots)
+    executor.start()
+    threading.Thread(target=inbox.report, name="kafkamq-report", daemon=True).start()
+    with contextlib.suppress(EOFError, OSError):  # the parent has gone: it gives nothing any more
+        pipe.send(None)
+        while True:
+            sent = pipe.recv()
+            if sent is None:
+                inbox.give_back()
+            else:
+                inbox.add(sent)
+
+
+def _packed(outcome: object) -> tuple[object, bytes]:
+    """An outcome for another process: pickled, or an error that says why it cannot be."""
+    try:
+        return outcome, pickle.dumps(outcome)
+    except Exception as failure:  # noqa: BLE001 - whatever pickle or the class says
+        told: Exception = RuntimeError(_said(outcome))
+        if not isinstance(outcome, BaseException):
+            kind = type(outcome).__name__
+            told = ConfigError(
+                f"a result of type {kind} cannot leave its process: {reason_of(failure)}"
+            )
+        return told, pickle.dumps(told)
+
+
+def unpacked(data: bytes, said: str) -> object:
+    """In the parent: the outcome. One that cannot be made here is a failure of its record."""
+    try:
+        return pickle.loads(data)
+    except BaseException as failure:  # noqa: BLE001 - whatever its class does when it is made
+        if said:
+            return RuntimeError(said)
+        return ConfigError(f"a result cannot be read outside of its process: {reason_of(failure)}")
+
+
+def _said(outcome: object) -> str:
+    return reason_of(outcome) if isinstance(outcome, BaseException) else ""

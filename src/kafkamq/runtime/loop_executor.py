@@ -1,0 +1,299 @@
+"""``async def`` handlers: coroutines on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from kafkamq.errors import StateError
+from kafkamq.runtime.batches import outcomes_of, take_list
+from kafkamq.runtime.event_loop import LoopThread
+from kafkamq.runtime.inside import enter
+from kafkamq.runtime.loop_beat import LoopBeat
+from kafkamq.runtime.rules.hanging import Slots
+from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue
+
+__all__ = ["LoopExecutor"]
+
+_TURN_S = 0.002  # handlers that never wait must not own the loop
+_BLOCKED_S = 10.0  # how long the end waits for a loop that a handler blocks
+_CANCEL_S = 1.0  # what a handler that is cancelled has to end; then it is left alone
+_NO_LOOP = "the event loop of the handlers ended before their consumer was closed"
+_log = logging.getLogger(__name__)
+R = TypeVar("R")
+
+
+class LoopExecutor(Generic[R]):
+    """``count`` coroutines.
+
+    Args:
+        queue: What they work on.
+        call: The handler.
+        count: How many at once.
+        loop: The running loop to work on, or a thread with one that others use as well; None: a
+            thread of its own.
+    """
+
+    def __init__(
+        self,
+        queue: WorkQueue[R],
+        call: HandlerCall,
+        count: int,
+        loop: asyncio.AbstractEventLoop | LoopThread | None = None,
+    ) -> None:
+        self._queue = queue
+        self._call = call
+        self._slots: list[Slot[R]] = [queue.make_slot() for _ in range(count)]
+        self._own = LoopThread() if loop is None else None
+        thread = loop if isinstance(loop, LoopThread) else self._own
+        self._thread = thread
+        self._given = None if isinstance(loop, LoopThread) else loop
+        self._beat: LoopBeat | None = None
+        self._loop_thread = 0
+        self._all: asyncio.Task[None] | None = None
+        self._left_alone: set[asyncio.Task[object]] = set()
+        self._ended = threading.Event()
+        self._cancelling = threading.Event()
+        self._is_cancelled = False
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        if self._given is None:
+            assert self._thread is not None
+            self._given = self._thread.loop()
+        return self._given
+
+    def start(self) -> None:
+        """Begin."""
+        self._queue.join(self._slots, self)
+        self._beat = LoopBeat(self._loop)
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        self._all = self._loop.create_task(self._work_all())
+        self._all.add_done_callback(self._end)
+
+    def _end(self, _: object) -> None:
+        self._ended.set()
+        if self._own is not None:
+            self._own.end_soon()
+
+    def wake(self, slots: Sequence[Slot[R]]) -> None:
+        """Complete their futures."""
+        if threading.get_ident() == self._loop_thread:
+            self._open(slots)
+        else:
+            self._do(self._open, slots)
+
+    def _do(self, function: Callable[..., None], *arguments: object) -> None:
+        """Let the loop do it, if there still is one."""
+        if self._ended.is_set():
+            return
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # closed
+            if not self._ended.is_set():
+                self._ended.set()
+                self._queue.fail(StateError(_NO_LOOP))
+
+    @staticmethod
+    def _open(slots: Sequence[Slot[R]]) -> None:
+        for slot in slots:
+            gate = slot.gate
+            if gate is None:
+                slot.gate = True  # it is about to wait: it need not
+            elif gate is not True and not gate.done():
+                gate.set_result(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """See ``Executor.join``."""
+        return self._ended.wait(timeout_s)
+
+    def cancel(self) -> None:
+        """End handlers that are still at it, by cancelling them."""
+        self._is_cancelled = True
+        self._do(self._cancel_all)
+        if not self._call.is_claimed:
+            return
+        if self._cancelling.wait(_BLOCKED_S):
+            self._ended.wait(_CANCEL_S)
+        else:
+            _log.warning("a handler blocks the event loop; its message is given back")
+        for slot in self._slots:
+            self._abandon(slot, slot.claim)
+
+    def _abandon(self, slot: Slot[R], claim: list[Any]) -> None:
+        try:
+            records = claim.pop()
+        except IndexError:
+            return
+        self._queue.abandon(slot, records if self._call.takes_lists else [records])
+
+    def _cancel_all(self) -> None:
+        self._cancelling.set()
+        if self._all is not None:
+            self._all.cancel()
+
+    def slots(self) -> Slots:
+        """What its coroutines are at, and when their loop turned last."""
+        turned_s = None if self._beat is None else self._beat.turned_s
+        return Slots(len(self._slots), self._queue.calls(self._slots), turned_s)
+
+    # On the loop.
+
+    async def _work_all(self) -> None:
+        self._loop_thread = threading.get_ident()
+        assert self._beat is not None
+        self._beat.start()
+        enter(self._call.owner)
+        tasks = [asyncio.ensure_future(self._work(slot)) for slot in self._slots]
+        try:
+            await asyncio.gather(*tasks)
+        except asyncio.CancelledError:
+            if not self._is_cancelled:
+                self._queue.fail(StateError(_NO_LOOP))
+            raise
+        except Exception as error:  # noqa: BLE001 - a slot less must not go unnoticed
+            self._queue.fail(error)
+        finally:
+            self._beat.stop()
+            for task in tasks:
+                task.cancel()
+
+    async def _park(self, slot: Slot[R]) -> None:
+        if slot.gate is not True:
+            slot.gate = self._loop.create_future()
+            await slot.gate
+        slot.gate = None
+
+    async def _work(self, slot: Slot[R]) -> None:
+        queue, takes_lists = self._queue, self._call.takes_lists
+        call = self._claimed_call(slot) if self._call.keeps_claims else self._call.function
+        began_s = time.monotonic()
+        while True:
+            if not queue.take(slot):
+                if queue.is_stopped:
+                    return
+                await self._park(slot)
+                began_s = time.monotonic()
+                continue
+            if takes_lists:
+                await self._process_list(slot, call)
+            else:
+                for run in slot.pending:
+                    slot.current, slot.failed = (run, iter(run.records)), None
+                    await self._process(slot, call)
+            await queue.publish_async(slot)
+            if time.monotonic() - began_s > _TURN_S:
+                await asyncio.sleep(0)
+                began_s = time.monotonic()
+
+    async def _process(self, slot: Slot[R], call: Callable[[R], Awaitable[object]]) -> None:
+        assert slot.current is not None
+        run, records = slot.current
+        queue, wants_all = self._queue, self._call.wants_all
+        processed: int | None = 0 if run.is_stale else None
+        if processed is None:
+            for record in records:
+                try:
+                    outcome = await call(record)
+                except asyncio.CancelledError as error:
+                    self._raise_if_ended()
+                    outcome = error
+                except BaseException as error:  # noqa: BLE001 - the queue decides
+                    outcome = error
+                if (outcome is not None or wants_all) and not await queue.settle_async(
+                    slot, record, outcome
+                ):
+                    processed = 1 + run.records.index(record)
+                    break
+        if processed is None and slot.failed is None:
+            slot.finished.append(run)
+        else:
+            queue.done(slot, run, processed)
+
+    async def _process_list(self, slot: Slot[R], call: Callable[[Any], Awaitable[object]]) -> None:
+        runs, records = take_list(slot)
+        if not records:  # taken back in the meantime
+            return
+        try:
+            result: object = await call(records)
+        except asyncio.CancelledError as error:
+            self._raise_if_ended()
+            result = error
+        except BaseException as error:  # noqa: BLE001 - the queue decides
+            result = error
+        queue, wants_all = self._queue, self._call.wants_all
+        outcomes = iter(outcomes_of(result, len(records)))
+        for run in runs:
+            slot.failed = None
+            for record, outcome in zip(run.records, outcomes, strict=False):
+                if outcome is not None or wants_all:
+                    await queue.settle_async(slot, record, outcome)
+            if slot.failed is None:
+                slot.finished.append(run)
+            else:
+                queue.done(slot, run)
+
+    def _raise_if_ended(self) -> None:
+        """In an ``except``: whether it was this task that was cancelled, or some other's result."""
+        count = getattr(asyncio.current_task(), "cancelling", None)  # from Python 3.11 on
+        if self._is_cancelled or (count is not None and count()):
+            raise  # noqa: PLE0704 - of the caller
+
+    # Handlers that take too long.
+
+    def _claimed_call(self, slot: Slot[R]) -> Callable[[Any], Awaitable[object]]:
+        """The handler; the end, or its time, may take what it is at."""
+
+        async def call(record: Any) -> object:
+            slot.claimed_s = time.monotonic()
+            claim = slot.claim = [record]
+            try:
+                outcome: object = await self._within_time(record)
+            except asyncio.CancelledError:
+                if self._is_cancelled:
+                    self._abandon(slot, claim)
+                raise
+            if not claim:  # the end did not wait for it
+                raise asyncio.CancelledError
+            claim.clear()
+            return outcome
+
+        return call
+
+    async def _caught(self, record: Any) -> object:
+        """What it raises is returned: some errors would end the loop that a task runs on."""
+        try:
+            outcome: object = await self._call.function(record)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the queue decides
+            return error
+        return outcome
+
+    async def _within_time(self, record: Any) -> object:
+        timeout_ms = self._call.timeout_ms
+        if not timeout_ms:
+            return await self._call.function(record)
+        task = asyncio.ensure_future(self._caught(record))
+        try:
+            await asyncio.wait((task,), timeout=timeout_ms / 1000)
+            if task.done():
+                return task.result()
+            task.cancel()
+            await asyncio.wait((task,), timeout=_CANCEL_S)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if not task.done():
+            _log.warning(
+                "a handler goes on although it was cancelled; it is left alone: %s", self._call.name
+            )
+            self._left_alone.add(task)  # a loop holds its tasks weakly
+            task.add_done_callback(self._left_alone.discard)
+        return self._call.timeout_error()

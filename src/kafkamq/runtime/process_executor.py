@@ -1,0 +1,432 @@
+"""Handlers in processes: for work that needs the CPU, or more threads than one interpreter bears.
+
+Each process has a thread here, its port, which is one slot of the queue: it takes runs for all of
+the process's handlers, a little ahead of them, and gives back what the process answers. So the
+records of a key are in one process at a time. A process that dies takes an attempt of each record
+that its handlers were at with it, and is replaced; what they were not at has lost nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from kafkamq.errors import ConfigError
+from kafkamq.runtime.child import CELLS, Answer, RemoteCall, Step, progress_of, serve, unpacked
+from kafkamq.runtime.children import start_child
+from kafkamq.runtime.inside import enter
+from kafkamq.runtime.rules.hanging import Call, Slots
+from kafkamq.runtime.rules.run_ahead import RunAhead
+from kafkamq.runtime.work_queue import HandlerTimeoutError, Slot, WorkerDiedError, WorkQueue
+
+__all__ = ["ProcessExecutor", "Processes"]
+
+_JOIN_S = 5.0
+_PAUSE_S = 1.0  # before another process, where one could not begin
+_GRACE_S = 1.0  # for one that ends by itself, to do so
+_MAX_BARREN = 10  # processes in a row that are killed before any could begin
+_WATCH_S = 0.05
+_TURN_S = 1.0
+_LATE_S = 5.0  # a process with several handlers has to give up one that takes too long
+_log = logging.getLogger(__name__)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """What is called, and where.
+
+    Attributes:
+        call: What each process is told.
+        count: Processes.
+        pack: Makes of a record what is sent.
+        place: Topic, partition and offset of a record.
+        timeout_ms: After so long a call has failed; 0: never.
+        owner: What hooks are inside of (``inside``).
+    """
+
+    call: RemoteCall
+    count: int
+    pack: Callable[[Any], Any]
+    place: Callable[[Any], tuple[str, int, int]]
+    timeout_ms: int = 0
+    owner: object = None
+
+    @property
+    def kill_after_s(self) -> float:
+        """A process is ended when a call takes so long; 0: never."""
+        if not self.timeout_ms:
+            return 0.0
+        # Several handlers are not ended for one that takes too long, if that can be helped.
+        late_s = _LATE_S if self.call.timeout_ms else 0.0
+        return self.timeout_ms / 1000 + late_s
+
+
+class ProcessExecutor(Generic[R]):
+    """``Processes.count`` processes, each with its port."""
+
+    def __init__(self, queue: WorkQueue[R], processes: Processes) -> None:
+        self.queue = queue
+        self.processes = processes
+        self.ended = threading.Event()
+        self._ports = [_Port(self) for _ in range(processes.count)]
+        self._lock = threading.Lock()
+        self._has_worked = False
+        self._barren = 0
+
+    def check(self) -> None:
+        """Begin the first process, which says whether one can.
+
+        Raises:
+            ConfigError: The handler cannot be loaded there; says why.
+        """
+        process = self._ports[0].process = _Process(self.processes.call)
+        refusal = process.begin()
+        if refusal is not None:
+            process.end()
+            raise ConfigError(f"the handler cannot be loaded in another process: {refusal}")
+        self._has_worked = True
+
+    def start(self) -> None:
+        """Begin."""
+        self.queue.join([port.slot for port in self._ports], self)
+        for port in self._ports:
+            port.thread.start()
+
+    def wake(self, slots: Sequence[Slot[R]]) -> None:
+        """Let their ports take."""
+        for slot in slots:
+            slot.gate()
+
+    def join(self, timeout_s: float) -> bool:
+        """See ``Executor.join``; then the processes end."""
+        deadline_s = time.monotonic() + timeout_s
+        for port in self._ports:
+            if port.thread is not threading.current_thread():
+                port.thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not any(port.thread.is_alive() for port in self._ports)
+
+    def cancel(self) -> None:
+        """End the processes, whatever they are at; it does not count."""
+        self.ended.set()
+        for port in self._ports:
+            port.end()
+
+    def slots(self) -> Slots:
+        """What the handlers of all processes are at."""
+        calls = [call for port in self._ports for call in port.calls()]
+        return Slots(self.processes.count * self.processes.call.slots, calls)
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes that have begun, and are not known to have ended."""
+        processes = [port.process for port in self._ports]
+        return [process.pid for process in processes if process is not None]
+
+    # Beginning a process.
+
+    def made(self) -> _Process | None:
+        """Another process; None: none can begin now."""
+        try:
+            process = _Process(self.processes.call)
+        except OSError as error:  # no room for another one, which is no record's fault
+            self._pause(str(error))
+            return None
+        refusal = process.begin()
+        if refusal is None:
+            self._has_worked = True
+            return process
+        process.end()
+        if self.ended.is_set():
+            return None
+        with self._lock:
+            self._barren += 1
+            code = process.exit_code
+            was_killed = process.died and code is not None and code < 0
+            is_hopeless = not self._has_worked and (not was_killed or self._barren >= _MAX_BARREN)
+        if is_hopeless:
+            self.queue.fail(
+                ConfigError(
+                    "the process of the handler ended before it could begin: see what it wrote to"
+                    f" its standard error (is the handler's module importable there?); {refusal}"
+                )
+            )
+            self.ended.wait(_PAUSE_S)
+        else:
+            self._pause(refusal)
+        return None
+
+    def _pause(self, said: str) -> None:
+        _log.error("the process of a handler cannot start; it is tried again", extra={"said": said})
+        self.ended.wait(_PAUSE_S)
+
+
+class _Process:
+    """One process, and the pipe to it."""
+
+    def __init__(self, call: RemoteCall) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.marks = context.RawArray("q", CELLS)
+        self.times = context.RawArray("q", CELLS)
+        self._process, self.pipe = start_child(
+            serve, self.marks, self.times, call, name="kafkamq-worker"
+        )
+        self._lock = threading.Lock()
+        self.died = False
+        self.exit_code: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        return self._process.pid or 0
+
+    def begin(self) -> str | None:
+        """Wait until it has begun; else why it cannot."""
+        try:
+            refusal: str | None = self.pipe.recv()
+        except (EOFError, OSError):
+            self.died = True
+            self._process.join(_JOIN_S)
+            refusal = f"it has died at its start (exit code {self._process.exitcode})"
+        return refusal
+
+    def end(self, grace_s: float = 0.0) -> None:
+        """End it, also in the middle of its work; idempotent, from any thread.
+
+        Args:
+            grace_s: How long to wait for it to end by itself.
+        """
+        with self._lock:
+            if grace_s:
+                self._process.join(grace_s)
+            self._process.kill()
+            self._process.join(_JOIN_S)
+            self.exit_code = self._process.exitcode
+
+
+class _Port(Generic[R]):
+    """A process, as a slot of the queue."""
+
+    def __init__(self, executor: ProcessExecutor[R]) -> None:
+        self._executor = executor
+        self._queue = executor.queue
+        self._processes = executor.processes
+        width = self._processes.call.slots
+        self.slot: Slot[R] = self._queue.make_slot()
+        self.slot.width = width
+        self.slot.spent_us = 0.0
+        self.slot.gate = self._wake
+        self.slot.give_back = self._ask_back
+        self._runs: dict[int, Any] = {}  # by number
+        self._cell_of: dict[int, int] = {}
+        self.slot.runs = self._runs.values()
+        self._told: dict[int, list[tuple[int, object]]] = {}
+        self._cells = list(range(CELLS))
+        self._number = 0
+        self._held = 0
+        self._finished = 0
+        self._ahead = RunAhead(concurrency=width, maximum=CELLS)
+        self._asks_back = False
+        self._woken, self._waking = socket.socketpair()
+        self._waking.setblocking(False)
+        self._late: int | None = None  # the run whose handler takes too long
+        self.process: _Process | None = None
+        self.thread = threading.Thread(target=self._work, name="kafkamq-port", daemon=True)
+
+    def _wake(self) -> None:
+        try:
+            self._waking.send(b"x")
+        except OSError:  # it will wake all the same, or has ended
+            return
+
+    def _ask_back(self) -> None:
+        self._asks_back = True
+        self._wake()
+
+    def end(self) -> None:
+        """End the process; any thread."""
+        self._wake()
+        process = self.process
+        if process is not None:
+            process.end()
+
+    def calls(self) -> list[Call]:
+        """What its handlers are at; any thread."""
+        process, found = self.process, []
+        if process is None:
+            return []
+        for number, run in list(self._runs.items()):
+            cell = self._cell_of.get(number, 0)
+            index, step = progress_of(process.marks[cell], number)
+            if step is Step.BEGUN and index < len(run.records):
+                place = self._processes.place(run.records[index])
+                found.append(Call(process.times[cell] / 1e9, place))
+        return found
+
+    # Its thread.
+
+    def _work(self) -> None:
+        enter(self._processes.owner)
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:  # noqa: BLE001 - a process less must not go unnoticed
+            self._queue.fail(error)
+        finally:
+            if self.process is not None:
+                self.process.end()
+            self._woken.close()
+            self._waking.close()
+
+    def _turn(self) -> bool:
+        if self._executor.ended.is_set() and not self._runs:
+            return False
+        if self.process is None:
+            if self._queue.is_stopped:
+                return False
+            self.process = self._executor.made()
+            return True
+        poll = select.poll()
+        pipe = self.process.pipe
+        poll.register(pipe.fileno(), select.POLLIN | select.POLLHUP)
+        poll.register(self._woken.fileno(), select.POLLIN)
+        turn_ms = 1000 * (_WATCH_S if self._processes.kill_after_s else _TURN_S)
+        try:
+            while True:
+                self._send()
+                if self._queue.is_stopped and not self._runs:
+                    return False
+                self._receive(poll, turn_ms)
+                if self._processes.kill_after_s:
+                    self._look_for_late()
+        except (EOFError, OSError):
+            self._bury(self.process)
+        return True
+
+    def _send(self) -> None:
+        """Take what the process has room for, and send it."""
+        assert self.process is not None
+        if self._asks_back:
+            self._asks_back = False
+            if self._held > self.slot.width or self._queue.is_stopped:
+                self.process.pipe.send(None)
+        now_ms = int(time.monotonic() * 1000)
+        wanted = self._ahead.wanted(self._held, self._finished, now_ms)
+        if wanted <= 0 and not self.slot.finished:
+            return
+        runs = self._queue.take(self.slot, max(1, wanted))
+        if not runs:
+            return
+        pack, sent = self._processes.pack, []
+        for run in runs:
+            number, cell = self._number, self._cells.pop()
+            self._number += 1
+            self._runs[number], self._cell_of[number] = run, cell
+            self._held += len(run.records)
+            sent.append((number, cell, run.is_serial, [pack(record) for record in run.records]))
+        self.process.pipe.send(sent)
+
+    def _receive(self, poll: select.poll, turn_ms: float) -> None:
+        """Wait for answers, or to be woken, and settle what has ended."""
+        assert self.process is not None
+        ready = poll.poll(turn_ms)
+        woken, has_ended = self._woken.fileno(), False
+        while ready:
+            for number, _ in ready:
+                if number == woken:
+                    self._woken.recv(4096)
+                else:
+                    self._hear(self.process.pipe.recv())
+                    has_ended = True
+            ready = poll.poll(0)
+        if has_ended:
+            self._queue.publish(self.slot)
+
+    def _hear(self, answer: Answer) -> None:
+        ends, outcomes = answer
+        for number, index, data, said in outcomes:
+            self._told.setdefault(number, []).append((index, unpacked(data, said)))
+        self.slot.began_s = time.monotonic()
+        for at in range(0, len(ends), 3):
+            self._end(ends[at], ends[at + 1], ends[at + 2])
+
+    def _end(self, number: int, tried: int, spent_us: int) -> None:
+        """A run came back, with so many of its records tried."""
+        run = self._runs.pop(number)
+        self._cells.append(self._cell_of.pop(number))
+        slot, count = self.slot, len(run.records)
+        assert slot.spent_us is not None
+        slot.spent_us += spent_us
+        self._held -= count
+        self._finished += tried
+        slot.failed = None
+        for index, outcome in self._told.pop(number, ()):
+            self._queue.settle(slot, run.records[index], outcome)
+        if tried == count and slot.failed is None:
+            slot.finished.append(run)
+        else:
+            self._queue.done(slot, run, None if tried == count else tried)
+
+    # Processes that die, or hang.
+
+    def _look_for_late(self) -> None:
+        process = self.process
+        assert process is not None
+        begun_ns = time.monotonic_ns() - int(self._processes.kill_after_s * 1e9)
+        for number, cell in self._cell_of.items():
+            _, step = progress_of(process.marks[cell], number)
+            if step is Step.BEGUN and process.times[cell] < begun_ns:
+                _log.warning("a handler takes too long; its process is ended")
+                self._late = number
+                process.end()
+                return
+
+    def _bury(self, process: _Process) -> None:
+        """Nothing comes from it any more."""
+        try:
+            while True:
+                self._hear(process.pipe.recv())
+        except (EOFError, OSError):
+            process.end(0.0 if self._executor.ended.is_set() else _GRACE_S)
+        if not self._executor.ended.is_set():
+            _log.error("the process of a handler has died", extra={"exit_code": process.exit_code})
+        for number in list(self._runs):
+            self._end_with(process, number)
+        self.process, self._late = None, None
+        self._told.clear()
+        self._queue.publish(self.slot)
+
+    def _end_with(self, process: _Process, number: int) -> None:
+        """A run that its process cannot answer for any more."""
+        index, step = progress_of(process.marks[self._cell_of[number]], number)
+        told = self._told.setdefault(number, [])
+        tried = 0 if step is Step.WAITING else index + 1
+        if all(at != index for at, _ in told):
+            if step is Step.HELD:
+                tried = index
+            elif step is Step.BEGUN:
+                error = self._blame(process, number)
+                if error is None:
+                    tried = index
+                else:
+                    told.append((index, error))
+        self._end(number, tried, 0)
+
+    def _blame(self, process: _Process, number: int) -> Exception | None:
+        """What the record that a handler was at has to do with the end; None: nothing."""
+        if self._late is not None:
+            if number != self._late:
+                return None
+            timeout_s = self._processes.timeout_ms / 1000
+            return HandlerTimeoutError(f"the handler took longer than {timeout_s:g} s")
+        if self._executor.ended.is_set():  # ended by us: nobody is to blame
+            return None
+        code = process.exit_code
+        return WorkerDiedError(f"the process of the handler has died (exit code {code})")

@@ -1,0 +1,223 @@
+"""``def`` handlers in threads."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from kafkamq.runtime.batches import outcomes_of, take_list
+from kafkamq.runtime.inside import enter
+from kafkamq.runtime.rules.hanging import Slots
+from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue
+
+__all__ = ["ThreadExecutor"]
+
+_WATCH_S = 0.05
+_log = logging.getLogger(__name__)
+R = TypeVar("R")
+
+
+class _ReplacedError(BaseException):
+    """Another thread has taken this one's place: what it brings does not count."""
+
+
+class ThreadExecutor(Generic[R]):
+    """``count`` threads. One whose handler takes too long is left alone; another one goes on."""
+
+    def __init__(self, queue: WorkQueue[R], call: HandlerCall, count: int) -> None:
+        self._queue = queue
+        self._call = call
+        self._slots: list[Slot[R]] = [queue.make_slot() for _ in range(count)]
+        self._threads: dict[int, threading.Thread] = {}  # by the place of the slot
+        self._is_over = threading.Event()
+
+    def start(self) -> None:
+        """Begin."""
+        self._queue.join(self._slots, self)
+        for number, slot in enumerate(self._slots):
+            slot.gate = threading.Lock()
+            slot.gate.acquire()
+            self._begin(number, slot)
+        if self._call.timeout_ms:
+            threading.Thread(target=self._watch, name="kafkamq-timeouts", daemon=True).start()
+
+    def _begin(self, number: int, slot: Slot[R], lost: Any = None) -> None:
+        thread = threading.Thread(
+            target=self._run,
+            args=(slot, lost),
+            name=f"{self._call.name}-{number}",
+            daemon=True,
+        )
+        self._threads[number] = thread
+        thread.start()
+
+    def wake(self, slots: Sequence[Slot[R]]) -> None:
+        """Open their gates."""
+        for slot in slots:
+            slot.gate.release()
+
+    def join(self, timeout_s: float) -> bool:
+        """See ``Executor.join``; the thread that calls is not waited for."""
+        deadline_s = time.monotonic() + timeout_s
+        for thread in list(self._threads.values()):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline_s - time.monotonic()))
+        has_ended = not any(thread.is_alive() for thread in self._threads.values())
+        if has_ended:
+            self._is_over.set()
+        return has_ended
+
+    def cancel(self) -> None:
+        """A thread cannot be ended: what it is at goes on, and does not count."""
+        self._is_over.set()
+        if self._call.is_claimed:
+            for slot in self._slots:
+                records = _claimed(slot)
+                if records is not None:
+                    self._queue.abandon(slot, records if self._call.takes_lists else [records])
+
+    def slots(self) -> Slots:
+        """What its threads are at."""
+        return Slots(len(self._slots), self._queue.calls(self._slots))
+
+    # A thread.
+
+    def _run(self, slot: Slot[R], lost: Any) -> None:
+        enter(self._call.owner)
+        try:
+            call = self._claiming(slot) if self._call.keeps_claims else self._call.function
+            if lost is not None:
+                self._go_on(slot, call, lost)
+            self._work(slot, call)
+        except _ReplacedError:
+            return
+        except BaseException as error:  # noqa: BLE001 - a slot less must not go unnoticed
+            self._queue.fail(error)
+
+    def _work(self, slot: Slot[R], call: Callable[[Any], object]) -> None:
+        queue, takes_lists = self._queue, self._call.takes_lists
+        take, publish, process = queue.take, queue.publish, self._process
+        while True:
+            if not take(slot):
+                if queue.is_stopped:
+                    return
+                slot.gate.acquire()
+                continue
+            if takes_lists:
+                self._process_list(slot, call)
+            else:
+                for run in slot.pending:
+                    slot.current, slot.failed = (run, iter(run.records)), None
+                    process(slot, call)
+            publish(slot)
+
+    def _process(self, slot: Slot[R], call: Callable[[R], object]) -> None:
+        """Handle what is left of the run that the slot is at."""
+        assert slot.current is not None
+        run, records = slot.current
+        queue, wants_all = self._queue, self._call.wants_all
+        processed: int | None = 0 if run.is_stale else None
+        if processed is None:
+            for record in records:
+                try:
+                    outcome = call(record)
+                except _ReplacedError:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - the queue decides
+                    outcome = error
+                if (outcome is not None or wants_all) and not queue.settle(slot, record, outcome):
+                    processed = 1 + run.records.index(record)
+                    break
+        if processed is None and slot.failed is None:
+            slot.finished.append(run)
+        else:
+            queue.done(slot, run, processed)
+
+    def _process_list(self, slot: Slot[R], call: Callable[[Any], object]) -> None:
+        slot.runs, records = take_list(slot)
+        if not records:  # taken back in the meantime
+            return
+        try:
+            result: object = call(records)
+        except _ReplacedError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the queue decides
+            result = error
+        self._end_list(slot, result)
+
+    def _end_list(self, slot: Slot[R], result: object) -> None:
+        queue, wants_all = self._queue, self._call.wants_all
+        outcomes = iter(outcomes_of(result, sum([len(run.records) for run in slot.runs])))
+        for run in slot.runs:
+            slot.failed = None
+            for record, outcome in zip(run.records, outcomes, strict=False):
+                if outcome is not None or wants_all:
+                    queue.settle(slot, record, outcome)
+            if slot.failed is None:
+                slot.finished.append(run)
+            else:
+                queue.done(slot, run)
+
+    # Handlers that take too long.
+
+    def _claiming(self, slot: Slot[R]) -> Callable[[Any], object]:
+        """The handler; what it brings counts if nobody took the claim meanwhile."""
+        function = self._call.function
+
+        def call(record: Any) -> object:
+            slot.claimed_s = time.monotonic()
+            claim = slot.claim = [record]
+            try:
+                outcome: object = function(record)
+            except BaseException as error:  # noqa: BLE001 - the queue decides
+                outcome = error
+            try:
+                claim.pop()
+            except IndexError:
+                raise _ReplacedError from None
+            return outcome
+
+        return call
+
+    def _watch(self) -> None:
+        timeout_s = self._call.timeout_ms / 1000
+        while not self._is_over.wait(_WATCH_S):
+            now_s = time.monotonic()
+            for number, slot in enumerate(self._slots):
+                if slot.claim and now_s - slot.claimed_s > timeout_s:
+                    self._replace(number, slot)
+
+    def _replace(self, number: int, slot: Slot[R]) -> None:
+        lost = _claimed(slot)
+        if lost is None:  # just in time
+            return
+        _log.warning("a handler takes too long; its thread is left alone: %s", self._call.name)
+        self._begin(number, slot, lost)
+
+    def _go_on(self, slot: Slot[R], call: Callable[[Any], object], lost: Any) -> None:
+        """In place of a thread whose handler took too long: with what that thread had."""
+        error = self._call.timeout_error()
+        if self._call.takes_lists:
+            self._end_list(slot, error)
+        else:
+            assert slot.current is not None
+            run, _ = slot.current
+            if self._queue.settle(slot, lost, error):
+                self._process(slot, call)
+            else:
+                self._queue.done(slot, run, 1 + run.records.index(lost))
+            for run in slot.pending:
+                slot.current, slot.failed = (run, iter(run.records)), None
+                self._process(slot, call)
+        self._queue.publish(slot)
+
+
+def _claimed(slot: Slot[R]) -> Any:
+    """What the slot's handler is at, taken from it; None: nothing."""
+    try:
+        return slot.claim.pop()
+    except IndexError:
+        return None

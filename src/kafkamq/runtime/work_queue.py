@@ -1,0 +1,225 @@
+"""What stands between who hands out work and who calls handlers: take and done.
+
+- A ``WorkQueue`` hands out *runs*: records that are handled one after another. The shards of the
+  parallel consumer are one, the messages that a ``Worker`` has received are another one, and so
+  is the inbox of a process that handles for its parent.
+- A *slot* is one who calls handlers: a thread, a coroutine, or a process with several of them.
+  ``take`` settles what the slot has finished and gives it more, under one lock. A slot that gets
+  nothing is parked until the queue wakes it.
+- Order is the queue's: of what must stay in order it hands out one run at a time, and the next
+  one when that is given back. So the records of a key are with one slot, hence in one process.
+- What an outcome means is the queue's, too: ``settle`` is asked at once about each outcome that
+  is no plain success. A queue of acknowledgements wants to know of every outcome.
+- A run that was not handled to its end, or of which records failed, goes back by ``done``; all
+  others are put into ``finished``. ``publish`` follows when the slot has handled all that it took.
+- A handler that takes too long loses its *claim*: whoever takes the claim out gives the outcome.
+- Executors live in this package and nowhere else: ``ThreadExecutor``, ``LoopExecutor``,
+  ``ProcessExecutor``, which runs one of the first two in each process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from kafkamq.errors import DeadlineExceededError, KafkaMQError
+from kafkamq.runtime.rules.hanging import Call, Slots
+
+__all__ = [
+    "Executor",
+    "HandlerCall",
+    "HandlerFaultError",
+    "HandlerTimeoutError",
+    "Run",
+    "Slot",
+    "Waker",
+    "WorkQueue",
+    "WorkerDiedError",
+]
+
+R = TypeVar("R")
+
+
+class HandlerFaultError(KafkaMQError):
+    """A call of a handler that did not end by itself; it is always worth another attempt."""
+
+
+class HandlerTimeoutError(HandlerFaultError, DeadlineExceededError):
+    """The handler took longer than it may."""
+
+
+class WorkerDiedError(HandlerFaultError):
+    """The process of a handler ended in the middle of its work."""
+
+
+class Run(Protocol[R]):
+    """Records for one slot, to be handled one after another."""
+
+    @property
+    def records(self) -> list[R]:
+        """Those that are left to it."""
+
+    @property
+    def is_serial(self) -> bool:
+        """Nothing is begun behind a record that is to be tried again."""
+
+    @property
+    def is_stale(self) -> bool:
+        """Whatever is done of it now does not count."""
+
+
+class Slot(Generic[R]):
+    """One who calls handlers; what is not said otherwise is its own thread's.
+
+    Attributes:
+        pending: The runs that it has not begun; the queue may empty it.
+        current: The run that it is at, and what it has not begun of that; the same.
+        failed: What failed of that run, with the times of the next attempts; None: nothing.
+        finished: Runs that are done as a whole, until the next ``take``.
+        taken: Records that it has, but for those settled one by one.
+        began_s: When it took them; of a process: when it was heard of last.
+        width: How many handlers it has at once.
+        spent_us: What handlers needed for ``finished``; None: as long as the slot had it.
+        runs: What it took last; of a process: all that it has.
+        give_back: Of a process: asks for what it has not begun; from any thread, at once.
+        is_parked: It waits for the queue to wake it.
+        claim: The record, or list, that its handler is at: whoever takes it out gives the outcome.
+        claimed_s: When that call began.
+        gate: Where it waits; the executor's.
+    """
+
+    __slots__ = (
+        "began_s",
+        "claim",
+        "claimed_s",
+        "current",
+        "failed",
+        "finished",
+        "gate",
+        "give_back",
+        "is_parked",
+        "pending",
+        "runs",
+        "spent_us",
+        "taken",
+        "width",
+    )
+
+    def __init__(self) -> None:
+        self.pending: Iterator[Any] = iter(())
+        self.current: tuple[Any, Iterator[R]] | None = None
+        self.failed: list[tuple[R, int]] | None = None
+        self.finished: list[Any] = []
+        self.runs: Collection[Any] = ()
+        self.taken = 0
+        self.began_s = 0.0
+        self.width = 1
+        self.spent_us: float | None = None
+        self.give_back: Callable[[], None] | None = None
+        self.is_parked = False
+        self.claim: list[Any] = []
+        self.claimed_s = 0.0
+        self.gate: Any = None
+
+
+class Waker(Protocol):
+    """Wakes slots that are parked; called with the queue's lock held."""
+
+    def wake(self, slots: Sequence[Any]) -> None:
+        """Let them call ``take`` again."""
+
+
+class WorkQueue(Protocol[R]):
+    """Hands out runs, and learns what became of them; thread-safe."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Nothing is handed out any more: a slot that gets nothing ends."""
+
+    def make_slot(self) -> Any:
+        """A slot of the kind that it needs."""
+
+    def join(self, slots: Sequence[Any], waker: Waker) -> None:
+        """These will work; once."""
+
+    def take(self, slot: Any, limit: int = 0) -> Sequence[Any]:
+        """Settle what the slot finished, and give it more; nothing: it is parked.
+
+        Args:
+            slot: Who asks.
+            limit: The most records; 0: as many as one handler should have. What a slot with a
+                limit takes is added to what it has.
+        """
+
+    def settle(self, slot: Any, record: R, outcome: object) -> bool:
+        """What a handler returned or raised; False: its run ends here. May wait."""
+
+    async def settle_async(self, slot: Any, record: R, outcome: object) -> bool:
+        """As ``settle``, on an event loop."""
+
+    def done(self, slot: Any, run: Any, processed: int | None = None) -> None:
+        """A run that is not finished as a whole: so many of its records were tried (None: all)."""
+
+    def publish(self, slot: Any) -> None:
+        """All that the slot took is handled; may wait."""
+
+    async def publish_async(self, slot: Any) -> None:
+        """As ``publish``, on an event loop."""
+
+    def abandon(self, slot: Any, records: Sequence[R]) -> None:
+        """The end does not wait any longer for the handler of these."""
+
+    def calls(self, slots: Sequence[Any]) -> list[Call]:
+        """What slots are at."""
+
+    def fail(self, error: BaseException) -> None:
+        """A slot cannot go on, by no fault of its handler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandlerCall:
+    """How a handler is called.
+
+    Attributes:
+        function: Takes a record, or a list of them.
+        name: For threads.
+        takes_lists: It takes lists.
+        wants_all: The queue wants to know of every outcome, not only of those that are not None.
+        timeout_ms: After so long a call has failed; 0: never.
+        is_claimed: The end does not wait for handlers: it takes what they are at.
+        owner: What its code is inside of (``inside``).
+    """
+
+    function: Callable[..., Any]
+    name: str = "kafkamq-worker"
+    takes_lists: bool = False
+    wants_all: bool = False
+    timeout_ms: int = 0
+    is_claimed: bool = False
+    owner: object = None
+
+    @property
+    def keeps_claims(self) -> bool:
+        """Whether somebody may take what a handler is at."""
+        return self.is_claimed or self.timeout_ms > 0
+
+    def timeout_error(self) -> HandlerTimeoutError:
+        """The outcome of a call that takes too long."""
+        return HandlerTimeoutError(f"the handler took longer than {self.timeout_ms / 1000:g} s")
+
+
+class Executor(Protocol):
+    """Those who call a handler."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until all have ended, after the queue was stopped; False: some are still at it."""
+
+    def cancel(self) -> None:
+        """Do not wait for handlers any more; end them, where that is possible."""
+
+    def slots(self) -> Slots:
+        """What its slots are at; from any thread."""
