@@ -22,7 +22,7 @@ from tests.unit.test_handlers import Model, Order, parsed
 
 from kafkamq import BrokerError, ConfigError, Nack, Reject, StateError, Worker
 from kafkamq.queue.arguments import BodyError
-from kafkamq.runtime import calls, processes
+from kafkamq.runtime import calls, process_executor
 from kafkamq.testing import MemoryService
 
 
@@ -96,10 +96,10 @@ HANDLERS = [
     (exits, "SystemExit: 3"),
     (broken_text, "BadError"),
     (half_a_pair, "FileNotFoundError: a name of bytes: ?"),
-    (not_awaited, "should have awaited or called"),
+    (not_awaited, "should have awaited"),
     (wrong_delay, "?"),
-    (not_called, "should have awaited or called"),
-    (unspeakable, "the handler's verdict could not be given"),
+    (not_called, "should have called: return Nack()"),
+    (unspeakable, "Unspeakable"),
     (exits_in_a_coroutine, "SystemExit: 3"),
     (cancels_itself, ""),
 ]
@@ -176,17 +176,16 @@ def test_a_process_that_cannot_be_replaced_costs_no_delivery(
     service = MemoryService()
     queue = service.queue("q", max_deliveries=1)
     queue.handler(processes=1)(die_or_hang)
-    refusals = iter([processes._LoadError("no memory")] * 2)
+    refusals = iter(["no memory"] * 2)
+    begin = process_executor._Process.begin
 
-    class Child(processes._Child):
-        def __init__(self, function: bytes) -> None:
-            for refusal in refusals if queue_is_open.is_set() else ():
-                raise refusal
-            super().__init__(function)
+    def refuse(process: process_executor._Process) -> str | None:
+        refusal = next(refusals, None) if queue_is_open.is_set() else None
+        return begin(process) if refusal is None else refusal
 
     queue_is_open = threading.Event()
-    monkeypatch.setattr(processes, "_Child", Child)
-    monkeypatch.setattr(processes, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(process_executor._Process, "begin", refuse)
+    monkeypatch.setattr(process_executor, "_PAUSE_S", 0.01)
     with Worker(service) as worker:
         queue_is_open.set()
         for body in (b"die", b"fine"):

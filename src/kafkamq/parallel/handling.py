@@ -37,8 +37,8 @@ class Handling:
         self._has_publisher = publisher is not None
         self.make_slot, self.join, self.calls = desk.make_slot, desk.join, desk.calls
         self.take, self.done, self.fail = desk.take, desk.done, settler.fail
-        if publisher is not None:
-            self.publish, self.publish_async = publisher.publish, publisher.publish_async
+        self.publish = _nothing if publisher is None else publisher.publish
+        self.publish_async = _nothing_async if publisher is None else publisher.publish_async
 
     @property
     def is_stopped(self) -> bool:
@@ -73,11 +73,13 @@ class Handling:
         worker.failed = [*(worker.failed or ()), (record, due_ms)]
         return worker.current is None or not worker.current[0].is_serial
 
-    def publish(self, worker: Worker) -> None:
-        """There is nothing to publish."""
-
-    async def publish_async(self, worker: Worker) -> None:
-        """As ``publish``."""
-
     def abandon(self, worker: Worker, records: Sequence[ParallelRecord]) -> None:
         """They are not done, and come again elsewhere."""
+
+
+def _nothing(_: Worker) -> None:
+    """There is nothing to publish."""
+
+
+async def _nothing_async(_: Worker) -> None:
+    """The same."""

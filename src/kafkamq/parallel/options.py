@@ -23,6 +23,7 @@ from kafkamq.parallel.config import (
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits
 from kafkamq.parallel.rules.shards import NullKeys, Ordering
+from kafkamq.queue.handler import exception_types
 
 __all__ = ["ParallelOptions", "make_config"]
 
@@ -47,6 +48,9 @@ class ParallelOptions(TypedDict, total=False):
     """How long a list that is not full waits for more; 0."""
     max_attempts: int | None
     """Then a record is given up; None (the default): it is tried for ever."""
+    retry_on: type[BaseException] | Sequence[type[BaseException]] | None
+    """Exceptions that are worth another attempt; any other one rejects its record. None (the
+    default): all are. Time that has run out, and a process that has died, always are."""
     backoff: Backoff | RetryDelay
     """Until the next attempt: 1 s, doubled up to 60 s; or a function of the record."""
     on_exhausted: str
@@ -140,6 +144,7 @@ def make_config(
         batch_size=options.get("batch_size", 0),
         batch_linger_ms=milliseconds(options.get("batch_linger", 0.0), name="batch_linger"),
         max_attempts=options.get("max_attempts"),
+        retry_on=exception_types(options.get("retry_on")),
         backoff=options.get("backoff", Backoff(max=60.0)),
         on_exhausted=_on_exhausted(options.get("on_exhausted")),
         dead_letter_topic=options.get("dead_letter_topic", ""),

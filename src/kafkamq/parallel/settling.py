@@ -101,12 +101,12 @@ class Settler:
     def _decide(
         self, record: ParallelRecord, outcome: object
     ) -> tuple[Done | Retry | GiveUp, BaseException | None]:
-        verdict, error = understood(outcome)
+        verdict, error = understood(outcome, self.config.retry_on)
         if inspect.isawaitable(outcome):  # a plain handler that forgot async: so is each record
             self._fail(error or StateError("the handler returned an awaitable"))
             verdict = Nack(delay=_STOPPED_S)
         elif error is not None:
-            verdict = self._verdict_on(record, error)
+            verdict = self._verdict_on(record, error, verdict)
         attempt = record.attempt
         decision = judge(verdict, attempt=attempt, max_attempts=self.config.max_attempts)
         if isinstance(decision, GiveUp) and not self.config.gives_up:  # a default is no choice
@@ -121,9 +121,11 @@ class Settler:
             record._failure = Failure(attempt, error, reason or _said(error))
         return decision, error
 
-    def _verdict_on(self, record: ParallelRecord, error: BaseException) -> Verdict:
+    def _verdict_on(
+        self, record: ParallelRecord, error: BaseException, by_default: Verdict
+    ) -> Verdict:
         told = tell("on_failure", self.config.hooks.on_failure, record, error)
-        verdict, fault = understood(told) if isinstance(told, VERDICTS) else (Nack(), None)
+        verdict, fault = understood(told) if isinstance(told, VERDICTS) else (by_default, None)
         if fault is not None:
             _log.error("what on_failure returned is no verdict", extra={"said": _said(fault)})
         return verdict

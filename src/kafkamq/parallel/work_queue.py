@@ -353,7 +353,8 @@ class Desk:
         """A record that is open, wherever it is."""
         with self.lock:
             for worker in self._workers:
-                for run in list(worker.runs):
+                runs: list[Run[ParallelRecord]] = list(worker.runs)
+                for run in runs:
                     if run.lane is lane:
                         for record in run.records:
                             if record.offset == offset:

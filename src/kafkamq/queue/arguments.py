@@ -37,7 +37,8 @@ class Binder:
         ConfigError: The handler takes something else.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, of_lists: bool = False) -> None:
+        """``of_lists``: the handler gets lists of messages, bodies, or both."""
         self._parse: list[Callable[[Any], Any]] = []
         name = getattr(function, "__qualname__", repr(function))
         try:
@@ -50,6 +51,8 @@ class Binder:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
             annotation = hints.get(parameter.name)
+            if of_lists:
+                annotation = _element(annotation, f"handler {name}: {parameter.name}")
             has_default = parameter.default is not parameter.empty
             is_option = parameter.kind is parameter.KEYWORD_ONLY
             wants_message = _is_message(annotation)
@@ -109,6 +112,16 @@ def _is_plainly_a_body(annotation: Any) -> bool:
     return any(
         dataclasses.is_dataclass(kind) or hasattr(kind, "model_validate_json") for kind in kinds
     )
+
+
+def _element(annotation: Any, where: str) -> Any:
+    """What a list of a batch handler has in it; None: messages."""
+    if annotation is None or annotation in (list, Sequence):
+        return None
+    if get_origin(annotation) not in (list, Sequence):
+        raise ConfigError(f"{where} is annotated {annotation!r}: with batch_size it is a list")
+    (kind,) = get_args(annotation)
+    return kind
 
 
 def _itself(message: Any) -> Any:

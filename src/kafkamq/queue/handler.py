@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 from kafkamq.config import Backoff, QueueConfig, milliseconds
 from kafkamq.errors import ConfigError
@@ -20,7 +20,13 @@ from kafkamq.queue.rules.capabilities import (
 )
 from kafkamq.types import Backend
 
-__all__ = ["DEFAULT_CONCURRENCY", "HandlerSpec", "make_spec"]
+__all__ = [
+    "DEFAULT_CONCURRENCY",
+    "HandlerOptions",
+    "HandlerSpec",
+    "exception_types",
+    "make_spec",
+]
 
 DEFAULT_CONCURRENCY = 16
 _MAX_CONCURRENCY = 100_000
@@ -35,9 +41,15 @@ class HandlerSpec:
     binder: Binder = field(repr=False)
     concurrency: int = DEFAULT_CONCURRENCY
     processes: int = 0  # 0: threads, or one event loop
+    threads: int = 1  # or coroutines, in each process
     ordering: str = "unordered"
     retry: Backoff | None = None  # None: the queue's
     timeout_ms: int = 0  # 0: none
+    batch_size: int = 0  # the most messages of a call; 0: messages, not lists
+    batch_linger_ms: int = 0
+    max_attempts: int | None = None  # None: the queue's max_deliveries
+    retry_on: tuple[type[BaseException], ...] | None = None  # None: any
+    max_rate: float | None = None  # messages a second
 
     @property
     def name(self) -> str:
@@ -51,54 +63,138 @@ class HandlerSpec:
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
 
 
+class HandlerOptions(TypedDict, total=False):
+    """All of them may be left out; times are s, or timedeltas."""
+
+    concurrency: int | None
+    """Handlers at once; 16."""
+    ordering: str | None
+    """What stays in order; None: what the backend has (``kafkamq backends``)."""
+    backend: str | None
+    """The backend that the handler counts on; must be the queue's."""
+    retry: Backoff | None
+    """The delay after a failure; None: the queue's back-off."""
+    retry_on: type[BaseException] | Sequence[type[BaseException]] | None
+    """Exceptions that are worth another attempt; any other one rejects its message. None: all are.
+    Time that has run out, and a process that has died, always are."""
+    max_attempts: int | None
+    """After so many deliveries a message that failed is rejected; None: the queue's
+    ``max_deliveries`` counts, which is never exceeded."""
+    timeout: float | timedelta | None
+    """s after which it has failed: a coroutine is cancelled, a process with one handler ended, a
+    thread left alone."""
+    processes: int
+    """Run it in so many processes."""
+    threads: int
+    """Handlers at once in each process: threads for ``def``, coroutines for ``async def``; 1."""
+    batch_size: int
+    """Give it lists of up to so many messages; 0 (the default): single ones."""
+    batch_linger: float | timedelta
+    """How long a list that is not full waits for more; 0."""
+    max_rate: float | None
+    """Messages a second that are begun, at most, in each process of a worker."""
+
+
 def make_spec(
-    queue: QueueConfig,
-    function: Callable[..., Any],
-    *,
-    concurrency: int | None,
-    processes: int,
-    ordering: str | None,
-    backend: str | None,
-    retry: Backoff | None,
-    timeout: float | timedelta | None,
+    queue: QueueConfig, function: Callable[..., Any], options: HandlerOptions
 ) -> HandlerSpec:
     """A handler that can work.
 
     Raises:
         ConfigError: It cannot, or its backend lacks what is asked; names those that have it.
+        TypeError: There is no such option.
     """
+    for name in options:
+        if name not in HandlerOptions.__annotations__:
+            raise TypeError(f"there is no option {name!r}")
     if not callable(function):
         raise ConfigError(f"the handler is a {type(function).__name__}: give a function")
     asked = f"handler of queue {queue.queue_id!r}"
+    backend = options.get("backend")
     if backend is not None and backend_of(backend) is not queue.backend:
         raise ConfigError(
             f"{asked}: backend={backend!r}, and the queue was made with "
             f"{queue.backend.value!r}: give it to Service.queue()"
         )
-    count = concurrency if concurrency is not None else processes or DEFAULT_CONCURRENCY
-    for name, value, minimum in (("concurrency", count, 1), ("processes", processes, 0)):
-        if type(value) is not int or not minimum <= value <= _MAX_CONCURRENCY:
-            raise ConfigError(f"{asked}: {name} is {value!r}: it must be >= {minimum}")
-    order = ordering if ordering is not None else default_order(queue.backend)
+    order = options.get("ordering") or default_order(queue.backend)
     require(queue.backend, order_feature(order), f"{asked}: ordering={order!r}")
+    retry, timeout = options.get("retry"), options.get("timeout")
     if retry is not None:
         if not isinstance(retry, Backoff):
             raise ConfigError(f"{asked}: retry is {retry!r}: it must be a Backoff")
         require(queue.backend, Feature.RETRY_DELAY, f"{asked}: retry")
+    processes, threads, concurrency = _at_once(options, asked)
+    batch_size = options.get("batch_size", 0)
+    linger_ms = milliseconds(options.get("batch_linger", 0.0), name="batch_linger")
+    if linger_ms and not batch_size:
+        raise ConfigError(f"{asked}: batch_linger needs a batch_size")
     spec = HandlerSpec(
         queue=queue,
         function=function,
-        binder=Binder(function),
-        concurrency=processes or count,
+        binder=Binder(function, of_lists=bool(batch_size)),
+        concurrency=concurrency,
         processes=processes,
+        threads=threads,
         ordering=order,
         retry=retry,
         timeout_ms=0 if timeout is None else milliseconds(timeout, name="timeout", minimum=1),
+        batch_size=batch_size,
+        batch_linger_ms=linger_ms,
+        max_attempts=_attempts(options.get("max_attempts"), queue, asked),
+        retry_on=exception_types(options.get("retry_on")),
+        max_rate=_rate(options.get("max_rate"), asked),
     )
-    if processes and spec.is_async:
-        raise ConfigError(f"{asked}: processes= is for def handlers")
     _check_lease(spec, asked)
     return spec
+
+
+def _at_once(options: HandlerOptions, asked: str) -> tuple[int, int, int]:
+    """Processes, handlers in each, and handlers in all."""
+    processes, threads = options.get("processes", 0), options.get("threads", 1)
+    concurrency = options.get("concurrency")
+    for name, value, minimum in (
+        ("concurrency", DEFAULT_CONCURRENCY if concurrency is None else concurrency, 1),
+        ("processes", processes, 0),
+        ("threads", threads, 1),
+        ("batch_size", options.get("batch_size", 0), 0),
+    ):
+        if type(value) is not int or not minimum <= value <= _MAX_CONCURRENCY:
+            raise ConfigError(f"{asked}: {name} is {value!r}: it must be >= {minimum}")
+    if threads > 1 and not processes:
+        raise ConfigError(f"{asked}: threads is for processes=; else concurrency says how many")
+    if processes:
+        return processes, threads, processes * threads
+    return 0, 1, DEFAULT_CONCURRENCY if concurrency is None else concurrency
+
+
+def _attempts(given: int | None, queue: QueueConfig, asked: str) -> int | None:
+    if given is not None and (type(given) is not int or not 1 <= given <= queue.max_deliveries):
+        raise ConfigError(
+            f"{asked}: max_attempts is {given!r}: it must be 1 to the queue's max_deliveries, "
+            f"{queue.max_deliveries}"
+        )
+    return given
+
+
+def _rate(given: float | None, asked: str) -> float | None:
+    rate: object = given  # whatever the types say
+    if rate is not None and not (isinstance(rate, int | float) and 0 < rate < 1e12):
+        raise ConfigError(f"{asked}: max_rate is {given!r}: it must be messages a second, above 0")
+    return given
+
+
+def exception_types(given: object) -> tuple[type[BaseException], ...] | None:
+    """What ``retry_on`` names.
+
+    Raises:
+        ConfigError: Something else than kinds of exceptions.
+    """
+    if given is None:
+        return None
+    found = tuple(given) if isinstance(given, Sequence) else (given,)
+    if not all(isinstance(each, type) and issubclass(each, BaseException) for each in found):
+        raise ConfigError(f"retry_on is {given!r}: give kinds of exceptions, as (OSError,)")
+    return found
 
 
 def _check_lease(spec: HandlerSpec, asked: str) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kafkamq.config import Backoff, QueueConfig
+from kafkamq.config import QueueConfig
 from kafkamq.queue.backend import ConsumerPlan, QueueBackend, check_order, load
 from kafkamq.queue.connections import Connections
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.handler import HandlerSpec, make_spec
+from kafkamq.queue.handler import HandlerOptions, HandlerSpec, make_spec
 from kafkamq.queue.message import Message
 from kafkamq.queue.producer import Producer
 from kafkamq.types import Backend
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Queue"]
 
@@ -87,31 +89,17 @@ class Queue:
         self._connections.add(consumer)
         return consumer
 
-    def handler(
-        self,
-        *,
-        concurrency: int | None = None,
-        ordering: str | None = None,
-        backend: str | None = None,
-        retry: Backoff | None = None,
-        timeout: float | timedelta | None = None,
-        processes: int = 0,
-    ) -> Callable[[Function], Function]:
+    def handler(self, **options: Unpack[HandlerOptions]) -> Callable[[Function], Function]:
         """Registers the function below as the queue's handler; a ``Worker`` runs it.
 
         The function stays as it is. What its parameters are annotated with is what it gets: the
-        body (``bytes``, ``str``, ``dict``, a dataclass, a pydantic model), a ``Message``, or both.
-        Returning is an ack, an exception a nack with back-off; ``Ack``, ``Nack`` and ``Reject`` may
-        be returned as well. A body that cannot be read is rejected.
+        body (``bytes``, ``str``, ``dict``, a dataclass, a pydantic model), a ``Message``, or both;
+        with ``batch_size`` lists of these. Returning is an ack, an exception a nack with back-off;
+        ``Ack``, ``Nack`` and ``Reject`` may be returned as well, of a list also one for each
+        message. A body that cannot be read is rejected.
 
         Args:
-            concurrency: Handlers at once; 16.
-            ordering: What stays in order; None: what the backend has (``kafkamq backends``).
-            backend: The backend that the handler counts on; must be the queue's.
-            retry: The delay after a failure; None: the queue's back-off.
-            timeout: s after which it has failed: a coroutine is cancelled, a process ended, a
-                thread left alone.
-            processes: Run it in so many processes.
+            **options: See ``HandlerOptions``.
 
         Raises:
             ConfigError: It cannot work, or the backend lacks what is asked; names those that have
@@ -119,17 +107,7 @@ class Queue:
         """
 
         def register(function: Function) -> Function:
-            spec = make_spec(
-                self._config,
-                function,
-                concurrency=concurrency,
-                processes=processes,
-                ordering=ordering,
-                backend=backend,
-                retry=retry,
-                timeout=timeout,
-            )
-            self._handlers.append(spec)
+            self._handlers.append(make_spec(self._config, function, options))
             return function
 
         return register

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from kafkamq.errors import ConfigError
+from kafkamq.queue.arguments import Binder, BodyError
 from kafkamq.runtime.verdicts import is_verdict
 from kafkamq.runtime.work_queue import Slot
 
-__all__ = ["outcomes_of", "take_list"]
+__all__ = ["Prepared", "outcomes_of", "prepare", "take_list"]
 
 R = TypeVar("R")
 
@@ -34,3 +36,47 @@ def outcomes_of(result: object, count: int) -> Sequence[object]:
         " all, or a list with one for each record"
     )
     return [error] * count
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What a handler is called with.
+
+    Attributes:
+        arguments: Its own.
+        is_called: There is something to call it with.
+        count: Messages of the list that it gets.
+        refused: By their places in the whole list, those whose bodies cannot be read.
+    """
+
+    arguments: list[Any]
+    is_called: bool = True
+    count: int = 0
+    refused: dict[int, BodyError] = field(default_factory=dict)
+
+    def outcome(self, result: object) -> object:
+        """What it returned; of a list also what became of those that it did not get."""
+        if not self.refused:
+            return result
+        given = iter(outcomes_of(result, self.count))
+        everyone = range(self.count + len(self.refused))
+        return [self.refused[at] if at in self.refused else next(given) for at in everyone]
+
+
+def prepare(binder: Binder, given: Any) -> Prepared:
+    """The arguments for a message, or for a list.
+
+    Raises:
+        BodyError: The one message's payload is not what the handler takes.
+    """
+    if not isinstance(given, list):
+        return Prepared(binder.arguments(given))
+    rows: list[list[Any]] = []
+    refused: dict[int, BodyError] = {}
+    for at, message in enumerate(given):
+        try:
+            rows.append(binder.arguments(message))
+        except BodyError as error:  # noqa: PERF203 - it is this message's alone
+            refused[at] = error
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return Prepared(columns, bool(rows), len(rows), refused)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from kafkamq.errors import ConfigError, KafkaMQError, LeaseLostError, StateError
@@ -17,90 +16,102 @@ from kafkamq.queue.message import Message
 from kafkamq.queue.reasons import clean, reason_of
 from kafkamq.queue.rules.capabilities import Feature, has
 from kafkamq.queue.rules.retry import backoff_delay_ms
+from kafkamq.runtime.batches import Prepared, outcomes_of, prepare
+from kafkamq.runtime.middleware import Middleware, surrounded
 from kafkamq.runtime.telemetry import Telemetry
+from kafkamq.runtime.verdicts import is_verdict, understood
+from kafkamq.runtime.work_queue import HandlerFaultError
 from kafkamq.types import Ack, Nack, Reject
 
 __all__ = ["Calls", "Middleware"]
 
-Middleware = Callable[[Message, Callable[[Message], Any]], Any]
-"""Gets a message and what calls the handler; returns what that returns, or another verdict."""
-
 _log = logging.getLogger(__name__)
-_KINDS = (Ack, Nack, Reject)  # compared by identity: a result's == may be of any kind, or raise
 _NOT_CALLED = Nack(reason="the handler was not called: see the log")
 
 
 class Calls:
-    """Calls one handler; thread-safe."""
+    """Calls one handler, for a message or for a list of them; thread-safe."""
 
     def __init__(
         self,
         spec: HandlerSpec,
         middleware: Sequence[Middleware],
         telemetry: Telemetry | None,
-        function: Callable[[Message], Any] | None = None,
+        function: Callable[[Any], Any] | None = None,
     ) -> None:
         """``function`` takes the handler's place: it calls it elsewhere."""
         self.spec = spec
+        self.is_async = spec.is_async and function is None
         self._telemetry = telemetry
         call = function
         if call is None:
-            call = self._call_async if spec.is_async else self._call
-        for each in reversed(middleware):
-            is_async = inspect.iscoroutinefunction(each)
-            if is_async is not spec.is_async:
-                kind = "async def" if spec.is_async else "def"
-                raise ConfigError(
-                    f"middleware {getattr(each, '__qualname__', each)}: handler {spec.name} is "
-                    f"{kind}, and so must its middleware be"
-                )
-            call = _wrapped(each, call)
-        self._chain = call
+            call = self._call_async if self.is_async else self._call
+        self._chain = surrounded(call, middleware, is_async=self.is_async, name=spec.name)
 
-    def _call(self, message: Message) -> Any:
-        return self.spec.function(*self.spec.binder.arguments(message))
+    def _call(self, given: Any) -> Any:
+        found = prepare(self.spec.binder, given)
+        return found.outcome(self.spec.function(*found.arguments) if found.is_called else None)
 
-    async def _call_async(self, message: Message) -> Any:
-        return await self.spec.function(*self.spec.binder.arguments(message))
+    async def _call_async(self, given: Any) -> Any:
+        found: Prepared = prepare(self.spec.binder, given)
+        return found.outcome(
+            await self.spec.function(*found.arguments) if found.is_called else None
+        )
 
-    def run(self, message: Message) -> object:
+    def run(self, given: Any) -> object:
         """Call a ``def`` handler; what it raises is returned."""
         outcome: object = _NOT_CALLED
         try:
-            with self._delivery(message) as told:
+            with self._delivery(given) as told:
                 try:
-                    outcome = self._chain(message)
+                    outcome = self._chain(given)
                 except BaseException as error:  # noqa: BLE001 - an exception is a nack
                     outcome = error
-                told[0] = kind_of(outcome)
+                told[0] = outcome
         except Exception:  # noqa: BLE001 - of what the application set for telemetry
-            _log.exception("a delivery could not be recorded", extra={"queue": message.queue_id})
+            self._say_unrecorded()
         return outcome
 
-    async def run_async(self, message: Message) -> object:
+    async def run_async(self, given: Any) -> object:
         """Await an ``async def`` handler; what it raises is returned, but for a cancellation."""
         outcome: object = _NOT_CALLED
         try:
-            with self._delivery(message) as told:
+            with self._delivery(given) as told:
                 try:
-                    outcome = await self._awaitable(message)
+                    awaitable: Awaitable[object] = self._chain(given)
+                    outcome = await awaitable
                 except asyncio.CancelledError:
                     raise
                 except BaseException as error:  # noqa: BLE001 - an exception is a nack
                     outcome = error
-                told[0] = kind_of(outcome)
+                told[0] = outcome
         except Exception:  # noqa: BLE001 - of what the application set for telemetry
-            _log.exception("a delivery could not be recorded", extra={"queue": message.queue_id})
+            self._say_unrecorded()
         return outcome
 
-    def _awaitable(self, message: Message) -> Awaitable[object]:
-        found: Awaitable[object] = self._chain(message)
-        return found
+    def _say_unrecorded(self) -> None:
+        queue = self.spec.queue.queue_id
+        _log.exception("a delivery could not be recorded", extra={"queue": queue})
 
-    def _delivery(self, message: Message) -> AbstractContextManager[list[str]]:
+    @contextmanager
+    def _delivery(self, given: Any) -> Iterator[list[object]]:
+        """Records the delivery of each message; the caller says what came of the call."""
+        told: list[object] = [None]
         if self._telemetry is None:
-            return nullcontext([""])
-        return self._telemetry.delivery(message)
+            yield told
+            return
+        messages = given if isinstance(given, list) else [given]
+        with ExitStack() as spans:
+            kinds = [spans.enter_context(self._telemetry.delivery(each)) for each in messages]
+            yield told
+            outcomes = outcomes_of(told[0], len(kinds)) if given is messages else told
+            for kind, outcome in zip(kinds, outcomes, strict=True):
+                kind[0] = kind_of(outcome)
+
+    def is_spent(self, message: Message) -> bool:
+        """Whether it had its attempts, and its worker died over the last one."""
+        most = self.spec.max_attempts
+        return most is not None and message.delivery_count > most
 
     # Verdicts.
 
@@ -127,30 +138,30 @@ class Calls:
             _log.debug("a message is not given back", extra={"said": str(error)})
 
     def _settle(self, message: Message, outcome: object) -> None:
-        if isinstance(outcome, Nack):
-            self._nack(message, outcome.delay, outcome.reason)
-        elif isinstance(outcome, Reject):
-            self._reject(message, clean(outcome.reason) or "rejected by its handler")
-        elif isinstance(outcome, BodyError):
-            self._reject(message, clean(f"the body cannot be read: {outcome}"))
-        elif isinstance(outcome, BaseException):
-            self._nack(message, None, reason_of(outcome), outcome)
-        elif inspect.isawaitable(outcome) or any(outcome is kind for kind in _KINDS):
-            said = "the handler returned something that it should have awaited or called"
-            _log.error(said, extra={"queue": message.queue_id, "type": type(outcome).__name__})
-            if inspect.iscoroutine(outcome):
-                outcome.close()
-            self._nack(message, None, said)
+        verdict, error = understood(outcome, self.spec.retry_on)
+        if isinstance(verdict, Reject):
+            self._reject(message, verdict.reason or "rejected by its handler", error)
+        elif isinstance(error, HandlerFaultError):
+            self._nack(message, None, clean(str(error)))
+        elif error is not None:
+            if error is not outcome:
+                _log.error(str(error), extra={"queue": message.queue_id})
+            self._nack(message, None, reason_of(error), error)
+        elif isinstance(verdict, Nack):
+            self._nack(message, verdict.delay, verdict.reason)
         else:
-            _log.error(
-                "a handler returned something that is no verdict; its message counts as done",
-                extra={"queue": message.queue_id, "type": type(outcome).__name__},
-            )
+            if not is_verdict(outcome):
+                _log.error(
+                    "a handler returned something that is no verdict; its message counts as done",
+                    extra={"queue": message.queue_id, "type": type(outcome).__name__},
+                )
             message.ack()
 
-    def _reject(self, message: Message, reason: str) -> None:
+    def _reject(self, message: Message, reason: str, error: BaseException | None = None) -> None:
         message.reject(reason)
-        _log.warning("%s was rejected: it becomes a dead letter", self._what(message))
+        _log.warning(
+            "%s was rejected: it becomes a dead letter", self._what(message), exc_info=error
+        )
 
     def _nack(
         self,
@@ -160,6 +171,10 @@ class Calls:
         error: BaseException | None = None,
     ) -> None:
         queue, reason = self.spec.queue, clean(reason)
+        most = self.spec.max_attempts
+        if most is not None and most <= message.delivery_count < queue.max_deliveries:
+            self._reject(message, reason or f"attempt {most} of {most} failed", error)
+            return
         if delay_s is None and has(queue.backend, Feature.RETRY_DELAY):
             retry = self.spec.retry or queue.backoff
             delay_s = backoff_delay_ms(retry, message.delivery_count, random.random()) / 1000
@@ -193,10 +208,6 @@ class Calls:
         elif error is not None:
             when = "soon" if delay_s is None else f"in {delay_s:.1f} s"
             _log.warning("%s: %s comes again %s", what, self._what(message), when, exc_info=error)
-
-
-def _wrapped(middleware: Middleware, call: Callable[[Message], Any]) -> Callable[[Message], Any]:
-    return lambda message: middleware(message, call)
 
 
 def kind_of(outcome: object) -> str:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError
 from kafkamq.metrics.health import Handlers, health
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.handler import HandlerSpec
+from kafkamq.queue.message import Message
+from kafkamq.runtime.calls import Calls
+from kafkamq.runtime.messages import MessageQueue
+from kafkamq.runtime.rules.pace import RateLimit
 from kafkamq.runtime.rules.run_ahead import RunAhead
 from kafkamq.runtime.telemetry import Telemetry
-from kafkamq.runtime.threads import HandlerPool
+from kafkamq.runtime.work_queue import Executor
 from kafkamq.transport.errors import is_retriable
+from kafkamq.types import Reject
 
 __all__ = ["Feeder"]
 
@@ -21,6 +27,7 @@ _RECEIVE_S = 0.25
 _ROOM_S = 0.05
 _PAUSE_S = 0.25
 _MAX_TURN_S = 120.0  # each wait of a turn is bounded; who takes longer hangs in the client
+_SPENT = Reject("its worker ended over the last of its attempts")
 _log = logging.getLogger(__name__)
 
 
@@ -30,9 +37,12 @@ class Feeder:
     Args:
         spec: What it is.
         consumer: Where its messages come from.
-        pool: Who calls it.
-        room: The pool sets it when a message has its verdict.
-        ahead: How many messages may wait in the pool.
+        calls: Gives verdicts.
+        queue: Where its messages go.
+        executor: Who calls it.
+        room: The queue sets it when a message has its verdict.
+        ahead: How many messages may wait in the queue.
+        faults: What stopped handlers from being called.
         telemetry: Is told of batches.
         hung_after_ms: Handlers that all hang for so long are not live; None: the queue's max_lease.
     """
@@ -41,9 +51,12 @@ class Feeder:
         self,
         spec: HandlerSpec,
         consumer: Consumer,
-        pool: HandlerPool,
+        calls: Calls,
+        queue: MessageQueue,
+        executor: Executor,
         room: threading.Event,
         ahead: RunAhead,
+        faults: list[BaseException],
         telemetry: Telemetry | None = None,
         *,
         hung_after_ms: int | None = None,
@@ -51,8 +64,14 @@ class Feeder:
         self._telemetry = telemetry
         self.spec = spec
         self.consumer = consumer
-        self.failure: BaseException | None = None
-        self._pool = pool
+        self._faults = faults
+        self._calls = calls
+        self._queue = queue
+        self._executor = executor
+        self._rate = None if spec.max_rate is None else RateLimit(spec.max_rate)
+        self._receive_s = _RECEIVE_S
+        if spec.batch_linger_ms:
+            self._receive_s = min(_RECEIVE_S, max(0.01, spec.batch_linger_ms / 1000))
         self._room = room
         self._ahead = ahead
         self._submitted = 0
@@ -63,9 +82,14 @@ class Feeder:
         self._loop = health.add(f"receiving of {spec.queue.queue_id}", max_age_s=_MAX_TURN_S)
         longest_ms = spec.queue.max_lease_ms if hung_after_ms is None else hung_after_ms
         self._handlers = Handlers(
-            f"handlers of {spec.queue.queue_id}", longest_ms / 1000, self._pool.slots
+            f"handlers of {spec.queue.queue_id}", longest_ms / 1000, self._executor.slots
         )
         health.watch(self._handlers)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended it."""
+        return self._faults[0] if self._faults else None
 
     @property
     def is_alive(self) -> bool:
@@ -75,15 +99,15 @@ class Feeder:
     @property
     def handled(self) -> int:
         """Messages that have their verdicts."""
-        return self._pool.finished()
+        return self._queue.finished
 
     def start(self) -> None:
         """Begin."""
-        self._pool.start()
+        self._executor.start()
         self._thread.start()
 
     def pause(self) -> None:
-        """Receive nothing more until ``resume``; what is in the pool goes on."""
+        """Receive nothing more until ``resume``; what is in the queue goes on."""
         self._paused.set()
 
     def resume(self) -> None:
@@ -113,13 +137,13 @@ class Feeder:
 
     def _finish_handlers(self, deadline_s: float) -> None:
         self._thread.join(_RECEIVE_S * 8 + 5.0)
-        self.consumer.put_back(self._pool.withdraw())
-        if not self._pool.join(max(0.0, deadline_s - time.monotonic())):
+        self.consumer.put_back(self._queue.withdraw())
+        if not self._executor.join(max(0.0, deadline_s - time.monotonic())):
             _log.warning(
                 "handlers have not ended in time; their messages are given back",
                 extra={"queue": self.spec.queue.queue_id},
             )
-        self._pool.abandon()
+        self._executor.cancel()
 
     def _run(self) -> None:
         try:
@@ -130,20 +154,22 @@ class Feeder:
                 else:
                     self._turn()
         except BaseException as error:  # noqa: BLE001 - the worker raises it
-            self.failure = error
+            self._faults.append(error)
 
     def _turn(self) -> None:
         self._room.clear()
-        finished = self._pool.finished()
-        wanted = self._ahead.wanted(
-            self._submitted - finished, finished, int(time.monotonic() * 1000)
-        )
+        self._queue.tend()
+        finished = self._queue.finished
+        now_ms = time.monotonic() * 1000
+        wanted = self._ahead.wanted(self._submitted - finished, finished, int(now_ms))
+        if self._rate is not None:
+            wanted = min(wanted, self._rate.available(now_ms))
         if wanted <= 0:
             self._room.wait(_ROOM_S)
             return
         began_ns = time.time_ns()
         try:
-            messages = self.consumer.receive_many(wanted, _RECEIVE_S)
+            messages = self.consumer.receive_many(wanted, self._receive_s)
         except (BrokerError, DeadlineExceededError) as error:
             if not is_retriable(error) or self.consumer.has_failed:
                 raise
@@ -157,9 +183,20 @@ class Feeder:
         except KafkaMQError:
             raise
         if messages:
-            self._submitted += len(messages)
-            self._pool.submit(messages)
             self._tell(len(messages), began_ns)
+            self._hand_on(messages)
+
+    def _hand_on(self, messages: Sequence[Message]) -> None:
+        """To the handlers; a message whose attempts are spent is not tried again."""
+        fine = [message for message in messages if not self._calls.is_spent(message)]
+        if len(fine) < len(messages):
+            for message in messages:
+                if self._calls.is_spent(message):
+                    self._calls.settle(message, _SPENT)
+        self._submitted += len(fine)
+        self._queue.add(fine)
+        if self._rate is not None:
+            self._rate.spend(len(fine))
 
     def _tell(self, count: int, began_ns: int) -> None:
         if self._telemetry is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -161,8 +162,9 @@ class LoopExecutor(Generic[R]):
             self._queue.fail(error)
         finally:
             self._beat.stop()
-            for task in tasks:
-                task.cancel()
+            with contextlib.suppress(RuntimeError):  # its owner has closed the loop
+                for task in tasks:
+                    task.cancel()
 
     async def _park(self, slot: Slot[R]) -> None:
         if slot.gate is not True:
@@ -234,10 +236,7 @@ class LoopExecutor(Generic[R]):
             for record, outcome in zip(run.records, outcomes, strict=False):
                 if outcome is not None or wants_all:
                     await queue.settle_async(slot, record, outcome)
-            if slot.failed is None:
-                slot.finished.append(run)
-            else:
-                queue.done(slot, run)
+            queue.done(slot, run)
 
     def _raise_if_ended(self) -> None:
         """In an ``except``: whether it was this task that was cancelled, or some other's result."""

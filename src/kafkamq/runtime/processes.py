@@ -1,32 +1,27 @@
-"""``def`` handlers in processes of their own: for work that needs the CPU, or may take a process
-with it. Each thread of the pool owns one process, which is replaced when it dies or hangs.
-"""
+"""Handlers of queues in processes: each thread of the worker waits for the answer to one call."""
 
 from __future__ import annotations
 
-import logging
 import pickle
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, ClassVar
 
 from kafkamq.errors import ConfigError
-from kafkamq.queue.arguments import Binder, BodyError
+from kafkamq.queue.arguments import Binder
 from kafkamq.queue.handler import HandlerSpec
 from kafkamq.queue.message import Message
-from kafkamq.queue.reasons import reason_of
-from kafkamq.runtime.children import leave_signals_to_parent, start_child
-from kafkamq.runtime.threads import STOPPED, timed_out
-from kafkamq.types import Ack, Headers, MessageId, Nack, Reject
+from kafkamq.runtime.batches import prepare
+from kafkamq.runtime.child import RemoteCall
+from kafkamq.runtime.messages import STOPPED
+from kafkamq.runtime.process_executor import Processes, ProcessExecutor
+from kafkamq.runtime.rules.hanging import Call
+from kafkamq.runtime.work_queue import Slot, Waker
+from kafkamq.types import Headers, MessageId
 
-__all__ = ["PlainMessage", "ProcessCalls"]
-
-_JOIN_S = 5.0
-_AGAIN_S = 1.0  # after a process that could not start
-_log = logging.getLogger(__name__)
-_SENT = (BaseException, Ack, Nack, Reject)
+__all__ = ["PlainMessage", "RemoteCalls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,151 +44,190 @@ class PlainMessage:
         return dict(self.raw_headers)
 
 
-class ProcessCalls:
-    """Calls a handler in the process of the calling thread."""
+class _RemoteCall:
+    """A call that a thread waits for."""
 
-    def __init__(self, spec: HandlerSpec, calls: Callable[[], Any]) -> None:
-        """``calls`` gives the pool's ``Calls``, for the verdict of a timeout.
+    __slots__ = ("_ended", "given", "is_serial", "is_stale", "outcome", "records")
+
+    def __init__(self, given: PlainMessage | list[PlainMessage]) -> None:
+        self.given = given
+        self.outcome: object = None
+        self.records = [self]
+        self.is_serial = self.is_stale = False
+        self._ended = threading.Event()
+
+    def end(self, outcome: object) -> None:
+        self.outcome = outcome
+        self._ended.set()
+
+    def wait(self) -> object:
+        self._ended.wait()
+        return self.outcome
+
+
+class RemoteCalls:
+    """Calls a handler in processes; a ``WorkQueue`` of the calls that threads wait for.
+
+    A process that cannot start says nothing about a message, which is held until one can.
+    """
+
+    def __init__(self, spec: HandlerSpec, fail: Callable[[BaseException], None]) -> None:
+        """Starts nothing.
 
         Raises:
             ConfigError: The handler cannot be called in another process.
         """
         try:
-            self._function = pickle.dumps(spec.function)
+            function = pickle.dumps(spec.function)
         except Exception as error:
             raise ConfigError(
                 f"handler of queue {spec.queue.queue_id!r}: processes= needs a function that can "
                 f"be imported, as a module's ({error})"
             ) from error
-        self._spec = spec
-        self._calls = calls
-        self._local = threading.local()
+        self._name = spec.queue.queue_id
+        self.fail = fail
+        self.is_stopped = False
         self._lock = threading.Lock()
-        self._children: set[_Child] = set()
-        self._spare: list[_Child] = []
-        self._closed = threading.Event()
+        self._ready: deque[_RemoteCall] = deque()
+        self._open: set[_RemoteCall] = set()
+        self._idle: list[Slot[_RemoteCall]] = []
+        self._waker: Waker | None = None
+        is_one_by_one = spec.threads == 1 and not spec.is_async
+        call = RemoteCall(
+            function=function,
+            prepare=_for_lists if spec.batch_size else _for_messages,
+            is_async=spec.is_async,
+            slots=spec.threads,
+            wants_all=bool(spec.batch_size),
+            timeout_ms=0 if is_one_by_one else spec.timeout_ms,
+        )
+        processes = Processes(
+            call=call,
+            count=spec.processes,
+            pack=_given,
+            place=_place,
+            timeout_ms=spec.timeout_ms,
+        )
+        self._executor = ProcessExecutor(self, processes)
 
     def start(self) -> None:
-        """Start the first process, which says whether one can.
+        """Start the first process, which says whether one can, and then the others.
 
         Raises:
             ConfigError: The handler cannot be loaded there; says why.
         """
         try:
-            child = _Child(self._function)
-        except _LoadError as error:
-            name = self._spec.queue.queue_id
+            self._executor.check()
+        except ConfigError as error:
             raise ConfigError(
-                f"handler of queue {name!r}: processes= needs a function that another process can "
-                f"load: {error}"
+                f"handler of queue {self._name!r}: processes= needs a function that another "
+                f"process can load: {error}"
             ) from error
-        with self._lock:
-            self._children.add(child)
-            self._spare.append(child)
+        self._executor.start()
 
-    def _child(self) -> _Child | None:
-        """The process of this thread; None: closed.
-
-        One that cannot start says nothing about the message, which is held until one can.
-        """
-        child: _Child | None = getattr(self._local, "child", None)
-        while child is None and not self._closed.is_set():
-            with self._lock:
-                child = self._spare.pop() if self._spare else None
-            if child is None:
-                try:
-                    child = _Child(self._function)
-                except (_LoadError, OSError) as error:
-                    _log.error(
-                        "a process for a handler cannot start; it is tried again",
-                        extra={"queue": self._spec.queue.queue_id, "said": str(error)},
-                    )
-                    self._closed.wait(_AGAIN_S)
-                    continue
-            with self._lock:
-                self._children.add(child)
-                self._local.child = child
-        if child is not None and self._closed.is_set():
-            self._end(child)
-            return None
-        return child
-
-    def __call__(self, message: Message) -> object:
+    def __call__(self, given: Message | list[Message]) -> object:
         """Call the handler; what it raised is raised here."""
-        child = self._child()
-        if child is None:
-            return STOPPED
-        timeout_ms = self._spec.timeout_ms
-        try:
-            outcome = child.call(_plain(message), timeout_ms / 1000 if timeout_ms else None)
-        except TimeoutError:
-            self._end(child)
-            _log.warning("a handler takes too long; its process is ended")
-            return timed_out(self._calls())
-        except (EOFError, OSError):
-            self._end(child)
-            code = child.exit_code
-            _log.warning("the process of a handler has died", extra={"exit_code": code})
-            return Nack(reason=f"the process of the handler has died (exit code {code})")
+        plain = [_plain(each) for each in given] if isinstance(given, list) else _plain(given)
+        call = _RemoteCall(plain)
+        with self._lock:
+            if self.is_stopped:
+                return STOPPED
+            self._open.add(call)
+            self._ready.append(call)
+            self._wake()
+        outcome = call.wait()
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
-    def _end(self, child: _Child) -> None:
-        self._local.child = None
-        with self._lock:
-            self._children.discard(child)
-        child.kill()
-
     def close(self) -> None:
-        """End all processes."""
+        """End all processes; calls that are open have the outcome ``STOPPED``."""
         with self._lock:
-            self._closed.set()
-            children, self._children = list(self._children), set()
-        for child in children:
-            child.kill()
+            self.is_stopped = True
+            still_open = list(self._open)
+            self._wake()
+        self._executor.cancel()
+        for call in still_open:
+            self._end(call, STOPPED)
+
+    def _end(self, call: _RemoteCall, outcome: object) -> None:
+        with self._lock:
+            self._open.discard(call)
+        call.end(outcome)
+
+    def _wake(self) -> None:
+        woken, self._idle = self._idle, []
+        for slot in woken:
+            slot.is_parked = False
+        if self._waker is not None:
+            self._waker.wake(woken)
+
+    # WorkQueue.
+
+    def make_slot(self) -> Slot[_RemoteCall]:
+        """See ``WorkQueue``."""
+        return Slot()
+
+    def join(self, slots: Sequence[Slot[_RemoteCall]], waker: Waker) -> None:
+        """See ``WorkQueue``."""
+        del slots
+        self._waker = waker
+
+    def take(self, slot: Slot[_RemoteCall], limit: int = 0) -> list[_RemoteCall]:
+        """See ``WorkQueue``."""
+        finished, slot.finished = slot.finished, []
+        for call in finished:
+            self._end(call, None)
+        with self._lock:
+            count = 0 if self.is_stopped else min(max(1, limit), len(self._ready))
+            taken = [self._ready.popleft() for _ in range(count)]
+            if not taken and not slot.is_parked:
+                slot.is_parked = True
+                self._idle.append(slot)
+        return taken
+
+    def settle(self, slot: Slot[_RemoteCall], record: _RemoteCall, outcome: object) -> bool:
+        """The call has ended."""
+        del slot
+        self._end(record, outcome)
+        return True
+
+    async def settle_async(
+        self, slot: Slot[_RemoteCall], record: _RemoteCall, outcome: object
+    ) -> bool:
+        """The same."""
+        return self.settle(slot, record, outcome)
+
+    def done(self, slot: Slot[_RemoteCall], run: _RemoteCall, processed: int | None = None) -> None:
+        """A call that was not begun is made again."""
+        del slot
+        if processed == 0:
+            with self._lock:
+                self._ready.appendleft(run)
+                self._wake()
+
+    def publish(self, slot: Slot[_RemoteCall]) -> None:
+        """There is nothing to publish."""
+
+    async def publish_async(self, slot: Slot[_RemoteCall]) -> None:
+        """The same."""
+
+    def abandon(self, slot: Slot[_RemoteCall], records: Sequence[_RemoteCall]) -> None:
+        """Threads that wait are told by ``close``."""
+
+    def calls(self, slots: Sequence[Slot[_RemoteCall]]) -> list[Call]:
+        """The threads know better."""
+        del slots
+        return []
 
 
-class _LoadError(Exception):
-    """A process cannot call the handler; says why."""
+def _given(call: _RemoteCall) -> object:
+    return call.given
 
 
-class _Child:
-    """One process and the pipe to it."""
-
-    def __init__(self, function: bytes) -> None:
-        """Start it.
-
-        Args:
-            function: The handler, pickled: it is the process that says why it cannot load it.
-
-        Raises:
-            _LoadError: It cannot.
-        """
-        self._process, self._pipe = start_child(_serve, function, name="kafkamq-handler")
-        try:
-            refusal = self._pipe.recv()  # from here on time counts
-        except (EOFError, OSError):
-            self._process.join(_JOIN_S)
-            refusal = f"it has died at its start (exit code {self.exit_code})"
-        if refusal is not None:
-            self.kill()
-            raise _LoadError(refusal)
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._process.exitcode
-
-    def call(self, message: PlainMessage, timeout_s: float | None) -> object:
-        self._pipe.send(message)
-        if not self._pipe.poll(timeout_s):
-            raise TimeoutError
-        return self._pipe.recv()
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join(_JOIN_S)
-        self._pipe.close()
+def _place(call: _RemoteCall) -> tuple[str, int, int]:
+    given = call.given[0] if isinstance(call.given, list) else call.given
+    return given.queue_id, given.message_id.partition, given.message_id.offset
 
 
 def _plain(message: Message) -> PlainMessage:
@@ -209,33 +243,16 @@ def _plain(message: Message) -> PlainMessage:
     )
 
 
-def _serve(pipe: Connection, pickled: bytes) -> None:
-    """The process: answers until the pipe ends."""
-    leave_signals_to_parent()
-    try:
-        function: Callable[..., Any] = pickle.loads(pickled)
-        binder = Binder(function)
-    except BaseException as error:  # noqa: BLE001 - the parent says so, and holds its messages
-        pipe.send(reason_of(error))
-        return
-    pipe.send(None)
-    while True:
-        try:
-            message = pipe.recv()
-        except EOFError:
-            return
-        try:
-            outcome = function(*binder.arguments(message))
-        except BaseException as error:  # noqa: BLE001 - the verdict is given in the parent
-            outcome = _sendable(error)
-        pipe.send(outcome if isinstance(outcome, _SENT) else None)
+def _for_messages(function: Callable[..., Any]) -> Callable[[PlainMessage], Any]:
+    binder = Binder(function)
+    return lambda message: function(*binder.arguments(message))
 
 
-def _sendable(error: BaseException) -> BaseException:
-    if isinstance(error, BodyError):
-        return error
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - some errors cannot be pickled
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+def _for_lists(function: Callable[..., Any]) -> Callable[[list[PlainMessage]], Any]:
+    binder = Binder(function, of_lists=True)
+
+    def call(messages: list[PlainMessage]) -> object:
+        found = prepare(binder, messages)
+        return found.outcome(function(*found.arguments) if found.is_called else None)
+
+    return call

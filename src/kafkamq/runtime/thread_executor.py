@@ -156,10 +156,7 @@ class ThreadExecutor(Generic[R]):
             for record, outcome in zip(run.records, outcomes, strict=False):
                 if outcome is not None or wants_all:
                     queue.settle(slot, record, outcome)
-            if slot.failed is None:
-                slot.finished.append(run)
-            else:
-                queue.done(slot, run)
+            queue.done(slot, run)
 
     # Handlers that take too long.
 

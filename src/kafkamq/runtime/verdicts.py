@@ -11,7 +11,9 @@ from datetime import timedelta
 from typing import TypeAlias
 
 from kafkamq.errors import ConfigError
+from kafkamq.queue.json_values import BodyError
 from kafkamq.queue.reasons import clean, reason_of
+from kafkamq.runtime.work_queue import HandlerFaultError
 from kafkamq.types import Ack, Nack, Reject
 
 __all__ = ["VERDICTS", "Verdict", "awaited", "is_verdict", "seconds", "understood"]
@@ -25,13 +27,25 @@ def is_verdict(outcome: object) -> bool:
     return isinstance(outcome, (BaseException, *VERDICTS)) or _is_class_of_verdict(outcome)
 
 
-def understood(outcome: object) -> tuple[Verdict, BaseException | None]:
-    """The verdict that an outcome means, its parts checked; and the error, if it is a failure."""
+def understood(
+    outcome: object, retry_on: tuple[type[BaseException], ...] | None = None
+) -> tuple[Verdict, BaseException | None]:
+    """The verdict that an outcome means, its parts checked; and the error, if it is a failure.
+
+    Args:
+        outcome: What a handler returned or raised.
+        retry_on: Exceptions that are worth another attempt; None: all.
+    """
+    if isinstance(outcome, BodyError):
+        return Reject(clean(f"the body cannot be read: {outcome}")), None
     if isinstance(outcome, BaseException):
-        return Nack(), outcome
+        is_retried = retry_on is None or isinstance(outcome, (HandlerFaultError, *retry_on))
+        return Nack() if is_retried else Reject(reason_of(outcome)), outcome
     if _is_class_of_verdict(outcome):
         name = getattr(outcome, "__name__", "")
-        return Nack(), ConfigError(f"the handler returned the class {name}: return {name}()")
+        return Nack(), ConfigError(
+            f"the handler returned the class {name}, which it should have called: return {name}()"
+        )
     if isinstance(outcome, Reject):
         return Reject(_text(outcome.reason)), None
     if isinstance(outcome, Nack):
@@ -53,7 +67,9 @@ def awaited(outcome: object) -> object:
         return outcome
     if inspect.iscoroutine(outcome):
         outcome.close()
-    return ConfigError("the handler returned an awaitable: declare it with async def")
+    return ConfigError(
+        "the handler returned something that it should have awaited: declare it with async def"
+    )
 
 
 def seconds(delay: object) -> float:

@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 R = TypeVar("R")
+R_contra = TypeVar("R_contra", contravariant=True)
 
 
 class HandlerFaultError(KafkaMQError):
@@ -130,7 +131,7 @@ class Waker(Protocol):
         """Let them call ``take`` again."""
 
 
-class WorkQueue(Protocol[R]):
+class WorkQueue(Protocol[R_contra]):
     """Hands out runs, and learns what became of them; thread-safe."""
 
     @property
@@ -152,14 +153,14 @@ class WorkQueue(Protocol[R]):
                 limit takes is added to what it has.
         """
 
-    def settle(self, slot: Any, record: R, outcome: object) -> bool:
+    def settle(self, slot: Any, record: R_contra, outcome: object) -> bool:
         """What a handler returned or raised; False: its run ends here. May wait."""
 
-    async def settle_async(self, slot: Any, record: R, outcome: object) -> bool:
+    async def settle_async(self, slot: Any, record: R_contra, outcome: object) -> bool:
         """As ``settle``, on an event loop."""
 
     def done(self, slot: Any, run: Any, processed: int | None = None) -> None:
-        """A run that is not finished as a whole: so many of its records were tried (None: all)."""
+        """A run, of which so many records were tried (None: all), and some perhaps have failed."""
 
     def publish(self, slot: Any) -> None:
         """All that the slot took is handled; may wait."""
@@ -167,7 +168,7 @@ class WorkQueue(Protocol[R]):
     async def publish_async(self, slot: Any) -> None:
         """As ``publish``, on an event loop."""
 
-    def abandon(self, slot: Any, records: Sequence[R]) -> None:
+    def abandon(self, slot: Any, records: Sequence[R_contra]) -> None:
         """The end does not wait any longer for the handler of these."""
 
     def calls(self, slots: Sequence[Any]) -> list[Call]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -17,13 +18,16 @@ from kafkamq.queue.handler import HandlerSpec
 from kafkamq.queue.message import Message
 from kafkamq.queue.rules.capabilities import Feature, require
 from kafkamq.runtime.calls import Calls, Middleware
-from kafkamq.runtime.event_loop import CoroutinePool, LoopThread
+from kafkamq.runtime.event_loop import LoopThread
 from kafkamq.runtime.feeder import Feeder
-from kafkamq.runtime.processes import ProcessCalls
+from kafkamq.runtime.loop_executor import LoopExecutor
+from kafkamq.runtime.messages import MessageQueue
+from kafkamq.runtime.processes import RemoteCalls
 from kafkamq.runtime.rules.run_ahead import RunAhead
 from kafkamq.runtime.signals import apart, stop_on_signals
 from kafkamq.runtime.telemetry import Telemetry, is_available
-from kafkamq.runtime.threads import HandlerPool, ThreadPool
+from kafkamq.runtime.thread_executor import ThreadExecutor
+from kafkamq.runtime.work_queue import Executor, HandlerCall
 from kafkamq.types import Backend
 
 __all__ = ["HandlerSource", "Worker"]
@@ -71,8 +75,7 @@ class Worker:
         Args:
             service: Whose handlers.
             queues: Only those of these queues.
-            middleware: Around every handler, the first one outermost: gets the message and what
-                calls the rest, returns what that returns. ``async def`` for async handlers.
+            middleware: Around every handler, the first one outermost (``runtime.middleware``).
             drain: s that handlers have to end when the worker stops; then they are given back.
             on_lease_lost: As for ``Queue.consumer``.
             telemetry: Spans and metrics through OpenTelemetry; None: when its SDK is installed.
@@ -94,8 +97,8 @@ class Worker:
             self._hung_after_ms = milliseconds(hung_after, name="hung_after", minimum=1)
         self._feeders: list[Feeder] = []
         self._stopped: list[Feeder] = []  # for what they have handled
-        self._processes: list[ProcessCalls] = []
-        self._loop = LoopThread()
+        self._processes: list[RemoteCalls] = []
+        self._loop: LoopThread | asyncio.AbstractEventLoop = LoopThread()
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -147,6 +150,10 @@ class Worker:
             self.stop(0.0)
             raise
 
+    def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Await ``async def`` handlers on this loop; before the start."""
+        self._loop = loop
+
     def _chosen(self) -> list[HandlerSpec]:
         specs = [
             spec
@@ -165,20 +172,29 @@ class Worker:
         return specs
 
     def _make(self, spec: HandlerSpec, telemetry: Telemetry | None) -> Feeder:
-        room = threading.Event()
-        calls: Calls
-        pool: HandlerPool
-        remote: ProcessCalls | None = None
+        room, faults = threading.Event(), list[BaseException]()
+        remote: RemoteCalls | None = None
         if spec.processes:
-            remote = ProcessCalls(spec, lambda: calls)
+            remote = RemoteCalls(spec, faults.append)
             self._processes.append(remote)
-            remote.start()
         calls = Calls(spec, self._middleware, telemetry, remote)
-        if spec.is_async:
-            pool = CoroutinePool(calls, room, self._loop)
+        if remote is not None:
+            remote.start()
+        queue = MessageQueue(calls, room, faults.append)
+        call = HandlerCall(
+            function=calls.run_async if calls.is_async else calls.run,
+            name=f"kafkamq-{spec.queue.queue_id}",
+            takes_lists=bool(spec.batch_size),
+            wants_all=True,
+            timeout_ms=0 if remote is not None else spec.timeout_ms,  # processes look after it
+            is_claimed=True,
+            owner=self,
+        )
+        executor: Executor
+        if calls.is_async:
+            executor = LoopExecutor(queue, call, spec.concurrency, self._loop)
         else:
-            # A process that hangs is ended by its own thread.
-            pool = ThreadPool(calls, room, watches=remote is None)
+            executor = ThreadExecutor(queue, call, spec.concurrency)
         plan = ConsumerPlan(
             on_lease_lost=self._told,
             ordering=spec.ordering,
@@ -186,13 +202,22 @@ class Worker:
             handler_timeout_ms=spec.timeout_ms,
         )
         ahead = RunAhead(
-            concurrency=spec.concurrency,
+            concurrency=spec.concurrency * max(1, spec.batch_size),
             maximum=max(spec.queue.max_in_flight, 1),
-            is_ahead=spec.queue.backend is not Backend.SHARE,
+            is_ahead=spec.queue.backend is not Backend.SHARE and spec.max_rate is None,
         )
         consumer = self._service.open_consumer(spec, plan)
         feeder = Feeder(
-            spec, consumer, pool, room, ahead, telemetry, hung_after_ms=self._hung_after_ms
+            spec,
+            consumer,
+            calls,
+            queue,
+            executor,
+            room,
+            ahead,
+            faults,
+            telemetry,
+            hung_after_ms=self._hung_after_ms,
         )
         self._feeders.append(feeder)
         return feeder
@@ -276,7 +301,8 @@ class Worker:
                 failures.append(error)
         for remote in self._processes:
             remote.close()
-        self._loop.stop()
+        if isinstance(self._loop, LoopThread):
+            self._loop.stop()
         self._ended.set()
         if failures:
             raise failures[0]

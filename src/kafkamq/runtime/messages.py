@@ -1,0 +1,170 @@
+"""The messages that a worker has received as a ``WorkQueue``: each has its own verdict."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from kafkamq.queue.message import Message
+from kafkamq.runtime.calls import Calls
+from kafkamq.runtime.rules.hanging import Call
+from kafkamq.runtime.work_queue import Slot, Waker
+from kafkamq.types import Nack
+
+__all__ = ["STOPPED", "MessageQueue"]
+
+STOPPED = Nack(reason="the worker was stopped before its handler had ended")
+
+
+class _Run:
+    """One message, or the list of one call; there is no order among them."""
+
+    __slots__ = ("records",)
+    is_serial = False
+    is_stale = False
+
+    def __init__(self, records: list[Message]) -> None:
+        self.records = records
+
+
+class MessageQueue:
+    """Between a feeder and its handlers. A message that was handed out gets its verdict here.
+
+    Args:
+        calls: Gives the verdicts.
+        room: Set when messages have theirs.
+        fail: Told when a slot cannot go on.
+    """
+
+    def __init__(
+        self, calls: Calls, room: threading.Event, fail: Callable[[BaseException], None]
+    ) -> None:
+        spec = calls.spec
+        self._calls = calls
+        self._room = room
+        self.fail = fail
+        self._size = max(1, spec.batch_size)
+        self._linger_s = spec.batch_linger_ms / 1000
+        self._lock = threading.Lock()
+        self._ready: deque[Message] = deque()
+        self._since_s = 0.0  # when the first of a list that is not full came
+        self._idle: list[Slot[Message]] = []
+        self._waker: Waker | None = None
+        self.is_stopped = False
+        self.finished = 0  # messages that have their verdicts
+
+    # The feeder.
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """Messages came."""
+        with self._lock:
+            if not self._ready:
+                self._since_s = time.monotonic()
+            self._ready.extend(messages)
+            self._wake(-(-len(messages) // self._size))
+
+    def tend(self) -> None:
+        """A list has perhaps waited long enough."""
+        if self._linger_s and self._ready:
+            with self._lock:
+                self._wake(1)
+
+    def withdraw(self) -> list[Message]:
+        """Hand out nothing any more; what was not handed out."""
+        with self._lock:
+            self.is_stopped = True
+            found = list(self._ready)
+            self._ready.clear()
+            self._wake(len(self._idle))
+        return found
+
+    def _wake(self, count: int) -> None:
+        idle = self._idle
+        woken = idle[-count:] if count else []  # those that worked last: their stacks are warm
+        del idle[len(idle) - len(woken) :]
+        for slot in woken:
+            slot.is_parked = False
+        if self._waker is not None and woken:
+            self._waker.wake(woken)
+
+    # Slots.
+
+    def make_slot(self) -> Slot[Message]:
+        """See ``WorkQueue``."""
+        return Slot()
+
+    def join(self, slots: Sequence[Slot[Message]], waker: Waker) -> None:
+        """See ``WorkQueue``."""
+        del slots
+        self._waker = waker
+
+    def take(self, slot: Slot[Message], limit: int = 0) -> list[_Run]:
+        """See ``WorkQueue``."""
+        del limit
+        had = slot.taken
+        with self._lock:
+            self.finished += had
+            slot.taken = 0
+            slot.finished = []
+            runs = self._runs()
+            if runs:
+                slot.pending = iter(runs)
+                slot.taken = len(runs[0].records)
+            elif not slot.is_parked:
+                slot.is_parked = True
+                self._idle.append(slot)
+        if had and not self._room.is_set():
+            self._room.set()
+        return runs
+
+    def _runs(self) -> list[_Run]:
+        ready = self._ready
+        if not ready or self.is_stopped:
+            return []
+        if self._size == 1:
+            return [_Run([ready.popleft()])]
+        now_s = time.monotonic()
+        if len(ready) < self._size and now_s - self._since_s < self._linger_s:
+            return []
+        self._since_s = now_s
+        return [_Run([ready.popleft() for _ in range(min(self._size, len(ready)))])]
+
+    def settle(self, slot: Slot[Message], message: Message, outcome: object) -> bool:
+        """Give the verdict."""
+        del slot
+        self._calls.settle(message, outcome)
+        return True
+
+    async def settle_async(self, slot: Slot[Message], message: Message, outcome: object) -> bool:
+        """The same."""
+        return self.settle(slot, message, outcome)
+
+    def done(self, slot: Slot[Message], run: _Run, processed: int | None = None) -> None:
+        """All of its messages have their verdicts."""
+
+    def publish(self, slot: Slot[Message]) -> None:
+        """There is nothing to publish."""
+
+    async def publish_async(self, slot: Slot[Message]) -> None:
+        """The same."""
+
+    def abandon(self, slot: Slot[Message], records: Sequence[Message]) -> None:
+        """The worker ends: give them back."""
+        for message in records:
+            self._calls.settle(message, STOPPED)
+        with self._lock:
+            self.finished += slot.taken
+            slot.taken = 0
+
+    def calls(self, slots: Sequence[Slot[Message]]) -> list[Call]:
+        """See ``WorkQueue``; the time last, as another call may begin in between."""
+        running = [(claim, slot) for slot in slots for claim in slot.claim[:1]]
+        return [_call_of(claim, slot.claimed_s) for claim, slot in running]
+
+
+def _call_of(claim: Message | list[Message], began_s: float) -> Call:
+    message = claim[0] if isinstance(claim, list) else claim
+    place = message.message_id
+    return Call(began_s, (message.topic, place.partition, place.offset))
