@@ -102,6 +102,7 @@ def signal_groups(
             elif before < records:
                 wait_until(lambda: notes.count() > before, what="work")  # noqa: B023
                 time.sleep(chance.uniform(0.0, 0.3))
+            wait_until(lambda: catches_signals(program.pid), what="a program that runs")  # noqa: B023
             os.killpg(program.pid, (signal.SIGINT, signal.SIGTERM)[number % 2])
             assert program.wait(60) == 0
         finally:
@@ -114,3 +115,10 @@ def done(bootstrap: str, topic: str, group: str) -> int:
     """What is committed, of two partitions."""
     places = [committed(bootstrap, group, topic, number) for number in range(2)]
     return sum(max(offset, 0) for offset, _ in places)
+
+
+def catches_signals(pid: int) -> bool:
+    """Whether a process has a handler for SIGTERM: before it has one, that would end it."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(mask, 16) & 1 << signal.SIGTERM - 1)
