@@ -102,7 +102,7 @@ def signal_groups(
             elif before < records:
                 wait_until(lambda: notes.count() > before, what="work")  # noqa: B023
                 time.sleep(chance.uniform(0.0, 0.3))
-            wait_until(lambda: catches_signals(program.pid), what="a program that runs")  # noqa: B023
+            wait_until(lambda: catches_signals(program.pid), what="its handlers")  # noqa: B023
             os.killpg(program.pid, (signal.SIGINT, signal.SIGTERM)[number % 2])
             assert program.wait(60) == 0
         finally:
