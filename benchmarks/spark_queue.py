@@ -30,9 +30,9 @@ from pyspark.sql.types import StructType
 from kafkamq.config import ServiceConfig
 from kafkamq.dev import LocalKafka
 from kafkamq.queue.topics import create_topics
-from kafkamq.spark.log_reader import LogRange, LogReader, Record
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.queues.leasing import QueueReader
+from kafkamq.transport.log_reader import LogRange, LogReader, Record
 
 PARTITIONS = 12
 ROWS = 1_000

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicPartition
 from tests.faults.stage import Stage
 from tests.integration.queue_logs import (
     die,
@@ -158,8 +157,8 @@ def test_groups_expire(namespace: str) -> None:
         die(worker)
         config = service.config
         asked = [
-            (group_of(config, "a"), TopicPartition(config.message_topic, 0)),
-            (f"kafkamq.{config.marker_topic}.0", TopicPartition(config.marker_topic, 0)),
+            (group_of(config, "a"), (config.message_topic, 0)),
+            (f"kafkamq.{config.marker_topic}.0", (config.marker_topic, 0)),
         ]
         wait_until(lambda: all(each.offset < 0 for each in admin.committed(asked)), timeout_s=180.0)
         seen: list[bytes | None] = []

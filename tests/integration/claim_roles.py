@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.integration.claim_logs import wait_for
 from tests.integration.cli_tools import Commands
@@ -83,7 +82,7 @@ def _check_committed(logs: Logs) -> None:
     """Positions are committed to Kafka as well, best effort; the right to do so is needed."""
     group, work = f"{logs.config.namespace}-group", f"{logs.config.namespace}.work"
     with Admin(ServiceConfig(bootstrap_servers=logs.bootstrap)) as admin:
-        found = admin.committed([(group, TopicPartition(work, n)) for n in range(PARTITIONS)])
+        found = admin.committed([(group, (work, n)) for n in range(PARTITIONS)])
     assert sum(place.offset for place in found) == 10, "the positions were not committed"
 
 

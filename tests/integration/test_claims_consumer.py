@@ -6,7 +6,6 @@ import threading
 import time
 
 import pytest
-from confluent_kafka import TopicPartition
 from tests.integration.claim_logs import ClaimTopics, wait_for
 
 from kafkamq.claims import Consumer
@@ -183,7 +182,7 @@ def test_positions_are_committed_while_another_thread_polls(topics: ClaimTopics)
             assert time.monotonic() - began_s < 120
             consumer.flush()
         committed = cluster.engine.admin.committed(
-            [(topics.group, TopicPartition(topics.work, number)) for number in range(2)]
+            [(topics.group, (topics.work, number)) for number in range(2)]
         )
         assert [place.offset for place in committed] == [1500, 1500]
 

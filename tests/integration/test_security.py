@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicPartition
 from tests.integration import claim_roles, roles
 from tests.integration.queue_logs import receive_all
 from tests.integration.roles import ACTIONS, ROLES, load_tracker, rights_of
@@ -28,8 +27,8 @@ from kafkamq.markers.marker_producer import MarkerWriter
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.parallel.consumer import ParallelConsumer
 from kafkamq.queue.namespace import CONNECT_TIMEOUT_S
-from kafkamq.spark.log_reader import LogReader
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.log_reader import LogReader
 
 CANARY = "canary-Pa55word-7f3a9c"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -128,7 +127,7 @@ def test_a_missing_right_on_a_group_is_said(secured: SecuredKafka, namespace: st
         Admin(config, timeout_s=2.0) as admin,
         pytest.raises(BrokerError, match="grant this principal Read on the group"),
     ):
-        admin.committed([("nobody's", TopicPartition(logs.config.marker_topic, 0))])
+        admin.committed([("nobody's", (logs.config.marker_topic, 0))])
 
 
 def test_a_writer_that_held_nothing_ends_in_peace(secured: SecuredKafka, namespace: str) -> None:

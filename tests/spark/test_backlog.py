@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from kafkamq.spark.backlog import Backlog
-from kafkamq.spark.log_reader import LogRange, Record
+from kafkamq.transport.log_reader import LogRange, Record
 
 CHUNK = 64
 ROWS = 1000

@@ -13,8 +13,8 @@ from tests.integration.tracker_logs import Logs
 
 from kafkamq.errors import DataLossError
 from kafkamq.markers.rules.attempts import Attempt
-from kafkamq.spark.log_reader import LogRange, log_reader
 from kafkamq.spark.source.folding import FoldedLog
+from kafkamq.transport.log_reader import LogRange, log_reader
 from kafkamq.types import MessageId
 
 pytestmark = pytest.mark.spark

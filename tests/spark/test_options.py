@@ -16,8 +16,8 @@ from kafkamq.config import ServiceConfig
 from kafkamq.dev.ports import free_ports
 from kafkamq.errors import ConfigError
 from kafkamq.spark import session
-from kafkamq.spark.log_reader import shared_out
 from kafkamq.spark.options import parse_source_options
+from kafkamq.spark.source.planning import shared_out
 
 SERVICE = ServiceConfig(
     bootstrap_servers="service:9092", namespace="ns", kafka={"sasl.password": "secret", "a": "1"}

@@ -21,11 +21,11 @@ from kafkamq import Service
 from kafkamq.errors import DataLossError
 from kafkamq.markers.positions import Positions
 from kafkamq.queue.names import group_of
-from kafkamq.spark.log_reader import LogReader
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.queues.leasing import QueueReader
 from kafkamq.spark.source import streaming
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.log_reader import LogReader
 
 pytestmark = pytest.mark.spark
 

@@ -33,7 +33,6 @@ from tests.integration.tracker_logs import Logs, read_topic, wait_until
 
 from kafkamq.errors import StateError
 from kafkamq.queue.names import group_of
-from kafkamq.spark.log_reader import LogRange, log_reader
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.queues.acks import AckSettings, find_late, read_end, read_verdicts
@@ -42,6 +41,7 @@ from kafkamq.spark.queues.ending import write_ends
 from kafkamq.spark.queues.leasing import QueueReader
 from kafkamq.spark.queues.starting import VOID, QueuePartition, _Starter
 from kafkamq.spark.source.columns import columns_of
+from kafkamq.transport.log_reader import LogRange, log_reader
 from kafkamq.types import MarkerType, MessageId, Outcome
 
 pytestmark = pytest.mark.spark

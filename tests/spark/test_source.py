@@ -19,7 +19,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.spark.daemon import THREADLESS
 from kafkamq.spark.formats import register_source
 from kafkamq.spark.grouping import group_key, spark_hash
-from kafkamq.spark.log_reader import LogRange, log_reader
+from kafkamq.transport.log_reader import LogRange, log_reader
 from kafkamq.transport.record import all_headers
 
 if TYPE_CHECKING:

@@ -203,7 +203,7 @@ def share_group(
         min_session_ms=1,
         max_session_ms=1,
     )
-    monkeypatch.setattr(share_member, "ShareConsumer", lambda _: Client(broker))
+    monkeypatch.setattr(share_member, "open_share_consumer", lambda _: Client(broker))
     monkeypatch.setattr(share, "MARGIN_MS", margin_ms)
     monkeypatch.setattr(ShareConsumer, "_set_up", lambda *_: (limits, round(1000 * broker.lock_s)))
     yield broker

@@ -39,19 +39,19 @@ class FakeAdmin:
         self.held[KEYS[number].transactional_id] = position
 
     def committed(
-        self, requests: Sequence[tuple[str, TopicPartition]], *, stable: bool = True
+        self, requests: Sequence[tuple[str, tuple[str, int]]], *, stable: bool = True
     ) -> list[TopicPartition]:
         self.asked += [group for group, _ in requests]
         if self.error is not None:
             raise self.error
         return [self._committed(group, place) for group, place in requests]
 
-    def _committed(self, group: str, place: TopicPartition) -> TopicPartition:
+    def _committed(self, group: str, place: tuple[str, int]) -> TopicPartition:
         found = self.held.get(group)
         if found is None:
-            return TopicPartition(place.topic, place.partition, -1001)
+            return TopicPartition(*place, -1001)
         text = encode_position(found)
-        return TopicPartition(place.topic, place.partition, found.position, metadata=text)
+        return TopicPartition(*place, found.position, metadata=text)
 
     def groups(self) -> frozenset[str]:
         return frozenset(self.held)
@@ -140,7 +140,7 @@ def test_the_consumer_of_partition_0_is_kept_whatever_is_asked_meanwhile(
     offsets = committed.CommittedOffsets(CONFIG, ErrorWatch("x:1"), kept=kept)
 
     def ask(key: LedgerKey) -> None:
-        place = TopicPartition(key.topic, key.partition)
+        place = (key.topic, key.partition)
         offsets.read([(key.transactional_id, place)], stable=False, timeout_s=1.0)
 
     for _ in range(3):

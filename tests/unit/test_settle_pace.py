@@ -11,12 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import Message
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
 from kafkamq.markers.tracker import rereading, rewriting, settlement
 from kafkamq.markers.tracker.settlement import Settler, SettleReport
 from kafkamq.markers.wire.markers import encode_end, encode_start
+from kafkamq.transport import follower
 from kafkamq.transport import record_reader as reader
 from kafkamq.transport.admin import TopicInfo
 from kafkamq.types import MessageId, Outcome
@@ -26,23 +28,6 @@ START = encode_start(ID, b"q", b"x" * 100, redeliver_after_ms=10_000, consumer_i
 NACK = encode_end(ID, Outcome.NACK, reason="later", redeliver_after_ms=1000)
 FAR = 1000
 COMMIT_S = 0.03
-
-
-@dataclass
-class Record:
-    at: int
-
-    def error(self) -> None:
-        return None
-
-    def offset(self) -> int:
-        return self.at
-
-    def value(self) -> bytes:
-        return NACK if self.at % 2 else START
-
-    def timestamp(self) -> tuple[int, int]:
-        return 2, 1000
 
 
 @dataclass
@@ -73,13 +58,14 @@ class World:
         self.now_s += self.seek_s
         self.position = partitions[0].offset
 
-    def poll(self, _: float) -> Record:
-        return Record(self.position)
+    def consume(self, *_: float) -> list[Message]:
+        value = NACK if self.position % 2 else START
+        return [Message("m", 0, self.position, value=value, timestamp=(2, 1000))]
 
-    def consume(self, *_: float) -> list[Record]:
-        return []
+    def incremental_unassign(self, _: list[Any]) -> None:
+        pass
 
-    def unassign(self) -> None:
+    def resume(self, _: list[Any]) -> None:
         pass
 
     # The ledger and its producer.
@@ -121,7 +107,7 @@ def settler(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     world: World = request.getfixturevalue("world")
     for module in (reader, rereading, rewriting, settlement):
         monkeypatch.setattr(module, "time", world)
-    monkeypatch.setattr(reader, "open_consumer", lambda *_: world)
+    monkeypatch.setattr(follower, "open_consumer", lambda *_: world)
     topic = TopicInfo("t", b"t" * 16, 8, 1, {})
     monkeypatch.setattr(rereading.Rereader, "topic", lambda *_, **__: topic)
     return Settler(ServiceConfig(bootstrap_servers="nowhere:1"), TrackerConfig())

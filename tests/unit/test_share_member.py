@@ -79,7 +79,7 @@ def run(
 ) -> tuple[Owner, Client]:
     """A member's life until records or its end have come."""
     owner, client = Owner(), Client(list(polls))
-    monkeypatch.setattr(share_member, "ShareConsumer", lambda _: client)
+    monkeypatch.setattr(share_member, "open_share_consumer", lambda _: client)
     monkeypatch.setattr(share_member, "_AGAIN_S", 0.01)
     member = Member({}, "topic", owner, number=0)
     member.start()

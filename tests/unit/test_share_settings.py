@@ -8,7 +8,6 @@ import pytest
 
 from kafkamq import BrokerError, ConfigError
 from kafkamq.config import ServiceConfig
-from kafkamq.share import settings as share_settings
 from kafkamq.share.settings import ShareLimits, shorten_session
 
 
@@ -24,11 +23,10 @@ def limits(*, session_ms: int = 45_000, lowest_ms: int = 3000) -> ShareLimits:
     )
 
 
-def admin(**kafka: str):
+def admin(set_group, **kafka: str):
     named = {name.replace("_", "."): value for name, value in kafka.items()}
-    return SimpleNamespace(
-        config=ServiceConfig(bootstrap_servers="x:1", namespace="n", kafka=named)
-    )
+    config = ServiceConfig(bootstrap_servers="x:1", namespace="n", kafka=named)
+    return SimpleNamespace(config=config, set_group=set_group)
 
 
 @pytest.mark.parametrize(
@@ -41,23 +39,22 @@ def admin(**kafka: str):
         ({"session_timeout_ms": "90000"}, limits(), 60_000, True),
     ],
 )
-def test_what_a_group_gets(monkeypatch, given, found, wanted_ms, is_set) -> None:
+def test_what_a_group_gets(given, found, wanted_ms, is_set) -> None:
     calls = []
-    monkeypatch.setattr(share_settings, "_alter", lambda *call: calls.append(call[1:]))
-    assert shorten_session(admin(**given), "g", found) == wanted_ms
+    asked = admin(lambda *call: calls.append(call), **given)
+    assert shorten_session(asked, "g", found) == wanted_ms
     asked = [("g", {"share.session.timeout.ms": str(wanted_ms)})]
     assert calls == (asked if is_set else [])
 
 
-def test_a_refusal_is_not_fatal(monkeypatch, caplog) -> None:
+def test_a_refusal_is_not_fatal(caplog) -> None:
     def refuse(*_: object) -> None:
         raise BrokerError("not allowed", code="GROUP_AUTHORIZATION_FAILED")
 
-    monkeypatch.setattr(share_settings, "_alter", refuse)
-    assert shorten_session(admin(), "g", limits()) == 45_000
+    assert shorten_session(admin(refuse), "g", limits()) == 45_000
     assert "stays as it is" in caplog.text
 
 
 def test_a_session_is_a_number() -> None:
     with pytest.raises(ConfigError, match="it must be a number of milliseconds"):
-        shorten_session(admin(session_timeout_ms="6s"), "g", limits())
+        shorten_session(admin(None, session_timeout_ms="6s"), "g", limits())

@@ -8,10 +8,10 @@ from pyspark.sql.types import StructType
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
-from kafkamq.spark.log_reader import LogRange
 from kafkamq.spark.options import parse_source_options
 from kafkamq.spark.source import streaming
 from kafkamq.spark.source.streaming import StreamOffsets, StreamReader
+from kafkamq.transport.log_reader import LogRange
 
 TOPIC = "orders"
 

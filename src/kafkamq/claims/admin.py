@@ -9,9 +9,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeAlias
 
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not in its __all__
-
 from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.claims.cluster import Cluster
 from kafkamq.claims.engine import Engine
@@ -189,19 +186,12 @@ class Admin:
         return found
 
     def _offsets_at(self, topic: str, times: Mapping[int, datetime]) -> dict[int, int]:
-        admin = self._engine.admin
         wanted = {}
         for number, at in times.items():
             if at.tzinfo is None:
                 raise ConfigError(f"the time {at} has no time zone: give one, for example UTC")
-            spec = OffsetSpec.for_timestamp(round(at.timestamp() * 1000))
-            wanted[TopicPartition(topic, number)] = spec
-        futures = admin.client.list_offsets(wanted)
-        found = {
-            place.partition: admin.wait(future, f"looking for times in {topic}").offset
-            for place, future in futures.items()
-        }
-        return {number: offset for number, offset in found.items() if offset >= 0}
+            wanted[number] = round(at.timestamp() * 1000)
+        return self._engine.admin.offsets_for_times(topic, wanted)
 
 
 class _ChangeTenure(Tenure):

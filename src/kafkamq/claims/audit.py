@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field
 
-from confluent_kafka import KafkaException, Message, TopicPartition
-
 from kafkamq.claims.coordination_log import INTERVAL_HEADER
 from kafkamq.claims.rules.audit import ClaimAudit, ClientAudit
 from kafkamq.claims.topic import find_topic
@@ -16,10 +14,8 @@ from kafkamq.claims.wire.marshal import decode_value
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.clients import open_consumer
-from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
-from kafkamq.transport.record import headers_of
-from kafkamq.transport.settings import consumer_settings
+from kafkamq.transport.follower import Follower
+from kafkamq.transport.record import Record, headers_of
 from kafkamq.types import MarshalRecord
 
 __all__ = ["Scanned", "TopicAudit", "audit_topic", "scan_topic"]
@@ -72,44 +68,32 @@ def scan_topic(config: ServiceConfig, topic: str, *, follow: bool = False) -> It
     with Admin(config) as admin:
         count = find_topic(admin, topic).partitions
         bounds = admin.log_bounds(topic, range(count))
-    watch = ErrorWatch(config.bootstrap_servers)
-    settings = consumer_settings(
+    follower = Follower(
         config,
-        group_id="kafkamq.reader",
+        f"reading {topic}",
         isolation_level="read_uncommitted",
         enable_partition_eof=True,
     )
-    consumer = open_consumer(settings, watch)
     missing = {number: end for number, (first, end) in bounds.items() if first < end}
     try:
-        consumer.assign(
-            [TopicPartition(topic, number, first) for number, (first, _) in bounds.items()]
-        )
+        follower.place({(topic, number): first for number, (first, _) in bounds.items()})
         while follow or missing:
-            first = consumer.poll(0.5)
-            messages = [] if first is None else [first, *consumer.consume(_BATCH, 0)]
-            if not messages:
-                watch.check(f"reading {topic}")
-            for message in messages:
-                number, offset = message.partition() or 0, message.offset() or 0
-                error = message.error()
-                if error is None:
-                    if follow or offset < bounds[number][1]:
-                        yield _scanned(message, number, offset)
-                    offset += 1
-                elif meaning(error) is not Meaning.LOG_END:
-                    if not is_retriable(error):
-                        raise broker_error(error, f"reading {topic}[{number}]")
-                    continue
-                if offset >= missing.get(number, 1 << 62):
-                    del missing[number]
-    except KafkaException as error:
-        raise broker_error(error, f"reading {topic}") from error
+            reached: dict[int, int] = {}
+            for record in follower.poll(_BATCH, 0.5):
+                number, offset = record.partition() or 0, record.offset() or 0
+                if follow or offset < bounds[number][1]:
+                    yield _scanned(record, number, offset)
+                reached[number] = offset + 1
+            follower.require_inside()
+            reached |= {number: offset for (_, number), offset in follower.ends.items()}
+            missing = {
+                number: end for number, end in missing.items() if reached.get(number, 0) < end
+            }
     finally:
-        consumer.close()
+        follower.close()
 
 
-def _scanned(message: Message, partition: int, offset: int) -> Scanned:
+def _scanned(message: Record, partition: int, offset: int) -> Scanned:
     record, reason = None, ""
     try:
         record = decode_value(message.value())

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from functools import partial
 
 from kafkamq.claims.broker_clock import BrokerClock
 from kafkamq.claims.log_start import find_starts
@@ -24,13 +23,11 @@ from kafkamq.claims.rules.log import ClaimLog
 from kafkamq.claims.topic import CoordinationTopic
 from kafkamq.claims.wire.marshal import decode_value
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, ConfigError, WireError
+from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, WireError
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.clients import open_consumer
-from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
-from kafkamq.transport.port import Consumer as KafkaConsumer
-from kafkamq.transport.record import headers_of
-from kafkamq.transport.settings import consumer_settings
+from kafkamq.transport.errors import Meaning, is_retriable, meaning
+from kafkamq.transport.follower import Follower
+from kafkamq.transport.record import Record, headers_of
 from kafkamq.types import MarshalRecord, MarshalType
 
 __all__ = ["INTERVAL_HEADER", "ClientClock", "CoordinationLog", "Place"]
@@ -83,8 +80,7 @@ class CoordinationLog:
         self._config = config
         self._rules = rules
         self._interval_ms = interval_ms
-        self._watch = ErrorWatch(config.bootstrap_servers)
-        self._consumer: KafkaConsumer | None = None
+        self._follower: Follower | None = None
         self._absences = 0
         self._missing: dict[int, int] = {}  # partition -> the end that was there at the start
         self._ends: dict[int, int] = {}  # the same, for ever
@@ -105,13 +101,16 @@ class CoordinationLog:
         Raises:
             BrokerError, DeadlineExceededError: The cluster does not tell.
         """
-        self._consumer = self._connect()
-        begin = find_starts(
-            admin,
-            self._consumer,
-            self.topic,
-            window_ms=WINDOW_INTERVALS * self._interval_ms,
+        self._follower = follower = Follower(
+            self._config,
+            f"reading {self.topic.name}",
+            ignores=partial(is_retriable, or_missing=True),
+            isolation_level="read_uncommitted",
+            enable_partition_eof=True,
+            queued_min_messages=100_000,
         )
+        window_ms = WINDOW_INTERVALS * self._interval_ms
+        begin = find_starts(admin, follower, self.topic, window_ms=window_ms)
         self.clock = BrokerClock(begin.latest_ms)
         self._ends = begin.ends
         interval_s = self._interval_ms / 1000
@@ -124,43 +123,30 @@ class CoordinationLog:
                 self.peers.append(ClaimLog("peer", interval_s))
             if start < begin.ends[number]:
                 self._missing[number] = begin.ends[number]
-        self._consumer.assign(
-            [
-                TopicPartition(self.topic.name, number, start)
-                for number, (start, _) in begin.starts.items()
-            ]
+        follower.place(
+            {(self.topic.name, number): start for number, (start, _) in begin.starts.items()}
         )
 
-    def poll(self, timeout_s: float) -> list[Message]:
-        """Records and events that came, after at most ``timeout_s``; give them to ``fold``.
+    def poll(self, timeout_s: float) -> Sequence[Record]:
+        """Records that came, after at most ``timeout_s``; give them to ``fold``, also if none did.
 
         Raises:
             BrokerError: What no waiting can mend.
+            DataLossError: Part of the log is gone unread.
         """
-        consumer = self._consumer
-        assert consumer is not None, "started"
-        self._watch.check(f"reading {self.topic.name}")
-        try:
-            first = consumer.poll(timeout_s)  # consume() would wait for a full batch
-            return [] if first is None else [first, *consumer.consume(_BATCH, 0)]
-        except KafkaException as error:
-            raise broker_error(error, f"reading {self.topic.name}") from error
+        assert self._follower is not None, "started"
+        records = self._follower.poll(_BATCH, timeout_s)
+        self._follower.require_inside()
+        return records
 
-    def fold(self, messages: Iterable[Message]) -> list[MarshalRecord]:
-        """Apply what ``poll`` gave; the records that could be decoded.
-
-        Raises:
-            BrokerError: Part of the log is gone unread, or reading failed for good.
-        """
+    def fold(self, records: Iterable[Record]) -> list[MarshalRecord]:
+        """Apply what ``poll`` gave; those that could be decoded."""
+        assert self._follower is not None, "started"
         observed_s = time.time()
         found = []
         newest: dict[int, tuple[int, int]] = {}  # by partition: offset and time of the last record
-        for message in messages:
-            error = message.error()
+        for message in records:
             number, offset = message.partition(), message.offset()
-            if error is not None:
-                self._event(error, number, offset)
-                continue
             assert number is not None, "records have a place"
             assert offset is not None, "records have a place"
             time_ms = message.timestamp()[1]
@@ -177,19 +163,22 @@ class CoordinationLog:
             if record is not None:
                 found.append(record)
                 self._meet(record, time_ms, message)
-            if self._missing and self._missing.get(number, 1 << 62) <= offset + 1:
-                del self._missing[number]
+        if self._missing:
+            reached = {number: offset + 1 for number, (offset, _) in newest.items()}
+            reached |= {number: offset for (_, number), offset in self._follower.ends.items()}
+            for number, offset in reached.items():
+                if self._missing.get(number, 1 << 62) <= offset:
+                    del self._missing[number]
         if self.topic.has_broker_time:
             self._tell_time(newest)
         return found
 
     def _tell_time(self, newest: Mapping[int, tuple[int, int]]) -> None:
         """Only a log's present end was appended just now; what is read late is of the past."""
-        assert self._consumer is not None, "started"
+        assert self._follower is not None, "started"
         fresh_ms = -1
         for number, (offset, time_ms) in newest.items():
-            place = TopicPartition(self.topic.name, number)
-            _, end = self._consumer.get_watermark_offsets(place, cached=True)
+            end = self._follower.known_end((self.topic.name, number))
             if offset + 1 >= max(end, self._ends[number] + 1):
                 fresh_ms = max(fresh_ms, time_ms)
         if fresh_ms >= 0:
@@ -202,17 +191,16 @@ class CoordinationLog:
             BrokerError: It is gone, or has another number of partitions: where a topic's claims
                 are depends on it.
         """
-        assert self._consumer is not None, "started"
+        assert self._follower is not None, "started"
         name, partitions = self.topic.name, self.topic.partitions
+        count = -1
         try:
-            topic = self._consumer.list_topics(name, timeout=2.0).topics.get(name)
-        except KafkaException:
-            return  # no broker answers: leases end by themselves
-        is_absent = topic is None or (
-            topic.error is not None and meaning(topic.error) is Meaning.NO_TOPIC
-        )
+            count = self._follower.partition_count(name, timeout_s=2.0)
+        except KafkaMQError as error:
+            if meaning(error) is not Meaning.NO_TOPIC:
+                return  # no broker answers: leases end by themselves
         # A broker that has just started may not know its topics yet.
-        self._absences = self._absences + 1 if is_absent else 0
+        self._absences = self._absences + 1 if count < 0 else 0
         if self._absences >= _MAX_ABSENCES:
             raise BrokerError(
                 f"coordination topic {name} is gone: all claims are given up; create it with"
@@ -220,9 +208,9 @@ class CoordinationLog:
                 code="COORDINATION_TOPIC_GONE",
                 is_fatal=True,
             )
-        if topic is not None and topic.error is None and len(topic.partitions) != partitions:
+        if count >= 0 and count != partitions:
             raise BrokerError(
-                f"coordination topic {name} has {len(topic.partitions)} partitions, and had"
+                f"coordination topic {name} has {count} partitions, and had"
                 f" {partitions}: a topic's claims may be in another one now, so all are given up;"
                 " restart every client of the topic",
                 code="COORDINATION_TOPIC_CHANGED",
@@ -231,38 +219,17 @@ class CoordinationLog:
 
     def close(self) -> None:
         """End the client; idempotent."""
-        consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            consumer.close()
+        if self._follower is not None:
+            self._follower.close()
 
-    def _connect(self) -> KafkaConsumer:
-        settings = consumer_settings(
-            self._config,
-            group_id="kafkamq.reader",
-            isolation_level="read_uncommitted",
-            enable_partition_eof=True,
-            queued_min_messages=100_000,
-        )
-        return open_consumer(settings, self._watch)
-
-    def _decode(self, message: Message) -> MarshalRecord | None:
+    def _decode(self, message: Record) -> MarshalRecord | None:
         try:
             return decode_value(message.value())
         except WireError as error:
             self.reasons[error.reason] += 1
             return None
 
-    def _event(self, error: KafkaError, number: int | None, offset: int | None) -> None:
-        what = meaning(error)
-        if what is Meaning.LOG_END:
-            if number is not None and offset is not None and offset >= self._missing.get(number, 0):
-                self._missing.pop(number, None)
-        elif what is Meaning.OUTSIDE_LOG:
-            raise broker_error(error, f"reading {self.topic.name}[{number}]: its records are gone")
-        elif not is_retriable(error, or_missing=True):
-            raise broker_error(error, f"reading {self.topic.name}[{number}]")
-
-    def _meet(self, record: MarshalRecord, broker_ms: int, message: Message) -> None:
+    def _meet(self, record: MarshalRecord, broker_ms: int, message: Record) -> None:
         """Remember a client's clock and interval."""
         key = (record.group, record.client)
         client = self.clients.get(key)
@@ -281,7 +248,7 @@ class CoordinationLog:
             self.foreign_intervals[key] = interval_ms
 
 
-def _interval_of(message: Message) -> int:
+def _interval_of(message: Record) -> int:
     try:
         headers = dict(headers_of(message))
     except UnicodeDecodeError:  # names that are no text

@@ -280,13 +280,15 @@ class Engine:
     def _run(self) -> None:
         try:
             while not self._is_stopping:
-                messages = self.log.poll(self._wait_s())
+                records = self.log.poll(self._wait_s())
                 self._watch.check(f"writing {self.topic.name}")
                 if self._producer is not None:
                     self._producer.poll(0)
                 with self.lock:
-                    if messages:
-                        self._saw(self.log.fold(messages))
+                    was_ready = self.is_ready
+                    found = self.log.fold(records)
+                    if records or self.is_ready is not was_ready:
+                        self._saw(found)
                     self._turn()
                 self._check_topology()
                 self.on_turn()

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from confluent_kafka import Message as Record
-
 from kafkamq.errors import StateError
-from kafkamq.transport.record import headers_of
+from kafkamq.transport.record import Record, headers_of
 
 __all__ = ["Batch", "ClaimedMessage", "CommitToken"]
 

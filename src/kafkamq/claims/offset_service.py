@@ -20,15 +20,14 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
-from confluent_kafka import KafkaException, TopicPartition
-
 from kafkamq.claims.rules.steps import Write
 from kafkamq.claims.session import Fence, Tenure
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_consumer
-from kafkamq.transport.errors import broker_error
+from kafkamq.transport.errors import KafkaException, broker_error
+from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.settings import consumer_settings
 
 __all__ = ["Desk", "DeskAnswers"]

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from functools import partial
 
 from kafkamq.claims.message import ClaimedMessage, CommitToken
 from kafkamq.claims.session import Tenure
 from kafkamq.config import ServiceConfig
-from kafkamq.transport.clients import open_consumer
-from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
-from kafkamq.transport.settings import consumer_settings
+from kafkamq.transport.errors import is_retriable
+from kafkamq.transport.follower import Follower
 
 __all__ = ["MAX_BEHIND", "Intake"]
 
@@ -48,9 +46,13 @@ class Intake:
             commit: Of the messages that it makes.
             on_gone: Told of a tenure whose next message was deleted unread.
         """
-        self._watch = ErrorWatch(config.bootstrap_servers)
-        settings = consumer_settings(config, group_id=group, queued_min_messages=max(queue, 1000))
-        self._consumer = open_consumer(settings, self._watch)
+        self._follower = Follower(
+            config,
+            "reading claimed partitions",
+            group_id=group,
+            ignores=partial(is_retriable, or_missing=True),
+            queued_min_messages=max(queue, 1000),
+        )
         self._commit = commit
         self._on_gone = on_gone
         self._changes: deque[tuple[Tenure, int]] = deque()
@@ -81,13 +83,11 @@ class Intake:
             if offset < 0 and known is not tenure:
                 continue  # a later tenure reads it already
             if known is not None:
-                if known in self._paused:  # librdkafka would remember it for the next tenure
-                    self._consumer.resume([TopicPartition(*place)])
-                    self._paused.discard(known)
-                self._consumer.incremental_unassign([TopicPartition(*place)])
+                self._paused.discard(known)
+                self._follower.drop([place])
                 del self._tenures[place], self.lanes[known]
             if offset >= 0:
-                self._consumer.incremental_assign([TopicPartition(*place, offset)])
+                self._follower.place({place: offset})
                 self._tenures[place] = tenure
                 self.lanes[tenure] = deque()
 
@@ -112,46 +112,28 @@ class Intake:
         for tenure, lane in self.lanes.items():
             if tenure in self._paused and len(lane) < self._max_lane // 2:
                 self._paused.discard(tenure)
-                self._consumer.resume([TopicPartition(*tenure.place)])
+                self._follower.resume([tenure.place])
             elif len(lane) > self._max_lane and tenure not in self._paused:
                 self._paused.add(tenure)
-                self._consumer.pause([TopicPartition(*tenure.place)])
+                self._follower.pause([tenure.place])
 
     def _read(self, max_messages: int, timeout_s: float) -> None:
-        self._watch.check("reading claimed partitions")
-        try:
-            records = self._consumer.consume(max_messages, 0)
-            if not records and timeout_s > 0:
-                first = self._consumer.poll(timeout_s)
-                if first is not None:
-                    records = [first, *self._consumer.consume(max_messages - 1, 0)]
-        except KafkaException as error:
-            if is_retriable(error, or_missing=True):
-                return
-            raise broker_error(error, "reading claimed partitions") from error
         tenures, lanes, commit = self._tenures, self.lanes, self._commit
-        for record in records:
-            failure = record.error()
-            if failure is None:
-                message = ClaimedMessage(record, commit)
-                tenure = tenures.get((message.topic, message.partition))
-                if tenure is not None:
-                    message.token = tenure.claimant.token
-                    lanes[tenure].append(message)
-            else:
-                self._event(failure, record.topic() or "", record.partition() or 0)
+        for record in self._follower.poll(max_messages, timeout_s):
+            message = ClaimedMessage(record, commit)
+            tenure = tenures.get((message.topic, message.partition))
+            if tenure is not None:
+                message.token = tenure.claimant.token
+                lanes[tenure].append(message)
+        for place in list(self._follower.outside):
+            self._follower.drop([place])
+            tenure = tenures.get(place)
+            if tenure is not None:
+                self._on_gone(tenure)
 
     def close(self) -> None:
         """End the client."""
-        self._consumer.close()
-
-    def _event(self, error: KafkaError, topic: str, partition: int) -> None:
-        if meaning(error) is Meaning.OUTSIDE_LOG:
-            tenure = self._tenures.get((topic, partition))
-            if tenure is not None:
-                self._on_gone(tenure)
-        elif not is_retriable(error, or_missing=True):
-            raise broker_error(error, f"reading {topic}[{partition}]")
+        self._follower.close()
 
 
 def _is_full(tenure: Tenure, offset: int) -> bool:

@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from typing import Any
 
 from kafkamq.claims.broker_clock import BrokerClock, lease_clock_ms
 from kafkamq.claims.log_start import find_starts
@@ -40,8 +39,17 @@ from kafkamq.errors import (
 )
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_consumer, open_producer
-from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
-from kafkamq.transport.port import Consumer as KafkaConsumer
+from kafkamq.transport.errors import (
+    ErrorWatch,
+    KafkaError,
+    KafkaException,
+    Meaning,
+    broker_error,
+    is_retriable,
+    meaning,
+)
+from kafkamq.transport.follower import Follower, targets_of
+from kafkamq.transport.record import Record
 from kafkamq.transport.settings import consumer_settings, producer_settings
 from kafkamq.types import RangeType
 
@@ -51,6 +59,8 @@ _log = logging.getLogger(__name__)
 _BUSY_S, _IDLE_S = 0.002, 0.05
 _ENDS_S = 0.5  # how often the log's ends are asked for
 _SLICE_S = 0.1
+_RECORDS = 5000  # of one poll
+_BATCH = 200  # messages of one poll
 _WINDOW_INTERVALS = 6  # what is abandoned is told every interval, by members that may be slow
 
 
@@ -264,47 +274,42 @@ class RangeClaims:
 
     def read(self, claimed: ClaimedRange) -> Iterator[ClaimedMessage]:
         """See ``ClaimedRange.__iter__``."""
+        place = (self.topic, claimed.partition)
         if self._skips:
             self._skip_deleted(claimed)
         else:
-            self._data.assign([TopicPartition(self.topic, claimed.partition, claimed.position)])
+            self._data.place({place: claimed.position})
         while claimed.position < claimed.next and not self._is_stopped:
             self._require(claimed)
-            record = self._data.poll(_SLICE_S)
-            if record is None:
-                continue
-            error = record.error()
-            if error is not None:
-                if meaning(error) is Meaning.LOG_END:
-                    end = min(record.offset() or 0, claimed.next)  # behind what was aborted
-                    claimed.position = max(claimed.position, end)
-                elif self._skips and meaning(error) is Meaning.OUTSIDE_LOG:
-                    self._skip_deleted(claimed)
-                elif not is_retriable(error, or_missing=True):
-                    raise broker_error(error, f"reading {self.topic}[{claimed.partition}]")
-                continue
-            message = ClaimedMessage(record, None)
-            if message.offset >= claimed.next:  # the rest was deleted, or aborted
-                claimed.position = claimed.next
-                return
-            message.token = claimed.token
-            self._require(claimed)
-            claimed.position = message.offset + 1
-            yield message
+            for record in self._data.poll(_BATCH, _SLICE_S):
+                message = ClaimedMessage(record, None)
+                if message.offset >= claimed.next:  # the rest was deleted, or aborted
+                    claimed.position = claimed.next
+                    return
+                message.token = claimed.token
+                self._require(claimed)
+                claimed.position = message.offset + 1
+                yield message
+                if self.is_stopped:
+                    return
+            if self._data.outside and self._skips:
+                self._skip_deleted(claimed)
+            self._data.require_inside()
+            end = min(self._data.ends.get(place, 0), claimed.next)  # behind what was aborted
+            claimed.position = max(claimed.position, end)
 
     def _skip_deleted(self, claimed: ClaimedRange) -> None:
-        try:
-            place = TopicPartition(self.topic, claimed.partition)
-            first, end = self._data.get_watermark_offsets(place, timeout=10.0)
-        except KafkaException as error:
-            raise broker_error(error, f"looking for the start of {self.topic}") from error
+        place = (self.topic, claimed.partition)
+        first, end = self._data.bounds(place)
         if claimed.position > end:
             raise DataLossError(f"{claimed!r} lies behind the log's end")
         if claimed.position < first:  # else it is said once more, of what was read before
             _log.warning("%r: deleted before it was done; going on at %d", claimed, first)
             claimed.position = min(first, claimed.next)
         if claimed.position < claimed.next:
-            self._data.assign([TopicPartition(self.topic, claimed.partition, claimed.position)])
+            self._data.place({place: claimed.position})
+        else:
+            self._data.drop([place])
 
     def done(self, claimed: ClaimedRange, next_offset: int) -> None:
         """See ``ClaimedRange.done``."""
@@ -359,16 +364,12 @@ class RangeClaims:
             self._error = BrokerError(f"the reader of range claims failed: {error!r}")
 
     def _turn(self, wait_s: float) -> None:
-        self._watch.check(f"reading {self._range_topic}")
-        try:
-            first = self._reader.poll(wait_s)
-            messages = [] if first is None else [first, *self._reader.consume(5000, 0)]
-        except KafkaException as error:
-            raise broker_error(error, f"reading {self._range_topic}") from error
+        records = self._reader.poll(_RECORDS, wait_s)
+        self._reader.require_inside()
         self._producer.poll(0)
         with self._changed:
-            for message in messages:
-                self._fold(message)
+            for record in records:
+                self._fold(record)
             self._member.observe(range(self._count))
             if self._next_offset >= self._end_at_start:
                 now_s = self._clock.now_s()
@@ -379,12 +380,8 @@ class RangeClaims:
                     self._send(write)
             self._changed.notify_all()
 
-    def _fold(self, message: Message) -> None:
-        error, offset = message.error(), message.offset()
-        if error is not None:
-            if not is_retriable(error, or_missing=True):
-                raise broker_error(error, f"reading {self._range_topic}")
-            return
+    def _fold(self, message: Record) -> None:
+        offset = message.offset()
         assert offset is not None, "records have a place"
         try:
             record = decode_range(message.value())
@@ -409,7 +406,7 @@ class RangeClaims:
             _log.warning("a range record could not be sent", extra={"said": str(error)})
             self._member.on_written(write, -1)
 
-    def _delivered(self, write: RangeWrite, error: KafkaError | None, message: Message) -> None:
+    def _delivered(self, write: RangeWrite, error: KafkaError | None, message: Record) -> None:
         with self._changed:
             self._under_way -= 1
             offset = message.offset()
@@ -424,7 +421,7 @@ class RangeClaims:
         self._bases = self._first_offsets(admin)
         self._number = coordination_partition(self.topic, ranges.partitions)
         self._range_topic = range_topic
-        self._reader = self._connect_reader("kafkamq.reader", isolation_level="read_uncommitted")
+        self._reader = self._follow(range_topic, isolation_level="read_uncommitted")
         window_ms = _WINDOW_INTERVALS * self._interval_ms
         begin = find_starts(admin, self._reader, ranges, window_ms=window_ms)
         start, since_s = begin.starts[self._number]
@@ -433,10 +430,11 @@ class RangeClaims:
         self._clock = BrokerClock(begin.latest_ms)
         self._state = RangeLog(self._interval_ms / 1000, since_s=since_s)
         self._look(admin)
-        self._reader.assign([TopicPartition(range_topic, self._number, start)])
+        self._reader.place({(range_topic, self._number): start})
         # A fetch that waits at the log's end must not hold the next range back for long.
-        self._data = self._connect_reader(self.group_id, fetch_wait_max_ms=20)
-        self._committer = self._connect_reader(self.group_id)  # commits do not wait for polls
+        self._data = self._follow(self.topic, group_id=self.group_id, fetch_wait_max_ms=20)
+        settings = consumer_settings(self._config, group_id=self.group_id)
+        self._committer = open_consumer(settings, self._watch)  # commits do not wait for polls
         self._producer = open_producer(
             producer_settings(
                 self._config, message_timeout_ms=max(1000, self._interval_ms // 2), linger_ms=0
@@ -447,7 +445,7 @@ class RangeClaims:
     def _first_offsets(self, admin: Admin) -> dict[int, int]:
         """Where to begin without any claim."""
         bounds = admin.log_bounds(self.topic, range(self._count))
-        wanted = [(self.group_id, TopicPartition(self.topic, n)) for n in range(self._count)]
+        wanted = [(self.group_id, (self.topic, n)) for n in range(self._count)]
         found = {}
         for place in admin.committed(wanted, stable=False):
             first, end = bounds[place.partition]
@@ -475,12 +473,13 @@ class RangeClaims:
                 number: self._state.position(self.group_id, self.topic, number)
                 for number in range(self._count)
             }
-        places = [
-            TopicPartition(self.topic, number, at)
+        news = {
+            number: at
             for number, at in positions.items()
             if at > (0 if is_last else self._committed.get(number, 0))
-        ]
-        self._committed.update({place.partition: place.offset for place in places})
+        }
+        self._committed.update(news)
+        places = targets_of({(self.topic, number): at for number, at in news.items()})
         try:
             self._committer.poll(0)  # it only commits; its events must go somewhere
             if places and is_last:
@@ -490,8 +489,11 @@ class RangeClaims:
         except (KafkaException, RuntimeError):
             _log.debug("positions of ranges could not be committed")
 
-    def _connect_reader(self, group: str, **ours: object) -> KafkaConsumer:
-        settings = consumer_settings(
-            self._config, group_id=group, enable_partition_eof=True, **ours
+    def _follow(self, topic: str, **settings: Any) -> Follower:
+        return Follower(
+            self._config,
+            f"reading {topic}",
+            ignores=partial(is_retriable, or_missing=True),
+            enable_partition_eof=True,
+            **settings,
         )
-        return open_consumer(settings, self._watch)

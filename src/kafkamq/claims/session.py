@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from confluent_kafka import TopicPartition
-
 from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.steps import Fetch, Finish, HandOut, Stop
 from kafkamq.config import ServiceConfig
+from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.transactions import TransactionalProducer
 
 __all__ = ["Fence", "Listener", "Tenure"]

@@ -5,18 +5,14 @@ An existing topic is never altered: what is wrong with it is said, and what to d
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not in its __all__
 
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError
 from kafkamq.queue.topics import Finding
 from kafkamq.transport.admin import Admin, TopicInfo
-from kafkamq.transport.errors import Meaning, meaning
 
 __all__ = [
     "CoordinationTopic", "check_rules", "coordination_topic", "find_topic", "heartbeat_s",
@@ -24,7 +20,6 @@ __all__ = [
 ]  # fmt: skip
 
 _DAY_S = 86_400
-_VISIBLE_S = 5.0
 _MIN_INTERVALS_KEPT = 6  # readers begin three intervals back; the rest is for those that were slow
 
 
@@ -124,17 +119,8 @@ def _create(
         "unclean.leader.election.enable": "false",
         "min.insync.replicas": "2" if replicas >= 3 else "1",
     }
-    new = NewTopic(topic, partitions, replication_factor, config=settings)
-    try:
-        admin.wait(admin.client.create_topics([new])[topic], f"creating topic {topic}")
-    except BrokerError as error:
-        if meaning(error) is not Meaning.EXISTS:  # another process was quicker
-            raise
-        return False
-    deadline_s = time.monotonic() + _VISIBLE_S
-    while topic not in admin.topics([topic]) and time.monotonic() < deadline_s:
-        time.sleep(0.05)  # brokers learn of a topic one by one
-    return True
+    wanted = {topic: (partitions, settings)}
+    return bool(admin.create_topics(wanted, replication_factor=replication_factor))
 
 
 def check_rules(rules: str) -> None:

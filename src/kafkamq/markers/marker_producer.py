@@ -6,10 +6,9 @@ from collections.abc import Callable
 from operator import methodcaller
 from typing import Any
 
-from confluent_kafka import KafkaException
-
 from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.errors import KafkaException
 from kafkamq.transport.port import Producer
 from kafkamq.transport.producer import IdempotentProducer, Report
 from kafkamq.transport.settings import marker_settings

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from confluent_kafka import KafkaError
-from confluent_kafka import Message as Record
-
 from kafkamq.markers.rules.handout import expires_at_ms
 from kafkamq.markers.rules.leases import Lease
 from kafkamq.queue.message import Message, Settler
 from kafkamq.queue.wire.headers import ID, read_message_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.clock import public_s
+from kafkamq.transport.errors import KafkaError
+from kafkamq.transport.record import Record
 from kafkamq.types import MessageId, Outcome
 
 __all__ = ["EndReports", "MarkersMessage"]

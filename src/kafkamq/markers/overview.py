@@ -11,8 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import Message, TopicPartition
-
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError
 from kafkamq.markers.tracker.status_reader import StatusReader
@@ -22,6 +20,7 @@ from kafkamq.queue.names import group_of
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import Meaning, meaning
+from kafkamq.transport.record import Record
 from kafkamq.transport.scan import scan
 
 __all__ = ["MarkerPartition", "Overview", "QueueBacklog", "doubled_queues", "overview"]
@@ -172,11 +171,7 @@ def _positions(
 
     Where kafka-mq-go's workers and ours have one each, both get everything: ours is shown.
     """
-    asked = [
-        (group, TopicPartition(config.message_topic, partition))
-        for group in groups
-        for partition in bounds
-    ]
+    asked = [(group, (config.message_topic, partition)) for group in groups for partition in bounds]
     found: defaultdict[str, dict[int, int]] = defaultdict(dict)
     for (group, _), place in zip(asked, admin.committed(asked), strict=True):
         if place.offset >= 0:
@@ -211,7 +206,7 @@ class _Backlog:
         self.waiting: Counter[str] = Counter()
         self._offsets: defaultdict[int, list[int]] = defaultdict(list)  # ascending
 
-    def add(self, record: Message) -> None:
+    def add(self, record: Record) -> None:
         partition, offset = record.partition() or 0, record.offset() or 0
         self._offsets[partition].append(offset)
         queue_id = split_key(record.key())[0].decode("utf-8", "replace")
@@ -255,7 +250,7 @@ def _read(
     starts: Mapping[int, int],
     bounds: _Bounds,
     max_scanned: int,
-    visit: Callable[[Message], None],
+    visit: Callable[[Record], None],
 ) -> int | None:
     """How many records there are from ``starts`` on, each shown to ``visit``.
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing, suppress
 
-from confluent_kafka import Message
-
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.record import Record
 from kafkamq.transport.scan import scan
 
 __all__ = ["QueueSearch"]
@@ -57,7 +56,7 @@ class QueueSearch:
         """Whether a message of it came since this was asked last; the first time: ever."""
         return self._is_in(self._config.message_topic, _queue_of_message)
 
-    def _is_in(self, topic: str, queue_of: Callable[[Message], str]) -> bool:
+    def _is_in(self, topic: str, queue_of: Callable[[Record], str]) -> bool:
         count = self._admin.require_topic(topic).partitions
         bounds = self._admin.log_bounds(topic, range(count))
         starts = {
@@ -79,11 +78,11 @@ class QueueSearch:
         return False
 
 
-def _queue_of_message(record: Message) -> str:
+def _queue_of_message(record: Record) -> str:
     return split_key(record.key())[0].decode("utf-8", "replace")
 
 
-def _queue_of_marker(record: Message) -> str:
+def _queue_of_marker(record: Record) -> str:
     """Empty for those that name none; a START or a SCHEDULE does."""
     with suppress(WireError):
         return split_key(decode_marker(record.value()).key)[0].decode("utf-8", "replace")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from confluent_kafka import KafkaError
-from confluent_kafka import Message as Record
-
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.errors import KafkaError
+from kafkamq.transport.record import Record
 
 __all__ = ["RouteStarts"]
 

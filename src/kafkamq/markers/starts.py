@@ -11,8 +11,6 @@ from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaError
-
 from kafkamq.markers.ack_writer import Verdicts
 from kafkamq.markers.last_delivery import process_gate
 from kafkamq.markers.message import MarkersMessage
@@ -24,7 +22,7 @@ from kafkamq.markers.state import Worker
 from kafkamq.markers.wire.markers import MAX_MARKER_BYTES, encode_reference, identity_encoder
 from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.transport.errors import broker_error
+from kafkamq.transport.errors import KafkaError, broker_error
 from kafkamq.types import MessageId
 
 __all__ = ["Batch", "Starter"]

@@ -14,12 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from confluent_kafka import TopicPartition
-
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
 from kafkamq.transport.errors import Meaning, meaning
 from kafkamq.transport.offset_commits import Commit
+from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.transactions import TransactionalProducer
 
 __all__ = ["ExactCommitter"]

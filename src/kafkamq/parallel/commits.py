@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 
-from confluent_kafka import KafkaException
-
 from kafkamq.errors import DeadlineExceededError, KafkaMQError, LeaseLostError
 from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.config import ParallelConfig, Partition
@@ -25,7 +23,14 @@ from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.wire import offsets as offset_maps
 from kafkamq.parallel.work_queue import Desk
 from kafkamq.runtime.inside import enter
-from kafkamq.transport.errors import Meaning, broker_error, is_retriable, kafka_error, meaning
+from kafkamq.transport.errors import (
+    KafkaException,
+    Meaning,
+    broker_error,
+    is_retriable,
+    kafka_error,
+    meaning,
+)
 from kafkamq.transport.exact_commits import ExactCommits, OffsetCommit
 
 __all__ = ["Committer", "Duty", "Plan", "plan_commits"]

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from time import monotonic, sleep
 
-from confluent_kafka import KafkaError, KafkaException, Message
-
 from kafkamq.errors import KafkaMQError, StateError
 from kafkamq.parallel.config import ParallelConfig
 from kafkamq.parallel.record import ParallelRecord
@@ -18,6 +16,8 @@ from kafkamq.runtime.inside import enter
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import (
     ErrorWatch,
+    KafkaError,
+    KafkaException,
     Meaning,
     broker_error,
     has_ended,
@@ -26,6 +26,7 @@ from kafkamq.transport.errors import (
 )
 from kafkamq.transport.port import Producer
 from kafkamq.transport.producer import end_producer
+from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import DeadLetterReason, Headers
 
@@ -34,7 +35,7 @@ __all__ = ["Delivered", "Outbox"]
 _POLL_S = 0.1
 _log = logging.getLogger(__name__)
 
-Delivered = Callable[["KafkaError | None", Message], None]
+Delivered = Callable[["KafkaError | None", Record], None]
 _Form = tuple["bytes | None", "bytes | None", Headers]  # value, key, headers
 
 
@@ -70,7 +71,7 @@ class Outbox:
             StateError: Closed.
         """
 
-        def delivered(error: KafkaError | None, message: Message) -> None:
+        def delivered(error: KafkaError | None, message: Record) -> None:
             if error is not None and meaning(error) is Meaning.TOO_LARGE:
                 # Kafka refuses a whole batch for its size: whose fault it is shows alone.
                 self._send_alone(message, topic, value, key, headers, on_delivery, partition)
@@ -105,7 +106,7 @@ class Outbox:
 
     def _send_alone(
         self,
-        refused: Message,
+        refused: Record,
         topic: str,
         value: bytes | None,
         key: bytes | None,
@@ -148,7 +149,7 @@ class Outbox:
         parked.set_running_or_notify_cancel()  # who gives up waiting for it does not cancel it
         forms = _forms(record, reason, said, group_id)
 
-        def delivered(error: KafkaError | None, message: Message) -> None:
+        def delivered(error: KafkaError | None, message: Record) -> None:
             if error is None:
                 parked.set_result(None)
                 return

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Protocol, TypeAlias
 
-from confluent_kafka import KafkaError, Message
-
 from kafkamq.errors import ConfigError, DeadlineExceededError
 from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.result_producer import Outbox
 from kafkamq.parallel.settling import Settler
 from kafkamq.parallel.work_queue import Desk, Trouble, Worker
-from kafkamq.transport.errors import broker_error
+from kafkamq.transport.errors import KafkaError, broker_error
+from kafkamq.transport.record import Record
 
 __all__ = ["OnProduced", "OutgoingRecord", "ProducePublisher", "Publisher", "outgoing", "put_off"]
 
@@ -233,7 +232,7 @@ class ProducePublisher:
     def _send_one(self, sent: _Outstanding, record: ParallelRecord, out: OutgoingRecord) -> None:
         on_produced = self._on_produced
 
-        def delivered(error: KafkaError | None, message: Message) -> None:
+        def delivered(error: KafkaError | None, message: Record) -> None:
             if error is not None:
                 sent.done(record, broker_error(error, f"sending to {out.topic}"))
                 return

@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias, cast
 
-from confluent_kafka import KafkaError, KafkaException, Message
-
 from kafkamq.errors import BrokerError, KafkaMQError, StateError
 from kafkamq.parallel.commits import Committer, Duty, Plan, plan_commits
 from kafkamq.parallel.config import ParallelConfig
@@ -32,8 +30,9 @@ from kafkamq.parallel.settling import Settler
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.work_queue import Desk, Worker
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.transport.errors import Meaning, broker_error, meaning
+from kafkamq.transport.errors import KafkaError, KafkaException, Meaning, broker_error, meaning
 from kafkamq.transport.exact_commits import ExactCommits
+from kafkamq.transport.record import Record
 from kafkamq.transport.transactions import TransactionalProducer
 
 __all__ = ["TransactionCommitter", "TransactionPublisher"]
@@ -128,7 +127,7 @@ class TransactionCommitter(Committer):
         if self._failure is not None:
             return
 
-        def delivered(error: KafkaError | None, _: Message) -> None:
+        def delivered(error: KafkaError | None, _: Record) -> None:
             what = None if error is None else meaning(error)
             if error is None or what in _COLLATERAL:
                 return

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from confluent_kafka import Message
-
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, FencedError, WireError
 from kafkamq.queue.backend import StoredMessage, load
@@ -26,10 +24,10 @@ from kafkamq.queue.wire.keys import join_key, split_key
 from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import MISSING, OutcomeUnknownError, TransactionAbortedError, meaning
-from kafkamq.transport.record import headers_or_none
+from kafkamq.transport.record import Record, headers_or_none
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.scan import scan
-from kafkamq.transport.transactions import Record, TransactionalProducer
+from kafkamq.transport.transactions import NewRecord, TransactionalProducer
 from kafkamq.types import Backend, DeadLetterReason, Headers
 
 __all__ = [
@@ -289,7 +287,7 @@ class _Writer:
             self._producer.abort()
             raise
 
-    def _copy(self, letter: DeadLetter, message: StoredMessage) -> Record:
+    def _copy(self, letter: DeadLetter, message: StoredMessage) -> NewRecord:
         place = Origin(
             self._config.dead_letter_topic, letter.partition, letter.offset, letter.timestamp_ms
         )
@@ -323,7 +321,7 @@ class _Writer:
     def _done_key(self, letter: DeadLetter) -> bytes:
         return done_key(self._topic_id, letter.partition, letter.offset)
 
-    def _done_record(self, letter: DeadLetter) -> Record:
+    def _done_record(self, letter: DeadLetter) -> NewRecord:
         key = self._done_key(letter)
         partition = key_partition(key, self._ledger_partitions)
         return self._config.ledger_topic, partition, key, b"%d" % int(time.time() * 1000), ()
@@ -362,7 +360,7 @@ def _read_done(config: ServiceConfig) -> tuple[set[bytes], bytes]:
     return done, topic_id
 
 
-def _dead_letter(record: Message, done: set[bytes], topic_id: bytes) -> DeadLetter:
+def _dead_letter(record: Record, done: set[bytes], topic_id: bytes) -> DeadLetter:
     readable = headers_or_none(record)
     raw_headers = readable or ()
     read = read_message_headers(raw_headers)

@@ -8,11 +8,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaError
-from confluent_kafka import Message as Record
-
 from kafkamq.errors import DeadlineExceededError
-from kafkamq.transport.errors import broker_error
+from kafkamq.transport.errors import KafkaError, broker_error
+from kafkamq.transport.record import Record
 from kafkamq.types import ScheduleToken, SentMessage
 
 if TYPE_CHECKING:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not in its __all__
-
 from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.errors import BrokerError, ConfigError
+from kafkamq.errors import ConfigError
 from kafkamq.queue.namespace import CONNECT_TIMEOUT_S, Namespace, NamespaceFacts
 from kafkamq.transport.admin import Admin, TopicInfo
-from kafkamq.transport.errors import Meaning, meaning
 
 __all__ = [
     "QueueTopic",
@@ -18,7 +15,6 @@ __all__ = [
     "require_dead_letters",
 ]
 
-_VISIBLE_S = 5.0
 _DEFAULT_MAX_BYTES = 1_048_588
 _LETTER_OVERHEAD_BYTES = 9216  # what a dead letter adds: reason, error text, origin, framing
 
@@ -108,18 +104,7 @@ def create_queue_topics(
             queue.topic: {**common, "max.message.bytes": str(limit)},
             config.dead_letter_topic: letters,
         }
-        existing = admin.topics(list(wanted))
-        new = [
-            NewTopic(name, partitions, replication_factor, config=settings)
-            for name, settings in wanted.items()
-            if name not in existing
-        ]
-        for name, future in (admin.client.create_topics(new) if new else {}).items():
-            try:
-                admin.wait(future, f"creating topic {name}")
-            except BrokerError as error:  # noqa: PERF203 - two topics
-                if meaning(error) is not Meaning.EXISTS:  # another process was quicker
-                    raise
-        deadline_s = time.monotonic() + _VISIBLE_S
-        while len(admin.topics(list(wanted))) < len(wanted) and time.monotonic() < deadline_s:
-            time.sleep(0.05)  # brokers learn of topics one by one
+        admin.create_topics(
+            {name: (partitions, settings) for name, settings in wanted.items()},
+            replication_factor=replication_factor,
+        )

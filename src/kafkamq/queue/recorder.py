@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 
-from confluent_kafka import Message as Record
-
 from kafkamq.metrics import catalog
+from kafkamq.transport.record import Record
 
 __all__ = ["SendTally"]
 

@@ -12,12 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
-from confluent_kafka import KafkaError, Message
-
 from kafkamq.errors import BrokerError, KafkaMQError
 from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.sender import Sender
-from kafkamq.transport.errors import Meaning, broker_error, meaning
+from kafkamq.transport.errors import KafkaError, Meaning, broker_error, meaning
+from kafkamq.transport.record import Record
 from kafkamq.types import Headers
 
 __all__ = ["FORMS", "Form", "SureWriter"]
@@ -136,7 +135,7 @@ class SureWriter:
             self._produce(write)
 
     def _produce(self, write: _Write) -> None:
-        def reported(error: KafkaError | None, _: Message) -> None:
+        def reported(error: KafkaError | None, _: Record) -> None:
             assert self._sender is not None
             try:
                 if error is None:

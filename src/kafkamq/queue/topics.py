@@ -10,12 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not in its __all__
-
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, ConfigError
+from kafkamq.errors import ConfigError
 from kafkamq.transport.admin import Admin, TopicInfo
-from kafkamq.transport.errors import Meaning, meaning
 
 __all__ = [
     "FOREIGN_TRACKER_GROUP",
@@ -102,15 +99,15 @@ def create_topics(
         messages, markers, letters, state, quarantine = _settings(
             replicas, message_retention_ms, marker_retention_ms, max_message_bytes
         )
-        wanted = [
-            (config.message_topic, partitions, messages),
-            (config.marker_topic, marker_partitions, markers),
-            (config.dead_letter_topic, partitions, letters),
-            (config.tracker_topic, 1, state),
-            (config.ledger_topic, ledger_partitions, state),
-            (config.quarantine_topic, 1, quarantine),
-        ]
-        created = _create(admin, wanted, replication_factor)
+        wanted = {
+            config.message_topic: (partitions, messages),
+            config.marker_topic: (marker_partitions, markers),
+            config.dead_letter_topic: (partitions, letters),
+            config.tracker_topic: (1, state),
+            config.ledger_topic: (ledger_partitions, state),
+            config.quarantine_topic: (1, quarantine),
+        }
+        created = admin.create_topics(wanted, replication_factor=replication_factor)
         findings = _findings(admin, config, max_lease_ms)
         deadline_s = time.monotonic() + _VISIBLE_S
         while any(_MISSING in one.text for one in findings) and time.monotonic() < deadline_s:
@@ -149,33 +146,6 @@ def _settings(
         {**common, "cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)},
         {**large, "retention.ms": str(30 * _DAY_MS)},
     )
-
-
-def _create(
-    admin: Admin, wanted: Sequence[tuple[str, int, dict[str, str]]], replication_factor: int
-) -> tuple[str, ...]:
-    existing = admin.topics([name for name, _, _ in wanted])
-    new = [
-        NewTopic(name, partitions, replication_factor, config=settings)
-        for name, partitions, settings in wanted
-        if name not in existing
-    ]
-    created = []
-    for name, future in (admin.client.create_topics(new) if new else {}).items():
-        try:
-            admin.wait(future, f"creating topic {name}")
-            created.append(name)
-        except BrokerError as error:  # noqa: PERF203 - a handful of topics
-            if meaning(error) is not Meaning.EXISTS:  # another process was quicker
-                raise
-    deadline_s = time.monotonic() + _VISIBLE_S
-    missing = [name for name, _, _ in wanted]
-    while missing and time.monotonic() < deadline_s:  # brokers learn of topics one by one
-        found = admin.topics(missing)
-        missing = [name for name in missing if name not in found]
-        if missing:
-            time.sleep(0.05)
-    return tuple(created)
 
 
 def check_topics(

@@ -12,18 +12,18 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from confluent_kafka import (
-    AcknowledgeType,
+from kafkamq.queue.topic_message import TopicMessage
+from kafkamq.transport.clients import open_share_consumer
+from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.errors import (
     KafkaError,
     KafkaException,
-    Message,
-    ShareConsumer,
-    TopicPartition,
+    broker_error,
+    is_fatal,
+    is_retriable,
+    kafka_error,
 )
-
-from kafkamq.queue.topic_message import TopicMessage
-from kafkamq.transport.clock import monotonic_ms
-from kafkamq.transport.errors import broker_error, is_fatal, is_retriable, kafka_error
+from kafkamq.transport.record import AcknowledgeType, Record, TopicPartition
 
 __all__ = ["Batch", "Member"]
 
@@ -40,7 +40,7 @@ _Place = tuple[int, int]
 class Batch(Protocol):
     """Who takes what a member fetched; called by its thread."""
 
-    def arrived(self, member: Member, records: Sequence[Message], fetched_ms: int) -> int:
+    def arrived(self, member: Member, records: Sequence[Record], fetched_ms: int) -> int:
         """Records came; returns how many of them will get a verdict."""
 
     def look_after(self, member: Member) -> None:
@@ -87,7 +87,7 @@ class Member:
         self._open[_place_of(message)] = message
 
     def settle(self, message: TopicMessage, kind: int, *, is_late: bool = False) -> None:
-        """Acknowledge a message so; any thread. ``is_late``: its lock has ended."""
+        """AcknowledgeType a message so; any thread. ``is_late``: its lock has ended."""
         if not is_late:  # from here on it waits for its answer, wherever it is meanwhile
             self._unconfirmed[_place_of(message)] = message
         self._verdicts.put((message, kind, is_late))
@@ -131,7 +131,7 @@ class Member:
 
     def _run(self) -> None:
         try:
-            self._client = ShareConsumer(self._settings)
+            self._client = open_share_consumer(self._settings)
             self._client.set_acknowledgement_commit_callback(self._answered)
             self._client.subscribe([self._topic])
             while not self._closing.is_set():
@@ -172,7 +172,7 @@ class Member:
         self._serve(0.0)
         asked_ms = monotonic_ms()  # a lock is at least as long as from here
         records = self._client.poll(_POLL_S)
-        good: list[Message] = []
+        good: list[Record] = []
         failure: KafkaError | None = None
         for record in records:
             error = record.error()
@@ -188,7 +188,7 @@ class Member:
             raise KafkaException(failure)
 
     def _serve(self, timeout_s: float) -> None:
-        """Acknowledge what has a verdict, and send that."""
+        """AcknowledgeType what has a verdict, and send that."""
         late: list[TopicMessage] = []
         count = 0
         try:

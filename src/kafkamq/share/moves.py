@@ -19,12 +19,11 @@ import logging
 import threading
 from concurrent.futures import Future
 
-from confluent_kafka import AcknowledgeType
-
 from kafkamq.queue.dead_letter_writer import ShareLetters, Verdict
 from kafkamq.queue.topic_message import TopicMessage
 from kafkamq.share.member import Member
 from kafkamq.transport.clock import monotonic_ms
+from kafkamq.transport.record import AcknowledgeType
 
 __all__ = ["Moves", "ShareMessage"]
 

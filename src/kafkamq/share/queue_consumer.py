@@ -6,9 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from confluent_kafka import AcknowledgeType
-from confluent_kafka import Message as Record
-
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import DeadlineExceededError
 from kafkamq.queue.dead_letter_writer import ShareLetters, carried_verdict, earlier_deliveries
@@ -28,6 +25,7 @@ from kafkamq.share.settings import (
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import Meaning, meaning
+from kafkamq.transport.record import AcknowledgeType, Record
 from kafkamq.transport.settings import share_settings
 from kafkamq.types import DeadLetterReason
 

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its __all__
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-)
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
@@ -69,7 +63,7 @@ def read_limits(admin: Admin, group_id: str) -> ShareLimits:
             f"backend 'share' needs Kafka 4.2 or newer at {admin.config.bootstrap_servers}; "
             f"{others} work with what is there"
         )
-    group = _group_settings(admin, group_id)
+    group = admin.group_settings(group_id)
     is_of_group = _COUNT in group
     limit = broker.get("group.share.delivery.count.limit", "5")
     if is_of_group:  # as much as may be asked for, not what a consumer asked for before
@@ -120,12 +114,12 @@ def configure_group(
         BrokerError, DeadlineExceededError: The brokers refuse, or do not answer.
     """
     wanted = {_LOCK: str(lock_ms), _START: start, _ISOLATION: "read_committed"}
-    known = _group_settings(admin, group_id)
+    known = admin.group_settings(group_id)
     if _COUNT in known:
         wanted[_COUNT] = str(max_deliveries + 1)
     changes = {name: value for name, value in wanted.items() if known.get(name) != value}
     if changes:
-        _alter(admin, group_id, changes)
+        admin.set_group(group_id, changes)
 
 
 def shorten_session(admin: Admin, group_id: str, limits: ShareLimits) -> int:
@@ -140,7 +134,7 @@ def shorten_session(admin: Admin, group_id: str, limits: ShareLimits) -> int:
     if wanted == limits.session_ms:
         return wanted
     try:
-        _alter(admin, group_id, {_SESSION: str(wanted)})
+        admin.set_group(group_id, {_SESSION: str(wanted)})
     except KafkaMQError as refused:
         _log.warning(
             "the session timeout of a share group stays as it is",
@@ -160,20 +154,3 @@ def session_ms_of(config: ServiceConfig) -> int:
     if not value.isdecimal():
         raise ConfigError(f"session.timeout.ms is {value!r}: it must be a number of milliseconds")
     return int(value)
-
-
-def _alter(admin: Admin, group_id: str, changes: Mapping[str, str]) -> None:
-    entries = [
-        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in changes.items()
-    ]
-    resource = ConfigResource(ConfigResource.Type.GROUP, group_id, incremental_configs=entries)
-    for future in admin.client.incremental_alter_configs([resource]).values():
-        admin.wait(future, f"setting share group {group_id}")
-
-
-def _group_settings(admin: Admin, group_id: str) -> Mapping[str, str]:
-    resource = ConfigResource(ConfigResource.Type.GROUP, group_id)
-    (future,) = admin.client.describe_configs([resource]).values()
-    found = admin.wait(future, f"describing share group {group_id}")
-    return {name: entry.value for name, entry in found.items() if entry.value is not None}

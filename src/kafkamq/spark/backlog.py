@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kafkamq.spark.log_reader import LogRange, Record
+from kafkamq.transport.log_reader import LogRange, Record
 
 __all__ = ["Backlog"]
 

@@ -12,10 +12,10 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 from kafkamq.markers.wire.markers import decode_marker
-from kafkamq.spark.log_reader import LogRange, LogReader
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, meaning
+from kafkamq.transport.log_reader import LogRange, LogReader
 from kafkamq.transport.settings import marker_settings
 from kafkamq.types import Marker
 

@@ -7,12 +7,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kafkamq.spark.log_reader import LogReader
 from kafkamq.spark.parallelism import NEXT_LOOK_S
 from kafkamq.spark.progress import batch_ends
 from kafkamq.spark.stages import Stages
 from kafkamq.spark.tracker.query import QueryPlan
 from kafkamq.spark.tracker.ticking import TickKeeper
+from kafkamq.transport.log_reader import LogReader
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

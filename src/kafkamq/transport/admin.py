@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from confluent_kafka import (
     IsolationLevel,
@@ -19,7 +19,10 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__ lacks them
+    AlterConfigOpType,
+    ConfigEntry,
     ConfigResource,
+    NewTopic,
     OffsetSpec,
     ResourceType,
 )
@@ -30,6 +33,7 @@ from kafkamq.transport.clients import open_admin
 from kafkamq.transport.committed_offsets import CommittedOffsets
 from kafkamq.transport.errors import UNANSWERED, ErrorWatch, Meaning, broker_error, meaning
 from kafkamq.transport.port import AdminClient
+from kafkamq.transport.record import Place
 from kafkamq.transport.settings import admin_settings
 
 __all__ = ["Admin", "ClusterInfo", "TopicInfo"]
@@ -37,6 +41,8 @@ __all__ = ["Admin", "ClusterInfo", "TopicInfo"]
 T = TypeVar("T")
 _SLICE_S = 0.2
 _PATIENCE = 5  # retriable answers of one client in a row
+_VISIBLE_S = 5.0  # brokers know of a new topic by then
+_TURN_S = 0.05
 _ATTEMPT_S = 4.0
 _COORDINATOR_S = 1.0
 # librdkafka asks for a group's coordinator three times within half a second, and if none is there
@@ -204,6 +210,62 @@ class Admin:
             )
         return found
 
+    def topic_id(self, name: str) -> bytes:
+        """The id of one topic; empty: the broker does not tell."""
+        (future,) = self.client.describe_topics(TopicCollection([name])).values()
+        return uuid_bytes(self.wait(future, f"describing topic {name}").topic_id)
+
+    def create_topics(
+        self, wanted: Mapping[str, tuple[int, Mapping[str, str]]], *, replication_factor: int
+    ) -> tuple[str, ...]:
+        """Create those that do not exist, and wait until brokers know them, which is bounded.
+
+        Args:
+            wanted: Partitions and settings by name.
+            replication_factor: -1: the cluster's default.
+
+        Returns:
+            The names of those that did not exist.
+        """
+        existing = self.topics(list(wanted))
+        new = [
+            NewTopic(name, partitions, replication_factor, config=dict(settings))
+            for name, (partitions, settings) in wanted.items()
+            if name not in existing
+        ]
+        created = []
+        for name, future in (self.client.create_topics(new) if new else {}).items():
+            try:
+                self.wait(future, f"creating topic {name}")
+                created.append(name)
+            except BrokerError as error:  # noqa: PERF203 - a handful of topics
+                if meaning(error) is not Meaning.EXISTS:  # another process was quicker
+                    raise
+        deadline_s = time.monotonic() + _VISIBLE_S
+        missing = list(wanted)
+        while missing and time.monotonic() < deadline_s:  # brokers learn of topics one by one
+            found = self.topics(missing)
+            missing = [name for name in missing if name not in found]
+            if missing:
+                time.sleep(_TURN_S)
+        return tuple(created)
+
+    def group_settings(self, group: str) -> dict[str, str]:
+        """The settings of a group itself."""
+        resource = ConfigResource(ResourceType.GROUP, group)
+        (future,) = self.client.describe_configs([resource]).values()
+        return _values(self.wait(future, f"describing group {group}"))
+
+    def set_group(self, group: str, changes: Mapping[str, str]) -> None:
+        """Change some of these settings."""
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in changes.items()
+        ]
+        resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
+        for future in self.client.incremental_alter_configs([resource]).values():
+            self.wait(future, f"setting group {group}")
+
     def groups(self) -> frozenset[str]:
         """Ids of all groups that have members or committed offsets, as far as we may see them."""
         return self._ask("listing the groups", _groups, attempt_s=_ATTEMPT_S)
@@ -219,7 +281,7 @@ class Admin:
         return self._ask(doing, partial(_group_assignments, group), attempt_s=_COORDINATOR_S)
 
     def committed(
-        self, requests: Sequence[tuple[str, TopicPartition]], *, stable: bool = True
+        self, requests: Sequence[tuple[str, Place]], *, stable: bool = True
     ) -> list[TopicPartition]:
         """Committed offsets: one per (group, partition) asked for, in that order.
 
@@ -244,6 +306,36 @@ class Admin:
         """
         doing = f"reading the ends of {topic}"
         return self._ask(doing, partial(_log_ends, topic), attempt_s=_ATTEMPT_S)
+
+    def latest_times(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
+        """The latest timestamp in each partition (ms); absent: there is none.
+
+        Brokers before Kafka 3.0 cannot tell: of these all are absent.
+        """
+        newest = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]  # of confluent_kafka
+        wanted = {TopicPartition(topic, number): newest for number in partitions}
+        doing = f"looking for the last record of {topic}"
+        try:
+            found = self._ask(doing, partial(_listed, wanted), attempt_s=_ATTEMPT_S)
+        except BrokerError as error:
+            if meaning(error) is Meaning.UNSUPPORTED:
+                return {}
+            raise
+        return {
+            number: result.timestamp
+            for number, result in found.items()
+            if result.offset >= 0 and result.timestamp >= 0
+        }
+
+    def offsets_for_times(self, topic: str, times_ms: Mapping[int, int]) -> dict[int, int]:
+        """First offset in each partition that is not older than that; absent: there is none."""
+        wanted = {
+            TopicPartition(topic, number): OffsetSpec.for_timestamp(at_ms)
+            for number, at_ms in times_ms.items()
+        }
+        doing = f"looking for times in {topic}"
+        found = self._ask(doing, partial(_listed, wanted), attempt_s=_ATTEMPT_S)
+        return {number: result.offset for number, result in found.items() if result.offset >= 0}
 
 
 class _Attempt:
@@ -329,7 +421,7 @@ def _group_assignments(group: str, attempt: _Attempt) -> list[frozenset[str]]:
 
 def _committed(
     offsets: CommittedOffsets,
-    requests: Sequence[tuple[str, TopicPartition]],
+    requests: Sequence[tuple[str, Place]],
     stable: bool,
     attempt: _Attempt,
 ) -> list[TopicPartition]:
@@ -337,34 +429,32 @@ def _committed(
 
 
 def _log_bounds(wanted: Sequence[TopicPartition], attempt: _Attempt) -> dict[int, tuple[int, int]]:
-    bounds = []
-    for spec in (
-        OffsetSpec.earliest(),  # type: ignore[no-untyped-call]  # of confluent_kafka
-        OffsetSpec.latest(),  # type: ignore[no-untyped-call]
-    ):
-        futures = attempt.client.list_offsets(
-            dict.fromkeys(wanted, spec),
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=attempt.timeout_s,
-        )
-        found = {part.partition: attempt.wait(future) for part, future in futures.items()}
-        bounds.append({number: result.offset for number, result in found.items()})
-    return {number: (first, bounds[1][number]) for number, first in bounds[0].items()}
+    earliest = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # of confluent_kafka
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    first = _listed(dict.fromkeys(wanted, earliest), attempt)
+    ends = _listed(dict.fromkeys(wanted, latest), attempt)
+    return {number: (found.offset, ends[number].offset) for number, found in first.items()}
 
 
 def _log_ends(topic: str, attempt: _Attempt) -> dict[int, tuple[int, int]]:
     found = attempt.client.list_topics(topic, timeout=attempt.timeout_s).topics[topic]
-    wanted = [TopicPartition(topic, number) for number in found.partitions]
-    ends = []
-    for isolation in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED):
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # of confluent_kafka
-        futures = attempt.client.list_offsets(
-            dict.fromkeys(wanted, latest),
-            isolation_level=isolation,
-            request_timeout=attempt.timeout_s,
-        )
-        ends.append({each.partition: attempt.wait(asked) for each, asked in futures.items()})
-    return {number: (end.offset, ends[1][number].offset) for number, end in ends[0].items()}
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # of confluent_kafka
+    wanted = {TopicPartition(topic, number): latest for number in found.partitions}
+    stable = _listed(wanted, attempt)
+    ends = _listed(wanted, attempt, IsolationLevel.READ_UNCOMMITTED)
+    return {number: (end.offset, ends[number].offset) for number, end in stable.items()}
+
+
+def _listed(
+    wanted: dict[TopicPartition, OffsetSpec],
+    attempt: _Attempt,
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> dict[int, Any]:
+    """Offset and timestamp by partition."""
+    futures = attempt.client.list_offsets(
+        wanted, isolation_level=isolation, request_timeout=attempt.timeout_s
+    )
+    return {place.partition: attempt.wait(future) for place, future in futures.items()}
 
 
 def _configs(
@@ -374,12 +464,12 @@ def _configs(
     futures = attempt.client.describe_configs(resources, request_timeout=attempt.timeout_s)
     found: dict[str, dict[str, str]] = {}
     for resource, future in futures.items():
-        found[resource.name] = {
-            name: entry.value
-            for name, entry in attempt.wait(future).items()
-            if entry.value is not None
-        }
+        found[resource.name] = _values(attempt.wait(future))
     return found
+
+
+def _values(entries: Mapping[str, Any]) -> dict[str, str]:
+    return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
 
 def uuid_bytes(topic_id: object) -> bytes:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from confluent_kafka import Consumer as _Consumer
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, ShareConsumer
 from confluent_kafka import Producer as _Producer
 from confluent_kafka.admin import AdminClient as _AdminClient
 
@@ -21,7 +21,14 @@ from kafkamq.transport.errors import ErrorWatch, kafka_error
 from kafkamq.transport.port import AdminClient, Consumer, Producer
 from kafkamq.transport.settings import is_secret
 
-__all__ = ["MEMORY", "ClientLog", "open_admin", "open_consumer", "open_producer"]
+__all__ = [
+    "MEMORY",
+    "ClientLog",
+    "open_admin",
+    "open_consumer",
+    "open_producer",
+    "open_share_consumer",
+]
 
 MEMORY = "memory://"
 """How the bootstrap servers of a cluster in memory begin; its name follows."""
@@ -65,6 +72,11 @@ def open_admin(
 
         return _open(MemoryAdminClient, settings, watch)
     return _open(_AdminClient, settings, watch, quiet=quiet)
+
+
+def open_share_consumer(settings: Mapping[str, object]) -> ShareConsumer:
+    """A member of a share group; librdkafka's alone."""
+    return ShareConsumer(dict(settings))
 
 
 def _is_memory(settings: Mapping[str, object]) -> bool:

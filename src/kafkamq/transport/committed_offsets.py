@@ -18,6 +18,7 @@ from kafkamq.errors import StateError
 from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import ErrorWatch, broker_error, is_fatal
 from kafkamq.transport.port import Consumer
+from kafkamq.transport.record import Place
 from kafkamq.transport.settings import consumer_settings
 
 __all__ = ["CommittedOffsets"]
@@ -45,7 +46,7 @@ class CommittedOffsets:
         self._is_closed = False
 
     def read(
-        self, requests: Sequence[tuple[str, TopicPartition]], *, stable: bool, timeout_s: float
+        self, requests: Sequence[tuple[str, Place]], *, stable: bool, timeout_s: float
     ) -> list[TopicPartition]:
         """One answer per (group, partition), in that order; an offset below 0: nothing committed.
 
@@ -53,8 +54,8 @@ class CommittedOffsets:
             BrokerError, DeadlineExceededError: One of the groups could not be asked in time.
         """
         of_group: dict[str, list[TopicPartition]] = {}
-        for group, partition in requests:
-            of_group.setdefault(group, []).append(partition)
+        for group, place in requests:
+            of_group.setdefault(group, []).append(TopicPartition(*place))
 
         def ask(group: str) -> list[TopicPartition]:
             return self._ask((group, stable), of_group[group], timeout_s)

@@ -25,6 +25,8 @@ __all__ = [
     "REFUSALS",
     "UNANSWERED",
     "ErrorWatch",
+    "KafkaError",
+    "KafkaException",
     "Meaning",
     "OutcomeUnknownError",
     "TransactionAbortedError",

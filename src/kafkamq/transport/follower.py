@@ -16,6 +16,7 @@ from kafkamq.errors import DataLossError, DeadlineExceededError
 from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.deadline import Answer, ask_in_slices
 from kafkamq.transport.errors import (
+    UNANSWERED,
     ErrorWatch,
     Meaning,
     broker_error,
@@ -229,14 +230,20 @@ class Follower:
         Raises:
             BrokerError, DeadlineExceededError: No answer.
         """
-        try:
-            low, high = self.client.get_watermark_offsets(TopicPartition(*place), timeout_s)
-        except KafkaException as error:
-            topic, number = place
-            raise broker_error(error, f"finding the ends of {topic}[{number}]") from error
+        topic, number = place
+        low, high = self._answer(
+            lambda: self.client.get_watermark_offsets(TopicPartition(topic, number), timeout_s),
+            f"finding the ends of {topic}[{number}]",
+            timeout_s,
+        )
         return low, high
 
-    def offsets_at(
+    def known_end(self, place: Place) -> int:
+        """Behind the last record, as the last fetch told; asks nobody. Negative: none was made."""
+        _, end = self.client.get_watermark_offsets(TopicPartition(*place), cached=True)
+        return end
+
+    def offsets_for_times(
         self, topic: str, times_ms: Mapping[int, int], *, timeout_s: float = REQUEST_S
     ) -> dict[int, int]:
         """The first offsets of these partitions whose times are not before those; -1: none is.
@@ -249,18 +256,17 @@ class Follower:
         if not times_ms:
             return {}
         asked = [TopicPartition(topic, number, at_ms) for number, at_ms in times_ms.items()]
-        doing = f"asking for offsets of {topic}"
-        try:
-            found = self._ask(
-                lambda slice_s: self.client.offsets_for_times(asked, timeout=slice_s),
-                doing,
-                timeout_s,
+
+        def ask() -> list[TopicPartition]:
+            found = self._in_slices(
+                lambda slice_s: self.client.offsets_for_times(asked, timeout=slice_s), timeout_s
             )
             for each in found:
                 if each.error is not None:
                     raise KafkaException(each.error)
-        except KafkaException as error:
-            raise broker_error(error, doing) from error
+            return found
+
+        found = self._answer(ask, f"asking for offsets of {topic}", timeout_s)
         return {each.partition: each.offset for each in found}
 
     def partition_count(self, topic: str, *, timeout_s: float = REQUEST_S) -> int:
@@ -269,23 +275,31 @@ class Follower:
         Raises:
             BrokerError: There is no such topic. DeadlineExceededError: No answer.
         """
-        doing = f"looking up topic {topic}"
-        try:
-            found = self._ask(
+
+        def ask() -> int:
+            found = self._in_slices(
                 lambda slice_s: self.client.list_topics(topic, timeout=slice_s).topics[topic],
-                doing,
                 timeout_s,
             )
             if found.error is not None:
                 raise KafkaException(found.error)
-        except KafkaException as error:
-            raise broker_error(error, doing) from error
-        return len(found.partitions)
+            return len(found.partitions)
 
-    def _ask(self, ask: Callable[[float], Answer], doing: str, timeout_s: float) -> Answer:
+        return self._answer(ask, f"looking up topic {topic}", timeout_s)
+
+    def _in_slices(self, ask: Callable[[float], Answer], timeout_s: float) -> Answer:
         if self._placed:  # between slices the client is polled, and would lose a record
             return ask(timeout_s)
-        return ask_in_slices(ask, self.client, self.watch, doing, timeout_s)
+        return ask_in_slices(ask, self.client, self.watch, self._doing, timeout_s)
+
+    def _answer(self, ask: Callable[[], Answer], doing: str, timeout_s: float) -> Answer:
+        try:
+            return ask()
+        except KafkaException as error:
+            self.watch.check(doing)
+            if meaning(error) in UNANSWERED:
+                raise self.watch.deadline(doing, timeout_s) from error
+            raise broker_error(error, doing) from error
 
     def deadline(self, timeout_s: float) -> DeadlineExceededError:
         """The error to raise when a bounded wait for records is over."""
@@ -295,6 +309,7 @@ class Follower:
         """End the client; idempotent."""
         if not self._is_closed:
             self._is_closed = True
+            self._placed.clear()
             self.client.close()
 
 

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from operator import methodcaller
 from typing import Any, Protocol
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, AcknowledgeType, Message, TopicPartition
 
 from kafkamq.types import Headers
 
 __all__ = [
     "LOG_APPEND_TIME",
+    "AcknowledgeType",
     "Place",
     "Record",
     "RecordLike",
+    "TopicPartition",
     "all_headers",
     "headers_of",
     "headers_or_none",

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
-
-from confluent_kafka import Message, TopicPartition
+from collections.abc import Generator, Mapping
 
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.clients import open_consumer
-from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, is_retriable, meaning
-from kafkamq.transport.settings import consumer_settings
+from kafkamq.transport.follower import READER_GROUP, Follower
+from kafkamq.transport.record import Record
 
 __all__ = ["scan"]
 
@@ -25,8 +22,8 @@ def scan(
     topic: str,
     starts: Mapping[int, int] | None = None,
     *,
-    group_id: str = "kafkamq.reader",
-) -> Generator[Message, None, None]:
+    group_id: str = READER_GROUP,
+) -> Generator[Record, None, None]:
     """The committed records of a topic up to the end of each partition, each in log order.
 
     Args:
@@ -48,42 +45,25 @@ def scan(
         starts = {number: first for number, (first, end) in bounds.items() if end > first}
     if not starts:
         return
-    open_partitions = set(starts)
-    watch = ErrorWatch(config.bootstrap_servers)
-    settings = consumer_settings(
+    missing = {(topic, partition) for partition in starts}
+    follower = Follower(
         config,
+        f"reading {topic}",
         group_id=group_id,
-        **{"enable.partition.eof": True, "fetch.wait.max.ms": _WAIT_MS},
+        enable_partition_eof=True,
+        fetch_wait_max_ms=_WAIT_MS,
     )
-    consumer = open_consumer(settings, watch)
-    doing = f"reading {topic}"
     try:
-        consumer.assign(
-            [TopicPartition(topic, partition, offset) for partition, offset in starts.items()]
-        )
+        follower.place({(topic, partition): offset for partition, offset in starts.items()})
         last_news_s = time.monotonic()
-        while open_partitions:
-            # `consume` alone would wait for a full batch.
-            first = consumer.poll(0.2)
-            records = [] if first is None else [first, *consumer.consume(_BATCH, 0)]
-            watch.check(doing)
-            if records:
+        while missing:
+            records = follower.poll(_BATCH, 0.2)
+            follower.require_inside()
+            if records or follower.ends:
                 last_news_s = time.monotonic()
             elif time.monotonic() - last_news_s > STALL_S:
-                raise watch.deadline(doing, STALL_S)
-            yield from _records(records, open_partitions, doing)
+                raise follower.deadline(STALL_S)
+            missing -= follower.ends.keys()
+            yield from records
     finally:
-        consumer.close()
-
-
-def _records(
-    records: Iterable[Message], open_partitions: set[int], doing: str
-) -> Iterator[Message]:
-    for record in records:
-        error = record.error()
-        if error is None:
-            yield record
-        elif meaning(error) is Meaning.LOG_END:
-            open_partitions.discard(record.partition() or 0)
-        elif not is_retriable(error):
-            raise broker_error(error, doing)
+        follower.close()

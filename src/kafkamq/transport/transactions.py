@@ -27,9 +27,9 @@ from kafkamq.transport.port import Producer
 from kafkamq.transport.settings import transactional_settings
 from kafkamq.types import Headers
 
-__all__ = ["Delivered", "Record", "TransactionalProducer"]
+__all__ = ["Delivered", "NewRecord", "TransactionalProducer"]
 
-Record: TypeAlias = tuple[str, int, "bytes | None", "bytes | None", Headers]
+NewRecord: TypeAlias = tuple[str, int, "bytes | None", "bytes | None", Headers]
 """Topic, partition, key, value, headers."""
 
 Delivered: TypeAlias = "Callable[[KafkaError | None, Message], None]"
@@ -102,7 +102,7 @@ class TransactionalProducer:
         self._in_transaction = True
 
     def produce(
-        self, record: Record, *, timeout_s: float = 30.0, on_delivery: Delivered | None = None
+        self, record: NewRecord, *, timeout_s: float = 30.0, on_delivery: Delivered | None = None
     ) -> None:
         """Queue one record of the open transaction; waits (bounded) while the queue is full."""
         topic, partition, key, value, headers = record
@@ -165,7 +165,7 @@ class TransactionalProducer:
                 self._serve(doing, 0.1)
             left = refused
 
-    def produce_records(self, records: Iterable[Record], *, timeout_s: float = 60.0) -> None:
+    def produce_records(self, records: Iterable[NewRecord], *, timeout_s: float = 60.0) -> None:
         """Queue many records of any topic, with headers; quicker than one by one."""
         produce, report = self._ready().produce, self._on_delivery
         for record in records:

@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from confluent_kafka import TopicPartition
-
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, FencedError, KafkaMQError
 from kafkamq.markers.wire.ledger import Position, decode_position, encode_position
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import TransactionAbortedError
+from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.settings import consumer_settings
 from kafkamq.transport.transactions import TransactionalProducer
 
@@ -302,7 +301,7 @@ def read_ledgers(
     ``stable=False`` reads past transactions that are under way, for a look at epochs before a
     ``fence`` has settled them.
     """
-    requests = [(key.transactional_id, TopicPartition(key.topic, key.partition)) for key in keys]
+    requests = [(key.transactional_id, (key.topic, key.partition)) for key in keys]
     found = {}
     for key, committed in zip(keys, admin.committed(requests, stable=stable), strict=True):
         if committed.offset >= 0:

@@ -7,15 +7,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from confluent_kafka import Message
-
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DeadlineExceededError, KafkaMQError, WireError
 from kafkamq.markers.rules.delivery import Carry, Settle
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.mqgo import completed_start, is_foreign_start
 from kafkamq.transport.admin import Admin, TopicInfo
-from kafkamq.transport.record import headers_of
+from kafkamq.transport.record import Record, headers_of
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.types import Marker, MessageId
 
@@ -173,7 +171,7 @@ class Rereader:
             return start  # deleted, or another message in its place
         return completed_start(start, headers_of(message), message.timestamp()[1])
 
-    def _payload(self, message_id: MessageId, start: Marker, deadline_s: float) -> Message | None:
+    def _payload(self, message_id: MessageId, start: Marker, deadline_s: float) -> Record | None:
         """The message of a START by reference, if it still is the same one (R13, R18)."""
         name = self._config.message_topic
         # Never refused on the word of an old answer: the partition may be a new one.
@@ -207,7 +205,7 @@ def _reason_at(row: Settle | Carry) -> int:
     return row.verdict_offset if isinstance(row, Settle) else -1
 
 
-def _decoded(message: Message | None) -> Marker | None:
+def _decoded(message: Record | None) -> Marker | None:
     if message is None:
         return None
     try:

@@ -19,7 +19,7 @@ from kafkamq.markers.wire.markers import encode_end, encode_schedule
 from kafkamq.queue.wire.headers import Origin, copy_headers, cut_text, dead_letter_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import key_partition, marker_key
-from kafkamq.transport.transactions import Record
+from kafkamq.transport.transactions import NewRecord
 from kafkamq.types import DeadLetterReason, Headers, Marker, MarkerType, Outcome
 
 __all__ = ["Part", "Rewriter"]
@@ -40,7 +40,7 @@ class Part:
     begin: int
     end: int
     size_bytes: int = 0
-    records: list[Record] = field(default_factory=list)
+    records: list[NewRecord] = field(default_factory=list)
     copies: int = 0
     dead_letters: int = 0
     carried: int = 0

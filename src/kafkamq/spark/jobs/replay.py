@@ -25,7 +25,7 @@ from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.spark.jobs.sql import sql_errors
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
-from kafkamq.transport.transactions import Record
+from kafkamq.transport.transactions import NewRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -169,7 +169,7 @@ class _Writer:
         self._skipped = 0
         self._places = 0  # running check sum of what was chosen
         self._expected = 0
-        self._pending: list[Record] = []
+        self._pending: list[NewRecord] = []
         self._bytes = 0
         self._begin_s = 0.0  # monotonic
 
@@ -222,7 +222,7 @@ class _Writer:
                 "Choose what is missing under another --name"
             )
 
-    def _record(self, row: dict[str, Any]) -> Record:
+    def _record(self, row: dict[str, Any]) -> NewRecord:
         config = self._config
         key = join_key(self._wanted.into or row["queue_id"], row["user_key"])
         place = Origin(config.message_topic, row["partition"], row["offset"], row["timestamp_ms"])
@@ -272,7 +272,7 @@ class _Writer:
                     break
         self._report.sent += len(pending)
 
-    def _commit(self, pending: Sequence[Record], done: int) -> None:
+    def _commit(self, pending: Sequence[NewRecord], done: int) -> None:
         ledger = self._ledger
         ledger.begin()
         try:

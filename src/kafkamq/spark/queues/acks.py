@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
-
 from kafkamq.config import Backoff, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.markers.rules.attempts import Attempts
@@ -19,6 +17,7 @@ from kafkamq.queue.wire.headers import cut_text
 from kafkamq.queue.wire.partitions import marker_key
 from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.queues.tokens import AckToken, decode_token
+from kafkamq.transport.record import LOG_APPEND_TIME
 from kafkamq.types import Outcome
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ def find_late(log: MarkerLog, ends: Sequence[End]) -> list[AckToken]:
     for partition, upto in log.ends(sorted(oldest)).items():
         attempts = Attempts(RedeliveryTracker(oldest[partition], partition=partition))
         for offset, timestamp_ms, kind, marker in log.read(partition, oldest[partition], upto):
-            log_ms = timestamp_ms if kind == TIMESTAMP_LOG_APPEND_TIME else -1
+            log_ms = timestamp_ms if kind == LOG_APPEND_TIME else -1
             attempts.apply(offset, timestamp_ms, log_ms, marker)
             late |= _late(attempts)
         late |= _due(attempts)

@@ -31,13 +31,13 @@ from kafkamq.markers.wire.ledger import Position
 from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.grouping import group_key
-from kafkamq.spark.log_reader import log_reader
 from kafkamq.spark.marker_log import marker_log
 from kafkamq.spark.queues.acks import ACK_COLUMNS, AckSettings, End, find_late, read_verdicts
 from kafkamq.spark.queues.starting import BATCH, VERDICTS
 from kafkamq.spark.queues.tokens import ENDED, NACKED, AckToken, decode_token
 from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
-from kafkamq.transport.transactions import Record
+from kafkamq.transport.log_reader import log_reader
+from kafkamq.transport.transactions import NewRecord
 from kafkamq.types import MarkerType, MessageId, Outcome
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class _Output:
     """A row of output, and whose it is."""
 
     token: AckToken
-    record: Record
+    record: NewRecord
 
 
 def _key(config: ServiceConfig, engine: str, slot: int) -> LedgerKey:

@@ -37,7 +37,6 @@ from kafkamq.queue.wire.headers import DELIVERY_COUNT, read_message_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.queue.wire.partitions import marker_key, marker_partition
 from kafkamq.spark.backlog import Backlog
-from kafkamq.spark.log_reader import LogRange, LogReader, Record, log_reader
 from kafkamq.spark.marker_log import MarkerLog, marker_log
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
 from kafkamq.spark.queues.owner import QueueOwner
@@ -51,6 +50,7 @@ from kafkamq.spark.queues.starting import (
 )
 from kafkamq.spark.source.streaming import StreamOffsets, StreamReader, of_another
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.log_reader import LogRange, LogReader, Record, log_reader
 from kafkamq.transport.record import headers_of
 from kafkamq.types import MessageId
 

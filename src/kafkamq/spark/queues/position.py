@@ -9,17 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from confluent_kafka import KafkaException, TopicPartition
-
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError
 from kafkamq.markers.positions import Positions
-from kafkamq.spark.log_reader import LogRange, Record, log_reader
 from kafkamq.spark.queues.starting import identity_of
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_consumer
-from kafkamq.transport.errors import Meaning, broker_error, meaning
+from kafkamq.transport.errors import KafkaException, Meaning, broker_error, meaning
+from kafkamq.transport.log_reader import LogRange, Record, log_reader
 from kafkamq.transport.port import Consumer
+from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.settings import consumer_settings
 from kafkamq.types import MessageId
 
@@ -71,7 +70,7 @@ class QueuePosition:
         wanted = list(numbers)
         topic = self._config.message_topic
         with Admin(self._config) as admin:
-            asked = [(self._group, TopicPartition(topic, number)) for number in wanted]
+            asked = [(self._group, (topic, number)) for number in wanted]
             committed = admin.committed(asked)
         found = {each.partition: each.offset for each in committed if each.offset >= 0}
         missing = [number for number in wanted if number not in found]

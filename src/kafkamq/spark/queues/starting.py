@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 from pyspark.sql.types import StructType
 
 from kafkamq.markers.rules.chunks import chunk_key
@@ -37,13 +36,13 @@ from kafkamq.markers.wire.markers import (
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import join_key, split_key
 from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
-from kafkamq.spark.log_reader import LogRange, Record, log_reader
 from kafkamq.spark.marker_log import MarkerLog, Place, marker_log
 from kafkamq.spark.options import AcknowledgeOptions, SourceOptions
 from kafkamq.spark.queues.tokens import ENDED, NACKED, AckToken
 from kafkamq.spark.source.columns import arrow_columns
 from kafkamq.spark.source.rows import RangePartition, made_of
-from kafkamq.transport.record import headers_of
+from kafkamq.transport.log_reader import LogRange, Record, log_reader
+from kafkamq.transport.record import LOG_APPEND_TIME, headers_of
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 if TYPE_CHECKING:
@@ -340,7 +339,7 @@ class _Starter:
             trackers = self._history.trackers
             tracker = trackers.setdefault(route, RedeliveryTracker(begin, partition=route))
             for offset, timestamp_ms, kind, marker in self._log.read(route, begin, end):
-                is_log_time = kind == TIMESTAMP_LOG_APPEND_TIME
+                is_log_time = kind == LOG_APPEND_TIME
                 tracker.apply(offset, timestamp_ms if is_log_time else -1, marker)
                 if marker is not None:
                     self._note(route, offset, marker)

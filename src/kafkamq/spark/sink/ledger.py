@@ -17,14 +17,13 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import TopicPartition
-
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError, WireError
 from kafkamq.markers.wire.ledger import Position, decode_position, encode_position
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import Meaning, OutcomeUnknownError, TransactionAbortedError, meaning
+from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.settings import consumer_settings
 from kafkamq.transport.transactions import TransactionalProducer
 
@@ -189,7 +188,7 @@ class SinkLedger:
         self._settled_runs.add(run)
 
     def _read(self, groups: Iterable[str]) -> list[CellEntry | None]:
-        wanted = [(group, TopicPartition(self.topic, 0)) for group in groups]
+        wanted = [(group, (self.topic, 0)) for group in groups]
         try:
             found = self._hasty_admin.committed(wanted)
         except (BrokerError, DeadlineExceededError):

@@ -21,14 +21,14 @@ from pyspark.sql.datasource import (
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.spark.batches import BATCH_ID, QUERY_ID, RUN_ID
-from kafkamq.spark.log_reader import log_reader
 from kafkamq.spark.sink.ledger import TASKS, Cell, SinkLedger
 from kafkamq.spark.sink.options import Guarantee, SinkOptions
 from kafkamq.spark.sink.rows import Rows, read_rows, slot_column, slots_of
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import ErrorWatch, broker_error
+from kafkamq.transport.log_reader import log_reader
 from kafkamq.transport.settings import producer_settings
-from kafkamq.transport.transactions import Record
+from kafkamq.transport.transactions import NewRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -165,7 +165,7 @@ class _Sender(Protocol):
         self, topic: str, partition: int, messages: Sequence[dict[str, Any]]
     ) -> None: ...
 
-    def produce_records(self, records: Iterable[Record]) -> None: ...
+    def produce_records(self, records: Iterable[NewRecord]) -> None: ...
 
 
 class _Targets:
@@ -191,7 +191,7 @@ class _Targets:
         else:
             sender.produce_records(self.records(rows))
 
-    def records(self, rows: Rows) -> Iterator[Record]:
+    def records(self, rows: Rows) -> Iterator[NewRecord]:
         """All of them as records, in their order."""
         return zip(
             self._topics(rows),
@@ -281,7 +281,7 @@ class _Plain:
         self._producer = open_producer(settings, self._watch)
         self._error: KafkaError | None = None
 
-    def produce_records(self, records: Iterable[Record]) -> None:
+    def produce_records(self, records: Iterable[NewRecord]) -> None:
         """Queue them; waits while the queue is full."""
         for topic, partition, key, value, headers in records:
             while True:

@@ -12,16 +12,14 @@ from itertools import accumulate, chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
-
 from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.markers.wire.markers import decode_marker, decode_slim
 from kafkamq.queue.wire import headers as names
 from kafkamq.queue.wire.headers import MessageHeaders, read_message_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.spark.blocks import FoldRow
-from kafkamq.spark.log_reader import Record
-from kafkamq.transport.record import all_headers
+from kafkamq.transport.log_reader import Record
+from kafkamq.transport.record import LOG_APPEND_TIME, all_headers
 from kafkamq.types import Headers, Marker, MarkerType
 
 if TYPE_CHECKING:
@@ -230,7 +228,7 @@ def _records(records: Sequence[Record]) -> list[Column]:
     return [
         [records[0].topic()] * len(records),
         *_place(records),
-        [int(record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME) for record in records],
+        [int(record.timestamp()[0] == LOG_APPEND_TIME) for record in records],
         [record.key() for record in records],
         [record.value() for record in records],
     ]
@@ -390,5 +388,5 @@ def fold_rows(
             ) from None
         except WireError as error:
             refused(record, error)
-        rows.append((offset, timestamp_ms if kind == TIMESTAMP_LOG_APPEND_TIME else -1, marker))
+        rows.append((offset, timestamp_ms if kind == LOG_APPEND_TIME else -1, marker))
     return rows

@@ -23,15 +23,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
-
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError, UnsupportedVersionError, WireError
 from kafkamq.markers.rules.attempts import Attempt, Attempts
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
 from kafkamq.markers.wire.markers import decode_marker
-from kafkamq.spark.log_reader import LogRange, log_reader
+from kafkamq.transport.log_reader import LogRange, log_reader
+from kafkamq.transport.record import LOG_APPEND_TIME
 from kafkamq.types import MessageId, Outcome
 
 __all__ = ["FoldedLog"]
@@ -128,7 +127,7 @@ class FoldedLog:
                     raise
                 except WireError:
                     marker = None  # the view `markers` shows it
-                log_time_ms = timestamp_ms if kind == TIMESTAMP_LOG_APPEND_TIME else -1
+                log_time_ms = timestamp_ms if kind == LOG_APPEND_TIME else -1
                 attempts.apply(record.offset(), timestamp_ms, log_time_ms, marker)
             found = [each for each in attempts.take_ended() if each.end_offset >= wanted.start]
             if found:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from confluent_kafka import TopicCollection
-
 from kafkamq.markers.tracker.ledger import LedgerKey, read_ledgers
-from kafkamq.spark.log_reader import LogRange, LogReader, log_reader
 from kafkamq.spark.options import (
     EARLIEST,
     LATEST,
@@ -16,9 +13,10 @@ from kafkamq.spark.options import (
     chosen_partitions,
 )
 from kafkamq.spark.source.filters import CLOCK_SLACK_MS, NOTHING_PUSHED, Pushed
-from kafkamq.transport.admin import Admin, uuid_bytes
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.log_reader import LogRange, LogReader, log_reader
 
-__all__ = ["batch_ranges", "resolve", "topic_id"]
+__all__ = ["batch_ranges", "resolve", "shared_out", "topic_id"]
 
 
 def resolve(
@@ -93,6 +91,19 @@ def _tracker_positions(
 def topic_id(options: SourceOptions) -> str:
     """The topic's id in hexadecimal; empty: the broker does not tell."""
     with Admin(options.config) as admin:
-        futures = admin.client.describe_topics(TopicCollection([options.topic]))
-        described = admin.wait(futures[options.topic], f"describing topic {options.topic}")
-    return uuid_bytes(described.topic_id).hex()
+        return admin.topic_id(options.topic).hex()
+
+
+def shared_out(starts: dict[int, int], ends: dict[int, int], limit: int | None) -> dict[int, int]:
+    """Ends that together lie at most ``limit`` offsets behind the starts, shared out by backlog.
+
+    Every partition with a backlog advances, so the sum may be over the limit by their number.
+    """
+    backlogs = {partition: max(0, end - starts[partition]) for partition, end in ends.items()}
+    total = sum(backlogs.values())
+    if limit is None or total <= limit:
+        return {partition: starts[partition] + backlog for partition, backlog in backlogs.items()}
+    return {
+        partition: starts[partition] + min(backlog, -(-backlog * limit // total))
+        for partition, backlog in backlogs.items()
+    }

@@ -21,12 +21,12 @@ from kafkamq.queue.wire.keys import split_key
 from kafkamq.spark.batches import current_query
 from kafkamq.spark.blocks import encode_block
 from kafkamq.spark.grouping import group_key
-from kafkamq.spark.log_reader import LogRange, Record, log_reader
 from kafkamq.spark.options import SourceOptions
 from kafkamq.spark.source.attempt_columns import deliveries_batch, in_flight_batch
 from kafkamq.spark.source.columns import arrow_columns, fold_rows
 from kafkamq.spark.source.filters import NOTHING_PUSHED, Pushed
 from kafkamq.spark.source.folding import FoldedLog
+from kafkamq.transport.log_reader import LogRange, Record, log_reader
 
 if TYPE_CHECKING:
     import pyarrow as pa

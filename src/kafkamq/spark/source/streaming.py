@@ -20,10 +20,10 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from kafkamq.errors import ConfigError, DataLossError
-from kafkamq.spark.log_reader import LogRange, LogReader, log_reader, shared_out
 from kafkamq.spark.options import SourceOptions, chosen_partitions
-from kafkamq.spark.source.planning import resolve, topic_id
+from kafkamq.spark.source.planning import resolve, shared_out, topic_id
 from kafkamq.spark.source.rows import FoldedFrom, FoldedPartition, RangePartition, read_rows
+from kafkamq.transport.log_reader import LogRange, LogReader, log_reader
 
 if TYPE_CHECKING:
     import pyarrow as pa

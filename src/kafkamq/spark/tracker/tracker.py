@@ -34,7 +34,6 @@ from kafkamq.metrics.health import Loop, health
 from kafkamq.queue.topics import require_topics
 from kafkamq.spark.checkpoint import CheckpointNote, drop_folder, last_batch, read_note, write_note
 from kafkamq.spark.failures import SparkGoneError, advised, spark_failure
-from kafkamq.spark.log_reader import log_reader
 from kafkamq.spark.parallelism import FIRST_LOOK_S, cores, tracker_tasks
 from kafkamq.spark.progress import watching
 from kafkamq.spark.running import Run, pause_s
@@ -44,6 +43,7 @@ from kafkamq.spark.tracker.query import QueryPlan, query_failure, start_query
 from kafkamq.spark.tracker.ticking import TickKeeper
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import TransactionAbortedError
+from kafkamq.transport.log_reader import log_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,0 +1,266 @@
+"""Members of groups and followers, on a broker and on the cluster in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import pytest
+from tests.waiting import wait_until
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import DataLossError, StateError
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.clients import open_producer
+from kafkamq.transport.follower import Follower
+from kafkamq.transport.group_consumer import COMMITTED, GroupConsumer
+from kafkamq.transport.log_reader import LogRange, LogReader
+from kafkamq.transport.memory.cluster import forget_cluster
+from kafkamq.transport.record import Place, Record
+from kafkamq.transport.record_reader import RecordReader
+from kafkamq.transport.scan import scan
+from kafkamq.transport.settings import producer_settings
+from kafkamq.transport.transactions import TransactionalProducer
+
+PARTITIONS = 2
+Seen = dict[Place, list[int]]
+
+
+@pytest.fixture(params=["memory", "broker"])
+def servers(request: pytest.FixtureRequest, namespace: str) -> Iterator[str]:
+    if request.param == "broker":
+        yield request.getfixturevalue("bootstrap")
+        return
+    yield f"memory://{namespace}"
+    forget_cluster(namespace)
+
+
+@pytest.fixture
+def config(servers: str) -> ServiceConfig:
+    return ServiceConfig(bootstrap_servers=servers)
+
+
+@pytest.fixture
+def topic(config: ServiceConfig, namespace: str) -> str:
+    with Admin(config) as admin:
+        admin.create_topics({namespace: (PARTITIONS, {})}, replication_factor=1)
+    return namespace
+
+
+def write(config: ServiceConfig, topic: str, count: int) -> None:
+    """So many records in each partition."""
+    producer = open_producer(producer_settings(config))
+    for number in range(count * PARTITIONS):
+        producer.produce(topic, b"%d" % number, partition=number % PARTITIONS)
+    assert producer.flush(30) == 0
+    producer.close()
+
+
+def write_in_transaction(config: ServiceConfig, topic: str, *, is_aborted: bool = False) -> None:
+    producer = TransactionalProducer(config, f"{topic}-writer")
+    producer.init()
+    producer.begin()
+    producer.produce((topic, 0, None, b"x", ()))
+    if is_aborted:
+        producer.abort()
+    else:
+        producer.commit()
+    producer.close()
+
+
+class Member:
+    """A group consumer and its owner, which notes what it is told."""
+
+    def __init__(self, config: ServiceConfig, topic: str, strategy: str = "cooperative") -> None:
+        kafka = {"group.protocol": "consumer"} if strategy == "consumer" else {}
+        name = "cooperative-sticky" if strategy == "cooperative" else strategy
+        self.gone: list[tuple[Place, bool]] = []
+        self.seen: Seen = {}
+        self.answer: Callable[[Sequence[Place]], Mapping[Place, int]] = _from_the_start
+        config = ServiceConfig(bootstrap_servers=config.bootstrap_servers, kafka=kafka)
+        self.group = GroupConsumer(config, self, [topic], group_id=f"{topic}-g", strategy=name)
+        self.group.join()
+
+    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+        return self.answer(places)
+
+    def revoked(self, places: Sequence[Place], *, is_lost: bool) -> None:
+        self.gone += [(place, is_lost) for place in places]
+
+    def turn(self, timeout_s: float = 0.1) -> None:
+        note(self.seen, self.group.poll(100, timeout_s))
+
+    def has(self, count: int) -> bool:
+        self.turn()
+        return len(self.group.places) == count
+
+    def has_seen(self, wanted: Seen) -> bool:
+        self.turn()
+        return self.seen == wanted
+
+
+def note(seen: Seen, records: Sequence[Record]) -> None:
+    for record in records:
+        seen.setdefault((record.topic() or "", record.partition() or 0), []).append(
+            record.offset() or 0
+        )
+
+
+def _from_the_start(places: Sequence[Place]) -> Mapping[Place, int]:
+    return dict.fromkeys(places, 0)
+
+
+@pytest.fixture(params=["cooperative", "range", "consumer"])
+def strategy(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def test_what_was_assigned_stands_still_until_it_is_placed(
+    config: ServiceConfig, topic: str, strategy: str
+) -> None:
+    write(config, topic, 5)
+    member = Member(config, topic, strategy)
+    member.answer = lambda _: {}
+    wait_until(lambda: member.has(2))
+    for _ in range(10):
+        member.turn()
+    assert not member.seen
+    member.group.place({(topic, 0): 3})
+    wait_until(lambda: member.has_seen({(topic, 0): [3, 4]}))
+    member.group.place({(topic, 1): 4, ("another", 0): 0})
+    wait_until(lambda: member.has_seen({(topic, 0): [3, 4], (topic, 1): [4]}))
+    member.group.close()
+    assert sorted(member.gone) == [((topic, 0), False), ((topic, 1), False)]
+
+
+def test_a_pause_ends_with_the_assignment(config: ServiceConfig, topic: str, strategy: str) -> None:
+    first = Member(config, topic, strategy)
+    wait_until(lambda: first.has(2))
+    first.group.pause(first.group.places)
+    second = Member(config, topic, strategy)
+    wait_until(lambda: first.has(1) and second.has(1))
+    first.group.pause(first.group.places)
+    second.group.close()
+    wait_until(lambda: first.has(2))
+    first.group.resume(first.group.places - {place for place, _ in first.gone})
+    write(config, topic, 1)
+    wait_until(lambda: first.has_seen({(topic, 0): [0], (topic, 1): [0]}))
+    first.group.close()
+
+
+def test_others_stay_where_they_are_when_one_is_placed(
+    config: ServiceConfig, topic: str, strategy: str
+) -> None:
+    """Also those of which nothing was read yet, and which nobody has committed."""
+    write(config, topic, 5)
+    member = Member(config, topic, strategy)
+    member.answer = lambda places: dict.fromkeys(places, 5)
+    wait_until(lambda: member.has(2))
+    member.group.place({(topic, 0): 2})
+    wait_until(lambda: member.has_seen({(topic, 0): [2, 3, 4]}))
+    write(config, topic, 1)
+    wait_until(lambda: member.has_seen({(topic, 0): [2, 3, 4, 5], (topic, 1): [5]}))
+    assert not member.group.outside
+    member.group.close()
+
+
+def test_a_group_without_positions_has_none_in_the_log(
+    config: ServiceConfig, topic: str, strategy: str
+) -> None:
+    write(config, topic, 1)
+    member = Member(config, topic, strategy)
+    member.answer = lambda places: dict.fromkeys(places, COMMITTED)
+    wait_until(lambda: member.has(2) and len(member.group.outside) == 2)
+    assert all(position < 0 for position in member.group.outside.values())
+    assert set(member.group.committed(member.group.places).values()) == {COMMITTED}
+    member.group.place(dict.fromkeys(member.group.outside, 0))
+    wait_until(lambda: member.has_seen({(topic, 0): [0], (topic, 1): [0]}))
+    assert not member.group.outside
+    member.group.close()
+
+
+def test_poll_raises_what_its_owner_raised_inside_of_it(config: ServiceConfig, topic: str) -> None:
+    member = Member(config, topic)
+
+    def fail(_: Sequence[Place]) -> Mapping[Place, int]:
+        raise StateError("not now")
+
+    member.answer = fail
+    with pytest.raises(StateError, match="not now"):
+        wait_until(lambda: member.has(3))
+    assert not member.seen
+    member.group.close()
+
+
+def test_a_follower_is_placed_paused_and_dropped(config: ServiceConfig, topic: str) -> None:
+    write(config, topic, 4)
+    follower = Follower(config, "reading", enable_partition_eof=True)
+    seen: Seen = {}
+    follower.place({(topic, 0): 1, (topic, 1): 3})
+    wait_until(lambda: followed(follower, seen) == {(topic, 0): [1, 2, 3], (topic, 1): [3]})
+    assert follower.positions(follower.places) == {(topic, 0): 4, (topic, 1): 4}
+    follower.drop([(topic, 1)])
+    follower.pause([(topic, 0)])
+    follower.place({(topic, 0): 2})
+    write(config, topic, 1)
+    for _ in range(5):
+        followed(follower, seen)
+    assert seen == {(topic, 0): [1, 2, 3], (topic, 1): [3]}
+    assert follower.positions(follower.places) == {(topic, 0): 2}
+    follower.resume([(topic, 0)])
+    wait_until(lambda: followed(follower, seen)[topic, 0] == [1, 2, 3, 2, 3, 4])
+    follower.close()
+    follower.close()
+
+
+def followed(follower: Follower, seen: Seen) -> Seen:
+    note(seen, follower.poll(100, 0.1))
+    return seen
+
+
+def test_a_position_outside_of_the_log_is_told(config: ServiceConfig, topic: str) -> None:
+    write(config, topic, 1)
+    follower = Follower(config, "reading")
+    follower.place({(topic, 0): 7, (topic, 1): 0})
+    seen: Seen = {}
+    wait_until(lambda: bool(followed(follower, seen) and follower.outside))
+    assert follower.outside == {(topic, 0): 7}
+    assert follower.bounds((topic, 0)) == (0, 1)
+    with pytest.raises(DataLossError, match="position of partition 0 is 7, and the log has 0 to 1"):
+        follower.require_inside()
+    follower.place({(topic, 0): 0})
+    wait_until(lambda: followed(follower, seen) == {(topic, 0): [0], (topic, 1): [0]})
+    follower.require_inside()
+    follower.close()
+
+
+def test_the_end_of_a_log_lies_behind_control_records(config: ServiceConfig, topic: str) -> None:
+    write_in_transaction(config, topic)
+    write_in_transaction(config, topic, is_aborted=True)
+    with Admin(config) as admin:
+        end = admin.log_bounds(topic, [0])[0][1]  # librdkafka may abort before it has sent
+    assert end >= 2
+    follower = Follower(config, "reading", enable_partition_eof=True)
+    follower.place({(topic, 0): 0})
+    ends: dict[Place, int] = {}
+    seen: Seen = {}
+
+    def is_over() -> bool:
+        followed(follower, seen)
+        ends.update(follower.ends)
+        return ends == {(topic, 0): end}
+
+    wait_until(is_over)
+    assert seen == {(topic, 0): [0]}
+    follower.close()
+    assert [record.offset() for record in scan(config, topic)] == [0]
+    ranges = LogReader(config)
+    (records,) = ranges.read(LogRange(topic, 0, 0, end))
+    assert [record.offset() for record in records] == [0]
+    assert list(ranges.read(LogRange(topic, 0, 1, end))) == []
+    ranges.close()
+    reader = RecordReader(config, topic)
+    found = reader.stream(0, range(end), end_grace_s=0.1)
+    assert [(at, record is not None) for at, record in found] == [(n, n == 0) for n in range(end)]
+    assert reader.read(1, 0) is None
+    reader.close()
