@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.parallel.config import ParallelConfig
@@ -40,28 +40,13 @@ class Client:
         return lambda _: self.calls.append(name)
 
 
-class Event:
-    """A partition whose position is 1000."""
-
-    def error(self) -> KafkaError:
-        return KafkaError(KafkaError._AUTO_OFFSET_RESET)
-
-    def topic(self) -> str:
-        return "t"
-
-    def partition(self) -> int:
-        return 0
-
-    def offset(self) -> int:
-        return 1000
-
-
 @pytest.mark.parametrize(("end", "is_another"), [(60, True), (2000, False)])
 def test_another_log_is_fetched_also_if_the_one_before_was_paused(
     monkeypatch: pytest.MonkeyPatch, end: int, is_another: bool
 ) -> None:
     """Its member begins anew and knows of no pause; in the same log it ends that itself."""
-    client = Client(Event(), end)
+    error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
+    client = Client(Message("t", 0, 1000, error=error), end)
     monkeypatch.setattr(follower, "open_consumer", lambda *_: client)
     service = ServiceConfig(bootstrap_servers="nowhere:1")
     config = ParallelConfig(service=service, topics=("^t",), group_id="g", on_data_loss="skip")
