@@ -173,6 +173,7 @@ class QueueConfig:
     backend: Backend = Backend.MARKERS
     topic: str = ""  # of the other backends: NS.q.QUEUE_ID, or one that exists
     group_id: str = ""  # group.id; empty: one by namespace and queue
+    null_keys: str = "parallel"  # or "serial": of offsets, by key, messages without one
 
     def __post_init__(self) -> None:
         encoded = utf8(self.queue_id, name="queue_id")
@@ -208,12 +209,12 @@ class QueueConfig:
         _require(
             isinstance(self.exactly_once, bool), "exactly_once", self.exactly_once, "True or False"
         )
-        _require(
-            self.on_data_loss in ("raise", "skip"),
-            "on_data_loss",
-            self.on_data_loss,
-            "'raise' or 'skip'",
-        )
+        for name, allowed in (
+            ("on_data_loss", ("raise", "skip")),
+            ("null_keys", ("parallel", "serial")),
+        ):
+            value = getattr(self, name)
+            _require(value in allowed, name, value, f"{allowed[0]!r} or {allowed[1]!r}")
         self._require_place()
 
     def _require_place(self) -> None:

@@ -35,7 +35,7 @@ class _Puller(ParallelBase):
 class OffsetsConsumer(TopicConsumer):
     """Order by key or partition, or none; what is done is in the commits of a consumer group.
 
-    By key, messages without one are in no order.
+    By key, messages without one are in no order, or in that of their partition (``null_keys``).
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class OffsetsConsumer(TopicConsumer):
             bootstrap_servers=config.bootstrap_servers,
             kafka=config.kafka,
             ordering=ordering,
-            null_keys="parallel",  # no key: nothing to be in order with
+            null_keys=queue.null_keys,
             concurrency=queue.max_in_flight,
             on_data_loss=queue.on_data_loss,
             on_revoked=self._revoked,

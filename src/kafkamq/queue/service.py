@@ -118,6 +118,7 @@ class Service:
         backend: str = "markers",
         topic: str | None = None,
         group: str | None = None,
+        null_keys: str = "parallel",
     ) -> Queue:
         """A queue; it exists as soon as something is sent to it. Asks Kafka nothing.
 
@@ -139,6 +140,8 @@ class Service:
             topic: Of the other backends: any topic; None: ``NAMESPACE.q.QUEUE_ID``.
             group: The consumer group, share group or group of claims; None: one named by namespace
                 and queue. "kafka-mq-QUEUE_ID" shares a queue with kafka-mq-go's workers.
+            null_keys: Of offsets, in order by key: messages without one are "parallel", in no
+                order, or "serial", those of a partition one after the other.
 
         Raises:
             ConfigError: A value cannot work; names it and its limit.
@@ -149,6 +152,8 @@ class Service:
             require(kind, Feature.EXACTLY_ONCE, f"queue {queue_id!r}: exactly_once")
         if backoff != DEFAULT_BACKOFF:
             require(kind, Feature.RETRY_DELAY, f"queue {queue_id!r}: backoff")
+        if null_keys != "parallel":
+            require(kind, Feature.KEY_ORDER, f"queue {queue_id!r}: {null_keys=}")
         if topic is None:
             topic = "" if kind is Backend.MARKERS else f"{self._config.namespace}.q.{queue_id}"
         config = QueueConfig(
@@ -166,6 +171,7 @@ class Service:
             max_messages_per_commit=max_messages_per_commit,
             on_data_loss=on_data_loss,
             exactly_once=exactly_once,
+            null_keys=null_keys,
         )
         return self._queue(config)
 
