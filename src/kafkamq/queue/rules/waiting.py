@@ -99,6 +99,14 @@ class Waiting(Generic[T]):
         for _, _, _, item in self._delayed:
             yield item
 
+    def clear(self) -> list[T]:
+        """Forget all; returns what was not handed out, in no certain order."""
+        found = [*self.items()]
+        for lane in self._lanes.values():
+            found += list(lane)[1:]
+        self._lanes, self._ready, self._delayed = {}, deque(), []
+        return found
+
     def _put(self, lane: Hashable, item: T, due_ms: int | None) -> None:
         if due_ms is None:
             self._ready.append((lane, item))
