@@ -13,6 +13,6 @@ from tests.contract.worlds import WORLDS, World, world_of
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """A service of each kind."""
     name = request.param
-    bootstrap = "" if name == "memory" else request.getfixturevalue("bootstrap")
+    bootstrap = "" if name.startswith("memory") else request.getfixturevalue("bootstrap")
     with world_of(name, bootstrap, f"{name}-{uuid.uuid4().hex[:8]}") as made:
         yield made

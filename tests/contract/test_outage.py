@@ -7,7 +7,7 @@ import threading
 import uuid
 
 import pytest
-from tests.contract.worlds import WORLDS, wait_until, world_of
+from tests.contract.worlds import BACKENDS, wait_until, world_of
 
 from kafkamq import Worker
 from kafkamq.dev import LocalKafka
@@ -18,7 +18,7 @@ _COUNT = 400
 
 @pytest.mark.faults
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", [name for name in WORLDS if name != "memory"])
+@pytest.mark.parametrize("name", BACKENDS)
 def test_a_restart_in_the_middle(name: str) -> None:
     places = {"cache_dir": cache_dir_from(os.environ), "java": java_from(os.environ)}
     seen: set[bytes] = set()

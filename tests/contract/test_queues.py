@@ -6,8 +6,7 @@ import pytest
 from tests.contract.worlds import World, receive, wait_until
 
 from kafkamq import ConfigError, StateError
-from kafkamq.queue.rules.capabilities import Feature, has
-from kafkamq.types import Backend
+from kafkamq.queue.rules.capabilities import Feature
 
 
 def test_verdicts(world: World) -> None:
@@ -26,7 +25,7 @@ def test_verdicts(world: World) -> None:
             assert message.key == f"k-{name}".encode()
             assert dict(message.headers) == {"h": b"\x00\xff"}
             assert (message.queue_id, message.delivery_count) == ("a", 1)
-        if has(Backend(world.backend), Feature.EXTEND):
+        if world.has(Feature.EXTEND):
             by_id["ack"].extend(5.0)
         else:
             with pytest.raises(ConfigError, match="markers, offsets and claims have it"):
@@ -89,7 +88,7 @@ def test_keys_and_payloads_are_anything(world: World) -> None:
     assert sorted(found, key=repr) == sorted(sent, key=repr)
 
 
-@pytest.mark.parametrize("world", ["memory", "offsets"], indirect=True)
+@pytest.mark.parametrize("world", ["memory-offsets", "offsets"], indirect=True)
 def test_messages_without_a_key_wait_for_nobody(world: World) -> None:
     queue = world.queue("keyless")
     with queue.producer() as producer:
@@ -121,7 +120,7 @@ def test_what_was_not_handed_out_is_released(world: World) -> None:
         while len(seen) < 20:
             for message in receive(consumer, 1):
                 assert message.payload not in seen
-                assert message.delivery_count == 1 or world.name == "share"
+                assert message.delivery_count == 1 or world.backend == "share"
                 seen.add(message.payload)
                 message.ack()
         consumer.flush()
@@ -131,18 +130,17 @@ def test_what_was_not_handed_out_is_released(world: World) -> None:
 
 def test_what_a_backend_lacks_is_refused(world: World) -> None:
     queue = world.queue("refused")
-    backend = Backend(world.backend)
     producer = queue.producer()
-    if not has(backend, Feature.DELAYED_SEND):
+    if not world.has(Feature.DELAYED_SEND):
         with pytest.raises(ConfigError, match="markers has it"):
             producer.send(b"x", delay=1.0)
-    if not has(backend, Feature.TTL):
+    if not world.has(Feature.TTL):
         with pytest.raises(ConfigError, match="markers has it"):
             producer.send(b"x", ttl=1.0)
-    if not has(backend, Feature.KEY_ORDER):
+    if not world.has(Feature.KEY_ORDER):
         with pytest.raises(ConfigError, match="offsets has it"):
             queue.handler(ordering="key")(print)
-    if not has(backend, Feature.RETRY_DELAY):
+    if not world.has(Feature.RETRY_DELAY):
         producer.send(b"x").result(30)
         with queue.consumer() as consumer:
             (message,) = receive(consumer, 1)

@@ -13,8 +13,7 @@ from tests.contract.worlds import World, receive, wait_until
 
 from kafkamq import Ack, ConfigError, Message, Nack, Reject, Worker
 from kafkamq.metrics.health import health
-from kafkamq.queue.rules.capabilities import Feature, has
-from kafkamq.types import Backend
+from kafkamq.queue.rules.capabilities import Feature
 
 
 @pytest.fixture(autouse=True)
@@ -66,14 +65,14 @@ def test_bodies_and_verdicts(world: World) -> None:
 def test_a_handler_of_twice_the_lease_runs_once(world: World) -> None:
     """Or it is refused at once, where leases are not renewed."""
     lease_s = 0.6
-    queue = world.queue("long", redelivery_timeout=15.0 if world.name == "share" else lease_s)
+    queue = world.queue("long", redelivery_timeout=15.0 if world.backend == "share" else lease_s)
     runs = []
 
     def handle(body: bytes) -> None:
         runs.append(body)
         time.sleep(2 * lease_s)
 
-    if not has(Backend(world.backend), Feature.LONG_HANDLERS):
+    if not world.has(Feature.LONG_HANDLERS):
         with pytest.raises(ConfigError, match="markers, offsets and claims have it"):
             queue.handler(timeout=30.0)(handle)
         return
@@ -138,7 +137,7 @@ def test_a_stop_in_the_middle_loses_nothing(world: World) -> None:
                 message.ack()
         consumer.flush()
     again = [count for count in counts.values() if count > 1]
-    if world.name in ("memory", "markers"):
+    if world.backend == "markers":
         assert 1 <= len(again) <= 2
     assert world.letters(queue) == []
 
@@ -182,7 +181,7 @@ def test_pause(world: World) -> None:
     seen = []
     queue.handler()(lambda message: seen.append(message.payload))
     with Worker(world.service, queues=["paused"]) as worker:
-        if not has(Backend(world.backend), Feature.PAUSE):
+        if not world.has(Feature.PAUSE):
             with pytest.raises(ConfigError, match="markers, offsets and claims have it"):
                 worker.pause("paused")
             return

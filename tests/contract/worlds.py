@@ -1,4 +1,4 @@
-"""One service per backend, and the double: what the contract's tests run on."""
+"""One service per backend, on Kafka and in memory: what the contract's tests run on."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from tests.integration.queue_logs import tracked
 
 from kafkamq import Backoff, Consumer, Message, Queue, Service
 from kafkamq.queue.dead_letters import read_dead_letters
+from kafkamq.queue.rules.capabilities import Feature, has
 from kafkamq.testing import MemoryService
+from kafkamq.types import Backend
 
-__all__ = ["WORLDS", "Letter", "World", "receive", "wait_until", "world_of"]
+__all__ = ["BACKENDS", "WORLDS", "Letter", "World", "receive", "wait_until", "world_of"]
 
-WORLDS = ("memory", "markers", "offsets", "share", "claims")
+BACKENDS = ("markers", "offsets", "share", "claims")
+DOUBLES = tuple(f"memory-{name}" for name in BACKENDS)
+WORLDS = (*BACKENDS, *DOUBLES)
 _BACKOFF = Backoff(first=0.05, max=0.05, jitter=0.0)
 
 
@@ -29,11 +33,12 @@ class Letter:
     error: str
     delivery_count: int
     headers: dict[str, bytes | None]
+    origin: str  # topic/partition/offset/timestamp of its first copy
 
 
 @dataclass
 class World:
-    """A service and the backend that its queues get."""
+    """A service and the backend that its queues get, on Kafka or in memory."""
 
     name: str
     service: Service
@@ -41,12 +46,16 @@ class World:
     @property
     def backend(self) -> str:
         """Of its queues."""
-        return "markers" if self.name == "memory" else self.name
+        return self.name.removeprefix("memory-")
+
+    def has(self, feature: Feature) -> bool:
+        """Whether its backend has that."""
+        return has(Backend(self.backend), feature)
 
     def queue(self, queue_id: str, **options: object) -> Queue:
         """A queue with its topics; times that suit tests."""
         options.setdefault("max_deliveries", 3)
-        if self.name != "share":
+        if self.backend != "share":
             options.setdefault("backoff", _BACKOFF)
             options.setdefault("redelivery_timeout", 20.0)
         queue = self.service.queue(queue_id, backend=self.backend, **options)
@@ -65,6 +74,7 @@ class World:
                     letter.error,
                     letter.delivery_count,
                     dict(letter.headers),
+                    (letter.headers["kafkamq-origin"] or b"").decode(),
                 )
                 for letter in self.service.dead_letters(queue.queue_id)
             ]
@@ -76,6 +86,7 @@ class World:
                 letter.error,
                 letter.delivery_count,
                 dict(letter.headers),
+                "" if letter.origin is None else letter.origin.encode().decode(),
             )
             for letter in read_dead_letters(self.service.config)
             if letter.queue_id == queue.queue_id
@@ -86,10 +97,10 @@ class World:
 def world_of(name: str, bootstrap: str, namespace: str) -> Iterator[World]:
     """A service, and a tracker where there are markers."""
     with ExitStack() as stack:
-        if name == "memory":
-            yield World(name, stack.enter_context(MemoryService()))
-            return
-        service = stack.enter_context(Service(bootstrap, namespace))
+        if name in DOUBLES:
+            service: Service = stack.enter_context(MemoryService(namespace))
+        else:
+            service = stack.enter_context(Service(bootstrap, namespace))
         service.create_topics(partitions=2, marker_partitions=2)
         if name == "markers":
             stack.enter_context(tracked(service.config))

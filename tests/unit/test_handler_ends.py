@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from tests.contract.handlers import die_or_hang
 from tests.unit.test_handlers import Model, Order, parsed
 
-from kafkamq import BrokerError, ConfigError, Nack, Reject, StateError, Worker
+from kafkamq import Backoff, BrokerError, ConfigError, Nack, Reject, StateError, Worker
 from kafkamq.queue.arguments import BodyError
 from kafkamq.runtime import calls, process_executor
 from kafkamq.testing import MemoryService
@@ -92,6 +92,8 @@ async def cancels_itself(message) -> None:
     raise asyncio.CancelledError
 
 
+AT_ONCE = Backoff(first=0.0, jitter=0.0)
+
 HANDLERS = [
     (exits, "SystemExit: 3"),
     (broken_text, "BadError"),
@@ -108,7 +110,7 @@ HANDLERS = [
 @pytest.mark.parametrize(("function", "said"), HANDLERS)
 def test_a_handler_that_ends_oddly_gives_its_message_back(function, said: str) -> None:
     service = MemoryService()
-    queue = service.queue("q", max_deliveries=1)
+    queue = service.queue("q", max_deliveries=1, backoff=AT_ONCE)
     queue.handler(concurrency=1)(function)
     for _ in range(2):
         queue.producer().send(b"x")
@@ -174,7 +176,7 @@ def test_a_process_that_cannot_be_replaced_costs_no_delivery(
 ) -> None:
     """Its message is held until one can start again."""
     service = MemoryService()
-    queue = service.queue("q", max_deliveries=1)
+    queue = service.queue("q", max_deliveries=1, backoff=AT_ONCE)
     queue.handler(processes=1)(die_or_hang)
     refusals = iter(["no memory"] * 2)
     begin = process_executor._Process.begin
@@ -198,7 +200,7 @@ def test_a_process_that_cannot_be_replaced_costs_no_delivery(
 
 def test_a_message_is_given_back_whatever_its_error_says() -> None:
     service = MemoryService()
-    queue = service.queue("q", max_deliveries=1)
+    queue = service.queue("q", max_deliveries=1, backoff=AT_ONCE)
     queue.producer().send(b"x")
     with queue.consumer() as consumer:
         message = consumer.receive()
@@ -255,7 +257,7 @@ def test_a_handler_that_blocks_the_loop_does_not_hold_up_the_end() -> None:
 def test_a_coroutine_that_swallows_its_cancellation_is_left_alone() -> None:
     """Its message is given back, and its place goes to the next one."""
     service = MemoryService()
-    queue = service.queue("q", max_deliveries=1)
+    queue = service.queue("q", max_deliveries=1, backoff=AT_ONCE)
     gate = asyncio.Event()
     seen = []
 
@@ -279,7 +281,7 @@ def test_a_coroutine_that_swallows_its_cancellation_is_left_alone() -> None:
 
 def test_a_coroutine_that_swallows_its_cancellation_does_not_hold_up_the_end() -> None:
     service = MemoryService()
-    queue = service.queue("q", max_deliveries=1)
+    queue = service.queue("q", max_deliveries=1, backoff=AT_ONCE)
     begun, is_over = threading.Event(), threading.Event()
 
     @queue.handler(concurrency=1)

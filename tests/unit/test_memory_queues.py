@@ -21,20 +21,22 @@ def service(clock: Clock) -> MemoryService:
 def test_delays_and_their_cancellation(service: MemoryService, clock: Clock) -> None:
     queue = service.queue("q")
     producer = queue.producer()
-    producer.send(b"late", delay=5)
+    late = producer.send(b"late", delay=5).result().schedule
+    assert late is not None
     token = producer.send(b"never", delay=5).result().schedule
     assert token is not None
     with queue.consumer() as consumer:
         assert consumer.receive(0) is None
         producer.cancel(token)
-        with pytest.raises(StateError):
-            producer.cancel(token)
+        producer.cancel(token)
         clock.advance(5)
         message = consumer.receive(0)
         assert message is not None
         assert message.payload == b"late"
         message.ack()
         assert consumer.receive(0) is None
+        with pytest.raises(StateError):
+            producer.cancel(late)
 
 
 def test_back_off_by_the_clock(service: MemoryService, clock: Clock) -> None:
@@ -53,6 +55,9 @@ def test_back_off_by_the_clock(service: MemoryService, clock: Clock) -> None:
         message = consumer.receive(0)
         assert message is not None
         message.nack(reason="busy")
+    clock.advance(3.999)  # a tracker looks at it when its delay is over
+    assert service.dead_letters() == []
+    clock.advance(0.001)
     (letter,) = service.dead_letters()
     assert (letter.reason, letter.error, letter.delivery_count) == ("max-deliveries", "busy", 3)
 
@@ -110,3 +115,63 @@ def test_claims_hand_out_a_partition_in_order() -> None:
         first.ack()
         (second,) = consumer.receive_many(3, 0)
         assert (first.key, second.key) == (b"a", None)
+
+
+def test_a_message_that_is_held_as_its_consumer_ends(service: MemoryService, clock: Clock) -> None:
+    """Its lease runs out: that is another delivery, and by a tracker another copy."""
+    queue = service.queue("q", redelivery_timeout=10.0, max_deliveries=1)
+    queue.producer().send(b"x")
+    with queue.consumer() as consumer:
+        assert consumer.receive(0) is not None
+    clock.advance(9.999)
+    assert service.dead_letters() == []
+    clock.advance(0.001)
+    assert [letter.reason for letter in service.dead_letters()] == ["max-deliveries"]
+
+
+def test_the_longest_lease(service: MemoryService, clock: Clock) -> None:
+    queue = service.queue("q", redelivery_timeout=10.0, max_lease=60.0, max_deliveries=1)
+    queue.producer().send(b"x")
+    lost = []
+    with queue.consumer(on_lease_lost=lost.append) as consumer:
+        message = consumer.receive(0)
+        assert message is not None
+        clock.advance(60.001)
+        assert consumer.receive(0) is None
+        assert lost == [message]
+        with pytest.raises(LeaseLostError):
+            message.ack()
+    assert [letter.reason for letter in service.dead_letters()] == ["max-lease"]
+
+
+def test_share_keeps_the_brokers_last_delivery_for_the_dead_letter(
+    service: MemoryService, clock: Clock
+) -> None:
+    """The broker's five are four; a lock is 15 s at least."""
+    queue = service.queue("q", backend="share", redelivery_timeout=1.0, max_deliveries=9)
+    queue.producer().send(b"x")
+    with queue.consumer() as consumer:
+        for delivery in range(1, 5):
+            message = consumer.receive(0)
+            assert message is not None
+            assert message.delivery_count == delivery
+            clock.advance(14.999)
+            assert consumer.receive(0) is None
+            clock.advance(0.002)
+        assert consumer.receive(0) is None
+    (letter,) = service.dead_letters()
+    assert (letter.reason, letter.delivery_count) == ("max-deliveries", 4)
+    assert letter.error == "4 deliveries ended without a verdict, or were given back"
+
+
+def test_what_a_process_counts_is_gone_with_its_consumer(service: MemoryService) -> None:
+    """And with it the order in which it handed out."""
+    queue = service.queue("q", backend="offsets", backoff=Backoff(first=60.0))
+    for payload in (b"1", b"2"):
+        queue.producer().send(payload, key="k")
+    with queue.consumer() as consumer:
+        (message,) = consumer.receive_many(2, 0)
+        message.nack()
+    with queue.consumer(ordering="unordered") as consumer:
+        found = consumer.receive_many(2, 0)
+        assert [(each.payload, each.delivery_count) for each in found] == [(b"1", 1), (b"2", 1)]

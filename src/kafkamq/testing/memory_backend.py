@@ -221,7 +221,7 @@ class _Letters:
 
 
 class _MemoryConsumer(TopicConsumer):
-    """Of ``offsets`` and ``claims``: it holds messages while it lives, and counts deliveries."""
+    """As of ``claims``: it holds messages while it lives, and counts deliveries."""
 
     def __init__(self, memory: MemoryQueue, queue: QueueConfig, plan: ConsumerPlan) -> None:
         super().__init__(queue, _Letters(memory), plan.on_lease_lost)
@@ -304,7 +304,7 @@ class _MemoryConsumer(TopicConsumer):
         with memory.changed:
             for each in reversed(self._ready):
                 self._leave(cast("TopicMessage", each), is_seen=False)
-            for message in reversed(self._held.values()):
+            for message in reversed(list(self._held.values())):
                 self._leave(message, is_seen=True)
             self._held.clear()
             self._ready.clear()
@@ -334,6 +334,14 @@ class _MemoryConsumer(TopicConsumer):
     def _ended(self) -> None:
         if not self._memory.consumers:
             self._memory.forget_deliveries()
+
+
+class _OffsetsDouble(_MemoryConsumer):
+    """As of ``claims``, and who leaves the group is told of what it holds."""
+
+    def _leave(self, message: TopicMessage, *, is_seen: bool) -> None:
+        self._lose(message)
+        super()._leave(message, is_seen=is_seen)
 
 
 class _MarkersDouble(_MemoryConsumer):
@@ -475,7 +483,7 @@ class _ShareDouble(_MemoryConsumer):
 
 _CONSUMERS: dict[Backend, type[_MemoryConsumer]] = {
     Backend.MARKERS: _MarkersDouble,
-    Backend.OFFSETS: _MemoryConsumer,
+    Backend.OFFSETS: _OffsetsDouble,
     Backend.SHARE: _ShareDouble,
     Backend.CLAIMS: _MemoryConsumer,
 }
