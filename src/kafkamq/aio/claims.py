@@ -14,16 +14,15 @@ A thread of its own polls for each consumer. Cancelling is safe: what a cancelle
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from kafkamq import claims as sync
-from kafkamq.aio.threads import in_thread
-from kafkamq.claims import Batch, Claim, ClaimedMessage, CommitToken
+from kafkamq.aio.threads import in_thread, twin
+from kafkamq.claims import Batch, ClaimedMessage, CommitToken
 from kafkamq.claims.outputs import Outputs
 from kafkamq.errors import StateError
 
@@ -60,21 +59,14 @@ class Cluster:
         assert self._sync is not None, "connected"
         return self._sync
 
-    async def ready(self, timeout: float = 30.0) -> None:
-        """See ``kafkamq.claims.Cluster.ready``."""
-        await in_thread((await self.connected()).ready, timeout)
+    _connected = connected
+    ready = twin(sync.Cluster.ready)
+    paused_until = twin(sync.Cluster.paused_until)
+    claims = twin(sync.Cluster.claims)
 
     async def member(self, client_id: str, group_id: str) -> Member:
         """See ``kafkamq.claims.Cluster.member``."""
         return Member((await self.connected()).member(client_id, group_id))
-
-    async def paused_until(self, group_id: str) -> float:
-        """See ``kafkamq.claims.Cluster.paused_until``."""
-        return await in_thread((await self.connected()).paused_until, group_id)
-
-    async def claims(self, group_id: str | None = None) -> list[Claim]:
-        """See ``kafkamq.claims.Cluster.claims``."""
-        return await in_thread((await self.connected()).claims, group_id)
 
     async def close(self, timeout: float = 30.0) -> None:
         """See ``kafkamq.claims.Cluster.close``."""
@@ -90,13 +82,11 @@ class Member:
         self.client_id = member.client_id
         self.group_id = member.group_id
 
-    async def claimed(self, topic: str, partition: int) -> bool:
-        """See ``kafkamq.claims.Member.claimed``."""
-        return await in_thread(self._sync.claimed, topic, partition)
+    claimed = twin(sync.Member.claimed)
+    claim_of = twin(sync.Member.claim_of)
 
-    async def claim_of(self, topic: str, partition: int) -> Claim:
-        """See ``kafkamq.claims.Member.claim_of``."""
-        return await in_thread(self._sync.claim_of, topic, partition)
+    async def _connected(self) -> sync.Member:
+        return self._sync
 
     def consumer(self, *arguments: Any, **options: Any) -> Consumer:
         """See ``kafkamq.claims.Member.consumer``; claims when it is entered or awaited."""
@@ -190,13 +180,11 @@ class _Holder(Generic[_Held]):
         """The next offset to consume, by topic and partition."""
         return self._sync.positions()
 
-    async def wait_for_claims(self, count: int, timeout: float = 30.0) -> None:
-        """See ``kafkamq.claims.Consumer.wait_for_claims``."""
-        await in_thread(self._sync.wait_for_claims, count, timeout)
+    wait_for_claims = twin(sync.Consumer.wait_for_claims)
+    flush = twin(sync.Consumer.flush)
 
-    async def flush(self, timeout: float = 30.0) -> None:
-        """See ``kafkamq.claims.Consumer.flush``."""
-        await in_thread(self._sync.flush, timeout)
+    async def _connected(self) -> _Held:
+        return self._sync
 
     async def close(
         self, *, release: bool = True, drain: float = 0.0, timeout: float = 30.0
@@ -301,32 +289,15 @@ class Admin:
         self._cluster = cluster
         self._arguments = (group_id, options)
 
-    async def _sync(self) -> sync.Admin:
+    pause = twin(sync.Admin.pause)
+    resume = twin(sync.Admin.resume)
+    paused_until = twin(sync.Admin.paused_until)
+    wait_until_free = twin(sync.Admin.wait_until_free)
+    set_position = twin(sync.Admin.set_position)
+
+    async def _connected(self) -> sync.Admin:
         group_id, options = self._arguments
         return sync.Admin(await self._cluster.connected(), group_id, **options)
-
-    async def pause(self, for_: float | timedelta, *, timeout: float = 30.0) -> float:
-        """See ``kafkamq.claims.Admin.pause``."""
-        return await in_thread((await self._sync()).pause, for_, timeout=timeout)
-
-    async def resume(self, *, timeout: float = 30.0) -> None:
-        """See ``kafkamq.claims.Admin.resume``."""
-        await in_thread((await self._sync()).resume, timeout=timeout)
-
-    async def paused_until(self) -> float:
-        """See ``kafkamq.claims.Admin.paused_until``."""
-        return await in_thread((await self._sync()).paused_until)
-
-    async def wait_until_free(self, timeout: float = 60.0) -> None:
-        """See ``kafkamq.claims.Admin.wait_until_free``."""
-        await in_thread((await self._sync()).wait_until_free, timeout)
-
-    async def set_position(
-        self, positions: Mapping[tuple[str, int], sync.Position], *, timeout: float | None = None
-    ) -> dict[tuple[str, int], int]:
-        """See ``kafkamq.claims.Admin.set_position``."""
-        admin = await self._sync()
-        return await in_thread(admin.set_position, positions, timeout=timeout)
 
 
 class RangeClaims:
@@ -435,6 +406,7 @@ class ClaimedRange:
                 return
             yield found
 
-    async def done(self, next: int | None = None) -> None:
-        """See ``kafkamq.claims.ClaimedRange.done``."""
-        await in_thread(self._sync.done, next)
+    done = twin(sync.ClaimedRange.done)
+
+    async def _connected(self) -> sync.ClaimedRange:
+        return self._sync

@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 import kafkamq as sync
-from kafkamq.aio.threads import in_thread
-from kafkamq.types import OutgoingMessage, ScheduleToken, SentMessage
+from kafkamq.aio.threads import in_thread, twin
+from kafkamq.types import OutgoingMessage, SentMessage
 
 __all__ = ["Delivery", "Producer"]
 
@@ -89,12 +89,5 @@ class Producer:
         producer = await self._connected()
         return [Delivery(each) for each in await in_thread(producer.send_many, messages)]
 
-    async def cancel(self, token: ScheduleToken) -> None:
-        """See ``kafkamq.Producer.cancel``."""
-        producer = await self._connected()
-        await in_thread(producer.cancel, token)
-
-    async def flush(self, timeout: float = 30.0) -> None:
-        """See ``kafkamq.Producer.flush``."""
-        producer = await self._connected()
-        await in_thread(producer.flush, timeout)
+    cancel = twin(sync.Producer.cancel)
+    flush = twin(sync.Producer.flush)

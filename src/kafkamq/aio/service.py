@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import timedelta
+import functools
+from collections.abc import Callable, Mapping
+from typing import Concatenate, ParamSpec
 
 import kafkamq as sync
 from kafkamq.aio.consumer import Consumer, OnLeaseLost
 from kafkamq.aio.producer import Producer
-from kafkamq.aio.threads import in_thread
-from kafkamq.config import Backoff, QueueConfig, ServiceConfig
-from kafkamq.queue.service import DEFAULT_BACKOFF
+from kafkamq.aio.threads import in_thread, twin
+from kafkamq.config import QueueConfig, ServiceConfig
 
 __all__ = ["Queue", "Service"]
+
+
+P = ParamSpec("P")
+
+
+def _with_queue(
+    method: Callable[Concatenate[sync.Service, P], sync.Queue],
+) -> Callable[Concatenate[Service, P], Queue]:
+    @functools.wraps(method)
+    def queue(self: Service, /, *args: P.args, **kwargs: P.kwargs) -> Queue:
+        return Queue(self, method(self._sync, *args, **kwargs))
+
+    return queue
 
 
 class Service:
@@ -43,53 +56,11 @@ class Service:
         """Where it is and what its topics are called."""
         return self._sync.config
 
-    async def create_topics(
-        self, *, partitions: int = 8, marker_partitions: int = 8, replication_factor: int = -1
-    ) -> None:
-        """See ``kafkamq.Service.create_topics``."""
-        await in_thread(
-            self._sync.create_topics,
-            partitions=partitions,
-            marker_partitions=marker_partitions,
-            replication_factor=replication_factor,
-        )
+    create_topics = twin(sync.Service.create_topics)
+    queue = _with_queue(sync.Service.queue)
 
-    def queue(
-        self,
-        queue_id: str,
-        *,
-        redelivery_timeout: float | timedelta = 10.0,
-        max_deliveries: int = 5,
-        max_lease: float | timedelta = 43_200.0,
-        backoff: Backoff = DEFAULT_BACKOFF,
-        max_in_flight: int = 1000,
-        exactly_once: bool = False,
-        receive_buffer: int = 100,
-        next_message_timeout: float | timedelta = 1.0,
-        max_messages_per_commit: int = 1000,
-        on_data_loss: str = "raise",
-        backend: str = "markers",
-        topic: str | None = None,
-        group: str | None = None,
-    ) -> Queue:
-        """See ``kafkamq.Service.queue``."""
-        queue = self._sync.queue(
-            queue_id,
-            redelivery_timeout=redelivery_timeout,
-            max_deliveries=max_deliveries,
-            max_lease=max_lease,
-            backoff=backoff,
-            max_in_flight=max_in_flight,
-            exactly_once=exactly_once,
-            receive_buffer=receive_buffer,
-            next_message_timeout=next_message_timeout,
-            max_messages_per_commit=max_messages_per_commit,
-            on_data_loss=on_data_loss,
-            backend=backend,
-            topic=topic,
-            group=group,
-        )
-        return Queue(self, queue)
+    async def _connected(self) -> sync.Service:
+        return self._sync
 
     async def close(self, timeout: float = 30.0) -> None:
         """See ``kafkamq.Service.close``."""
@@ -123,11 +94,10 @@ class Queue:
         """A producer. It connects at its first use, or when it is awaited or entered."""
         return Producer(self._sync)
 
-    async def create_topics(self, *, partitions: int = 8, replication_factor: int = -1) -> None:
-        """See ``kafkamq.Queue.create_topics``."""
-        await in_thread(
-            self._sync.create_topics, partitions=partitions, replication_factor=replication_factor
-        )
+    create_topics = twin(sync.Queue.create_topics)
+
+    async def _connected(self) -> sync.Queue:
+        return self._sync
 
     def consumer(
         self, *, on_lease_lost: OnLeaseLost | None = None, ordering: str | None = None
