@@ -140,25 +140,17 @@ class Service:
             topic: Of the other backends: any topic; None: ``NAMESPACE.q.QUEUE_ID``.
             group: The consumer group, share group or group of claims; None: one named by namespace
                 and queue. "kafka-mq-QUEUE_ID" shares a queue with kafka-mq-go's workers.
-            null_keys: Of offsets, in order by key: messages without one are "parallel", in no
-                order, or "serial", those of a partition one after the other.
+            null_keys: Of offsets, by key: messages without one are "parallel", in no order, or
+                "serial", those of a partition one after the other.
 
         Raises:
             ConfigError: A value cannot work; names it and its limit.
         """
         self._connections.check()
         kind = backend_of(backend)
-        if exactly_once:
-            require(kind, Feature.EXACTLY_ONCE, f"queue {queue_id!r}: exactly_once")
-        if backoff != DEFAULT_BACKOFF:
-            require(kind, Feature.RETRY_DELAY, f"queue {queue_id!r}: backoff")
-        if null_keys != "parallel":
-            require(kind, Feature.KEY_ORDER, f"queue {queue_id!r}: {null_keys=}")
-        if topic is None:
-            topic = "" if kind is Backend.MARKERS else f"{self._config.namespace}.q.{queue_id}"
         config = QueueConfig(
             backend=kind,
-            topic=topic,
+            topic=self._own_topic(kind, queue_id) if topic is None else topic,
             group_id=group or "",
             queue_id=queue_id,
             redelivery_timeout_ms=milliseconds(redelivery_timeout, name="redelivery_timeout"),
@@ -173,7 +165,11 @@ class Service:
             exactly_once=exactly_once,
             null_keys=null_keys,
         )
+        _check_features(config)
         return self._queue(config)
+
+    def _own_topic(self, kind: Backend, queue_id: str) -> str:
+        return "" if kind is Backend.MARKERS else f"{self._config.namespace}.q.{queue_id}"
 
     @property
     def cluster(self) -> ServiceConfig | None:
@@ -199,3 +195,14 @@ class Service:
 
     def _queue(self, config: QueueConfig) -> Queue:
         return Queue(self._connections, self._handlers, config)
+
+
+def _check_features(queue: QueueConfig) -> None:
+    """See that a queue's backend has what its settings ask for."""
+    for feature, name, is_asked in (
+        (Feature.EXACTLY_ONCE, "exactly_once", queue.exactly_once),
+        (Feature.RETRY_DELAY, "backoff", queue.backoff != DEFAULT_BACKOFF),
+        (Feature.KEY_ORDER, "null_keys", queue.null_keys != "parallel"),
+    ):
+        if is_asked:
+            require(queue.backend, feature, f"queue {queue.queue_id!r}: {name}")
