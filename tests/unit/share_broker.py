@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import AcknowledgeType, TopicPartition
 
 from kafkamq.config import QueueConfig
-from kafkamq.queue.dead_letter_writer import DeadLetterBox
+from kafkamq.queue.dead_letter_writer import DeadLetterWriter
 from kafkamq.queue.sure_writer import Form
 from kafkamq.share import member as share_member
 from kafkamq.share import queue_consumer as share
@@ -178,7 +178,7 @@ class Client:
     def close(self) -> None: ...
 
 
-class Box(DeadLetterBox):
+class Box(DeadLetterWriter):
     """The real one, whose writers write to the broker in memory."""
 
     def __init__(self, broker: Broker, queue: QueueConfig) -> None:

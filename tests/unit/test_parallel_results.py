@@ -36,7 +36,7 @@ class Message:
         return 0
 
 
-class Outbox:
+class ResultProducer:
     """Takes results; refuses those of a value as often as it is told to."""
 
     def __init__(self, refusals: dict[bytes, int]) -> None:
@@ -103,9 +103,9 @@ class Works:
             pool.join(30)
 
     def produce(self, refusals: dict[bytes, int], keys: str, *, is_async: bool) -> list[int]:
-        outbox = Outbox(refusals)
+        results = ResultProducer(refusals)
         publisher = ProducePublisher(
-            self.room.desk, self.settler, outbox, timeout_s=5, on_produced=None
+            self.room.desk, self.settler, results, timeout_s=5, on_produced=None
         )
 
         def handle(record: ParallelRecord) -> OutgoingRecord:
@@ -116,7 +116,7 @@ class Works:
             handle, publisher, keys, is_async=is_async, is_done=lambda: self.room.committable == end
         )
         self.room.desk.scheduler.check()
-        return outbox.log
+        return results.log
 
 
 @pytest.mark.parametrize("is_async", [False, True])

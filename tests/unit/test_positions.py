@@ -111,11 +111,10 @@ class Ledger:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.records: list[tuple[bytes, GroupPosition]] = []
         self.now_s = 1000.0
-        monkeypatch.setattr(module, "open_producer", lambda *_: self)
-        monkeypatch.setattr(module, "end_producer", lambda _: None)
+        monkeypatch.setattr("kafkamq.transport.producer.open_producer", lambda *_: self)
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now_s)
 
-    def produce(self, _: str, value: bytes, key: bytes, **__: object) -> None:
+    def produce(self, _: str, value: bytes, key: bytes, *__: object, **___: object) -> None:
         self.records.append((key, decode_group_position(value)))
 
     def poll(self, _: float) -> int:

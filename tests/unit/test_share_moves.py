@@ -12,7 +12,7 @@ from tests.unit.share_broker import Broker, open_share, share_group
 
 from kafkamq import Worker
 from kafkamq.queue import topic_consumer as base
-from kafkamq.queue.dead_letter_writer import DeadLetterBox
+from kafkamq.queue.dead_letter_writer import DeadLetterWriter
 from kafkamq.queue.topic_message import TopicMessage
 from kafkamq.testing import MemoryService
 from kafkamq.types import DeadLetterReason
@@ -156,7 +156,7 @@ def test_a_letter_that_is_too_large_refers_to_its_payload() -> None:
         timestamp=lambda: (1, 1000),
     )
     made: list = []
-    box = DeadLetterBox.__new__(DeadLetterBox)
+    box = DeadLetterWriter.__new__(DeadLetterWriter)
     box._topic, box._queue_id = "letters", "q"
     box._writer = SimpleNamespace(write=made.append)  # type: ignore[assignment]
     message = TopicMessage(SimpleNamespace(queue_id="q"), record)  # type: ignore[arg-type]

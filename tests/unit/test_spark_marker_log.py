@@ -25,7 +25,7 @@ def test_a_start_is_not_tried_for_longer_than_ended_ids_are_known(
         made.append(settings)
         return open_producer(settings, *known)
 
-    monkeypatch.setattr("kafkamq.spark.marker_log.open_producer", keep)
+    monkeypatch.setattr("kafkamq.transport.producer.open_producer", keep)
     config = ServiceConfig(bootstrap_servers="127.0.0.1:1", kafka={"message.timeout.ms": "120000"})
     MarkerLog(config)
     assert [int(each["message.timeout.ms"]) for each in made] == [30_000]
@@ -38,8 +38,8 @@ class Unknown:
         self.now_s = 0.0
         self.answers = answers
         monkeypatch.setattr(marker_log, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr("kafkamq.transport.producer.open_producer", lambda *_: self)
         self.log = MarkerLog(ServiceConfig(bootstrap_servers="127.0.0.1:1"))
-        self.log._producer = self  # type: ignore[assignment]
 
     def produce(self, *_: object, **__: object) -> None:
         raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))

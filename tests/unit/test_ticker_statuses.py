@@ -25,10 +25,10 @@ class Log:
         self.queue: list[tuple[TrackerStatus, Callable[[Any, Any], None]]] = []
         self.is_full = False
 
-    def produce(self, _topic: str, value: bytes, _key: bytes, *, on_delivery: Any) -> None:
+    def produce(self, _topic: str, value: bytes, _key: bytes, _partition: int, **more: Any) -> None:
         if self.is_full:
             raise BufferError
-        self.queue.append((decode_status(value), on_delivery))
+        self.queue.append((decode_status(value), more["on_delivery"]))
 
     def poll(self, _timeout_s: float) -> None:
         """Reports come when the test says so."""
@@ -44,7 +44,7 @@ class Log:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     made = Log()
-    monkeypatch.setattr(ticker, "open_producer", lambda *_: made)
+    monkeypatch.setattr("kafkamq.transport.producer.open_producer", lambda *_: made)
     monkeypatch.setattr(ticker, "_AGAIN_S", 0.0)
     return made
 

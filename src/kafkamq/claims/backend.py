@@ -7,7 +7,7 @@ from kafkamq.claims.topic import coordination_topic, heartbeat_s, init_topic
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.queue.backend import ConsumerPlan
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.dead_letter_writer import DeadLetterBox
+from kafkamq.queue.dead_letter_writer import DeadLetterWriter
 from kafkamq.queue.names import group_of
 from kafkamq.queue.topic_backend import TopicBackend
 
@@ -32,7 +32,11 @@ class _ClaimsBackend(TopicBackend):
         )
 
     def _consumer(
-        self, config: ServiceConfig, queue: QueueConfig, letters: DeadLetterBox, plan: ConsumerPlan
+        self,
+        config: ServiceConfig,
+        queue: QueueConfig,
+        letters: DeadLetterWriter,
+        plan: ConsumerPlan,
     ) -> Consumer:
         # The coordination log's records are separated by slashes.
         group_id = queue.group_id or group_of(config, queue.queue_id).replace("/", ".")

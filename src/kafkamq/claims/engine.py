@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from confluent_kafka import KafkaError, KafkaException, Message
-
 from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.claims.coordination_log import INTERVAL_HEADER, CoordinationLog
 from kafkamq.claims.offset_service import Desk, DeskAnswers
@@ -26,9 +24,9 @@ from kafkamq.claims.wire.marshal import coordination_partition, encode_value
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError, WireError
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.clients import open_producer
-from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, meaning
-from kafkamq.transport.port import Producer as KafkaProducer
+from kafkamq.transport.errors import KafkaError, Meaning, broker_error, meaning
+from kafkamq.transport.producer import IdempotentProducer
+from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import MarshalRecord
 
@@ -85,8 +83,7 @@ class Engine:
             self.admin,
             DeskAnswers(self._found, self._not_found, self._committed, self.refuse),
         )
-        self._watch = ErrorWatch(config.bootstrap_servers)
-        self._producer: KafkaProducer | None = None
+        self._producer: IdempotentProducer | None = None
         self._tenures: set[Tenure] = set()
         self._dirty: set[Tenure] = set()
         self._by_place: dict[tuple[str, str, int], Tenure] = {}
@@ -109,7 +106,7 @@ class Engine:
         self._topology_ms = lease_clock_ms() + _TOPOLOGY_MS
         self._thread.start()
 
-    def open_writer(self) -> KafkaProducer:
+    def open_writer(self) -> IdempotentProducer:
         """Connect what writes, unless it is; who only reads needs no right to write."""
         with self.lock:
             if self._producer is None:
@@ -117,7 +114,7 @@ class Engine:
                 settings = producer_settings(
                     self.config, message_timeout_ms=patience_ms, linger_ms=0
                 )
-                self._producer = open_producer(settings, self._watch)
+                self._producer = IdempotentProducer(self.config, settings, owner="Cluster")
             return self._producer
 
     def close(self, timeout_s: float) -> None:
@@ -126,8 +123,7 @@ class Engine:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
         if self._producer is not None:
-            self._producer.flush(min(timeout_s, 5.0))
-            self._producer.close()
+            self._producer.close(min(timeout_s, 5.0))
         self.desk.close(min(timeout_s, 5.0))
         if not self._thread.is_alive():
             self.log.close()
@@ -250,12 +246,13 @@ class Engine:
             self.open_writer().produce(
                 self.topic.name,
                 encode_value(record),
-                partition=partition,
-                headers=[(INTERVAL_HEADER, str(self.interval_ms).encode())],
-                on_delivery=partial(self._delivered, report),
+                None,
+                partition,
+                ((INTERVAL_HEADER, str(self.interval_ms).encode()),),
+                partial(self._delivered, report),
             )
             self._under_way += 1
-        except (KafkaException, BufferError, WireError) as error:
+        except (BrokerError, WireError) as error:
             _log.warning("a coordination record could not be sent", extra={"said": str(error)})
             report(-1)
 
@@ -281,9 +278,8 @@ class Engine:
         try:
             while not self._is_stopping:
                 records = self.log.poll(self._wait_s())
-                self._watch.check(f"writing {self.topic.name}")
                 if self._producer is not None:
-                    self._producer.poll(0)
+                    self._producer.serve(0)
                 with self.lock:
                     was_ready = self.is_ready
                     found = self.log.fold(records)
@@ -295,9 +291,6 @@ class Engine:
         except KafkaMQError as error:
             _log.error("claims end: %s", error)
             self.fail(error)
-        except KafkaException as error:  # the producer is unusable
-            _log.error("claims end: %s", error)
-            self.fail(broker_error(error, f"writing {self.topic.name}"))
         except Exception as error:  # noqa: BLE001 - claims must not be believed without a reader
             _log.exception("claims end")
             self.fail(BrokerError(f"the claims' reader failed: {error!r}", is_fatal=True))
@@ -381,7 +374,7 @@ class Engine:
             self._dirty.add(tenure)
 
     def _delivered(
-        self, report: Callable[[int], None], error: KafkaError | None, message: Message
+        self, report: Callable[[int], None], error: KafkaError | None, message: Record
     ) -> None:
         with self.lock:
             self._under_way -= 1

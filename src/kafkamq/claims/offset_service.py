@@ -27,6 +27,7 @@ from kafkamq.errors import KafkaMQError
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import KafkaException, broker_error
+from kafkamq.transport.offset_commits import commit_offsets
 from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.settings import consumer_settings
 
@@ -250,11 +251,8 @@ class _GroupDesk:
         }
         done: set[tuple[str, int]] = set()
         try:
-            places = [TopicPartition(*place, offset) for place, offset in wanted.items()]
-            if places:
-                for place in self._consumer.commit(offsets=places, asynchronous=False) or ():
-                    if place.error is None:
-                        done.add((place.topic, place.partition))
+            if wanted:
+                done = wanted.keys() - commit_offsets(self._consumer, wanted).keys()
         except Exception as error:  # noqa: BLE001 - as above
             self._say(jobs[0][0], str(error))
         for tenure, write in jobs:

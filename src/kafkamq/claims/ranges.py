@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -38,7 +39,7 @@ from kafkamq.errors import (
     WireError,
 )
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.clients import open_consumer, open_producer
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import (
     ErrorWatch,
     KafkaError,
@@ -49,6 +50,7 @@ from kafkamq.transport.errors import (
     meaning,
 )
 from kafkamq.transport.follower import Follower, targets_of
+from kafkamq.transport.producer import IdempotentProducer
 from kafkamq.transport.record import Record
 from kafkamq.transport.settings import consumer_settings, producer_settings
 from kafkamq.types import RangeType
@@ -261,7 +263,8 @@ class RangeClaims:
                 writes.append(self._member.end(RangeType.FREE, place, now_ms, now_s))
             for write in writes:
                 self._send(write)
-        self._producer.flush(timeout)
+        with suppress(BrokerError):  # the client failed: what was under way was not written
+            self._producer.wait_for(lambda: not self._under_way, timeout)
         self._thread.join(timeout)
         if not self._thread.is_alive():
             self._commit(is_last=True)
@@ -366,7 +369,7 @@ class RangeClaims:
     def _turn(self, wait_s: float) -> None:
         records = self._reader.poll(_RECORDS, wait_s)
         self._reader.require_inside()
-        self._producer.poll(0)
+        self._producer.serve(0)
         with self._changed:
             for record in records:
                 self._fold(record)
@@ -395,14 +398,10 @@ class RangeClaims:
 
     def _send(self, write: RangeWrite) -> None:
         try:
-            self._producer.produce(
-                self._range_topic,
-                encode_range(write.record),
-                partition=self._number,
-                on_delivery=partial(self._delivered, write),
-            )
+            value, report = encode_range(write.record), partial(self._delivered, write)
+            self._producer.produce(self._range_topic, value, None, self._number, None, report)
             self._under_way += 1
-        except (KafkaException, BufferError) as error:
+        except BrokerError as error:
             _log.warning("a range record could not be sent", extra={"said": str(error)})
             self._member.on_written(write, -1)
 
@@ -435,12 +434,9 @@ class RangeClaims:
         self._data = self._follow(self.topic, group_id=self.group_id, fetch_wait_max_ms=20)
         settings = consumer_settings(self._config, group_id=self.group_id)
         self._committer = open_consumer(settings, self._watch)  # commits do not wait for polls
-        self._producer = open_producer(
-            producer_settings(
-                self._config, message_timeout_ms=max(1000, self._interval_ms // 2), linger_ms=0
-            ),
-            self._watch,
-        )
+        timeout_ms = max(1000, self._interval_ms // 2)
+        settings = producer_settings(self._config, message_timeout_ms=timeout_ms, linger_ms=0)
+        self._producer = IdempotentProducer(self._config, settings, owner="RangeClaims")
 
     def _first_offsets(self, admin: Admin) -> dict[int, int]:
         """Where to begin without any claim."""

@@ -17,9 +17,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from confluent_kafka import Message as Record
-
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, WireError
 from kafkamq.markers.wire.markers import decode_marker
@@ -32,17 +29,18 @@ from kafkamq.markers.wire.positions import (
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.clients import open_consumer, open_producer
+from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import (
     ErrorWatch,
+    KafkaError,
+    KafkaException,
     Meaning,
     broker_error,
     is_retriable,
     meaning,
-    raised_error,
 )
-from kafkamq.transport.port import Producer
-from kafkamq.transport.producer import end_producer
+from kafkamq.transport.producer import IdempotentProducer
+from kafkamq.transport.record import Record, TopicPartition
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.scan import scan
 from kafkamq.transport.settings import consumer_settings, producer_settings
@@ -72,7 +70,7 @@ class Positions:
         self._pending: set[int] = set()  # those that are to be written
         self._leaving: set[int] = set()  # of these: to be written once, if that succeeds
         self._started_ms = 0  # broker time of the latest committed START
-        self._producer: Producer | None = None
+        self._producer: IdempotentProducer | None = None
         self._retry_s = 0.0  # monotonic
         self._again_s = time.monotonic() + AGAIN_S
         self._has_warned = False
@@ -129,20 +127,18 @@ class Positions:
             self._leaving.clear()
         try:
             if self._producer is None:
-                watch = ErrorWatch(self._config.bootstrap_servers)
                 settings = producer_settings(self._config, partitioner="murmur2_random")
-                self._producer = open_producer(settings, watch)
+                self._producer = IdempotentProducer(self._config, settings)
             for number, position in positions.items():
                 self._producer.produce(
                     self._config.ledger_topic,
                     encode_group_position(position),
                     self._prefix + b"%d" % number,
-                    on_delivery=partial(self._written, number),
+                    -1,
+                    None,
+                    partial(self._written, number),
                 )
-        except BufferError:  # it has some 100,000 of them under way: the brokers are away
-            self._refused(positions, KafkaError(KafkaError._QUEUE_FULL))
-            return
-        except KafkaException as error:
+        except BrokerError as error:
             self._refused(positions, error)
             return
         self._serve(0.0)
@@ -155,20 +151,15 @@ class Positions:
     def _serve(self, timeout_s: float) -> None:
         assert self._producer is not None, "there is something to serve"
         try:
-            if timeout_s:
-                self._producer.flush(timeout_s)
-            else:
-                self._producer.poll(0)
-        except (KafkaException, SystemError) as error:  # fatal: the next write has a new client
-            failed, self._producer = self._producer, None
-            end_producer(failed)
-            self._refused((), raised_error(error))
+            self._producer.serve(timeout_s)
+        except BrokerError as error:  # of credentials
+            self._refused((), error)
 
     def _written(self, number: int, error: KafkaError | None, _: Record) -> None:
         if error is not None:
             self._refused((number,), error)
 
-    def _refused(self, partitions: Collection[int], error: KafkaError | KafkaException) -> None:
+    def _refused(self, partitions: Collection[int], error: KafkaError | BrokerError) -> None:
         """They are written again later, as they are then."""
         with self._lock:
             self._pending.update(number for number in partitions if number in self._known)
@@ -194,9 +185,7 @@ class Positions:
         self.write()
         self._is_closed = True
         if self._producer is not None:
-            self._serve(timeout_s)
-        if self._producer is not None:
-            end_producer(self._producer)
+            self._producer.close(timeout_s)
 
     # What is read back.
 

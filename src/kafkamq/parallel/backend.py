@@ -6,7 +6,7 @@ from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.parallel.queue_consumer import OffsetsConsumer
 from kafkamq.queue.backend import ConsumerPlan
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.dead_letter_writer import DeadLetterBox
+from kafkamq.queue.dead_letter_writer import DeadLetterWriter
 from kafkamq.queue.names import group_of_workers
 from kafkamq.queue.topic_backend import TopicBackend
 
@@ -15,7 +15,11 @@ __all__ = ["backend"]
 
 class _OffsetsBackend(TopicBackend):
     def _consumer(
-        self, config: ServiceConfig, queue: QueueConfig, letters: DeadLetterBox, plan: ConsumerPlan
+        self,
+        config: ServiceConfig,
+        queue: QueueConfig,
+        letters: DeadLetterWriter,
+        plan: ConsumerPlan,
     ) -> Consumer:
         return OffsetsConsumer(
             config,

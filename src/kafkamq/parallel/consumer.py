@@ -186,7 +186,7 @@ class ParallelBase:
                 return TransactionPublisher(engine.desk, committer, settler)
             timeout_s = self._config.send_timeout_ms / 1000
             return ProducePublisher(
-                engine.desk, settler, engine.outbox, timeout_s=timeout_s, on_produced=on_produced
+                engine.desk, settler, engine.results, timeout_s=timeout_s, on_produced=on_produced
             )
 
         return make

@@ -16,7 +16,7 @@ from kafkamq.parallel.config import CommitMode, ParallelConfig, Partition
 from kafkamq.parallel.letters import Letters
 from kafkamq.parallel.positions import Position
 from kafkamq.parallel.record import ParallelRecord, make_records
-from kafkamq.parallel.result_producer import Outbox
+from kafkamq.parallel.result_producer import ResultProducer
 from kafkamq.parallel.rules.flow import PartitionFlow, Stall, StallGuard
 from kafkamq.parallel.rules.lanes import Lane
 from kafkamq.parallel.settling import Park
@@ -61,8 +61,8 @@ class Engine:
         self.config = config
         self.stats = Stats()
         self.desk = Desk(config, self.stats)
-        self.outbox = Outbox(config)
-        self.park: Park = partial(self.outbox.park, config.dead_letter_topic, config.group_id)
+        self.results = ResultProducer(config)
+        self.park: Park = partial(self.results.park, config.dead_letter_topic, config.group_id)
         self._letters = Letters(config, self.desk, self.park, self.stats)
         self.state = State.UNUSED
         self.failure: BaseException | None = None
@@ -194,7 +194,7 @@ class Engine:
             self._stay()
         pool.cancel()
         timeout_s = self.config.commit_timeout_ms / 1000
-        self.outbox.close(max(1.0, self._close_until_s - monotonic()))
+        self.results.close(max(1.0, self._close_until_s - monotonic()))
         is_idle = self._committer.commit_at_last(timeout_s)  # also when it fails: done is done
         self._tell_of_refusal()
         if not self._committer.end(timeout_s) or not is_idle:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Protocol, TypeAlias
 
-from kafkamq.errors import ConfigError, DeadlineExceededError
+from kafkamq.errors import ConfigError, DeadlineExceededError, KafkaMQError
 from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.result_producer import Outbox
+from kafkamq.parallel.result_producer import ResultProducer
 from kafkamq.parallel.settling import Settler
 from kafkamq.parallel.work_queue import Desk, Trouble, Worker
 from kafkamq.transport.errors import KafkaError, broker_error
@@ -171,14 +171,14 @@ class ProducePublisher:
         self,
         desk: Desk,
         settler: Settler,
-        outbox: Outbox,
+        results: ResultProducer,
         *,
         timeout_s: float,
         on_produced: OnProduced | None,
     ) -> None:
         self._desk = desk
         self._settler = settler
-        self._outbox = outbox
+        self._producer = results
         self._timeout_s = timeout_s
         self._on_produced = on_produced
         desk.is_deferred = True
@@ -232,7 +232,7 @@ class ProducePublisher:
     def _send_one(self, sent: _Outstanding, record: ParallelRecord, out: OutgoingRecord) -> None:
         on_produced = self._on_produced
 
-        def delivered(error: KafkaError | None, message: Record) -> None:
+        def delivered(error: KafkaError | KafkaMQError | None, message: Record) -> None:
             if error is not None:
                 sent.done(record, broker_error(error, f"sending to {out.topic}"))
                 return
@@ -242,7 +242,7 @@ class ProducePublisher:
             sent.done()
 
         try:
-            self._outbox.send(
+            self._producer.send(
                 out.topic, out.value, out.key, out.header_list(), delivered, out.partition
             )
         except BaseException:

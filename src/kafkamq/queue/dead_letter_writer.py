@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol
 
 from kafkamq.config import QueueConfig, ServiceConfig
@@ -21,7 +22,15 @@ from kafkamq.queue.wire.headers import (
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.types import DeadLetterReason, Headers
 
-__all__ = ["DeadLetterBox", "Letters", "ShareLetters", "Verdict", "carried_verdict", "origin_of"]
+__all__ = [
+    "DeadLetterWriter",
+    "Letter",
+    "Letters",
+    "ShareLetters",
+    "Verdict",
+    "carried_verdict",
+    "origin_of",
+]
 
 Verdict = tuple[DeadLetterReason, str]
 """Why a message is given up, and the text for people."""
@@ -79,7 +88,43 @@ def carried_verdict(message: TopicMessage) -> Verdict | None:
     return reason, (texts.get(names.ERROR) or b"").decode("utf-8", "replace")
 
 
-class DeadLetterBox:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """A dead letter; where it is too large it refers to its payload (R11)."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    reason: DeadLetterReason
+    error: str
+    delivery_count: int
+    place: Origin  # of the record that is given up
+    origin: Origin  # of its first copy
+    queue_id: str
+
+    def form(self, refusals: int) -> Form:
+        """It as it is, without its payload, and without key and headers of the user's."""
+        if refusals:
+            _log.warning(
+                "a dead letter did not fit: it refers to its payload",
+                extra={"topic": self.place.topic, "place": repr(self.place)},
+            )
+        is_bare = refusals > 1
+        headers = dead_letter_headers(
+            () if is_bare else self.headers,
+            reason=self.reason,
+            error=cut_text(self.error, 256) if is_bare else self.error,
+            delivery_count=self.delivery_count,
+            origin=self.origin,
+            queue_id=self.queue_id,
+            payload_at=self.place if refusals else None,
+        )
+        key = None if is_bare else self.key
+        return Form(self.topic, _ANY_PARTITION, key, None if refusals else self.value, headers)
+
+
+class DeadLetterWriter:
     """Writes to the namespace's dead letters, with the key that messages of a namespace have."""
 
     def __init__(self, config: ServiceConfig, queue: QueueConfig) -> None:
@@ -91,32 +136,20 @@ class DeadLetterBox:
         self._copier = SureWriter(place, f"a copy of a message of queue {queue.queue_id!r}")
 
     def park(self, message: TopicMessage, reason: DeadLetterReason, error: str) -> Future[None]:
-        """Write a dead letter; where it is too large it refers to its payload (R11)."""
-        is_told = False
-
-        def form(refusals: int) -> Form:
-            nonlocal is_told
-            if refusals and not is_told:
-                is_told = True
-                _log.warning(
-                    "a dead letter refers to its payload: it did not fit",
-                    extra={"topic": message.topic, "place": repr(message)},
-                )
-            origin = origin_of(message)
-            headers = dead_letter_headers(
-                _without_origin(message) if refusals < 2 else (),
-                reason=reason,
-                error=error if refusals < 2 else cut_text(error, 256),
-                delivery_count=message.delivery_count,
-                origin=origin,
-                queue_id=self._queue_id,
-                payload_at=_place_of(message) if refusals else None,
-            )
-            key = join_key(self._queue_id, message.key) if refusals < 2 else None
-            value = message.payload if not refusals else None
-            return Form(self._topic, _ANY_PARTITION, key, value, headers)
-
-        return self._writer.write(form)
+        """Write a dead letter."""
+        letter = Letter(
+            topic=self._topic,
+            key=join_key(self._queue_id, message.key),
+            value=message.payload,
+            headers=_without_origin(message),
+            reason=reason,
+            error=error,
+            delivery_count=message.delivery_count,
+            place=_place_of(message),
+            origin=origin_of(message),
+            queue_id=self._queue_id,
+        )
+        return self._writer.write(letter.form)
 
     def copy(self, message: TopicMessage, count: int, verdict: Verdict | None) -> Future[None]:
         """Write it once more to its own partition; see ``ShareLetters``."""

@@ -8,7 +8,7 @@ from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.queue.backend import ConsumerPlan, StoredMessage
 from kafkamq.queue.connections import Connections
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.dead_letter_writer import DeadLetterBox
+from kafkamq.queue.dead_letter_writer import DeadLetterWriter
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.queue_topic import create_queue_topics, require_dead_letters
 from kafkamq.queue.wire.keys import join_key
@@ -26,11 +26,15 @@ class TopicBackend(ABC):
         """See ``QueueBackend.open_consumer``."""
         config = connections.config
         require_dead_letters(config, queue)
-        return self._consumer(config, queue, DeadLetterBox(config, queue), plan)
+        return self._consumer(config, queue, DeadLetterWriter(config, queue), plan)
 
     @abstractmethod
     def _consumer(
-        self, config: ServiceConfig, queue: QueueConfig, letters: DeadLetterBox, plan: ConsumerPlan
+        self,
+        config: ServiceConfig,
+        queue: QueueConfig,
+        letters: DeadLetterWriter,
+        plan: ConsumerPlan,
     ) -> Consumer:
         """One that gives up messages to ``letters``, and owns them."""
 

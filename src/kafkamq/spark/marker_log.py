@@ -6,16 +6,16 @@ import os
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-
-from confluent_kafka import KafkaError, KafkaException, Message
+from functools import partial
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import WireError
+from kafkamq.errors import BrokerError, WireError
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.clients import open_producer
-from kafkamq.transport.errors import ErrorWatch, Meaning, broker_error, meaning
+from kafkamq.transport.errors import KafkaError, Meaning, broker_error, meaning
 from kafkamq.transport.log_reader import LogRange, LogReader
+from kafkamq.transport.producer import IdempotentProducer
+from kafkamq.transport.record import Record
 from kafkamq.transport.settings import marker_settings
 from kafkamq.types import Marker
 
@@ -34,20 +34,21 @@ class Place:
     timestamp_ms: int
 
 
-class _Report:
-    """The delivery report of one marker."""
+class _Reports:
+    """The delivery reports of some markers."""
 
-    __slots__ = ("error", "place")
-
-    def __init__(self) -> None:
-        self.place: Place | None = None
+    def __init__(self, count: int) -> None:
+        self.places: list[Place] = [Place(-1, -1)] * count
+        self.missing = count
         self.error: KafkaError | None = None
 
-    def __call__(self, error: KafkaError | None, message: Message) -> None:
+    def told(self, number: int, error: KafkaError | None, message: Record) -> None:
+        """Of one of them."""
+        self.missing -= 1
         if error is not None:
-            self.error = error
+            self.error = self.error or error
         else:
-            self.place = Place(message.offset() or 0, message.timestamp()[1])
+            self.places[number] = Place(message.offset() or 0, message.timestamp()[1])
 
 
 class MarkerLog:
@@ -57,16 +58,13 @@ class MarkerLog:
         self._config = config
         self._topic = config.marker_topic
         self._retention_ms: int | None = None
-        self._watch = ErrorWatch(config.bootstrap_servers)
-        self._producer = open_producer(
-            marker_settings(
-                config,
-                linger_ms=2,
-                message_max_bytes=_MAX_BYTES,
-                queue_buffering_max_messages=1_000_000,
-            ),
-            self._watch,
+        settings = marker_settings(
+            config,
+            linger_ms=2,
+            message_max_bytes=_MAX_BYTES,
+            queue_buffering_max_messages=1_000_000,
         )
+        self._producer = IdempotentProducer(config, settings, max_block_s=_FLUSH_S)
         self._reader = LogReader(config)
 
     def write(self, markers: Sequence[tuple[int, bytes, bytes]]) -> list[Place]:
@@ -77,41 +75,22 @@ class MarkerLog:
         """
         doing = f"writing to {self._topic}"
         added_s = time.monotonic() + _ADDED_S
-        reports = []
-        for partition, key, value in markers:
-            report = _Report()
-            reports.append(report)
+        reports = _Reports(len(markers))
+        for number, (partition, key, value) in enumerate(markers):
+            report = partial(reports.told, number)
             while True:
                 try:
-                    self._producer.produce(self._topic, value, key, partition, on_delivery=report)
+                    self._producer.produce(self._topic, value, key, partition, None, report)
                     break
-                except BufferError:
-                    self._producer.poll(0.1)
-                    self._watch.check(doing)
-                except KafkaException as error:
-                    is_unknown = meaning(error) is Meaning.NO_PARTITION
-                    if not is_unknown or time.monotonic() > added_s:
-                        raise broker_error(error, f"{doing}[{partition}]") from error
-                    self._look_up(doing)  # it was added just now
-        deadline_s = time.monotonic() + _FLUSH_S
-        while self._producer.flush(1.0):
-            self._watch.check(doing)
-            if time.monotonic() > deadline_s:
-                raise self._watch.deadline(doing, _FLUSH_S)
-        places = []
-        for report in reports:
-            if report.error is not None:
-                raise broker_error(report.error, doing)
-            assert report.place is not None, "flushed: it was reported"
-            places.append(report.place)
-        return places
-
-    def _look_up(self, doing: str) -> None:
-        try:
-            self._producer.list_topics(self._topic, timeout=_ADDED_S)
-        except KafkaException as error:
-            raise broker_error(error, doing) from error
-        self._producer.poll(0.1)
+                except BrokerError as error:
+                    is_new = meaning(error) is Meaning.NO_PARTITION  # it was added just now
+                    if not is_new or time.monotonic() > added_s:
+                        raise
+                    self._producer.serve(0.1)
+        self._producer.confirm(lambda: not reports.missing, doing, _FLUSH_S)
+        if reports.error is not None:
+            raise broker_error(self._producer.failed(reports.error), doing)
+        return reports.places
 
     def retention_ms(self) -> int:
         """Of the markers topic; negative: for ever. R8: a nack waits at most a quarter of it."""

@@ -276,16 +276,18 @@ def has_ended(error: KafkaError | KafkaException) -> bool:
     return inner.fatal() or meaning(inner) is Meaning.FATAL
 
 
-def broker_error(error: KafkaError | KafkaException, doing: str) -> KafkaMQError:
+def broker_error(error: KafkaError | KafkaException | KafkaMQError, doing: str) -> KafkaMQError:
     """Our error for Kafka's; raise it ``from`` the exception that was caught.
 
     Args:
-        error: What librdkafka or the broker said.
+        error: What librdkafka or the broker said; if it is ours already, it stays as it is.
         doing: What was being done, and where, as a participle: "reading topic x".
 
     Returns:
         FencedError, DataLossError, DeadlineExceededError or BrokerError, with what to do.
     """
+    if isinstance(error, KafkaMQError):
+        return error
     inner = kafka_error(error)
     name, what = inner.name(), meaning(inner)
     text = f"{doing} failed: {inner.str()} ({name})"

@@ -12,17 +12,22 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait as wait_for
 from enum import Enum
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from kafkamq.errors import KafkaMQError
 from kafkamq.transport.errors import broker_error, is_retriable
 from kafkamq.transport.port import Consumer as KafkaConsumer
 
-__all__ = ["Answer", "Commit", "Committer"]
+__all__ = ["Answer", "Commit", "Committer", "Place", "commit_all", "commit_offsets"]
 
 Answer = TypeVar("Answer")
+Place: TypeAlias = "tuple[str, int]"
+"""Topic and partition."""
+
 COMMIT_TIMEOUT_S = 10.0  # then the batch is given up (R5: bounded)
 
 
@@ -51,9 +56,10 @@ class Committer:
 
     def begin(self, consumer: KafkaConsumer, offsets: Mapping[int, int]) -> None:
         """Commit these offsets (by partition); none may be pending."""
-        wanted = [TopicPartition(self._topic, number, at) for number, at in offsets.items()]
+        wanted = {(self._topic, number): at for number, at in offsets.items()}
         self._began_s = time.monotonic()
-        self._pending = self._thread.submit(_commit, consumer, wanted)
+        doing = f"committing offsets of {self._topic}"
+        self._pending = self._thread.submit(commit_all, consumer, wanted, doing)
 
     def wait(self, timeout_s: float) -> Commit:
         """What became of the pending commit, after waiting for it.
@@ -63,19 +69,19 @@ class Committer:
         """
         pending = self._pending
         assert pending is not None, "a commit was begun"
-        try:
-            pending.result(timeout_s)
-        except FutureTimeoutError:
+        wait_for([pending], timeout_s)
+        if not pending.done():  # not by result(): its own failure may be a TimeoutError, too
             if time.monotonic() - self._began_s < COMMIT_TIMEOUT_S:
                 return Commit.PENDING
             self.give_up()  # it may succeed later; the next commit waits for its end
             return Commit.FAILED
-        except KafkaException as error:
+        try:
+            pending.result()
+        except KafkaMQError as error:
             self._pending = None
-            wrapped = broker_error(error, f"committing offsets of {self._topic}")
-            if is_retriable(wrapped):
+            if is_retriable(error):
                 return Commit.FAILED
-            raise wrapped from error
+            raise
         self._pending = None
         return Commit.DONE
 
@@ -106,7 +112,31 @@ class Committer:
         return True
 
 
-def _commit(consumer: KafkaConsumer, wanted: list[TopicPartition]) -> None:
-    for result in consumer.commit(offsets=wanted, asynchronous=False) or ():
-        if result.error is not None:
-            raise KafkaException(result.error)
+def commit_offsets(
+    consumer: KafkaConsumer, offsets: Mapping[Place, int]
+) -> dict[Place, KafkaError]:
+    """Commit, and wait for the answer: what was refused, by topic and partition.
+
+    Raises:
+        KafkaException: All of it was.
+    """
+    wanted = [TopicPartition(*place, offset) for place, offset in offsets.items()]
+    answers = consumer.commit(offsets=wanted, asynchronous=False) or ()
+    return {
+        (answer.topic, answer.partition): answer.error
+        for answer in answers
+        if answer.error is not None
+    }
+
+
+def commit_all(consumer: KafkaConsumer, offsets: Mapping[Place, int], doing: str) -> None:
+    """Commit, and wait until Kafka has all of it.
+
+    Raises:
+        BrokerError, DeadlineExceededError: Some of it is not committed, or not known to be.
+    """
+    try:
+        for refused in commit_offsets(consumer, offsets).values():
+            raise broker_error(refused, doing)
+    except KafkaException as error:
+        raise broker_error(error, doing) from error

@@ -3,8 +3,8 @@
 A record is in the log when its own delivery report says so, and by nothing else: the client that
 has nothing under way may be another one than took the record.
 
-A fatal error ends librdkafka's client. It is recreated: what the former one held would never be
-sent, so it is reported as failed at once.
+A fatal error ends librdkafka's client. Whoever serves reports next recreates it: what the former
+one held would never be sent, so it is reported as failed at once.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ Report: TypeAlias = "Callable[[KafkaError | None, Record], None]"
 _SET_OUT_S = 0.005  # a flush of so long ends what lingers
 _SLICE_S = 0.25
 _POLL_S = 0.5
+_CONFIRM_S = 1.0
 _TURN_S = 0.002
 _SHORT_TURN_S = 0.0005
 _ROOM_S = 0.005
@@ -103,7 +104,7 @@ class IdempotentProducer:
         self._max_block_s = max_block_s
         self._fork = ForkCheck("Producer")
         # ``_lock`` is taken before ``_client`` is read. Calls that wait take one of the others;
-        # who replaces the client, or ends it, takes all three, in this order.
+        # who replaces the client takes all three, in this order, and ends it with the first one.
         self._serving = threading.Lock()  # reports
         self._asking = threading.Lock()  # for a topic
         self._lock = threading.Lock()
@@ -181,13 +182,12 @@ class IdempotentProducer:
                     refused = _FULL
                 except KafkaException as error:
                     refused = error
+                    self._must_renew = self._must_renew or has_ended(error)
                 self.queued -= 1
             if not is_refreshed and self._refresh(client, topic, refused):
                 is_refreshed = True
                 continue
             is_over = has_ended(refused)
-            if is_over:
-                self._replace(client)
             if not self._max_block_s or not (is_over or refused is _FULL):
                 raise broker_error(refused, f"{self._verb} to {topic}") from refused
             now_s = time.monotonic()
@@ -208,15 +208,13 @@ class IdempotentProducer:
         with self._lock:
             if self._is_closed:
                 raise self._closed()
-            client = self._client
             try:
-                queued = client.produce_batch(topic, records, partition)
+                queued = self._client.produce_batch(topic, records, partition)
                 error = None
             except KafkaException as refused:
                 error = refused
+                self._must_renew = self._must_renew or has_ended(error)
         if error is not None:
-            if has_ended(error):
-                self._replace(client)
             for record in records:
                 record["_error"] = error
             raise broker_error(error, f"{self._verb} to {topic}") from error
@@ -295,6 +293,20 @@ class IdempotentProducer:
             time.sleep(_SHORT_TURN_S)  # or other threads that wait would never get their turn
         return True
 
+    def confirm(self, is_known: Callable[[], bool], doing: str, timeout_s: float) -> None:
+        """Serve reports until ``is_known()``, which reads what they said.
+
+        Raises:
+            BrokerError: As ``flush``; wrong credentials.
+            DeadlineExceededError: Not in time, or not all of it will be reported.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not self.wait_for(is_known, _CONFIRM_S):
+            self.check(doing)
+            is_over = self.is_idle and not is_known()
+            if is_over or time.monotonic() > deadline_s:
+                raise self.watch.deadline(doing, timeout_s)
+
     @property
     def is_idle(self) -> bool:
         """Whether no record is under way and all reports have run.
@@ -327,15 +339,11 @@ class IdempotentProducer:
 
     # Clients.
 
-    def _replace(self, spent: Producer) -> None:
-        """``produce`` was told that the client has ended."""
-        self._renew(spent, None)
-
     def _renew(self, spent: Producer, error: KafkaException | None) -> None:
         """Make a new client after a fatal error; what the old one held is reported as failed."""
         cause = kafka_error(error or KafkaException(KafkaError(KafkaError._FATAL)))
-        with self._serving, self._asking:
-            with self._lock:
+        with self._serving:
+            with self._asking, self._lock:
                 if self._is_closed or self._client is not spent:  # another thread has
                     return
                 self.watch = ErrorWatch(self._servers)
@@ -350,8 +358,8 @@ class IdempotentProducer:
         """End the client; what is not confirmed by then fails, and is reported. Idempotent."""
         if self._fork.is_foreign:
             return
-        with self._serving, self._asking:
-            with self._lock:
+        with self._serving:
+            with self._asking, self._lock:
                 if self._is_closed:
                     return
                 self._is_closed = True
@@ -406,9 +414,6 @@ class ThreadedProducer(IdempotentProducer):
 
     def _make_room(self) -> None:
         time.sleep(_ROOM_S)  # the thread does
-
-    def _replace(self, spent: Producer) -> None:
-        self._must_renew = self._must_renew or self._client is spent  # the thread does
 
     def flush(self, timeout_s: float) -> None:
         """Wait until everything queued so far is confirmed or failed, each by its own report.

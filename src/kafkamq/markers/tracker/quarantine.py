@@ -5,26 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from functools import partial
-
-from confluent_kafka import KafkaError, KafkaException
 
 from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError, KafkaMQError
 from kafkamq.queue.wire.headers import ERROR, ORIGIN, Origin, cut_text
-from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import (
-    ErrorWatch,
+    REFUSALS,
+    KafkaError,
     Meaning,
     broker_error,
-    is_fatal,
     is_retriable,
-    kafka_error,
     meaning,
-    raised_error,
 )
-from kafkamq.transport.port import Producer
-from kafkamq.transport.producer import end_producer
+from kafkamq.transport.producer import IdempotentProducer
 from kafkamq.transport.settings import producer_settings
+from kafkamq.types import Headers
 
 __all__ = ["Quarantine"]
 
@@ -58,10 +53,9 @@ class Quarantine:
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
-        self._watch = ErrorWatch(config.bootstrap_servers)
-        self._producer: Producer | None = None
+        self._producer: IdempotentProducer | None = None
         self._pending: dict[tuple[int, int], _Kept] = {}  # by the place where it stands
-        self._failure: KafkaError | None = None  # one that waiting does not mend
+        self._failure: KafkaMQError | None = None  # one that waiting does not mend
         self._refused: list[_Kept] = []
         self._again_s = 0.0  # monotonic: not before
         self._has_warned = False
@@ -106,30 +100,33 @@ class Quarantine:
 
     def _send(self, kept: _Kept) -> None:
         if self._producer is None:
-            self._producer = open_producer(producer_settings(self._config), self._watch)
-        headers: list[tuple[str, str | bytes | None]] = [
+            settings = producer_settings(self._config)
+            self._producer = IdempotentProducer(self._config, settings, owner="tracker")
+        headers = (
             (ORIGIN, kept.origin.encode()),
             (ERROR, cut_text(kept.error).encode()),
-        ]
-        produce = partial(
-            self._producer.produce,
-            self._config.quarantine_topic,
-            key=kept.key,
-            headers=headers,
-            on_delivery=lambda error, _: self._delivered(kept, error),
         )
         try:
-            try:
-                produce(value=kept.value)
-            except KafkaException as error:
-                if meaning(error) is not Meaning.TOO_LARGE:
-                    raise
-                self.dropped += 1
-                produce(value=None)
-        except BufferError:
-            self._refused.append(kept)
-        except KafkaException as error:
-            self._delivered(kept, kafka_error(error))
+            self._produce(kept, kept.value, headers)
+        except BrokerError as error:
+            self._delivered(kept, error)
+
+    def _produce(self, kept: _Kept, value: bytes | None, headers: Headers) -> None:
+        assert self._producer is not None, "it is opened"
+        try:
+            self._producer.produce(
+                self._config.quarantine_topic,
+                value,
+                kept.key,
+                -1,
+                headers,
+                lambda error, _: self._delivered(kept, error),
+            )
+        except BrokerError as error:
+            if value is None or meaning(error) is not Meaning.TOO_LARGE:
+                raise
+            self.dropped += 1
+            self._produce(kept, None, headers)
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Serve reports, and write again what was refused a while ago.
@@ -139,14 +136,9 @@ class Quarantine:
         """
         if self._producer is None or not self._pending:
             return
-        try:
-            self._producer.poll(timeout_s)
-        except (KafkaException, SystemError) as error:
-            cause = raised_error(error)
-            raise broker_error(cause, self._doing()) from cause
-        self._watch.check(self._doing())
+        self._producer.serve(timeout_s)
         if self._failure is not None:
-            raise broker_error(self._failure, self._doing())
+            raise self._failure
         now_s = time.monotonic()
         if self._refused and now_s >= self._again_s:
             self._again_s = now_s + _AGAIN_S
@@ -164,27 +156,26 @@ class Quarantine:
         deadline_s = time.monotonic() + timeout_s
         while self._pending:
             self.poll(0.1)
-            if self._pending and time.monotonic() > deadline_s:
-                raise self._watch.deadline(self._doing(), timeout_s)
+            if self._pending and time.monotonic() > deadline_s and self._producer is not None:
+                raise self._producer.watch.deadline(self._doing(), timeout_s)
 
     def close(self) -> None:
         """End the client; what is not confirmed is read again by the next tracker."""
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            end_producer(producer, flush_s=2.0)
+        if self._producer is not None:
+            self._producer.close(2.0)
 
     def _doing(self) -> str:
         return f"writing to {self._config.quarantine_topic}"
 
-    def _delivered(self, kept: _Kept, error: KafkaError | None) -> None:
-        if error is not None and is_fatal(error):
-            self._failure = error
+    def _delivered(self, kept: _Kept, error: KafkaError | BrokerError | None) -> None:
         if error is not None and meaning(error) is not Meaning.TOO_LARGE:
             self._refused.append(kept)
-            wrapped = broker_error(error, self._doing())
-            if not is_retriable(wrapped) and not self._has_warned:
+            ours = broker_error(error, self._doing())
+            if meaning(error) in REFUSALS:
+                self._failure = ours
+            if not is_retriable(ours) and not self._has_warned:
                 self._has_warned = True
-                _log.warning("%s", wrapped)
+                _log.warning("%s", ours)
             return
         # Too large: its place is in the tracker's log line; the record stays as it is.
         self.dropped += error is not None

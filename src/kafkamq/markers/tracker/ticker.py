@@ -12,22 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from confluent_kafka import KafkaError, KafkaException, Message
-
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import StateError
+from kafkamq.errors import BrokerError
 from kafkamq.markers.wire.markers import encode_tick
 from kafkamq.markers.wire.status import TrackerStatus, encode_status, status_key
-from kafkamq.transport.clients import open_producer
-from kafkamq.transport.errors import (
-    ErrorWatch,
-    broker_error,
-    is_retriable,
-    kafka_error,
-    raised_error,
-)
-from kafkamq.transport.port import Producer
-from kafkamq.transport.producer import end_producer
+from kafkamq.transport.errors import KafkaError, broker_error, is_retriable
+from kafkamq.transport.producer import IdempotentProducer
+from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 
 __all__ = ["Ticker"]
@@ -51,7 +42,6 @@ class Ticker:
         self._unwritten: dict[bytes, TrackerStatus] = {}  # by key: the newest one
         self._refused: set[bytes] = set()  # keys of those that are to be written again
         self._lock = threading.Lock()
-        self._watch = ErrorWatch(config.bootstrap_servers)
         # A TICK that waits longer than this says nothing any more, and the next one may follow.
         settings = producer_settings(config)
         for name in ("message.timeout.ms", "delivery.timeout.ms"):
@@ -59,7 +49,7 @@ class Ticker:
         settings["message.timeout.ms"] = timeout_ms
         self._again_s = 0.0  # monotonic: not before
         self._has_warned = False
-        self._producer: Producer | None = open_producer(settings, self._watch)
+        self._producer = IdempotentProducer(config, settings, owner="Ticker")
 
     def tick(
         self,
@@ -79,19 +69,17 @@ class Ticker:
                 fails after 5 s, so that the next one may be appended (R4).
         """
 
-        def delivered(error: KafkaError | None, message: Message) -> None:
+        def delivered(error: KafkaError | None, message: Record) -> None:
             if on_done is not None:
                 offset = message.offset()
                 on_done(partition, -1 if error is not None or offset is None else offset)
 
         try:
-            self._open().produce(
-                self._config.marker_topic,
-                encode_tick(engine, epoch),
-                partition=partition,
-                on_delivery=delivered,
+            value = encode_tick(engine, epoch)
+            self._producer.produce(
+                self._config.marker_topic, value, None, partition, None, delivered
             )
-        except (BufferError, KafkaException):
+        except BrokerError:
             if on_done is not None:
                 on_done(partition, -1)
 
@@ -113,7 +101,7 @@ class Ticker:
                 self.poll(0.1)
             missing = [number for number in partitions if offsets.get(number, -1) < 0]
             if missing and time.monotonic() >= deadline_s:
-                raise self._watch.deadline(
+                raise self._producer.watch.deadline(
                     f"appending a TICK to {self._config.marker_topic} partitions {missing}",
                     timeout_s,
                 )
@@ -131,16 +119,16 @@ class Ticker:
 
     def _send(self, key: bytes, status: TrackerStatus) -> None:
         try:
-            self._open().produce(
+            self._producer.produce(
                 self._config.tracker_topic,
                 encode_status(status),
                 key,
-                on_delivery=lambda error, _: self._published(status, error),
+                -1,
+                None,
+                lambda error, _: self._published(status, error),
             )
-        except BufferError:
-            self._refuse(key, status)
-        except KafkaException as error:  # such as that there is no such topic
-            self._published(status, kafka_error(error))
+        except BrokerError as error:  # such as that there is no such topic
+            self._published(status, error)
 
     def _refuse(self, key: bytes, status: TrackerStatus) -> None:
         """Write it again later, unless there is a newer one."""
@@ -148,7 +136,7 @@ class Ticker:
             if self._unwritten.get(key) is status:
                 self._refused.add(key)
 
-    def _published(self, status: TrackerStatus, error: KafkaError | None) -> None:
+    def _published(self, status: TrackerStatus, error: KafkaError | BrokerError | None) -> None:
         """What a status has become."""
         key = status_key(status.topic, status.partition)
         if error is not None:
@@ -157,12 +145,10 @@ class Ticker:
             with self._lock:
                 if self._unwritten.get(key) is status:
                     del self._unwritten[key]
-        if error is None or self._has_warned:
+        if error is None or self._has_warned or is_retriable(error):
             return
-        wrapped = broker_error(error, f"writing to {self._config.tracker_topic}")
-        if not is_retriable(wrapped):
-            self._has_warned = True
-            _log.warning("%s", wrapped)
+        self._has_warned = True
+        _log.warning("%s", broker_error(error, f"writing to {self._config.tracker_topic}"))
 
     def _publish_again(self) -> None:
         """Those that were refused, at most once in ``_AGAIN_S``: a refusal may come at once."""
@@ -180,25 +166,15 @@ class Ticker:
         """Serve delivery reports, and write again what they refuse.
 
         Raises:
-            BrokerError: What broke the client for good: credentials, a fatal error.
+            BrokerError: Credentials are refused.
+            StateError: Closed.
         """
-        doing = f"writing to {self._config.marker_topic}"
-        try:
-            self._open().poll(timeout_s)
-        except (KafkaException, SystemError) as error:
-            cause = raised_error(error)
-            raise broker_error(cause, doing) from cause
-        self._watch.check(doing)
+        self._producer.serve(timeout_s)
         self._publish_again()
 
     def close(self, *, timeout_s: float = 5.0) -> None:
-        """Flush (bounded) and end; idempotent."""
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            # TICKs and statuses may be lost, the next owner writes its own.
-            end_producer(producer, flush_s=timeout_s)
+        """Flush (bounded) and end; idempotent.
 
-    def _open(self) -> Producer:
-        if self._producer is None:
-            raise StateError("this Ticker is closed")
-        return self._producer
+        TICKs and statuses may be lost, the next owner writes its own.
+        """
+        self._producer.close(timeout_s)

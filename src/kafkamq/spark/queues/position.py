@@ -10,15 +10,15 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import StateError
+from kafkamq.errors import BrokerError, StateError
 from kafkamq.markers.positions import Positions
 from kafkamq.spark.queues.starting import identity_of
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_consumer
-from kafkamq.transport.errors import KafkaException, Meaning, broker_error, meaning
+from kafkamq.transport.errors import Meaning, meaning
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
+from kafkamq.transport.offset_commits import commit_all
 from kafkamq.transport.port import Consumer
-from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.settings import consumer_settings
 from kafkamq.types import MessageId
 
@@ -123,19 +123,16 @@ class QueuePosition:
         if self._consumer is None:
             settings = consumer_settings(self._config, group_id=self._group)
             self._consumer = open_consumer(settings)
+        wanted = {(topic, number): at for number, at in offsets.items()}
         try:
-            self._consumer.commit(
-                offsets=[TopicPartition(topic, number, at) for number, at in offsets.items()],
-                asynchronous=False,
-            )
-        except KafkaException as error:
-            ours = broker_error(error, f"committing the position of queue {self._group}")
-            if meaning(ours) in _HAS_MEMBERS:
+            commit_all(self._consumer, wanted, f"committing the position of queue {self._group}")
+        except BrokerError as error:
+            if meaning(error) in _HAS_MEMBERS:
                 raise StateError(
                     f"workers joined queue {self._queue_id!r} (group {self._group}) while Spark "
                     "reads it, and hand out the same messages; stop one of them"
                 ) from error
-            raise ours from error
+            raise
         self._committed.update(offsets)
 
     def close(self) -> None:

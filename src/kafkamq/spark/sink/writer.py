@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
 
-from confluent_kafka import KafkaError, Message
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -24,9 +23,10 @@ from kafkamq.spark.batches import BATCH_ID, QUERY_ID, RUN_ID
 from kafkamq.spark.sink.ledger import TASKS, Cell, SinkLedger
 from kafkamq.spark.sink.options import Guarantee, SinkOptions
 from kafkamq.spark.sink.rows import Rows, read_rows, slot_column, slots_of
-from kafkamq.transport.clients import open_producer
-from kafkamq.transport.errors import ErrorWatch, broker_error
+from kafkamq.transport.errors import KafkaError, broker_error
 from kafkamq.transport.log_reader import log_reader
+from kafkamq.transport.producer import IdempotentProducer
+from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 from kafkamq.transport.transactions import NewRecord
 
@@ -276,36 +276,29 @@ class _Plain:
     """An idempotent producer without transactions."""
 
     def __init__(self, config: ServiceConfig) -> None:
-        self._watch = ErrorWatch(config.bootstrap_servers)
         settings = producer_settings(config, linger_ms=20, partitioner="murmur2_random")
-        self._producer = open_producer(settings, self._watch)
+        self._producer = IdempotentProducer(config, settings, max_block_s=_FLUSH_S)
+        self._reported = 0
         self._error: KafkaError | None = None
 
     def produce_records(self, records: Iterable[NewRecord]) -> None:
         """Queue them; waits while the queue is full."""
         for topic, partition, key, value, headers in records:
-            while True:
-                try:
-                    self._producer.produce(
-                        topic, value, key, partition, on_delivery=self._report, headers=[*headers]
-                    )
-                    break
-                except BufferError:
-                    self._producer.poll(0.1)
-                    self._check()
+            self._producer.produce(topic, value, key, partition, headers, self._report)
+            self._check()
 
     def flush(self) -> None:
         """Everything is in the topics."""
-        left = self._producer.flush(_FLUSH_S)
+        producer = self._producer
+        producer.confirm(lambda: self._reported == producer.queued, "writing rows", _FLUSH_S)
         self._check()
-        if left:
-            raise self._watch.deadline(f"writing rows, {left} of them unconfirmed", _FLUSH_S)
+        producer.close()
 
     def _check(self) -> None:
         if self._error is not None:
             raise broker_error(self._error, "writing rows")
-        self._watch.check("writing rows")
 
-    def _report(self, error: KafkaError | None, message: Message) -> None:
+    def _report(self, error: KafkaError | None, message: Record) -> None:
+        self._reported += 1
         if error is not None:
-            self._error = error
+            self._error = self._error or error
