@@ -63,7 +63,10 @@ class Client:
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         """As confluent_kafka's."""
         self._check_open()
-        return self._request("metadata", lambda: self._metadata(topic), timeout, "")
+        prefix = "Failed to get metadata: "
+        return self._request(
+            "metadata", lambda: self._metadata(topic), timeout, prefix, down=KafkaError._TRANSPORT
+        )
 
     def _metadata(self, topic: str | None) -> Any:
         topics = self.cluster.topics
@@ -100,11 +103,18 @@ class Client:
         *,
         place: Place | None = None,
         retriable: bool = False,
+        down: int = KafkaError._TIMED_OUT,
     ) -> T:
         """Ask the brokers: what ``effect`` does and returns, unless something is wrong.
 
-        Raises:
-            KafkaException: ``_TIMED_OUT``, or what the fault or the effect says.
+        Args:
+            kind: For ``Faults.plan``.
+            effect: What the brokers do; it may raise what they answer.
+            timeout: In seconds.
+            prefix: Of error texts.
+            place: The partition that it is about.
+            retriable: Whether the call may be repeated after a timeout, and goes on then.
+            down: The error's code where no broker was there to be asked.
         """
         cluster = self.cluster
         with cluster.changed:
@@ -116,7 +126,8 @@ class Client:
             fault = faults.of(kind, self, place) or Fault()
             arrives_s = now_s + fault.latency_s
             while now_s < arrives_s or faults.separates(self, place):
-                self._must_go_on(now_s, deadline_s, prefix, retriable)
+                code = down if faults.separates(self, place) else KafkaError._TIMED_OUT
+                self._must_go_on(now_s, deadline_s, prefix, retriable, code)
                 cluster.wait(min(deadline_s, arrives_s if now_s < arrives_s else deadline_s))
                 now_s = cluster.tick()
             if fault.error is not None:
@@ -128,12 +139,18 @@ class Client:
                 now_s = cluster.tick()
             return answer  # type: ignore[return-value]  # only a lost request has none
 
-    def _must_go_on(self, now_s: float, deadline_s: float, prefix: str, retriable: bool) -> None:
+    def _must_go_on(
+        self,
+        now_s: float,
+        deadline_s: float,
+        prefix: str,
+        retriable: bool,
+        code: int = KafkaError._TIMED_OUT,
+    ) -> None:
         if self.cluster.faults.separates(self):
             self._tell_outage()
         if now_s >= deadline_s:
-            text = prefix + "Local: Timed out"
-            raise failure(KafkaError._TIMED_OUT, text, retriable=retriable)
+            raise failure(code, prefix + kafka_error(code).str(), retriable=retriable)
 
     # ---- what comes unasked
 

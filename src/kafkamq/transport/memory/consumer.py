@@ -34,6 +34,12 @@ _OUT_OF_RANGE = (
 _NO_COMMIT = "no previously committed offset available: Local: No offset stored"
 
 
+class _Refused(TopicPartition):
+    """In the answer to a commit; a plain one's error cannot be set."""
+
+    error = kafka_error(KafkaError.UNKNOWN_TOPIC_OR_PART)
+
+
 class _Reading:
     """One assigned partition."""
 
@@ -334,20 +340,24 @@ class Consumer(Membership, Client):
             error = groups.refusal(self._group, generation, member)
             if error is not None:
                 raise failure(error.code(), f"Commit failed: {error.str()}")
-            answer = []
+            answer: list[TopicPartition] = []
             for each in wanted:
                 place = each.topic, each.partition
-                answer.append(TopicPartition(*place, each.offset, each.metadata))
                 if self.cluster.partition(place) is None:
-                    answer[-1].error = kafka_error(KafkaError.UNKNOWN_TOPIC_OR_PART)
+                    answer.append(_Refused(*place, each.offset))
                 else:
                     groups.keep(self._group, place, (each.offset, each.metadata))
+                    answer.append(_committed_at(place, each.offset, each.metadata))
             if all(each.error is not None for each in answer):
                 text = "Commit failed: Broker: Unknown topic or partition"
                 raise failure(KafkaError.UNKNOWN_TOPIC_OR_PART, text)
             return answer
 
-        return self._request("commit", commit, self._request_s, "Commit failed: ")
+        is_away = self.cluster.faults.separates(self)  # the coordinator is waited for
+        timeout_s = self.session_s if is_away else self._request_s
+        return self._request(
+            "commit", commit, timeout_s, "Commit failed: ", down=KafkaError._WAIT_COORD
+        )
 
     def committed(
         self, partitions: list[TopicPartition], timeout: float = -1
@@ -373,7 +383,7 @@ class Consumer(Membership, Client):
             if found is None:
                 answer.append(TopicPartition(*place, OFFSET_INVALID))
             else:
-                answer.append(TopicPartition(*place, found[0], found[1]))
+                answer.append(_committed_at(place, *found))
         return answer
 
     def get_watermark_offsets(
@@ -405,7 +415,7 @@ class Consumer(Membership, Client):
                 found = self._known_partition((each.topic, each.partition), prefix)
                 end = found.stable if self._is_committed else found.end
                 if each.offset == OFFSET_END:
-                    offset = end if end > 0 else -1
+                    offset = end
                 elif each.offset == OFFSET_BEGINNING:
                     offset = found.start
                 else:
@@ -423,6 +433,12 @@ class Consumer(Membership, Client):
         if found is None or place[1] >= (self.known.get(place[0]) or self._learn(place[0])):
             raise failure(KafkaError._UNKNOWN_PARTITION, prefix + "Local: Unknown partition")
         return found
+
+
+def _committed_at(place: Place, offset: int, metadata: str | None) -> TopicPartition:
+    if metadata is None:
+        return TopicPartition(*place, offset)
+    return TopicPartition(*place, offset, metadata)
 
 
 def _event(place: Place, offset: int, code: int, text: str) -> Message:

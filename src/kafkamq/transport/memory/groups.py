@@ -25,8 +25,11 @@ class GroupClient(Protocol):
 
     client_id: str
     max_poll_s: float
-    session_s: float
     strategies: list[str]
+
+    @property
+    def session_s(self) -> float:
+        """How long its heartbeats may be missing."""
 
     @property
     def is_closed(self) -> bool:
@@ -59,8 +62,8 @@ class Member:
         hears_s: When its next heartbeat tells it what is new.
     """
 
-    def __init__(self, client: GroupClient) -> None:
-        self.id = f"{client.client_id}-{uuid.uuid4()}"
+    def __init__(self, client: GroupClient, member_id: str) -> None:
+        self.id = member_id or f"{client.client_id}-{uuid.uuid4()}"
         self.client = client
         self.topics: list[str] = []
         self.owned: set[Place] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -32,9 +33,7 @@ class Membership:
 
     Attributes:
         max_poll_s: How long the group waits for it in a round, and it for its own ``poll``.
-        session_s: How long the coordinator waits for its heartbeats.
         strategies: Its assignors, the preferred one first.
-        is_closed: Whether it has ended.
     """
 
     cluster: Cluster
@@ -56,13 +55,14 @@ class Membership:
         self.strategies = [each.strip() for each in named.split(",")]
         self._is_eager = self._is_classic and "cooperative-sticky" not in self.strategies
         self.max_poll_s = int_of(settings, 300_000, "max.poll.interval.ms") / 1000
-        self.session_s = int_of(settings, 45_000, "session.timeout.ms") / 1000
+        self._session_s = int_of(settings, 45_000, "session.timeout.ms") / 1000
         self._heartbeat_s = int_of(settings, 3000, "heartbeat.interval.ms") / 1000
         self._refresh_s = int_of(settings, 300_000, "topic.metadata.refresh.interval.ms") / 1000
         self._has_assigned = False
         self._wanted: list[str] = []  # what is subscribed to
         self._member: Member | None = None
-        self._member_id = ""
+        # In the new protocol a client names itself, for good.
+        self._member_id = "" if self._is_classic else uuid.uuid4().hex
         self._generation = -1
         self._is_joining = False
         self._must_rejoin = False
@@ -73,6 +73,13 @@ class Membership:
         self._refreshes_s = math.inf
         self._missing: set[str] = set()  # of what is wanted
         self._is_calling = False  # a callback runs
+
+    @property
+    def session_s(self) -> float:
+        """How long the coordinator waits for its heartbeats; the broker's in the new protocol."""
+        if self._is_classic:
+            return self._session_s
+        return int(self.cluster.settings["group.consumer.session.timeout.ms"]) / 1000
 
     @property
     def is_closed(self) -> bool:
@@ -243,7 +250,9 @@ class Membership:
     def next_heartbeat_s(self) -> float:
         """When it asks the coordinator next."""
         since_s = time.monotonic() - self._began_s
-        interval_s = self._heartbeat_s if self._is_classic else self._heartbeat_s / 6
+        interval_s = self._heartbeat_s
+        if not self._is_classic:
+            interval_s = int(self.cluster.settings["group.consumer.heartbeat.interval.ms"]) / 1000
         return self._began_s + (since_s // interval_s + 1) * interval_s
 
     def _hear(self, member: Member) -> None:
@@ -268,7 +277,8 @@ class Membership:
         if late_s < 0:
             self.cluster.due(self._polled_s + self.max_poll_s)
             return
-        self._leave()
+        if self._is_classic:
+            self._leave()  # a member of the new protocol stays until it can be called back
         text = (
             f"Application maximum poll interval ({self.max_poll_s * 1000:.0f}ms) exceeded by"
             f" {late_s * 1000:.0f}ms"
@@ -276,7 +286,8 @@ class Membership:
         error = kafka_error(KafkaError._MAX_POLL_EXCEEDED, text)
         self._announce(error, None)
         self._steps.clear()
-        self._steps.append(("lost", sorted(self._owned), None))
+        self._polled_s = math.inf  # this is told once
+        self._steps.append(("lost", sorted(self._owned), self._leave))
 
     def _announce(self, error: KafkaError, topic: str | None) -> None:
         """An event among the records."""
@@ -352,7 +363,7 @@ class Membership:
             self.cluster.due(time.monotonic() + _AGAIN_S)
             return
         self._must_rejoin = False
-        member = self._member or Member(self)
+        member = self._member or Member(self, self._member_id)
         self._member, self._member_id = member, member.id
         member.topics = topics
         for topic in topics:
@@ -386,8 +397,8 @@ class Membership:
         gone = sorted(self._owned.difference(allowed))
         added = sorted(set(allowed) - self._owned)
         if gone:
-            self._steps.append(("revoke", gone, None if self._is_classic else self._report))
-        if added or self._is_classic:
+            self._steps.append(("revoke", gone, None))
+        if gone or added or self._is_classic:
             after = then if gone else None
             self._steps.append(("assign", added, after if self._is_classic else self._report))
         if gone or added:
@@ -402,11 +413,12 @@ class Membership:
         member = self._member
         if member is not None and not self.cluster.faults.separates(self):
             self.cluster.groups.group(self._group, is_classic=self._is_classic).remove(member)
-        generation = self._generation
+        generation = self._generation if self._is_classic else 0
         self._forget_member()
         self._generation = generation
 
     def _forget_member(self) -> None:
-        self._member, self._member_id = None, ""
-        self._generation = -1
+        self._member, self._generation = None, -1
+        if self._is_classic:
+            self._member_id = ""
         self._is_joining = self._must_rejoin = False

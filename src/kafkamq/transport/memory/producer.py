@@ -130,7 +130,8 @@ class Producer(Transactional, Client):
                 if error.code() == KafkaError._QUEUE_FULL:
                     raise BufferError("Local: Queue full")
                 raise KafkaException(error)
-            self._queue(topic, value, key, partition, callback or on_delivery, headers)
+            report = on_delivery if callback is None else callback
+            self._queue(topic, value, key, partition, report, headers)
             self.cluster.changed.notify_all()
 
     def produce_batch(
@@ -144,7 +145,7 @@ class Producer(Transactional, Client):
         """As confluent_kafka's."""
         with self.cluster.changed:
             self._check_open()
-            taken = 0
+            taken, whole = 0, on_delivery if callback is None else callback
             for message in messages:
                 value, key = message.get("value"), message.get("key")
                 number = message.get("partition", partition)
@@ -152,8 +153,7 @@ class Producer(Transactional, Client):
                 if error is not None:
                     message["_error"] = error
                     continue
-                report = message.get("callback") or message.get("on_delivery")
-                report = report or callback or on_delivery
+                report = message.get("callback", message.get("on_delivery", whole))
                 self._queue(topic, value, key, number, report, message.get("headers"))
                 taken += 1
             self.cluster.changed.notify_all()
@@ -263,10 +263,13 @@ class Producer(Transactional, Client):
         if partition is None:
             return self._has_no_place(queued, now_s)
         self.known.setdefault(place[0], len(partition.topic.partitions))
-        if queued.fault is not None and queued.fault.error is not None:
+        if self._skips(partition):
+            self._report(queued, kafka_error(KafkaError._PURGE_QUEUE))
+        elif queued.fault is not None and queued.fault.error is not None:
             self._refused(queued, queued.fault.error)
         elif len(queued.value or b"") > int(partition.topic.settings["max.message.bytes"]):
             self._refused(queued, kafka_error(KafkaError.MSG_SIZE_TOO_LARGE))
+            self._refused_by(partition)
         else:
             self._append(queued, partition)
         return True

@@ -66,6 +66,7 @@ class Transactional:
         self._epoch = -1
         self._partitions: set[Partition] = set()  # that were added to the transaction
         self._has_offsets = False
+        self._skipped: set[Partition] = set()
         self._failed = 0  # deliveries of the transaction
         self._abortable: KafkaError | None = None
         self._fatal: KafkaError | None = None
@@ -105,6 +106,21 @@ class Transactional:
         """The broker has refused a record."""
         if self._name is not None and self._state in (_State.OPEN, _State.COMMITTING):
             self._set_abortable(kafka_error(error.code(), text, abort=True))
+
+    def _refused_by(self, partition: Partition) -> None:
+        """The sequence number of a refused record is missing from then on."""
+        if self._name is not None:
+            self._skipped.add(partition)
+
+    def _skips(self, partition: Partition) -> bool:
+        """Whether one is missing, which ends the transaction; a new epoch mends it."""
+        if partition not in self._skipped:
+            return False
+        text = "skipped sequence numbers"
+        code = KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
+        self._set_abortable(kafka_error(code, text, abort=True))
+        self._skipped.clear()
+        return True
 
     def _delivery_failed(self) -> None:
         self._failed += 1

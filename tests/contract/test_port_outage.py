@@ -1,0 +1,82 @@
+"""What calls say while no broker answers, and afterwards: in memory as on a broker that is killed."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from tests.contract.port import Kafka, Reports, parts, refusal
+
+from kafkamq.dev import LocalKafka
+from kafkamq.dev.environment import cache_dir_from, java_from
+from kafkamq.transport.clients import open_consumer
+from kafkamq.transport.errors import ErrorWatch
+from kafkamq.transport.settings import consumer_settings
+
+
+@contextmanager
+def stoppable(kind: str) -> Iterator[tuple[Kafka, Callable[[], None], Callable[[], None]]]:
+    """A cluster, and how its brokers go and come back."""
+    with ExitStack() as stack:
+        if kind == "memory":
+            kafka = Kafka(f"memory://{uuid.uuid4().hex[:8]}", stack)
+
+            def switch(is_down: bool) -> None:
+                with kafka.cluster.changed:
+                    kafka.cluster.faults.is_down = is_down
+
+            yield kafka, lambda: switch(True), lambda: switch(False)
+        else:
+            places = {"cache_dir": cache_dir_from(os.environ), "java": java_from(os.environ)}
+            broker = stack.enter_context(LocalKafka(**places))
+            yield Kafka(broker.bootstrap_servers, stack), broker.kill, broker.restart
+
+
+@pytest.mark.parametrize("kind", ["memory", pytest.param("broker", marks=pytest.mark.faults)])
+def test_an_outage(kind: str) -> None:
+    with stoppable(kind) as (kafka, stop, start):
+        topic, reports = kafka.topic(), Reports()
+        group = f"port-{uuid.uuid4().hex[:8]}"
+        watch = ErrorWatch("nowhere")
+        settings = consumer_settings(kafka.config, group_id=group)
+        settings["session.timeout.ms"] = 6000
+        consumer = open_consumer(settings, watch)
+        producer = kafka.producer(message_timeout_ms=2000)
+        until = time.monotonic() + 20.0
+        while time.monotonic() < until:
+            with suppress(KafkaException):  # a coordinator that is not there yet
+                consumer.commit(offsets=parts(topic, 0, offset=1), asynchronous=False)
+                break
+        kafka.fill(topic, 1)
+        producer.list_topics(topic, timeout=10.0)
+        consumer.assign(parts(topic, 0))
+        assert consumer.poll(10.0) is not None
+        stop()
+        producer.produce(topic, b"v", None, 0, on_delivery=reports)
+        assert producer.flush(10.0) == 0
+        assert reports.codes == ["_MSG_TIMED_OUT"]
+        assert consumer.poll(0.5) is None
+        assert watch.is_down
+        error = refusal(lambda: consumer.list_topics(topic, timeout=1.0))
+        assert error.code() == KafkaError._TRANSPORT
+        error = refusal(lambda: consumer.committed(parts(topic, 0), timeout=1.0))
+        assert error.code() == KafkaError._TIMED_OUT
+        error = refusal(
+            lambda: consumer.commit(offsets=parts(topic, 0, offset=2), asynchronous=False)
+        )
+        assert error.code() == KafkaError._WAIT_COORD
+        start()
+        again = kafka.producer()
+        again.produce(topic, b"v", None, 0, on_delivery=reports)
+        assert again.flush(30.0) == 0
+        assert reports.codes == ["_MSG_TIMED_OUT", ""]
+        message = consumer.poll(30.0)
+        assert message is not None
+        assert message.value() == b"v"
+        assert consumer.committed(parts(topic, 0), timeout=30.0)[0].offset == 1
+        consumer.close()
