@@ -38,7 +38,7 @@ demo: $(VENV)/.installed ## a real broker, workers that are killed, and what bec
 
 check: lint ## lint, and the tests that need no JVM: rules, wire formats, simulator; at most 90 s
 	@$(COMPILE)
-	$(BIN)/python -m pytest -q -m "not faults and not slow and not spark" -n $(CORES) \
+	QUICK_TESTS=1 $(BIN)/python -m pytest -q -m "not faults and not slow and not spark" -n $(CORES) \
 		$(FAULTS_rules) $(PYTEST_ARGS)
 
 test: lint ## lint, then all tests but the fault suite

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.examples import examples
 
 from kafkamq.markers.rules.attempts import Attempt, Attempts, OpenAttempt
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
@@ -258,7 +259,7 @@ def _shown(each: OpenAttempt) -> tuple[Identity, tuple[str, str, int]]:
 
 TestAttemptsModel = AttemptsMachine.TestCase
 TestAttemptsModel.settings = settings(
-    max_examples=60,
+    max_examples=examples(60),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),

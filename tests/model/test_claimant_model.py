@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.examples import examples
 from tests.model.claim_world import BATCH, Member, World
 
 from kafkamq.claims.rules.steps import Delivery
@@ -136,7 +137,7 @@ class AtMostOnceMachine(ClaimantMachine):
 
 bounded = settings(
     deadline=None,
-    max_examples=60,
+    max_examples=examples(60),
     stateful_step_count=60,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -197,7 +198,7 @@ def run(delivery: Delivery, seed: int, steps: int = 800) -> World:
 
 
 @pytest.mark.parametrize("delivery", Delivery, ids=lambda delivery: delivery.value)
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(examples(4)))
 def test_long_runs(delivery: Delivery, part: int) -> None:
     handed = takeovers = 0
     for seed in range(part * 60, part * 60 + 60):

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from kafkamq.claims.rules.log import Claim, ClaimLog
 from kafkamq.types import MarshalRecord, MarshalType
 
 INTERVAL_S = 60
 GROUP, TOPIC = "gr", "t"
-bounded = settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+bounded = settings(
+    deadline=None, max_examples=examples(400), suppress_health_check=[HealthCheck.too_slow]
+)
 
 Line = tuple[float, MarshalRecord | None]  # the broker's time, and the record
 
@@ -187,7 +190,7 @@ def test_tokens_grow(lines: list[Line], later_s: list[float]) -> None:
         assert seen(log, lines[-1][0] + wait_s).token == token, "time alone moves none"
 
 
-@settings(bounded, max_examples=1000)
+@settings(bounded, max_examples=examples(1000))
 @given(st.integers(1, 20), st.data(), st.booleans())
 def test_a_reader_from_the_middle_knows_less_but_nothing_wrong(
     start: int, data: st.DataObject, trusts: bool

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.examples import examples
 
 from kafkamq.markers.rules.chunks import chunk_key
 from kafkamq.markers.rules.entry import DUE
@@ -341,5 +342,7 @@ class LeasesMachine(RuleBasedStateMachine):
                 assert known.accepted, known.lease
 
 
-LeasesMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+LeasesMachine.TestCase.settings = settings(
+    max_examples=examples(300), stateful_step_count=40, deadline=None
+)
 TestLeases = LeasesMachine.TestCase

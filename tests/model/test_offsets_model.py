@@ -8,6 +8,7 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.examples import examples
 
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.wire.offsets import decode, encode
@@ -166,6 +167,6 @@ class OffsetTrackerMachine(RuleBasedStateMachine):
 
 
 OffsetTrackerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None
+    max_examples=examples(150), stateful_step_count=40, deadline=None
 )
 TestOffsetTrackerModel = OffsetTrackerMachine.TestCase

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from tests.examples import examples
 
 from kafkamq.markers.rules.delivery import DueCause, Settle
 from kafkamq.markers.rules.entry import NEVER
@@ -30,11 +31,11 @@ def agree(seeds: range, count: int, limits: PageLimits = LIMITS) -> int:
 
 
 def test_three_ways_of_folding_agree() -> None:
-    assert agree(range(60), 150) > 500
+    assert agree(range(examples(60)), 150) > examples(500)
 
 
 def test_three_ways_of_folding_agree_where_most_of_the_state_is_in_pages() -> None:
-    assert agree(range(60), 150, FEW) > 500
+    assert agree(range(examples(60)), 150, FEW) > examples(500)
 
 
 @pytest.mark.faults

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from tests.examples import examples
 
 from kafkamq.markers.rules.delivery import Carry, Settle
 from kafkamq.markers.rules.entry import CHUNK_OFFSETS, DUE, NEVER
@@ -361,7 +362,7 @@ def assert_rebuilt(
 
 TestRedeliveryModel = Redelivery.TestCase
 TestRedeliveryModel.settings = settings(
-    max_examples=300,
+    max_examples=examples(300),
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=list(HealthCheck),

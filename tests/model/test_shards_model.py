@@ -13,6 +13,7 @@ from enum import Enum
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.examples import examples
 from tests.unit.shard_records import Sample
 
 from kafkamq.parallel.rules.lanes import Lane, LaneState, Run
@@ -374,6 +375,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None
+    max_examples=examples(150), stateful_step_count=40, deadline=None
 )
 TestSchedulerModel = SchedulerMachine.TestCase

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from tests.examples import examples
 
 from kafkamq.queue.wire.headers import DELIVERY_COUNT, ORIGIN, REASON
 from kafkamq.testing.engines import EngineSettings
@@ -18,7 +19,7 @@ from kafkamq.testing.workers import Behaviour, WorkerSettings
 from kafkamq.testing.world import Faults
 from kafkamq.types import MarkerType
 
-SEEDS = 200
+SEEDS = examples(200)
 CHUNK = 20
 MANY_SEEDS = 3000
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from kafkamq.markers.wire.markers import MAX_DURATION_MS
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
 
-bounded = settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+bounded = settings(
+    deadline=None, max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow]
+)
 
 INT64 = 2**63 - 1
 INT32 = 2**31 - 1
