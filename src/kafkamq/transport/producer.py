@@ -25,6 +25,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import StateError
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import (
+    REFUSALS,
     ErrorWatch,
     Meaning,
     broker_error,
@@ -111,6 +112,7 @@ class IdempotentProducer:
         self._client = open_producer(settings, self.watch)
         self._must_renew = False
         self._fatal: KafkaError | None = None  # what ended the client whose reports are served
+        self._refusal: KafkaError | None = None  # for want of a right, and not told yet
         self._is_closed = False
         # In the object: a report may run with librdkafka's fatal error raised, and then Python
         # finds no name in a base class.
@@ -260,10 +262,13 @@ class IdempotentProducer:
         """Serve reports for that long, or until there are some; a client that failed is replaced.
 
         Raises:
-            BrokerError: Wrong credentials.
+            BrokerError: Wrong credentials; or the client failed for want of a right.
         """
         self._serve(methodcaller("poll", timeout_s))
         self.watch.check(self._verb)
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:  # told once: the next client may be luckier
+            raise broker_error(refusal, f"{self._verb} to {self._servers}")
 
     def flush(self, timeout_s: float) -> None:
         """Serve reports until nothing is under way, or the time is over.
@@ -349,6 +354,8 @@ class IdempotentProducer:
                 self.watch = ErrorWatch(self._servers)
                 self._client = open_producer(self._settings, self.watch)
                 self._must_renew = False
+                if meaning(cause) in REFUSALS:
+                    self._refusal = cause
             self._fatal = cause
             end_producer(spent)
             self._fatal = None
