@@ -82,7 +82,7 @@ def test_a_commit_that_never_succeeds_is_one() -> None:
 def test_a_position_of_spark_that_is_refused_for_one_partition_is_not_noted(
     monkeypatch: pytest.MonkeyPatch, code: int, raised: type[Exception]
 ) -> None:
-    monkeypatch.setattr("kafkamq.spark.queues.position.open_consumer", lambda _: Group({1: code}))
+    monkeypatch.setattr("kafkamq.transport.follower.open_consumer", lambda *_: Group({1: code}))
     position = QueuePosition(CONFIG, "q", "g", lambda _: True)
     with pytest.raises(raised):
         position.commit({0: 5, 1: 7}, b"t" * 16)

@@ -25,11 +25,9 @@ from kafkamq.claims.session import Fence, Tenure
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.clients import open_consumer
-from kafkamq.transport.errors import KafkaException, broker_error
+from kafkamq.transport.errors import is_retriable
+from kafkamq.transport.group_consumer import GroupOffsets
 from kafkamq.transport.offset_commits import commit_offsets
-from kafkamq.transport.record import TopicPartition
-from kafkamq.transport.settings import consumer_settings
 
 __all__ = ["Desk", "DeskAnswers"]
 
@@ -113,9 +111,9 @@ class _GroupDesk:
         self._admin = admin
         self._group = group
         self._answers = answers
-        self._consumer = open_consumer(consumer_settings(config, group_id=group))
+        self._client = GroupOffsets(config, group)
         self._fences = ThreadPoolExecutor(_FENCE_THREADS, f"kafkamq-fence-{group}")
-        self.metadata: bytes = self._consumer.consumer_group_metadata()
+        self.metadata = self._client.membership()
         self.lookups = _Batcher(f"kafkamq-lookup-{group}", self._look_up)
         self.commits = _Batcher(f"kafkamq-commit-{group}", self._commit, self._serve)
 
@@ -123,7 +121,7 @@ class _GroupDesk:
         idle = [batcher.close(timeout_s) for batcher in (self.lookups, self.commits)]
         self._fences.shutdown(wait=False)
         if all(idle):
-            self._consumer.close()
+            self._client.close()
 
     def count(self, topics: Sequence[str], answer: Callable[[dict[str, int]], None]) -> None:
         self._fences.submit(self._count, topics, answer)
@@ -132,11 +130,10 @@ class _GroupDesk:
         counts = {}
         for topic in topics:
             try:
-                found = self._consumer.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
-            except (KafkaException, RuntimeError):  # no broker answers, or it is closed
-                return
-            if found is not None and found.error is None:
-                counts[topic] = len(found.partitions)
+                counts[topic] = self._client.partition_count(topic)
+            except KafkaMQError as error:  # noqa: PERF203 - a handful of topics
+                if is_retriable(error):  # no broker answers
+                    return
         answer(counts)
 
     def end(self, fence: Fence) -> None:
@@ -193,21 +190,11 @@ class _GroupDesk:
             wanted = [partition for name, partition in places if name == topic]
             found = self._admin.log_bounds(topic, wanted)
             bounds.update({(topic, number): ends for number, ends in found.items()})
-        committed = self._committed(places)
+        committed = self._client.committed(places)
         return {
             tenure: (*bounds[tenure.place], committed[tenure.place])
             for tenure in tenures
             if tenure.place in bounds and tenure.place in committed
-        }
-
-    def _committed(self, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        wanted = [TopicPartition(topic, partition) for topic, partition in places]
-        try:
-            found = self._consumer.committed(wanted, timeout=_TIMEOUT_S)
-        except KafkaException as error:
-            raise broker_error(error, f"reading committed offsets of {self._group}") from error
-        return {
-            (place.topic, place.partition): place.offset for place in found if place.error is None
         }
 
     # ---- committing
@@ -215,13 +202,9 @@ class _GroupDesk:
     def _serve(self) -> None:
         """Take what the client has to say: it would be kept for ever."""
         try:
-            said = self._consumer.poll(0)
-        except KafkaException as error:
-            self._answers.refused(broker_error(error, f"working for group {self._group}"))
-            return
-        event = None if said is None else said.error()
-        if event is not None:
-            self._answers.refused(broker_error(event, f"working for group {self._group}"))
+            self._client.poll(1, 0.0)
+        except KafkaMQError as error:
+            self._answers.refused(error)
 
     def _commit(self, jobs: Sequence[tuple[Tenure, Write]]) -> None:
         plain = []
@@ -252,7 +235,7 @@ class _GroupDesk:
         done: set[tuple[str, int]] = set()
         try:
             if wanted:
-                done = wanted.keys() - commit_offsets(self._consumer, wanted).keys()
+                done = wanted.keys() - commit_offsets(self._client.client, wanted).keys()
         except Exception as error:  # noqa: BLE001 - as above
             self._say(jobs[0][0], str(error))
         for tenure, write in jobs:

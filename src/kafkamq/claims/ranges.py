@@ -39,20 +39,19 @@ from kafkamq.errors import (
     WireError,
 )
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import (
     ErrorWatch,
     KafkaError,
-    KafkaException,
     Meaning,
     broker_error,
     is_retriable,
     meaning,
 )
-from kafkamq.transport.follower import Follower, targets_of
+from kafkamq.transport.follower import Follower
+from kafkamq.transport.group_consumer import GroupOffsets
 from kafkamq.transport.producer import IdempotentProducer
 from kafkamq.transport.record import Record
-from kafkamq.transport.settings import consumer_settings, producer_settings
+from kafkamq.transport.settings import producer_settings
 from kafkamq.types import RangeType
 
 __all__ = ["ClaimedRange", "RangeClaims"]
@@ -269,7 +268,7 @@ class RangeClaims:
         if not self._thread.is_alive():
             self._commit(is_last=True)
             self._reader.close()
-            self._committer.close()
+            self._offsets.close()
         self._data.close()
         self._producer.close()
 
@@ -432,8 +431,7 @@ class RangeClaims:
         self._reader.place({(range_topic, self._number): start})
         # A fetch that waits at the log's end must not hold the next range back for long.
         self._data = self._follow(self.topic, group_id=self.group_id, fetch_wait_max_ms=20)
-        settings = consumer_settings(self._config, group_id=self.group_id)
-        self._committer = open_consumer(settings, self._watch)  # commits do not wait for polls
+        self._offsets = GroupOffsets(self._config, self.group_id)  # its polls read nothing
         timeout_ms = max(1000, self._interval_ms // 2)
         settings = producer_settings(self._config, message_timeout_ms=timeout_ms, linger_ms=0)
         self._producer = IdempotentProducer(self._config, settings, owner="RangeClaims")
@@ -475,14 +473,14 @@ class RangeClaims:
             if at > (0 if is_last else self._committed.get(number, 0))
         }
         self._committed.update(news)
-        places = targets_of({(self.topic, number): at for number, at in news.items()})
+        places = {(self.topic, number): at for number, at in news.items()}
         try:
-            self._committer.poll(0)  # it only commits; its events must go somewhere
+            self._offsets.serve()  # its events must go somewhere
             if places and is_last:
-                self._committer.commit(offsets=places, asynchronous=False)
+                self._offsets.commit(places)
             elif places:
-                self._committer.commit(offsets=places, asynchronous=True)
-        except (KafkaException, RuntimeError):
+                self._offsets.commit_soon(places)
+        except (KafkaMQError, RuntimeError):
             _log.debug("positions of ranges could not be committed")
 
     def _follow(self, topic: str, **settings: Any) -> Follower:

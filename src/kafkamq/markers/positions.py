@@ -29,21 +29,18 @@ from kafkamq.markers.wire.positions import (
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import (
-    ErrorWatch,
     KafkaError,
-    KafkaException,
     Meaning,
     broker_error,
     is_retriable,
     meaning,
 )
 from kafkamq.transport.producer import IdempotentProducer
-from kafkamq.transport.record import Record, TopicPartition
+from kafkamq.transport.record import Record
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.scan import scan
-from kafkamq.transport.settings import consumer_settings, producer_settings
+from kafkamq.transport.settings import producer_settings
 from kafkamq.types import MarkerType, MessageId
 
 __all__ = ["Positions"]
@@ -51,7 +48,6 @@ __all__ = ["Positions"]
 MARGIN_MS = 60_000  # brokers' clocks differ; STARTs come for so long after the latest one known
 REFUSED_S = 60.0  # after a refusal the next try waits so long
 AGAIN_S = 600.0  # what has not changed is written again: a former owner's record may come late
-_REQUEST_S = 10.0
 _WITHOUT = (Meaning.FORBIDDEN, Meaning.NO_TOPIC)
 """A worker without the right to read goes on, as one of the version before did."""
 _log = logging.getLogger(__name__)
@@ -314,20 +310,7 @@ class Positions:
         topic = self._config.marker_topic
         with Admin(self._config) as admin:
             numbers = range(admin.require_topic(topic).partitions)
-        watch = ErrorWatch(self._config.bootstrap_servers)
-        consumer = open_consumer(consumer_settings(self._config, group_id=self._group), watch)
-        try:
-            wanted = [TopicPartition(topic, number, max(0, since_ms)) for number in numbers]
-            found = consumer.offsets_for_times(wanted, timeout=_REQUEST_S)
-        except KafkaException as error:
-            watch.check(f"looking for STARTs in {topic}")
-            raise broker_error(error, f"looking for STARTs in {topic}") from error
-        finally:
-            consumer.close()
-        for place in found:
-            if place.error is not None:
-                raise broker_error(place.error, f"looking for STARTs in {topic}")
-        return {place.partition: place.offset for place in found if place.offset >= 0}
+            return admin.offsets_for_times(topic, dict.fromkeys(numbers, max(0, since_ms)))
 
 
 def _times(positions: Collection[GroupPosition]) -> list[tuple[int, int]]:

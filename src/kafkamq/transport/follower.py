@@ -7,14 +7,15 @@ outside of it, what polling on mends, and what nothing mends.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DataLossError, DeadlineExceededError
 from kafkamq.transport.clients import open_consumer
-from kafkamq.transport.deadline import Answer, ask_in_slices
 from kafkamq.transport.errors import (
     UNANSWERED,
     ErrorWatch,
@@ -33,6 +34,8 @@ READER_GROUP = "kafkamq.reader"
 """librdkafka wants a group; who may describe it may read, and nothing is committed in it."""
 
 REQUEST_S = 10.0
+_FIRST_SLICE_S = 1.0
+Answer = TypeVar("Answer")
 _log = logging.getLogger(__name__)
 
 
@@ -288,9 +291,25 @@ class Follower:
         return self._answer(ask, f"looking up topic {topic}", timeout_s)
 
     def _in_slices(self, ask: Callable[[float], Answer], timeout_s: float) -> Answer:
-        if self._placed:  # between slices the client is polled, and would lose a record
+        """Ask again until there is an answer, or the time is over; in longer and longer slices.
+
+        librdkafka tells wrong credentials to the error callback alone, which ``poll`` serves; a
+        question that blocks meanwhile would wait for all of its time, and say that nobody answers.
+        """
+        if self._placed:  # ``poll`` would lose a record
             return ask(timeout_s)
-        return ask_in_slices(ask, self.client, self.watch, self._doing, timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        slice_s = _FIRST_SLICE_S
+        while True:
+            left_s = deadline_s - time.monotonic()
+            try:
+                return ask(max(0.1, min(slice_s, left_s)))
+            except KafkaException as error:
+                self.client.poll(0)
+                self.watch.check(self._doing)
+                if left_s <= slice_s or meaning(error) not in UNANSWERED:
+                    raise
+            slice_s *= 2
 
     def _answer(self, ask: Callable[[], Answer], doing: str, timeout_s: float) -> Answer:
         try:

@@ -15,9 +15,18 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.errors import broker_error, is_retriable, kafka_error
 from kafkamq.transport.follower import REQUEST_S, Follower, partitions_of, targets_of
+from kafkamq.transport.offset_commits import commit_all
 from kafkamq.transport.record import Place, Record, place_of
 
-__all__ = ["COMMITTED", "COOPERATIVE", "GroupConsumer", "Owner", "is_eager"]
+__all__ = [
+    "COMMITTED",
+    "COOPERATIVE",
+    "GroupConsumer",
+    "GroupOffsets",
+    "Owner",
+    "is_eager",
+    "metadata_of",
+]
 
 COMMITTED = -1001
 """In place of an offset: where the group is, which the client looks up."""
@@ -41,8 +50,75 @@ class Owner(Protocol):
         """These go when this returns; they are gone already, if they were lost."""
 
 
-class GroupConsumer(Follower):
-    """The member; one owner thread. It joins with ``join``, and its owner commits by ``client``."""
+class GroupOffsets(Follower):
+    """What a group has committed, for a member, and for who is none; any thread may ask."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        group_id: str,
+        doing: str = "",
+        *,
+        ignores: Callable[[KafkaError], bool] = is_retriable,
+        **settings: object,
+    ) -> None:
+        """As a ``Follower``; ``group_id`` is the group's."""
+        doing = doing or f"working for group {group_id}"
+        super().__init__(config, doing, group_id=group_id, ignores=ignores, **settings)
+
+    def membership(self) -> bytes:
+        """What fences a member's transactions once the group has gone on without it (R22)."""
+        metadata: bytes = self.client.consumer_group_metadata()
+        return metadata
+
+    def committed(
+        self, places: Iterable[Place], *, timeout_s: float = REQUEST_S
+    ) -> dict[Place, int]:
+        """What the group has committed; negative: nothing.
+
+        Raises:
+            BrokerError, DeadlineExceededError: No answer, or the group has moved on.
+        """
+        try:
+            found = self.client.committed(partitions_of(places), timeout=timeout_s)
+            for each in found:
+                if each.error is not None:
+                    raise KafkaException(each.error)
+        except KafkaException as error:
+            raise broker_error(error, "finding what the group has committed") from error
+        return {(each.topic, each.partition): each.offset for each in found}
+
+    def commit(self, offsets: Mapping[Place, int]) -> None:
+        """Commit, and wait until Kafka has all of it.
+
+        Raises:
+            BrokerError, DeadlineExceededError: Some of it is not committed, or not known to be.
+        """
+        commit_all(self.client, offsets, f"committing: {self._doing}")
+
+    def commit_soon(self, offsets: Mapping[Place, int]) -> None:
+        """Begin to commit; nobody hears of a failure.
+
+        Raises:
+            BrokerError: It cannot be begun.
+        """
+        try:
+            self.client.commit(offsets=targets_of(offsets), asynchronous=True)
+        except KafkaException as error:
+            raise broker_error(error, self._doing) from error
+
+
+def metadata_of(config: ServiceConfig, group_id: str) -> bytes:
+    """``membership`` of a group that never has members; says no more than its name."""
+    offsets = GroupOffsets(config, group_id)
+    try:
+        return offsets.membership()
+    finally:
+        offsets.close()
+
+
+class GroupConsumer(GroupOffsets):
+    """The member; one owner thread. It joins with ``join``."""
 
     def __init__(
         self,
@@ -76,7 +152,7 @@ class GroupConsumer(Follower):
                 **settings,
             }
         doing = f"reading {', '.join(topics)}"
-        super().__init__(config, doing, group_id=group_id, ignores=ignores, **settings)
+        super().__init__(config, group_id, doing, ignores=ignores, **settings)
         self._owner = owner
         self._topics = list(topics)
         self._is_eager = is_eager(self.settings)
@@ -115,28 +191,6 @@ class GroupConsumer(Follower):
             return self.is_joined and bool(self.client.memberid())
         except RuntimeError:  # closed meanwhile
             return False
-
-    def membership(self) -> bytes:
-        """What fences this member's transactions once the group has gone on without it (R22)."""
-        metadata: bytes = self.client.consumer_group_metadata()
-        return metadata
-
-    def committed(
-        self, places: Iterable[Place], *, timeout_s: float = REQUEST_S
-    ) -> dict[Place, int]:
-        """What the group has committed; negative: nothing.
-
-        Raises:
-            BrokerError, DeadlineExceededError: No answer, or the group has moved on.
-        """
-        try:
-            found = self.client.committed(partitions_of(places), timeout=timeout_s)
-            for each in found:
-                if each.error is not None:
-                    raise KafkaException(each.error)
-        except KafkaException as error:
-            raise broker_error(error, "finding what the group has committed") from error
-        return {(each.topic, each.partition): each.offset for each in found}
 
     def close(self) -> None:
         """Leave the group, by way of ``Owner.revoked``, and end the client."""

@@ -14,20 +14,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import wait as wait_for
 from enum import Enum
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafkamq.errors import KafkaMQError
 from kafkamq.transport.errors import broker_error, is_retriable
 from kafkamq.transport.port import Consumer as KafkaConsumer
+from kafkamq.transport.record import Place
 
-__all__ = ["Answer", "Commit", "Committer", "Place", "commit_all", "commit_offsets"]
+__all__ = ["Answer", "Commit", "Committer", "commit_all", "commit_offsets"]
 
 Answer = TypeVar("Answer")
-Place: TypeAlias = "tuple[str, int]"
-"""Topic and partition."""
-
 COMMIT_TIMEOUT_S = 10.0  # then the batch is given up (R5: bounded)
 
 

@@ -7,21 +7,18 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from confluent_kafka import OFFSET_BEGINNING, Message, TopicPartition
-
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.demo.recorder import Tally
 from kafkamq.errors import WireError
 from kafkamq.markers.wire.markers import decode_slim
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import split_key
-from kafkamq.transport.clients import open_consumer
-from kafkamq.transport.port import Consumer
-from kafkamq.transport.record import headers_of
-from kafkamq.transport.settings import consumer_settings
+from kafkamq.transport.admin import Admin
+from kafkamq.transport.follower import Follower
+from kafkamq.transport.record import Place, Record, headers_of
 from kafkamq.types import Outcome
 
-__all__ = ["Follower", "Snapshot"]
+__all__ = ["DemoFollower", "Snapshot"]
 
 BATCH = 2000
 POLL_S = 0.1
@@ -43,7 +40,7 @@ class Snapshot:
     is_settled: bool = False
 
 
-class Follower:
+class DemoFollower:
     """Follows messages, markers and dead letters from their beginning; any thread may look."""
 
     def __init__(self, config: ServiceConfig, *, planned: int) -> None:
@@ -85,15 +82,19 @@ class Follower:
 
     def _run(self) -> None:
         try:
-            consumer = open_consumer(
-                consumer_settings(self._config, group_id=f"{self._config.namespace}.demo")
+            # librdkafka retries; a real outage shows as a demo that never settles.
+            follower = Follower(
+                self._config,
+                "following the demo",
+                group_id=f"{self._config.namespace}.demo",
+                ignores=lambda _: True,
             )
             try:
-                consumer.assign(_from_the_start(consumer, self._topics()))
+                follower.place(_beginnings(self._config, self._topics()))
                 while not self._stopping.is_set():
-                    self._apply(consumer.consume(BATCH, POLL_S))
+                    self._apply(follower.poll(BATCH, POLL_S))
             finally:
-                consumer.close()
+                follower.close()
         except BaseException as error:  # noqa: BLE001  raised where the demo looks next
             self._error = error
 
@@ -101,12 +102,10 @@ class Follower:
         config = self._config
         return config.message_topic, config.marker_topic, config.dead_letter_topic
 
-    def _apply(self, records: Iterable[Message]) -> None:
+    def _apply(self, records: Iterable[Record]) -> None:
         messages, markers, _ = self._topics()
         with self._lock:
             for record in records:
-                if record.error() is not None:
-                    continue  # librdkafka retries; a real outage shows as a demo that never settles
                 place = (record.partition() or 0, record.offset() or 0)
                 if record.topic() == markers:
                     self._marker(place, record)
@@ -119,17 +118,16 @@ class Follower:
                 else:
                     self._tally.dead_letter(queue_id)
 
-    def _marker(self, place: tuple[int, int], record: Message) -> None:
+    def _marker(self, place: tuple[int, int], record: Record) -> None:
         # What is no marker goes to the quarantine; the verdict counts what is really open.
         with contextlib.suppress(WireError):
             self._tally.marker(place, decode_slim(record.value()))
 
 
-def _from_the_start(consumer: Consumer, topics: Iterable[str]) -> list[TopicPartition]:
-    result = []
-    for topic in topics:
-        metadata = consumer.list_topics(topic, timeout=10.0).topics[topic]
-        result += [
-            TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in metadata.partitions
-        ]
-    return result
+def _beginnings(config: ServiceConfig, topics: Iterable[str]) -> dict[Place, int]:
+    found = {}
+    with Admin(config) as admin:
+        for topic in topics:
+            bounds = admin.log_bounds(topic, range(admin.require_topic(topic).partitions))
+            found.update({(topic, number): first for number, (first, _) in bounds.items()})
+    return found

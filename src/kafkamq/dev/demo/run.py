@@ -23,7 +23,7 @@ from typing import Any
 from kafkamq.config import ServiceConfig
 from kafkamq.dev.broker import LocalKafka
 from kafkamq.dev.children import Child
-from kafkamq.dev.demo.follow import Follower, Snapshot
+from kafkamq.dev.demo.follow import DemoFollower, Snapshot
 from kafkamq.dev.demo.options import DemoOptions
 from kafkamq.dev.demo.plan import Planned
 from kafkamq.dev.demo.result import Verdict
@@ -110,7 +110,7 @@ class _Demo:
             tracker.wait_for("tracking", timeout_s=ENGINE_TIMEOUT_S)
         judge = self._judge(config)
         self.others.append(judge)
-        follower = Follower(config, planned=len(self.planned))
+        follower = DemoFollower(config, planned=len(self.planned))
         self.stack.callback(follower.stop)
         follower.start()
         sender = Sender(config, self.planned, per_s=self.options.send_per_s)
@@ -206,7 +206,7 @@ class _Demo:
         for worker in self.workers:
             worker.wait_for("ready", timeout_s=ENGINE_TIMEOUT_S)
 
-    def _watch(self, follower: Follower, sender: Sender, *, until: Any) -> bool:
+    def _watch(self, follower: DemoFollower, sender: Sender, *, until: Any) -> bool:
         """Shows what happens until a condition holds; False when the time is over."""
         deadline = time.monotonic() + self.options.drain_timeout
         while True:
@@ -224,7 +224,7 @@ class _Demo:
     def _is_half_way(self, seen: Snapshot) -> bool:
         return seen.acked + seen.dead >= self.options.kill_at * len(self.planned)
 
-    def _kill_one(self, follower: Follower) -> None:
+    def _kill_one(self, follower: DemoFollower) -> None:
         """Kills a worker in a moment at which its history shows messages in its hands."""
         deadline = time.monotonic() + HOLD_TIMEOUT_S
         while True:

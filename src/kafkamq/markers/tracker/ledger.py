@@ -18,10 +18,9 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, FencedError, KafkaMQError
 from kafkamq.markers.wire.ledger import Position, decode_position, encode_position
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import TransactionAbortedError
+from kafkamq.transport.group_consumer import metadata_of
 from kafkamq.transport.record import TopicPartition
-from kafkamq.transport.settings import consumer_settings
 from kafkamq.transport.transactions import TransactionalProducer
 
 __all__ = [
@@ -270,12 +269,7 @@ class Ledger:
     def _metadata(self) -> bytes:
         """Metadata of a group without members: the ledger's group never has any."""
         if not self._group:
-            settings = consumer_settings(self._config, group_id=self.key.transactional_id)
-            consumer = open_consumer(settings)
-            try:
-                self._group = consumer.consumer_group_metadata()
-            finally:
-                consumer.close()
+            self._group = metadata_of(self._config, self.key.transactional_id)
         return self._group
 
 

@@ -14,12 +14,9 @@ from kafkamq.errors import BrokerError, StateError
 from kafkamq.markers.positions import Positions
 from kafkamq.spark.queues.starting import identity_of
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import Meaning, meaning
+from kafkamq.transport.group_consumer import GroupOffsets
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
-from kafkamq.transport.offset_commits import commit_all
-from kafkamq.transport.port import Consumer
-from kafkamq.transport.settings import consumer_settings
 from kafkamq.types import MessageId
 
 __all__ = ["QueuePosition"]
@@ -46,7 +43,7 @@ class QueuePosition:
         self._is_own = is_own
         self._group = group
         self._positions: Positions | None = None  # Spark pickles a reader before it is used
-        self._consumer: Consumer | None = None
+        self._offsets: GroupOffsets | None = None
         self._committed: dict[int, int] = {}
 
     @property
@@ -120,12 +117,10 @@ class QueuePosition:
 
     def _commit(self, offsets: Mapping[int, int]) -> None:
         topic = self._config.message_topic
-        if self._consumer is None:
-            settings = consumer_settings(self._config, group_id=self._group)
-            self._consumer = open_consumer(settings)
-        wanted = {(topic, number): at for number, at in offsets.items()}
+        if self._offsets is None:
+            self._offsets = GroupOffsets(self._config, self._group)
         try:
-            commit_all(self._consumer, wanted, f"committing the position of queue {self._group}")
+            self._offsets.commit({(topic, number): at for number, at in offsets.items()})
         except BrokerError as error:
             if meaning(error) in _HAS_MEMBERS:
                 raise StateError(

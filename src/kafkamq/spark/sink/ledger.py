@@ -21,10 +21,9 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError, WireError
 from kafkamq.markers.wire.ledger import Position, decode_position, encode_position
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import Meaning, OutcomeUnknownError, TransactionAbortedError, meaning
+from kafkamq.transport.group_consumer import metadata_of
 from kafkamq.transport.record import TopicPartition
-from kafkamq.transport.settings import consumer_settings
 from kafkamq.transport.transactions import TransactionalProducer
 
 __all__ = ["TASKS", "Cell", "CellEntry", "SinkLedger", "is_written", "unconfirmed"]
@@ -294,14 +293,9 @@ _metadata: dict[str, bytes] = {}
 
 
 def _group_metadata(config: ServiceConfig, group: str) -> bytes:
-    """Of a group without members; the bytes say no more than its name."""
     found = _metadata.get(group)
     if found is None:
-        consumer = open_consumer(consumer_settings(config, group_id=group))
-        try:
-            found = _metadata[group] = consumer.consumer_group_metadata()
-        finally:
-            consumer.close()
+        found = _metadata[group] = metadata_of(config, group)
     return found
 
 
