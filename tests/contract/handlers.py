@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 import time
+
+from kafkamq import Reject
 
 
 def die_or_hang(body: str) -> None:
@@ -12,3 +16,33 @@ def die_or_hang(body: str) -> None:
         os._exit(7)
     if body == "hang":
         time.sleep(60)
+
+
+_barrier = threading.Barrier(3)
+_met: list[asyncio.Event] = []
+
+
+def meet(body: bytes) -> None:
+    """Ends when three are in it."""
+    _barrier.wait(30)
+
+
+async def meet_async(body: bytes) -> None:
+    """The same, of coroutines."""
+    mine = asyncio.Event()
+    _met.append(mine)
+    if len(_met) % 3 == 0:
+        for each in _met[-3:]:
+            each.set()
+    await asyncio.wait_for(mine.wait(), 30)
+
+
+def reject_odd(bodies: list[str]) -> list[Reject | None]:
+    """A verdict for each."""
+    return [Reject("odd") if int(body) % 2 else None for body in bodies]
+
+
+def raise_odd(body: str) -> None:
+    """Every second one fails."""
+    if int(body) % 2:
+        raise ValueError("odd")

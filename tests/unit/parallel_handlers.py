@@ -7,6 +7,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.waiting import wait_until
@@ -141,6 +143,22 @@ def result(record: PlainRecord) -> object:
 
 async def _later() -> None:
     raise AssertionError("nobody awaits it")
+
+
+@dataclass
+class Order:
+    id: int
+
+
+def order_of(order: Order) -> str:
+    """Takes the value."""
+    return f"order {order.id}"
+
+
+def shout(record: PlainRecord) -> Iterator[None]:
+    """Middleware."""
+    outcome = yield
+    return outcome.upper()
 
 
 def main() -> None:

@@ -15,5 +15,15 @@ from kafkamq.aio.message import Message
 from kafkamq.aio.parallel import ParallelConsumer
 from kafkamq.aio.producer import Delivery, Producer
 from kafkamq.aio.service import Queue, Service
+from kafkamq.aio.worker import Worker
 
-__all__ = ["Consumer", "Delivery", "Message", "ParallelConsumer", "Producer", "Queue", "Service"]
+__all__ = [
+    "Consumer",
+    "Delivery",
+    "Message",
+    "ParallelConsumer",
+    "Producer",
+    "Queue",
+    "Service",
+    "Worker",
+]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import kafkamq as sync
+from kafkamq.aio.hooks import LeaseLostHook, OnLeaseLost
 from kafkamq.aio.message import Message
 from kafkamq.aio.threads import in_thread
 from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
@@ -21,7 +21,6 @@ __all__ = ["Consumer", "OnLeaseLost"]
 _PAUSE_S = 0.25
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-OnLeaseLost = Callable[[Message], "Awaitable[None] | None"]
 
 
 class Consumer:
@@ -35,11 +34,9 @@ class Consumer:
     ) -> None:
         self._queue = queue
         self._ordering = ordering
-        self._on_lease_lost = on_lease_lost
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lease_lost = None if on_lease_lost is None else LeaseLostHook(on_lease_lost)
         self._sync: sync.Consumer | None = None
         self._closed = threading.Event()
-        self._tasks: set[asyncio.Future[None]] = set()
         self._owner = ThreadPoolExecutor(1, f"kafkamq-aio-{queue.queue_id}")
 
     async def __aenter__(self) -> Consumer:
@@ -115,8 +112,9 @@ class Consumer:
     def _connected(self) -> sync.Consumer:
         """In the owner thread."""
         if self._sync is None:
-            told = None if self._on_lease_lost is None else self._lease_lost
-            self._sync = self._queue.consumer(on_lease_lost=told, ordering=self._ordering)
+            self._sync = self._queue.consumer(
+                on_lease_lost=self._lease_lost, ordering=self._ordering
+            )
         return self._sync
 
     async def _receive(self, call: Callable[[], list[sync.Message]]) -> list[Message]:
@@ -128,7 +126,8 @@ class Consumer:
         """Run in the owner thread; if this is cancelled, ``on_cancelled`` gets the outcome."""
         if self._closed.is_set():
             raise StateError(f"the consumer of queue {self.queue_id!r} is closed")
-        self._loop = asyncio.get_running_loop()
+        if self._lease_lost is not None:
+            self._lease_lost.loop = asyncio.get_running_loop()
         future = self._owner.submit(call)
         try:
             return await asyncio.shield(asyncio.wrap_future(future))
@@ -146,22 +145,3 @@ class Consumer:
             _log.warning("a cancelled receive failed", extra={"said": str(error)})
         elif self._sync is not None:
             self._sync.put_back(future.result())
-
-    def _lease_lost(self, message: sync.Message) -> None:
-        """From the consumer's own thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._tell, Message(message))
-
-    def _tell(self, message: Message) -> None:
-        """In the event loop."""
-        if self._on_lease_lost is None:
-            return
-        try:
-            told = self._on_lease_lost(message)
-        except Exception:  # noqa: BLE001 - the user's code must not stop the loop's callback
-            _log.exception("on_lease_lost failed")
-            return
-        if inspect.isawaitable(told):
-            task = asyncio.ensure_future(told)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)

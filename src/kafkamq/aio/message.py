@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import kafkamq as sync
 from kafkamq.aio.threads import in_thread
@@ -19,6 +19,12 @@ class Message:
     """A delivery of a message, and the verdicts on it; see ``kafkamq.Message``."""
 
     __slots__ = ("_sync",)
+    is_kafkamq_message: ClassVar[bool] = True  # a handler's parameter of this type gets it
+
+    @classmethod
+    def of_sync(cls, message: sync.Message) -> Message:
+        """For a handler."""
+        return cls(message)
 
     def __init__(self, message: sync.Message) -> None:
         self._sync = message

@@ -9,11 +9,12 @@ from types import TracebackType
 
 from kafkamq.errors import ConfigError, DeadlineExceededError
 from kafkamq.parallel.config import is_async_handler
-from kafkamq.parallel.consumer import ParallelBase, stopped_by
+from kafkamq.parallel.consumer import ParallelBase
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OnProduced
 from kafkamq.parallel.streams import ResultStream
 from kafkamq.runtime.inside import is_inside
+from kafkamq.runtime.signals import stopped_by
 
 __all__ = ["ParallelConsumer"]
 
@@ -92,8 +93,12 @@ class ParallelConsumer(ParallelBase):
         if self._engine.failure is not None:
             raise self._engine.failure
 
-    async def run(self, handler: Callable[[ParallelRecord], Awaitable[object]]) -> None:
+    async def run(
+        self, handler: Callable[[ParallelRecord], Awaitable[object]], *, timeout: float = 30.0
+    ) -> None:
         """``poll``, and wait for the end; being cancelled closes, in the main thread SIGTERM too.
+
+        ``timeout`` is what handlers have to end then.
 
         Raises:
             KafkaMQError: As ``poll`` and ``close``, and what made it stop.
@@ -106,7 +111,7 @@ class ParallelConsumer(ParallelBase):
                 if self._engine.failure is not None:
                     raise self._engine.failure
             finally:
-                await self.close()
+                await self.close(timeout)
 
     async def drain(self, timeout: float = 60.0) -> None:
         """Poll no more, process what was polled (up to ``timeout`` s), and close."""

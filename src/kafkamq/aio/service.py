@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import kafkamq as sync
-from kafkamq.aio.consumer import Consumer, OnLeaseLost
+from kafkamq.aio.consumer import Consumer
+from kafkamq.aio.hooks import OnLeaseLost
 from kafkamq.aio.producer import Producer
 from kafkamq.aio.threads import in_thread, twin
 from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.queue.handler import HandlerOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Queue", "Service"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 P = ParamSpec("P")
@@ -52,6 +59,11 @@ class Service:
         return repr(self._sync)
 
     @property
+    def sync_service(self) -> sync.Service:
+        """What is behind it."""
+        return self._sync
+
+    @property
     def config(self) -> ServiceConfig:
         """Where it is and what its topics are called."""
         return self._sync.config
@@ -89,6 +101,10 @@ class Queue:
     def config(self) -> QueueConfig:
         """How it is worked on."""
         return self._sync.config
+
+    def handler(self, **options: Unpack[HandlerOptions]) -> Callable[[Function], Function]:
+        """See ``kafkamq.Queue.handler``; a parameter of type ``kafkamq.aio.Message`` gets one."""
+        return self._sync.handler(**options)
 
     def producer(self) -> Producer:
         """A producer. It connects at its first use, or when it is awaited or entered."""

@@ -13,6 +13,7 @@ from kafkamq.errors import ConfigError
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits
 from kafkamq.parallel.rules.shards import NullKeys, Ordering
+from kafkamq.runtime.middleware import Middleware
 from kafkamq.runtime.verdicts import Verdict
 
 __all__ = [
@@ -94,6 +95,7 @@ class ParallelConfig:
     processes: int = 0  # handlers run in so many processes; 0: in this one
     threads: int = 1  # or coroutines, in each process
     timeout_ms: int = 0  # of a call; 0: none
+    middleware: tuple[Middleware, ...] = ()  # around the handler, in its process
     batch_size: int = 0  # batchSize: the most records of a call; 0: records, not lists
     batch_linger_ms: int = 0  # how long a list that is not full waits for more
     max_attempts: int | None = None  # None: for ever, as Parallel Consumer

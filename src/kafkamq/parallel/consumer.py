@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, DeadlineExceededError, StateError
+from kafkamq.parallel.calls import called
 from kafkamq.parallel.config import is_async_handler
 from kafkamq.parallel.engine import Engine, State
 from kafkamq.parallel.handling import Handling
@@ -27,7 +26,7 @@ from kafkamq.parallel.transactions import TransactionCommitter, TransactionPubli
 from kafkamq.runtime.inside import is_inside
 from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.process_executor import ProcessExecutor
-from kafkamq.runtime.signals import stop_event
+from kafkamq.runtime.signals import stopped_by
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.work_queue import Executor, HandlerCall
 from kafkamq.transport.fork_check import ForkCheck
@@ -35,16 +34,9 @@ from kafkamq.transport.fork_check import ForkCheck
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["ParallelBase", "ParallelConsumer", "stopped_by"]
+__all__ = ["ParallelBase", "ParallelConsumer"]
 
 _SLICE_S = 0.2
-
-
-def stopped_by(*numbers: int) -> AbstractContextManager[threading.Event]:
-    """Set at each of these signals; never, where this is not the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        return nullcontext(threading.Event())
-    return stop_event(numbers)
 
 
 class ParallelBase:
@@ -142,7 +134,7 @@ class ParallelBase:
         results = publisher(engine, settler)
         queue = Handling(engine.desk, settler, results, takes_all=takes_all)
         call = HandlerCall(
-            function=handler,
+            function=called(handler, config.middleware, takes_lists=bool(config.batch_size)),
             takes_lists=bool(config.batch_size),
             wants_all=takes_all,
             timeout_ms=config.timeout_ms,
@@ -283,8 +275,12 @@ class ParallelConsumer(ParallelBase):
             raise self._engine.failure
         return True
 
-    def run(self, handler: Callable[[ParallelRecord], object]) -> None:
+    def run(self, handler: Callable[[ParallelRecord], object], *, timeout: float = 30.0) -> None:
         """``poll``, and wait for the end; in the main thread SIGTERM and Ctrl-C close.
+
+        Args:
+            handler: See ``poll``.
+            timeout: s that handlers have to end then; what has not ended comes again elsewhere.
 
         Raises:
             KafkaMQError: As ``poll`` and ``close``, and what made it stop.
@@ -295,7 +291,7 @@ class ParallelConsumer(ParallelBase):
                 while not stopping.is_set() and not self.wait(_SLICE_S):
                     pass
             finally:
-                self.close()
+                self.close(timeout)
 
     def drain(self, timeout: float = 60.0) -> None:
         """Poll no more, process what was polled (up to ``timeout`` s), and close."""

@@ -24,6 +24,7 @@ from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.flow import FlowLimits
 from kafkamq.parallel.rules.shards import NullKeys, Ordering
 from kafkamq.queue.handler import exception_types
+from kafkamq.runtime.middleware import Middleware
 
 __all__ = ["ParallelOptions", "make_config"]
 
@@ -42,6 +43,8 @@ class ParallelOptions(TypedDict, total=False):
     timeout: float | timedelta | None
     """s after which a call has failed: a coroutine is cancelled, a process with one handler ended,
     a thread left alone; None (the default): never."""
+    middleware: Sequence[Middleware]
+    """Around the handler, the first one outermost (``runtime.middleware``); in its process."""
     batch_size: int
     """Give the handler lists of up to so many records; 0 (the default): single records."""
     batch_linger: float | timedelta
@@ -141,6 +144,7 @@ def make_config(
         processes=options.get("processes", 0),
         threads=options.get("threads", 1),
         timeout_ms=_timeout_ms(options.get("timeout")),
+        middleware=tuple(options.get("middleware", ())),
         batch_size=options.get("batch_size", 0),
         batch_linger_ms=milliseconds(options.get("batch_linger", 0.0), name="batch_linger"),
         max_attempts=options.get("max_attempts"),

@@ -6,8 +6,9 @@ import pickle
 from collections.abc import Callable
 
 from kafkamq.errors import ConfigError
+from kafkamq.parallel.calls import from_fields
 from kafkamq.parallel.config import ParallelConfig
-from kafkamq.parallel.record import ParallelRecord, from_fields
+from kafkamq.parallel.record import ParallelRecord
 from kafkamq.runtime.child import RemoteCall
 from kafkamq.runtime.process_executor import Processes
 
@@ -29,10 +30,11 @@ def processes_of(
     if config.batch_size:
         raise ConfigError("processes= takes records in pieces of its own; leave batch_size out")
     try:
-        function = pickle.dumps(handler)
+        function = pickle.dumps((handler, config.middleware))
     except Exception as error:
         raise ConfigError(
-            f"processes= needs a handler that can be imported, as a module's function ({error})"
+            "processes= needs a handler that can be imported, as a module's function, and such"
+            f" middleware ({error})"
         ) from error
     call = RemoteCall(
         function=function,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 from kafkamq.transport.record import Record, headers_of
 
-__all__ = ["Failure", "ParallelRecord", "PlainRecord", "from_fields", "make_records"]
+__all__ = ["Failure", "ParallelRecord", "PlainRecord", "make_records"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,12 @@ class PlainRecord:
     headers: list[tuple[str, bytes | None]]
     timestamp_ms: int
     attempt: int
+    is_kafkamq_message: ClassVar[bool] = True  # a handler's parameter of this type gets it
+
+    @property
+    def payload(self) -> bytes | None:
+        """The value, as a message calls it."""
+        return self.value
 
 
 class ParallelRecord:
@@ -43,6 +49,7 @@ class ParallelRecord:
     """
 
     __slots__ = ("_failure", "_raw", "key", "offset")
+    is_kafkamq_message: ClassVar[bool] = True
 
     def __init__(self, raw: Record, offset: int, key: bytes | None) -> None:
         self._raw = raw
@@ -55,6 +62,11 @@ class ParallelRecord:
         """The payload; None: a tombstone."""
         value: bytes | None = self._raw.value()
         return value
+
+    @property
+    def payload(self) -> bytes | None:
+        """The value, as a message calls it."""
+        return self.value
 
     @property
     def topic(self) -> str:
@@ -107,11 +119,6 @@ class ParallelRecord:
 
     def __repr__(self) -> str:
         return f"<ParallelRecord {self.topic}[{self.partition}]@{self.offset}>"
-
-
-def from_fields(function: Callable[[PlainRecord], Any]) -> Callable[[tuple[Any, ...]], Any]:
-    """In a process of handlers: the handler, of ``ParallelRecord.fields``."""
-    return lambda fields: function(PlainRecord(*fields))
 
 
 def make_records(messages: Sequence[Record]) -> list[ParallelRecord]:

@@ -14,7 +14,7 @@ from kafkamq.errors import ConfigError
 from kafkamq.queue.json_values import BodyError, check_type, convert, is_union, without_input
 from kafkamq.queue.message import Message
 
-__all__ = ["Binder", "BodyError", "MessageLike"]
+__all__ = ["Binder", "BodyError", "MessageLike", "wants_body"]
 
 _JSON_TYPES = (dict, list, int, float, bool, Mapping, Sequence)
 
@@ -70,7 +70,7 @@ class Binder:
                 is_over = True
                 continue
             if annotation is None or wants_message:
-                self._parse.append(_itself)
+                self._parse.append(getattr(annotation, "of_sync", _itself))
                 continue
             bodies += 1
             self._parse.append(_parser(annotation, f"handler {name}: {parameter.name}"))
@@ -122,6 +122,29 @@ def _element(annotation: Any, where: str) -> Any:
         raise ConfigError(f"{where} is annotated {annotation!r}: with batch_size it is a list")
     (kind,) = get_args(annotation)
     return kind
+
+
+def wants_body(function: Callable[..., Any], *, of_lists: bool = False) -> bool:
+    """Whether a handler of records is annotated so that it plainly wants a record's value."""
+    try:
+        hints = _hints(function)
+        parameters = inspect.signature(function).parameters.values()
+        kinds = [hints.get(each.name) for each in parameters if each.default is each.empty]
+        if of_lists:
+            kinds = [_element(kind, "") for kind in kinds]
+    except (ConfigError, TypeError, ValueError):  # it takes a record, whatever it says
+        return False
+    return any(map(_is_body, kinds))
+
+
+def _is_body(annotation: Any) -> bool:
+    if is_union(annotation):
+        return any(map(_is_body, get_args(annotation)))
+    if _is_message(annotation):
+        return False
+    origin = get_origin(annotation) or annotation
+    is_json = origin in _JSON_TYPES or typing.is_typeddict(annotation)
+    return annotation in (bytes, str) or is_json or _is_plainly_a_body(annotation)
 
 
 def _itself(message: Any) -> Any:

@@ -64,8 +64,8 @@ class RemoteCall:
     """How a process calls its handler.
 
     Attributes:
-        function: Pickled: the process says why it cannot load it.
-        prepare: Makes of the function what takes a record as it is sent; importable.
+        function: The handler, or more, pickled: the process says why it cannot load it.
+        prepare: Makes of that what takes a record as it is sent; importable.
         is_async: It is an ``async def``.
         slots: Threads, or coroutines.
         wants_all: The parent wants to know of every outcome, not only of verdicts.
@@ -73,7 +73,7 @@ class RemoteCall:
     """
 
     function: bytes
-    prepare: Callable[[Callable[..., Any]], Callable[[Any], Any]]
+    prepare: Callable[[Any], Callable[[Any], Any]]
     is_async: bool
     slots: int
     wants_all: bool

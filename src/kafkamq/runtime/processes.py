@@ -151,9 +151,12 @@ class RemoteCalls:
             self._end(call, STOPPED)
 
     def _end(self, call: _RemoteCall, outcome: object) -> None:
+        """The first outcome counts."""
         with self._lock:
+            is_open = call in self._open
             self._open.discard(call)
-        call.end(outcome)
+        if is_open:
+            call.end(outcome)
 
     def _wake(self) -> None:
         woken, self._idle = self._idle, []

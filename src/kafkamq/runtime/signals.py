@@ -11,10 +11,10 @@ import _thread
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-__all__ = ["apart", "keeping_interrupts", "stop_event", "stop_on_signals"]
+__all__ = ["apart", "keeping_interrupts", "stop_event", "stop_on_signals", "stopped_by"]
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
@@ -69,3 +69,10 @@ def stop_event(numbers: tuple[int, ...] = _STOPS) -> Iterator[threading.Event]:
         yield stopping
     finally:
         undo()
+
+
+def stopped_by(*numbers: int) -> AbstractContextManager[threading.Event]:
+    """Set at each of these signals; never, where this is not the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return nullcontext(threading.Event())
+    return stop_event(numbers)

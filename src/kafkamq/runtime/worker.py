@@ -126,6 +126,17 @@ class Worker:
         """Where its service is; None: in memory."""
         return self._service.cluster
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was asked to stop."""
+        return self._stopping.is_set()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended one of its queues."""
+        found = [feeder.failure for feeder in self._feeders if feeder.failure is not None]
+        return found[0] if found else None
+
     def start(self) -> None:
         """Check all handlers, connect, and begin in the background.
 
@@ -266,9 +277,8 @@ class Worker:
         """
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while not self._stopping.wait(_SLICE_S):
-            for feeder in self._feeders:
-                if feeder.failure is not None:
-                    raise feeder.failure
+            if self.failure is not None:
+                raise self.failure
             if deadline_s is not None and time.monotonic() > deadline_s:
                 return False
         return True

@@ -1,0 +1,146 @@
+"""``Worker`` on the caller's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from types import TracebackType
+
+from kafkamq.aio.hooks import LeaseLostHook, OnLeaseLost
+from kafkamq.aio.service import Service
+from kafkamq.aio.threads import in_thread
+from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.runtime import worker
+from kafkamq.runtime.middleware import Middleware
+from kafkamq.runtime.signals import stopped_by
+
+__all__ = ["Worker"]
+
+_POLL_S = 0.05
+
+
+class Worker:
+    """As ``kafkamq.Worker``: ``async def`` handlers are awaited on the running loop.
+
+    ``def`` handlers run in threads and in processes as there; receiving has threads of its own, so
+    nothing here blocks the loop. ``async with worker:`` runs it in the background.
+    """
+
+    def __init__(
+        self,
+        service: Service | worker.HandlerSource,
+        *,
+        queues: Iterable[str] | None = None,
+        middleware: Sequence[Middleware] = (),
+        drain: float = worker.DRAIN_S,
+        on_lease_lost: OnLeaseLost | None = None,
+        telemetry: bool | None = None,
+        hung_after: float | timedelta | None = None,
+    ) -> None:
+        """See ``kafkamq.Worker``; starts nothing.
+
+        Args:
+            service: Whose handlers: one of ``kafkamq.aio``, or of ``kafkamq``.
+            queues: Only those of these queues.
+            middleware: Around every handler, the first one outermost.
+            drain: s that handlers have to end when the worker stops; then they are given back.
+            on_lease_lost: A function or a coroutine function; runs in the event loop.
+            telemetry: Spans and metrics through OpenTelemetry; None: when its SDK is installed.
+            hung_after: s for which all handlers of a queue may hang.
+
+        Raises:
+            ConfigError: ``hung_after`` is no positive time.
+        """
+        self._lease_lost = None if on_lease_lost is None else LeaseLostHook(on_lease_lost)
+        self._sync = worker.Worker(
+            service.sync_service if isinstance(service, Service) else service,
+            queues=queues,
+            middleware=middleware,
+            drain=drain,
+            on_lease_lost=self._lease_lost,
+            telemetry=telemetry,
+            hung_after=hung_after,
+        )
+
+    async def __aenter__(self) -> Worker:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    @property
+    def handled(self) -> int:
+        """Messages that have got their verdicts."""
+        return self._sync.handled
+
+    @property
+    def queues(self) -> list[QueueConfig]:
+        """Those whose handlers it runs."""
+        return self._sync.queues
+
+    @property
+    def service_config(self) -> ServiceConfig | None:
+        """Where its service is; None: in memory."""
+        return self._sync.service_config
+
+    async def start(self) -> None:
+        """See ``kafkamq.Worker.start``."""
+        loop = asyncio.get_running_loop()
+        self._sync.use_loop(loop)
+        if self._lease_lost is not None:
+            self._lease_lost.loop = loop
+        await in_thread(self._sync.start)
+
+    def pause(self, queue_id: str) -> None:
+        """See ``kafkamq.Worker.pause``."""
+        self._sync.pause(queue_id)
+
+    def resume(self, queue_id: str) -> None:
+        """Go on after ``pause``."""
+        self._sync.resume(queue_id)
+
+    def request_stop(self) -> None:
+        """Ask for the end of ``run``."""
+        self._sync.request_stop()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is asked to stop; False: not in time.
+
+        Raises:
+            KafkaMQError: What ended one of its queues; the others go on until ``stop``.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = None if timeout is None else loop.time() + timeout
+        while not self._sync.is_stopping:
+            if self._sync.failure is not None:
+                raise self._sync.failure
+            if deadline_s is not None and loop.time() > deadline_s:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+    async def run(self) -> None:
+        """Work until SIGTERM (in the main thread), ``request_stop`` or a cancellation; then drain.
+
+        Raises:
+            ConfigError, BrokerError, DeadlineExceededError: As ``start``, and what made it stop.
+        """
+        with stopped_by(signal.SIGTERM) as stopping:
+            await self.start()
+            try:
+                while not stopping.is_set() and not await self.wait(_POLL_S):
+                    pass
+            finally:
+                await self.stop()
+
+    async def stop(self, timeout: float | None = None) -> None:
+        """See ``kafkamq.Worker.stop``."""
+        await in_thread(self._sync.stop, timeout)
