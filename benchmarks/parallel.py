@@ -38,6 +38,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, count
+from typing import Any
 
 from benchmarks.rows import Row, finish, show
 from confluent_kafka import Producer
@@ -206,7 +207,8 @@ def run_ours(servers: str, case: Case) -> Result:
     poll = engine._source.poll
 
     def timed(limit: int, wait_s: float) -> list:
-        while case.processes and len(engine._pool.pids) < case.processes:  # type: ignore[union-attr]
+        pool: Any = engine._pool
+        while case.processes and len(pool.pids) < case.processes:
             time.sleep(0.01)
         groups = poll(limit, wait_s)
         if groups and not times[0]:

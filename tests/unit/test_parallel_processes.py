@@ -22,9 +22,9 @@ from tests.waiting import wait_until
 
 from kafkamq import Ack, ConfigError, Nack, OutgoingRecord
 from kafkamq.config import Backoff
+from kafkamq.parallel.calls import processes_of
 from kafkamq.parallel.config import is_async_handler
 from kafkamq.parallel.handling import Handling
-from kafkamq.parallel.processes import processes_of
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.settling import Settler
 from kafkamq.runtime import process_executor

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, DeadlineExceededError, StateError
-from kafkamq.parallel.calls import called
+from kafkamq.parallel.calls import called, processes_of
 from kafkamq.parallel.config import is_async_handler
 from kafkamq.parallel.engine import Engine, State
 from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.health import Health, health_of
 from kafkamq.parallel.metrics import watch_engine
 from kafkamq.parallel.options import ParallelOptions, make_config
-from kafkamq.parallel.processes import processes_of
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OnProduced, ProducePublisher, Publisher
 from kafkamq.parallel.settling import Settler
