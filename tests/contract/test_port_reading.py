@@ -79,6 +79,7 @@ def test_fields_of_a_record(kafka: Kafka) -> None:
     kind, at_ms = first.timestamp()
     assert (first.topic(), first.partition(), first.offset()) == (topic, 0, 0)
     assert (first.key(), first.value(), first.headers()) == (b"key", None, headers)
+    assert (first.leader_epoch(), first.error(), first.latency()) == (0, None, None)
     assert kind == 2
     assert before_ms < at_ms < before_ms + 60_000
     assert (second.key(), second.value(), second.headers(), len(second)) == (None, b"", None, 0)

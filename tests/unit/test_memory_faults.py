@@ -212,3 +212,26 @@ def test_the_brokers_time_may_step(kafka: Kafka) -> None:
         producer.produce(topic, b"v", None, 0, on_delivery=reports)
     assert producer.flush(1.0) == 0
     assert [message.timestamp() for _, message in reports] == [(2, 5000), (2, 3000)]
+
+
+def test_a_topic_of_which_one_client_has_not_heard(kafka: Kafka) -> None:
+    topic, reports = kafka.topic(), Reports()
+    producer = kafka.producer()
+    kafka.cluster.faults.hidden.add((producer, topic))
+    producer.produce(topic, b"v", None, 0, on_delivery=reports)
+    found = producer.list_topics(topic, timeout=1.0).topics[topic]
+    assert found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+    assert topic in kafka.admin.topics([topic])
+    kafka.cluster.faults.hidden.clear()
+    assert producer.flush(1.0) == 0
+    assert reports.codes == [""]
+
+
+def test_an_asynchronous_commit_never_waits(kafka: Kafka) -> None:
+    topic = kafka.topic()
+    consumer = kafka.consumer("g")
+    once(kafka, "commit", Fault(is_lost=True))
+    for offset in (1, 2):
+        consumer.commit(offsets=parts(topic, 0, offset=offset), asynchronous=True)
+        found = consumer.committed(parts(topic, 0), timeout=1.0)[0].offset
+        assert found == (OFFSET_INVALID if offset == 1 else 2)

@@ -93,7 +93,7 @@ class AdminClient(Client):
         """As confluent_kafka's."""
 
         def describe(name: str) -> TopicDescription:
-            topic = self.cluster.topics.get(name)
+            topic = self._topic(name)
             if topic is None:
                 raise failure(KafkaError.UNKNOWN_TOPIC_OR_PART)
             node = self._node()
@@ -110,7 +110,7 @@ class AdminClient(Client):
         def describe(resource: Any) -> dict[str, ConfigEntry]:
             settings = self.cluster.settings
             if resource.restype is ResourceType.TOPIC:
-                topic = self.cluster.topics.get(resource.name)
+                topic = self._topic(resource.name)
                 if topic is None:
                     raise failure(KafkaError.UNKNOWN_TOPIC_OR_PART)
                 settings = topic.settings

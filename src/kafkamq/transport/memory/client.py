@@ -78,14 +78,19 @@ class Client:
         answer.controller_id = answer.orig_broker_id = BROKER_ID
         answer.orig_broker_name = f"{self.cluster.name}:9092/{BROKER_ID}"
         answer.brokers = {BROKER_ID: broker}
-        answer.topics = {name: _topic_metadata(name, topics.get(name)) for name in names}
+        answer.topics = {name: _topic_metadata(name, self._topic(name)) for name in names}
         for name in names:
             self._learn(name)
         return answer
 
+    def _topic(self, name: str) -> Topic | None:
+        """The topic, if this client may hear of it."""
+        is_hidden = (self, name) in self.cluster.faults.hidden
+        return None if is_hidden else self.cluster.topics.get(name)
+
     def _learn(self, topic: str) -> int:
         """Hear of a topic; how many partitions it has, 0 without one."""
-        found = self.cluster.topics.get(topic)
+        found = self._topic(topic)
         if found is None:
             self.known.pop(topic, None)
             return 0

@@ -271,6 +271,7 @@ class Consumer(Membership, Client):
                         value=record.value,
                         headers=record.headers,  # type: ignore[arg-type]  # list is invariant
                         timestamp=(kind, record.timestamp_ms),
+                        leader_epoch=partition.leader_epoch,
                     )
                 )
             count -= len(records)
@@ -314,7 +315,7 @@ class Consumer(Membership, Client):
         offsets: list[TopicPartition] | None = None,
         asynchronous: bool = True,
     ) -> Any:
-        """As confluent_kafka's; an asynchronous one has happened when it returns."""
+        """As confluent_kafka's; an asynchronous one has happened when it returns, or never does."""
         with self.cluster.changed:
             self._check_open()
             if offsets is None:
@@ -327,37 +328,46 @@ class Consumer(Membership, Client):
                 raise failure(KafkaError._NO_OFFSET, "Commit failed: Local: No offset stored")
             if not asynchronous:
                 return self._commit(wanted)
-            with suppress(KafkaException):  # nobody is told
-                self._commit(wanted)
+            fault = self.cluster.faults.of("commit", self)
+            is_lost = fault is not None and (fault.is_lost or fault.error is not None)
+            if not (is_lost or self._is_joining or self.cluster.faults.separates(self)):
+                with suppress(KafkaException):  # nobody is told
+                    self._do_commit(wanted, self._generation, self._member_id)
             return None
 
     def _commit(self, wanted: Sequence[TopicPartition]) -> list[TopicPartition]:
         generation, member = self._generation, self._member_id
         self._finish_joining(self._request_s, "Commit failed: ")
 
-        def commit() -> list[TopicPartition]:
-            groups = self.cluster.groups
-            error = groups.refusal(self._group, generation, member)
-            if error is not None:
-                raise failure(error.code(), f"Commit failed: {error.str()}")
-            answer: list[TopicPartition] = []
-            for each in wanted:
-                place = each.topic, each.partition
-                if self.cluster.partition(place) is None:
-                    answer.append(_Refused(*place, each.offset))
-                else:
-                    groups.keep(self._group, place, (each.offset, each.metadata))
-                    answer.append(_committed_at(place, each.offset, each.metadata))
-            if all(each.error is not None for each in answer):
-                text = "Commit failed: Broker: Unknown topic or partition"
-                raise failure(KafkaError.UNKNOWN_TOPIC_OR_PART, text)
-            return answer
-
         is_away = self.cluster.faults.separates(self)  # the coordinator is waited for
         timeout_s = self.session_s if is_away else self._request_s
         return self._request(
-            "commit", commit, timeout_s, "Commit failed: ", down=KafkaError._WAIT_COORD
+            "commit",
+            lambda: self._do_commit(wanted, generation, member),
+            timeout_s,
+            "Commit failed: ",
+            down=KafkaError._WAIT_COORD,
         )
+
+    def _do_commit(
+        self, wanted: Sequence[TopicPartition], generation: int, member: str
+    ) -> list[TopicPartition]:
+        groups = self.cluster.groups
+        error = groups.refusal(self._group, generation, member)
+        if error is not None:
+            raise failure(error.code(), f"Commit failed: {error.str()}")
+        answer: list[TopicPartition] = []
+        for each in wanted:
+            place = each.topic, each.partition
+            if self.cluster.partition(place) is None:
+                answer.append(_Refused(*place, each.offset))
+            else:
+                groups.keep(self._group, place, (each.offset, each.metadata))
+                answer.append(_committed_at(place, each.offset, each.metadata))
+        if all(each.error is not None for each in answer):
+            text = "Commit failed: Broker: Unknown topic or partition"
+            raise failure(KafkaError.UNKNOWN_TOPIC_OR_PART, text)
+        return answer
 
     def committed(
         self, partitions: list[TopicPartition], timeout: float = -1

@@ -44,6 +44,7 @@ class Faults:
         plan: See the module.
         is_down: No broker answers.
         offline: These partitions are led by nobody.
+        hidden: Of these topics these clients (a client, a name) have not heard yet.
         cut: These clients reach no broker; a member among them is missed after its session timeout.
     """
 
@@ -51,6 +52,7 @@ class Faults:
         self.plan: Plan | None = None
         self.is_down = False
         self.offline: set[Place] = set()
+        self.hidden: set[tuple[object, str]] = set()
         self.cut: set[object] = set()
 
     def separates(self, client: object, place: Place | None = None) -> bool:

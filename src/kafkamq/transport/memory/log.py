@@ -56,7 +56,7 @@ class Partition:
     Attributes:
         start: The first offset that is still there.
         records: From ``start`` on; None is a control record.
-        is_offline: Nobody can read or write it now.
+        leader_epoch: How often its leader has changed.
     """
 
     def __init__(self, topic: Topic, number: int) -> None:
@@ -64,7 +64,7 @@ class Partition:
         self.number = number
         self.start = 0
         self.records: list[LogRecord | None] = []
-        self.is_offline = False
+        self.leader_epoch = 0
         self._open: dict[Transaction, int] = {}
 
     @property

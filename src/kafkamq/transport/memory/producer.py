@@ -281,8 +281,7 @@ class Producer(Transactional, Client):
             self._report(queued, kafka_error(KafkaError._UNKNOWN_TOPIC))
         else:
             queued.not_before_s = min(queued.queued_s + _PROPAGATION_S, queued.deadline_s)
-            if self.cluster.topics.get(queued.place[0]) is None:
-                queued.not_before_s = min(queued.not_before_s, now_s + 0.1)
+            queued.not_before_s = min(queued.not_before_s, now_s + 0.1)
             return False
         return True
 
