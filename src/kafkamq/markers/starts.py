@@ -23,6 +23,7 @@ from kafkamq.markers.wire.markers import MAX_MARKER_BYTES, encode_reference, ide
 from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import KafkaError, broker_error
+from kafkamq.transport.producer import NEVER_REPORTED
 from kafkamq.types import MessageId
 
 __all__ = ["Batch", "Starter"]
@@ -270,7 +271,7 @@ class Starter:
         if not is_known and error is None:
             writer.watch.check(doing)
             if writer.is_idle and not batch.is_reported:
-                error = KafkaError(KafkaError._PURGE_QUEUE, "their client was recreated")
+                error = NEVER_REPORTED
         if error is not None:
             raise broker_error(error, doing)
         if not is_known:

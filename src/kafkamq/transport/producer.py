@@ -38,7 +38,7 @@ from kafkamq.transport.fork_check import ForkCheck
 from kafkamq.transport.port import Producer
 from kafkamq.types import Headers
 
-__all__ = ["IdempotentProducer", "Report", "ThreadedProducer", "end_producer"]
+__all__ = ["NEVER_REPORTED", "IdempotentProducer", "Report", "ThreadedProducer", "end_producer"]
 
 Report: TypeAlias = "Callable[[KafkaError | None, Record], None]"
 
@@ -51,6 +51,8 @@ _SHORT_TURN_S = 0.0005
 _ROOM_S = 0.005
 _METADATA_S = 5.0
 _REPORTS_S = 0.5
+NEVER_REPORTED = KafkaError(KafkaError._PURGE_QUEUE, "its client was recreated")
+"""What became of a record whose report is not there when ``is_idle``; it may be in the log."""
 _FULL = KafkaException(KafkaError(KafkaError._QUEUE_FULL, "the queue is full"))
 _log = logging.getLogger(__name__)
 
