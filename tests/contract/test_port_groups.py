@@ -179,6 +179,23 @@ def test_offsets_of_an_open_transaction_are_waited_for(kafka: Kafka, group: str)
 
 
 @BOTH
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_who_never_joined_commits_for_an_empty_group(
+    kafka: Kafka, group: str, protocol: str
+) -> None:
+    topic = kafka.topic()
+    stranger = kafka.consumer(group, group_protocol=protocol)
+    producer = kafka.transactional(f"kafkamq.{group}")
+    metadata = stranger.consumer_group_metadata()
+    for offset in (1, 2):  # the second time the group is known
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction(parts(topic, 0, offset=offset), metadata, 10.0)
+        producer.commit_transaction(10.0)
+    assert stranger.committed(parts(topic, 0), timeout=10.0)[0].offset == 2
+    commit(stranger, topic, 0, 3)
+
+
+@BOTH
 def test_metadata_come_back_as_they_were(kafka: Kafka, group: str) -> None:
     topic = kafka.topic(3)
     consumer = kafka.consumer(group)

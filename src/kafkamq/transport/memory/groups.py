@@ -253,8 +253,8 @@ class Groups:
     ) -> KafkaError | None:
         """Why this member may not commit."""
         group = self.groups.get(name)
-        is_nobody = generation < 0 and not member_id
-        if is_nobody and (is_transactional or group is None or not group.members):
+        is_empty = group is None or not group.members
+        if generation < 0 and (is_empty or (is_transactional and not member_id)):
             return None
         member = None if group is None else group.members.get(member_id)
         if group is None or member is None:
