@@ -97,6 +97,7 @@ class Case:
     has_peer: bool = True
     processes: int = 0
     is_async: bool = False
+    same_as: str = ""  # the row whose peer it is compared with; empty: its own
 
     @property
     def is_judged(self) -> bool:
@@ -113,8 +114,9 @@ class Case:
         for processes, is_async in ((0, True), (2, False), (2, True)):
             kind = "coroutines" if is_async else "threads"
             where = f"2 processes of 50 {kind}" if processes else kind
+            name = f"{self.name}, {where}"
             yield replace(
-                self, name=f"{self.name}, {where}", processes=processes, is_async=is_async
+                self, name=name, processes=processes, is_async=is_async, same_as=self.name
             )
 
 
@@ -354,13 +356,17 @@ def main() -> int:
         for case in chosen:
             fill(servers, case.load)
         for _ in range(args.rounds):
-            paired = [case for case in chosen if case.has_peer]
+            paired = [case for case in chosen if case.has_peer and not case.same_as]
             if classpath and paired:
                 for case, result in zip(paired, run_peer(servers, paired, classpath), strict=True):
                     peer[case.name].append(result)
             for case, result in zip(chosen, run_ours_apart(servers, chosen), strict=True):
                 ours[case.name].append(result)
-    rows = [row for case in chosen for row in rows_of(case, ours[case.name], peer[case.name])]
+    rows = [
+        row
+        for case in chosen
+        for row in rows_of(case, ours[case.name], peer.get(case.same_as or case.name, []))
+    ]
     show(*rows)
     return finish(rows, as_json=args.json)
 

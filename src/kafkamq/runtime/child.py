@@ -12,7 +12,6 @@ import contextlib
 import pickle
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -22,11 +21,11 @@ from typing import Any, TypeAlias
 from kafkamq.errors import ConfigError
 from kafkamq.queue.reasons import reason_of
 from kafkamq.runtime.children import leave_signals_to_parent
+from kafkamq.runtime.inbox import Inbox
 from kafkamq.runtime.loop_executor import LoopExecutor
-from kafkamq.runtime.rules.hanging import Call
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.verdicts import awaited, is_verdict
-from kafkamq.runtime.work_queue import Executor, HandlerCall, Slot, Waker
+from kafkamq.runtime.work_queue import Executor, HandlerCall, Slot
 from kafkamq.types import Ack
 
 __all__ = ["CELLS", "Answer", "RemoteCall", "Step", "progress_of", "serve", "unpacked"]
@@ -98,19 +97,12 @@ class _Run:
 _Item: TypeAlias = tuple[_Run, int, Any]
 
 
-class _Inbox:
+class _Inbox(Inbox[_Run, _Item]):
     """The ``WorkQueue`` of the process."""
 
-    is_stopped = False
-
-    def __init__(self, pipe: Connection, *, wants_all: bool) -> None:
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__()
         self._pipe = pipe
-        self._wants_all = wants_all
-        self._lock = threading.Lock()
-        self._runs: deque[_Run] = deque()
-        self._idle: list[Slot[_Item]] = []
-        self._slots: Sequence[Slot[_Item]] = ()
-        self._waker: Waker | None = None
         self._ends: list[int] = []
         self._outcomes: list[tuple[int, int, bytes, str]] = []
         self._sending = threading.Lock()  # around what is taken out for the pipe
@@ -121,21 +113,16 @@ class _Inbox:
     def add(self, sent: Sequence[SentRun]) -> None:
         """Runs came."""
         runs = [_Run(*each) for each in sent]
-        with self._lock:
-            self._runs.extend(runs)
-            count = min(len(runs), len(self._idle))
-            woken = self._idle[-count:] if count else []
-            del self._idle[len(self._idle) - count :]
-            if self._waker is not None and woken:
-                self._waker.wake(woken)
+        with self.lock:
+            self.ready.extend(runs)
+            self.wake(len(runs))
 
     def give_back(self) -> None:
         """Return what no handler has begun."""
-        with self._lock:
-            runs, self._runs = self._runs, deque()
-            for run in runs:
-                self._end(run, 0, 0)
-            for slot in self._slots:
+        with self.lock:
+            while self.ready:
+                self._end(self.ready.popleft(), 0, 0)
+            for slot in self.slots:
                 if slot.current is not None and not slot.current[0].is_over:
                     run, records = slot.current
                     rest = len(list(records))
@@ -143,26 +130,20 @@ class _Inbox:
 
     # What slots ask.
 
-    def make_slot(self) -> Slot[_Item]:
-        return Slot()
-
-    def join(self, slots: Sequence[Slot[_Item]], waker: Waker) -> None:
-        self._slots, self._waker = slots, waker
-
     def take(self, slot: Slot[_Item], limit: int = 0) -> list[_Run]:
         del limit
         now_s = time.monotonic()
-        with self._lock:
+        with self.lock:
             if slot.finished:
                 spent_us = int((now_s - slot.began_s) * 1e6)
                 for run in slot.finished:
                     self._end(run, len(run.records), spent_us)
                 slot.finished = []
             slot.began_s = now_s
-            if not self._runs:
-                self._idle.append(slot)
+            if not self.ready:
+                self.park(slot)
                 return []
-            runs = [self._runs.popleft()]
+            runs = [self.ready.popleft()]
             slot.pending = iter(runs)
             return runs
 
@@ -171,31 +152,16 @@ class _Inbox:
         run, index, _ = item
         outcome, data = _packed(outcome)
         is_failing = is_verdict(outcome) and not isinstance(outcome, Ack)
-        with self._lock:
+        with self.lock:
             self._outcomes.append((run.number, index, data, _said(outcome)))
         if is_failing or index < len(run.records) - 1:  # else it goes with the end of the run
             self.flush()
         return not (is_failing and run.is_serial)
 
-    async def settle_async(self, slot: Slot[_Item], item: _Item, outcome: object) -> bool:
-        return self.settle(slot, item, outcome)
-
     def done(self, slot: Slot[_Item], run: _Run, processed: int | None = None) -> None:
-        with self._lock:
+        with self.lock:
             spent_us = int((time.monotonic() - slot.began_s) * 1e6)
             self._end(run, len(run.records) if processed is None else processed, spent_us)
-
-    def publish(self, slot: Slot[_Item]) -> None:
-        pass
-
-    async def publish_async(self, slot: Slot[_Item]) -> None:
-        pass
-
-    def abandon(self, slot: Slot[_Item], records: Sequence[_Item]) -> None:
-        pass
-
-    def calls(self, slots: Sequence[Slot[_Item]]) -> list[Call]:
-        return []
 
     def fail(self, error: BaseException) -> None:
         """Nothing goes on here: the parent sees that the process has ended."""
@@ -213,7 +179,7 @@ class _Inbox:
     def flush(self) -> None:
         """Send what there is."""
         with self._sending:
-            with self._lock:
+            with self.lock:
                 ends, self._ends = self._ends, []
                 outcomes, self._outcomes = self._outcomes, []
             if ends or outcomes:
@@ -287,7 +253,7 @@ def serve(
     except BaseException as error:  # noqa: BLE001 - the parent says so
         pipe.send(reason_of(error))
         return
-    inbox = _Inbox(pipe, wants_all=call.wants_all)
+    inbox = _Inbox(pipe)
     marked = _Marked(function, marks, times, wants_all=call.wants_all)
     how = HandlerCall(
         function=marked.call_async if call.is_async else marked.call,

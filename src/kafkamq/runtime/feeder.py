@@ -137,7 +137,7 @@ class Feeder:
 
     def _finish_handlers(self, deadline_s: float) -> None:
         self._thread.join(_RECEIVE_S * 8 + 5.0)
-        self.consumer.put_back(self._queue.withdraw())
+        self.consumer.put_back(self._queue.stop())
         if not self._executor.join(max(0.0, deadline_s - time.monotonic())):
             _log.warning(
                 "handlers have not ended in time; their messages are given back",

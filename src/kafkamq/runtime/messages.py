@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from kafkamq.queue.message import Message
 from kafkamq.runtime.calls import Calls
+from kafkamq.runtime.inbox import Inbox
 from kafkamq.runtime.rules.hanging import Call
-from kafkamq.runtime.work_queue import Slot, Waker
+from kafkamq.runtime.work_queue import Slot
 from kafkamq.types import Nack
 
 __all__ = ["STOPPED", "MessageQueue"]
@@ -29,7 +29,7 @@ class _Run:
         self.records = records
 
 
-class MessageQueue:
+class MessageQueue(Inbox[Message, Message]):
     """Between a feeder and its handlers. A message that was handed out gets its verdict here.
 
     Args:
@@ -41,70 +41,34 @@ class MessageQueue:
     def __init__(
         self, calls: Calls, room: threading.Event, fail: Callable[[BaseException], None]
     ) -> None:
-        spec = calls.spec
+        super().__init__()
         self._calls = calls
         self._room = room
         self.fail = fail
-        self._size = max(1, spec.batch_size)
-        self._linger_s = spec.batch_linger_ms / 1000
-        self._lock = threading.Lock()
-        self._ready: deque[Message] = deque()
+        self._size = max(1, calls.spec.batch_size)
+        self._linger_s = calls.spec.batch_linger_ms / 1000
         self._since_s = 0.0  # when the first of a list that is not full came
-        self._idle: list[Slot[Message]] = []
-        self._waker: Waker | None = None
-        self.is_stopped = False
         self.finished = 0  # messages that have their verdicts
-
-    # The feeder.
 
     def add(self, messages: Sequence[Message]) -> None:
         """Messages came."""
-        with self._lock:
-            if not self._ready:
+        with self.lock:
+            if not self.ready:
                 self._since_s = time.monotonic()
-            self._ready.extend(messages)
-            self._wake(-(-len(messages) // self._size))
+            self.ready.extend(messages)
+            self.wake(-(-len(messages) // self._size))
 
     def tend(self) -> None:
         """A list has perhaps waited long enough."""
-        if self._linger_s and self._ready:
-            with self._lock:
-                self._wake(1)
-
-    def withdraw(self) -> list[Message]:
-        """Hand out nothing any more; what was not handed out."""
-        with self._lock:
-            self.is_stopped = True
-            found = list(self._ready)
-            self._ready.clear()
-            self._wake(len(self._idle))
-        return found
-
-    def _wake(self, count: int) -> None:
-        idle = self._idle
-        woken = idle[-count:] if count else []  # those that worked last: their stacks are warm
-        del idle[len(idle) - len(woken) :]
-        for slot in woken:
-            slot.is_parked = False
-        if self._waker is not None and woken:
-            self._waker.wake(woken)
-
-    # Slots.
-
-    def make_slot(self) -> Slot[Message]:
-        """See ``WorkQueue``."""
-        return Slot()
-
-    def join(self, slots: Sequence[Slot[Message]], waker: Waker) -> None:
-        """See ``WorkQueue``."""
-        del slots
-        self._waker = waker
+        if self._linger_s and self.ready:
+            with self.lock:
+                self.wake(1)
 
     def take(self, slot: Slot[Message], limit: int = 0) -> list[_Run]:
         """See ``WorkQueue``."""
         del limit
         had = slot.taken
-        with self._lock:
+        with self.lock:
             self.finished += had
             slot.taken = 0
             slot.finished = []
@@ -112,15 +76,14 @@ class MessageQueue:
             if runs:
                 slot.pending = iter(runs)
                 slot.taken = len(runs[0].records)
-            elif not slot.is_parked:
-                slot.is_parked = True
-                self._idle.append(slot)
+            else:
+                self.park(slot)
         if had and not self._room.is_set():
             self._room.set()
         return runs
 
     def _runs(self) -> list[_Run]:
-        ready = self._ready
+        ready = self.ready
         if not ready or self.is_stopped:
             return []
         if self._size == 1:
@@ -137,24 +100,11 @@ class MessageQueue:
         self._calls.settle(message, outcome)
         return True
 
-    async def settle_async(self, slot: Slot[Message], message: Message, outcome: object) -> bool:
-        """The same."""
-        return self.settle(slot, message, outcome)
-
-    def done(self, slot: Slot[Message], run: _Run, processed: int | None = None) -> None:
-        """All of its messages have their verdicts."""
-
-    def publish(self, slot: Slot[Message]) -> None:
-        """There is nothing to publish."""
-
-    async def publish_async(self, slot: Slot[Message]) -> None:
-        """The same."""
-
     def abandon(self, slot: Slot[Message], records: Sequence[Message]) -> None:
         """The worker ends: give them back."""
         for message in records:
             self._calls.settle(message, STOPPED)
-        with self._lock:
+        with self.lock:
             self.finished += slot.taken
             slot.taken = 0
 

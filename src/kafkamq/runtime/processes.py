@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,10 +14,10 @@ from kafkamq.queue.handler import HandlerSpec
 from kafkamq.queue.message import Message
 from kafkamq.runtime.batches import prepare
 from kafkamq.runtime.child import RemoteCall
+from kafkamq.runtime.inbox import Inbox
 from kafkamq.runtime.messages import STOPPED
 from kafkamq.runtime.process_executor import Processes, ProcessExecutor
-from kafkamq.runtime.rules.hanging import Call
-from kafkamq.runtime.work_queue import Slot, Waker
+from kafkamq.runtime.work_queue import Slot
 from kafkamq.types import Headers, MessageId
 
 __all__ = ["PlainMessage", "RemoteCalls"]
@@ -65,7 +64,7 @@ class _RemoteCall:
         return self.outcome
 
 
-class RemoteCalls:
+class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
     """Calls a handler in processes; a ``WorkQueue`` of the calls that threads wait for.
 
     A process that cannot start says nothing about a message, which is held until one can.
@@ -84,14 +83,10 @@ class RemoteCalls:
                 f"handler of queue {spec.queue.queue_id!r}: processes= needs a function that can "
                 f"be imported, as a module's ({error})"
             ) from error
+        super().__init__()
         self._name = spec.queue.queue_id
         self.fail = fail
-        self.is_stopped = False
-        self._lock = threading.Lock()
-        self._ready: deque[_RemoteCall] = deque()
         self._open: set[_RemoteCall] = set()
-        self._idle: list[Slot[_RemoteCall]] = []
-        self._waker: Waker | None = None
         is_one_by_one = spec.threads == 1 and not spec.is_async
         call = RemoteCall(
             function=function,
@@ -129,12 +124,12 @@ class RemoteCalls:
         """Call the handler; what it raised is raised here."""
         plain = [_plain(each) for each in given] if isinstance(given, list) else _plain(given)
         call = _RemoteCall(plain)
-        with self._lock:
+        with self.lock:
             if self.is_stopped:
                 return STOPPED
             self._open.add(call)
-            self._ready.append(call)
-            self._wake()
+            self.ready.append(call)
+            self.wake(1)
         outcome = call.wait()
         if isinstance(outcome, BaseException):
             raise outcome
@@ -142,51 +137,29 @@ class RemoteCalls:
 
     def close(self) -> None:
         """End all processes; calls that are open have the outcome ``STOPPED``."""
-        with self._lock:
-            self.is_stopped = True
-            still_open = list(self._open)
-            self._wake()
+        self.stop()
         self._executor.cancel()
-        for call in still_open:
+        for call in list(self._open):
             self._end(call, STOPPED)
 
     def _end(self, call: _RemoteCall, outcome: object) -> None:
         """The first outcome counts."""
-        with self._lock:
+        with self.lock:
             is_open = call in self._open
             self._open.discard(call)
         if is_open:
             call.end(outcome)
-
-    def _wake(self) -> None:
-        woken, self._idle = self._idle, []
-        for slot in woken:
-            slot.is_parked = False
-        if self._waker is not None:
-            self._waker.wake(woken)
-
-    # WorkQueue.
-
-    def make_slot(self) -> Slot[_RemoteCall]:
-        """See ``WorkQueue``."""
-        return Slot()
-
-    def join(self, slots: Sequence[Slot[_RemoteCall]], waker: Waker) -> None:
-        """See ``WorkQueue``."""
-        del slots
-        self._waker = waker
 
     def take(self, slot: Slot[_RemoteCall], limit: int = 0) -> list[_RemoteCall]:
         """See ``WorkQueue``."""
         finished, slot.finished = slot.finished, []
         for call in finished:
             self._end(call, None)
-        with self._lock:
-            count = 0 if self.is_stopped else min(max(1, limit), len(self._ready))
-            taken = [self._ready.popleft() for _ in range(count)]
-            if not taken and not slot.is_parked:
-                slot.is_parked = True
-                self._idle.append(slot)
+        with self.lock:
+            count = min(max(1, limit), len(self.ready))
+            taken = [self.ready.popleft() for _ in range(count)]
+            if not taken:
+                self.park(slot)
         return taken
 
     def settle(self, slot: Slot[_RemoteCall], record: _RemoteCall, outcome: object) -> bool:
@@ -195,33 +168,13 @@ class RemoteCalls:
         self._end(record, outcome)
         return True
 
-    async def settle_async(
-        self, slot: Slot[_RemoteCall], record: _RemoteCall, outcome: object
-    ) -> bool:
-        """The same."""
-        return self.settle(slot, record, outcome)
-
     def done(self, slot: Slot[_RemoteCall], run: _RemoteCall, processed: int | None = None) -> None:
         """A call that was not begun is made again."""
         del slot
         if processed == 0:
-            with self._lock:
-                self._ready.appendleft(run)
-                self._wake()
-
-    def publish(self, slot: Slot[_RemoteCall]) -> None:
-        """There is nothing to publish."""
-
-    async def publish_async(self, slot: Slot[_RemoteCall]) -> None:
-        """The same."""
-
-    def abandon(self, slot: Slot[_RemoteCall], records: Sequence[_RemoteCall]) -> None:
-        """Threads that wait are told by ``close``."""
-
-    def calls(self, slots: Sequence[Slot[_RemoteCall]]) -> list[Call]:
-        """The threads know better."""
-        del slots
-        return []
+            with self.lock:
+                self.ready.appendleft(run)
+                self.wake(1)
 
 
 def _given(call: _RemoteCall) -> object:
