@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
@@ -26,12 +27,12 @@ Seen = dict[Place, list[int]]
 
 
 @pytest.fixture(params=["memory", "broker"])
-def servers(request: pytest.FixtureRequest, namespace: str) -> Iterator[str]:
+def servers(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "broker":
         yield request.getfixturevalue("bootstrap")
         return
-    yield f"memory://{namespace}"
-    forget_cluster(namespace)
+    yield "memory://readers"
+    forget_cluster("readers")
 
 
 @pytest.fixture
@@ -40,10 +41,11 @@ def config(servers: str) -> ServiceConfig:
 
 
 @pytest.fixture
-def topic(config: ServiceConfig, namespace: str) -> str:
+def topic(config: ServiceConfig) -> str:
+    name = f"readers-{uuid.uuid4().hex[:8]}"
     with Admin(config) as admin:
-        admin.create_topics({namespace: (PARTITIONS, {})}, replication_factor=1)
-    return namespace
+        admin.create_topics({name: (PARTITIONS, {})}, replication_factor=1)
+    return name
 
 
 def write(config: ServiceConfig, topic: str, count: int) -> None:
@@ -189,6 +191,24 @@ def test_poll_raises_what_its_owner_raised_inside_of_it(config: ServiceConfig, t
     with pytest.raises(StateError, match="not now"):
         wait_until(lambda: member.has(3))
     assert not member.seen
+    member.group.close()
+
+
+def test_an_interrupt_inside_a_rebalance_leaves_what_can_be_placed(
+    config: ServiceConfig, topic: str, strategy: str
+) -> None:
+    write(config, topic, 1)
+    member = Member(config, topic, strategy)
+
+    def interrupt(_: Sequence[Place]) -> Mapping[Place, int]:
+        raise KeyboardInterrupt
+
+    member.answer = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        wait_until(lambda: member.has(3))
+    wait_until(lambda: member.has(2) and len(member.group.outside) == 2)
+    member.group.place(dict.fromkeys(member.group.places, 0))
+    wait_until(lambda: member.has_seen({(topic, 0): [0], (topic, 1): [0]}))
     member.group.close()
 
 

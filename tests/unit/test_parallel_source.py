@@ -29,6 +29,9 @@ class Client:
     def subscribe(self, _: Sequence[str], *, on_assign: Any, **__: object) -> None:
         self.on_assign = on_assign
 
+    def assignment(self) -> list[TopicPartition]:
+        return [TopicPartition("t", 0)]
+
     def get_watermark_offsets(self, *_: object, **__: object) -> tuple[int, int]:
         return 0, self.end
 

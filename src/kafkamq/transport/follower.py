@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -28,10 +28,13 @@ from kafkamq.transport.errors import (
 from kafkamq.transport.record import Place, Record, place_of
 from kafkamq.transport.settings import consumer_settings
 
-__all__ = ["READER_GROUP", "Follower", "partitions_of", "targets_of"]
+__all__ = ["COMMITTED", "READER_GROUP", "Follower", "partitions_of", "targets_of"]
 
 READER_GROUP = "kafkamq.reader"
 """librdkafka wants a group; who may describe it may read, and nothing is committed in it."""
+
+COMMITTED = -1001
+"""In place of an offset: where the group is, which the client looks up."""
 
 REQUEST_S = 10.0
 _FIRST_SLICE_S = 1.0
@@ -111,15 +114,14 @@ class Follower:
             return
         self._forget(known)
         self.client.incremental_unassign(partitions_of(known))
-        for place in known:
-            del self._placed[place]
 
-    def _forget(self, places: Iterable[Place]) -> None:
+    def _forget(self, places: Collection[Place]) -> None:
         """A pause ends with the assignment, which librdkafka would remember."""
         for place in places:
             self.ends.pop(place, None)
             self.outside.pop(place, None)
-        self.resume(self._placed.keys() & set(places))
+            self._placed.pop(place, None)
+        self.resume(places)
 
     def pause(self, places: Iterable[Place]) -> None:
         """Fetch these no more; those that are not read are passed."""
@@ -133,12 +135,11 @@ class Follower:
 
     def positions(self, places: Iterable[Place]) -> dict[Place, int]:
         """The next offsets to be polled; where none was polled, those that were told."""
-        found = self.client.position(partitions_of(places))
         told = self._placed
         return {
-            place: each.offset if each.offset >= 0 else told[place]
-            for each in found
-            if (place := (each.topic, each.partition)) in told
+            place: each.offset if each.offset >= 0 else told.get(place, COMMITTED)
+            for each in self.client.position(partitions_of(places))
+            for place in ((each.topic, each.partition),)
         }
 
     # Reading.
@@ -149,11 +150,12 @@ class Follower:
         Raises:
             BrokerError: What no waiting mends.
         """
-        self._raise_failure()
+        if self._failure is not None:
+            self._raise_failure()
         self.watch.check(self._doing)
         batch = self._fetch(limit, timeout_s)
-        if not batch:
-            self._raise_failure()
+        if self._failure is not None and not (batch and isinstance(self._failure, Exception)):
+            self._raise_failure()  # an interrupt does not wait
         return batch
 
     def serve(self) -> Sequence[Record]:
@@ -178,9 +180,10 @@ class Follower:
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
-        if failure is not None:
+        assert failure is not None, "there is one"
+        if isinstance(failure, Exception):
             self.watch.check(self._doing)  # which may know more of it
-            raise failure
+        raise failure
 
     def _without_events(self, batch: Sequence[Record]) -> list[Record]:
         records = []
@@ -198,7 +201,7 @@ class Follower:
         if what is Meaning.LOG_END:
             self.ends[place] = 0 if offset is None else offset
         elif what is Meaning.OUTSIDE_LOG:
-            if place in self._placed:
+            if place in self.places:
                 self.outside[place] = -1 if offset is None else offset
         else:
             topic, number = place

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.errors import broker_error, is_retriable, kafka_error
-from kafkamq.transport.follower import REQUEST_S, Follower, partitions_of, targets_of
+from kafkamq.transport.follower import COMMITTED, REQUEST_S, Follower, partitions_of, targets_of
 from kafkamq.transport.offset_commits import commit_all
 from kafkamq.transport.record import Place, Record, place_of
 
@@ -27,9 +27,6 @@ __all__ = [
     "is_eager",
     "metadata_of",
 ]
-
-COMMITTED = -1001
-"""In place of an offset: where the group is, which the client looks up."""
 
 COOPERATIVE = "cooperative-sticky"
 _SESSION_MS = 10_000  # Kafka's default is 45 s
@@ -202,6 +199,11 @@ class GroupConsumer(GroupOffsets):
 
     # Where it reads.
 
+    @property
+    def places(self) -> frozenset[Place]:
+        """What is assigned: as the client knows it, also where a callback was interrupted."""
+        return frozenset((each.topic, each.partition) for each in self.client.assignment())
+
     def place(
         self, positions: Mapping[Place, int], *, others: Mapping[Place, int] | None = None
     ) -> None:
@@ -212,7 +214,8 @@ class GroupConsumer(GroupOffsets):
             others: Where other partitions are, as far as the owner knows better than the client: a
                 member of an eager group can only be assigned everything anew.
         """
-        ours = {place: at for place, at in positions.items() if place in self._placed}
+        assigned = self.places
+        ours = {place: at for place, at in positions.items() if place in assigned}
         if not ours:
             return
         self.resume(self._still & ours.keys())
@@ -220,7 +223,7 @@ class GroupConsumer(GroupOffsets):
         for place in ours:
             self.outside.pop(place, None)
         if self._is_eager:
-            rest = self._placed.keys() - ours.keys()
+            rest = assigned - ours.keys()
             known = {place: at for place, at in (others or {}).items() if place in rest}
             self._placed |= ours
             self._assign(self.positions(rest) | known | ours)
@@ -255,11 +258,11 @@ class GroupConsumer(GroupOffsets):
         if self._is_leaving:  # a rebalance that ended meanwhile; a client that ends asks nobody
             return
         places = [(each.topic, each.partition) for each in partitions]
-        found: Mapping[Place, int] = {}
         try:
             found = self._owner.assigned(places)
         except BaseException as error:  # noqa: BLE001 - raised by ``poll``
             self._failure = error
+            return  # the client assigns them by itself, as where this is interrupted
         # Those that stand still get a place that needs no look-up.
         self._still.update(place for place in places if place not in found)
         targets = {place: found.get(place, 0) for place in places}
@@ -291,8 +294,6 @@ class GroupConsumer(GroupOffsets):
             self._failure = error
         self._forget(places)
         self._still -= set(places)
-        for place in places:
-            self._placed.pop(place, None)
 
 
 def is_eager(settings: Mapping[str, object]) -> bool:
