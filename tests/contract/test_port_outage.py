@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from tests.contract.port import Kafka, Reports, parts, refusal
+from tests.contract.port import Kafka, Member, Reports, parts, poll_all, refusal
 
 from kafkamq.dev import LocalKafka
 from kafkamq.dev.environment import cache_dir_from, java_from
@@ -46,7 +46,7 @@ def test_an_outage(kind: str) -> None:
         settings = consumer_settings(kafka.config, group_id=group)
         settings["session.timeout.ms"] = 1000 if kafka.is_memory else 6000
         consumer = open_consumer(settings, watch)
-        producer = kafka.producer(message_timeout_ms=2000)
+        producer = kafka.producer(message_timeout_ms=1000)
         until = time.monotonic() + 20.0
         while time.monotonic() < until:
             with suppress(KafkaException):  # a coordinator that is not there yet
@@ -62,9 +62,9 @@ def test_an_outage(kind: str) -> None:
         assert reports.codes == ["_MSG_TIMED_OUT"]
         assert consumer.poll(0.5) is None
         assert watch.is_down
-        error = refusal(lambda: consumer.list_topics(topic, timeout=1.0))
+        error = refusal(lambda: consumer.list_topics(topic, timeout=0.5))
         assert error.code() == KafkaError._TRANSPORT
-        error = refusal(lambda: consumer.committed(parts(topic, 0), timeout=1.0))
+        error = refusal(lambda: consumer.committed(parts(topic, 0), timeout=0.5))
         assert error.code() == KafkaError._TIMED_OUT
         error = refusal(
             lambda: consumer.commit(offsets=parts(topic, 0, offset=2), asynchronous=False)
@@ -80,3 +80,21 @@ def test_an_outage(kind: str) -> None:
         assert message.value() == b"v"
         assert consumer.committed(parts(topic, 0), timeout=30.0)[0].offset == 1
         consumer.close()
+
+
+@pytest.mark.parametrize("kind", ["memory", pytest.param("broker", marks=pytest.mark.faults)])
+def test_a_member_takes_itself_for_lost_when_nobody_answers(kind: str) -> None:
+    with stoppable(kind) as (kafka, stop, start):
+        session_ms = 1000 if kafka.is_memory else 6000
+        settings: dict[str, object] = {
+            "partition_assignment_strategy": "cooperative-sticky",
+            "session_timeout_ms": session_ms,
+            "heartbeat_interval_ms": 200,
+        }
+        member = Member(kafka, "member", "port", kafka.topic(2), **settings)
+        poll_all([member], lambda: len(member.partitions) == 2)
+        stop()
+        poll_all([member], lambda: member.what("lost") == [[0, 1]])
+        assert member.partitions == set()
+        start()
+        poll_all([member], lambda: len(member.partitions) == 2, 60.0)

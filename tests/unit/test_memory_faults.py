@@ -186,8 +186,8 @@ def test_a_member_that_is_missed(kafka: Kafka, how: str) -> None:
     assert (time.monotonic() - began_s > 0.4) == (how != "expelled")
     if how == "killed":
         return
+    poll_all(both, lambda: bool(first.what("lost")), 5.0)  # also who is cut off
     kafka.cluster.faults.cut.clear()
-    poll_all(both, lambda: bool(first.what("lost")), 5.0)
     poll_all(both, lambda: len(first.partitions) == len(second.partitions) == 1, 5.0)
 
 

@@ -35,6 +35,9 @@ class GroupClient(Protocol):
     def is_closed(self) -> bool:
         """Whether it has ended."""
 
+    def is_member(self, member: Member) -> bool:
+        """Whether it speaks for this member still."""
+
     def count_of(self, topic: str, *, is_classic: bool) -> int:
         """How many partitions it knows."""
 
@@ -201,7 +204,9 @@ class Group:
 
     def _is_silent(self, member: Member) -> bool:
         """Whether its heartbeats do not arrive."""
-        return member.client.is_closed or member.client in self._cluster.faults.cut
+        client = member.client
+        is_gone = client.is_closed or not client.is_member(member)
+        return is_gone or client in self._cluster.faults.cut
 
     def tick(self, now_s: float) -> None:
         """Miss members that are silent, and end a round that takes too long."""

@@ -70,7 +70,7 @@ class Membership:
         self._steps: deque[tuple[str, list[Place], Callable[[], None] | None]] = deque()
         self._callbacks: dict[str, Any] = {}
         self._began_s = self._polled_s = time.monotonic()
-        self._refreshes_s = math.inf
+        self._refreshes_s = self._away_since_s = math.inf
         self._missing: set[str] = set()  # of what is wanted
         self._is_calling = False  # a callback runs
 
@@ -229,8 +229,9 @@ class Membership:
         if self._member is not None and not self._is_calling and self._wanted:
             self._check_polls(now_s)
         if self.cluster.faults.separates(self):
-            self.cluster.due(now_s + _AGAIN_S)
+            self._wait_for_coordinator(now_s)
             return
+        self._away_since_s = math.inf
         if self._wanted and now_s >= self._refreshes_s:
             self._refresh(now_s)
         if math.isfinite(self._refreshes_s):
@@ -247,6 +248,26 @@ class Membership:
         elif math.isfinite(member.hears_s):
             self.cluster.due(member.hears_s)
 
+    def _wait_for_coordinator(self, now_s: float) -> None:
+        """A member that has no answer for too long takes itself for lost."""
+        self.cluster.due(now_s + _AGAIN_S)
+        self._away_since_s = min(self._away_since_s, now_s)
+        is_late = now_s - self._away_since_s >= self.session_s
+        if is_late and self._is_classic and self._member is not None:
+            self._lose()
+
+    def _lose(self) -> None:
+        self._forget_member()
+        self._steps.clear()
+        if self._owned:
+            self._steps.append(("lost", sorted(self._owned), None))
+        self.cluster.due(0.0)
+        self.cluster.changed.notify_all()
+
+    def is_member(self, member: Member) -> bool:
+        """Whether it speaks for this member still."""
+        return self._member is member
+
     def next_heartbeat_s(self) -> float:
         """When it asks the coordinator next."""
         since_s = time.monotonic() - self._began_s
@@ -257,11 +278,7 @@ class Membership:
 
     def _hear(self, member: Member) -> None:
         if member.is_removed:
-            self._forget_member()
-            if self._owned:
-                self._steps.append(("lost", sorted(self._owned), None))
-            self.cluster.due(0.0)
-            self.cluster.changed.notify_all()
+            self._lose()
         elif self._is_classic:
             self._rejoin()
         elif not self._steps:

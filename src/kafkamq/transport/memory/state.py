@@ -55,7 +55,7 @@ class State:
     def tick(self) -> float:
         """Do what is due; the monotonic time."""
         now_s = time.monotonic()
-        if now_s >= self._due_s or self.faults.cut:
+        if now_s >= self._due_s or self.faults.cut or self.faults.is_down:
             self._due_s = math.inf
             self._work(now_s)
             self.changed.notify_all()
