@@ -29,7 +29,6 @@ from kafkamq import (
     aio,
 )
 from kafkamq.config import Backoff
-from kafkamq.parallel import letters
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.transport.transactions import TransactionalProducer
 
@@ -312,7 +311,9 @@ def test_a_dead_letter_that_is_too_large_refers_to_its_record(
         assert told["kafkamq-queue-id"] == namespace.encode()
 
 
-def test_a_stall_is_parked_when_the_dead_letters_are_back(bootstrap: str, namespace: str) -> None:
+def test_a_stall_is_parked_when_the_dead_letters_are_back(
+    bootstrap: str, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = make_topic(bootstrap, namespace)
     fill(bootstrap, topic, [f"k{n}" for n in range(10)])
     letters = f"{namespace}-dead"  # there is no such topic yet
@@ -322,7 +323,7 @@ def test_a_stall_is_parked_when_the_dead_letters_are_back(bootstrap: str, namesp
     kafka = {"message.timeout.ms": "1000"}
     with make(bootstrap, topic, namespace, kafka=kafka, **options) as consumer:
         consumer.poll(seen)
-        wait_until(lambda: consumer._engine.stats.stalls >= 2, what="another try")
+        wait_until(lambda: "it is tried again" in caplog.text, what="a refusal")
         wait_until(lambda: committed(bootstrap, namespace, topic)[0] == 4, what="those before it")
         make_topic(bootstrap, letters)
         wait_until(lambda: committed(bootstrap, namespace, topic)[0] == 10, what="the offset")
@@ -332,10 +333,9 @@ def test_a_stall_is_parked_when_the_dead_letters_are_back(bootstrap: str, namesp
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_refused_dead_letter_calls_no_handler_again(
-    bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch, is_async: bool
+    bootstrap: str, namespace: str, caplog: pytest.LogCaptureFixture, is_async: bool
 ) -> None:
     """What is behind it in its order waits for the letter; the rest does not."""
-    monkeypatch.setattr(letters, "AGAIN_S", 0.2)
     topic, dead = make_topic(bootstrap, namespace), f"{namespace}-dead"  # not made yet
     fill(bootstrap, topic, ["a", "a", "b"])
     calls: list[int] = []
@@ -351,10 +351,7 @@ def test_a_refused_dead_letter_calls_no_handler_again(
     options = {"backoff": Backoff(first=0.01, max=0.01), "dead_letter_topic": dead}
     with make(bootstrap, topic, namespace, kafka=kafka, **options) as consumer:
         consumer.poll(handle_async if is_async else handle)
-        tries: list[str] = []
-        park = consumer._engine._letters._park
-        consumer._engine._letters._park = lambda *told: (tries.append(told[2]), park(*told))[1]
-        wait_until(lambda: len(tries) >= 2, what="tries to write it")
+        wait_until(lambda: "it is tried again" in caplog.text, what="a refusal")
         assert sorted(calls) == [0, 2]
         make_topic(bootstrap, dead)
         wait_until(lambda: committed(bootstrap, namespace, topic)[0] == 3, what="the offset")

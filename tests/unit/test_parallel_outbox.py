@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +13,14 @@ from confluent_kafka import KafkaError, Message
 from tests.unit.worker_parts import fail_for_good
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, KafkaMQError
+from kafkamq.errors import KafkaMQError
 from kafkamq.parallel.config import ParallelConfig
-from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.result_producer import ResultProducer
 from kafkamq.transport import producer
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import has_ended
-from kafkamq.types import DeadLetterReason
+from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
+from kafkamq.transport.memory.faults import Fault
 
 
 @pytest.fixture
@@ -78,17 +79,28 @@ def test_a_producer_is_recreated_after_a_fatal_error(
     wait_until(lambda: len(told) == 2)
 
 
-def test_that_of_large_records_too(results: ResultProducer, clients: list[Any]) -> None:
-    def letter() -> Any:
-        value = Message(topic="topic", value=b"x" * 3000, timestamp=(1, 1))
-        record = ParallelRecord(value, 0, b"key")  # type: ignore[arg-type]
-        return results.park("dead", "g", record, DeadLetterReason.REJECTED, "no good")
+def test_a_record_is_sent_alone_when_its_batch_was_too_large(
+    clients: list[Any],
+) -> None:
+    """Kafka refuses all of the batch; and that of large records is recreated, too."""
+    name = uuid.uuid4().hex
+    service = ServiceConfig(bootstrap_servers=f"memory://{name}")
+    cluster = cluster_of(service.bootstrap_servers)
+    cluster.create_topic("t", 1)
+    too_large = Fault(error=KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
 
-    first = letter()  # it does not fit: what refers to it goes by a producer of its own
-    assert len(clients) == 2
-    end(clients[1])
-    with pytest.raises(BrokerError) as caught:
-        first.result(30)
-    assert caught.value.is_fatal
-    assert not letter().done()
-    assert len(clients) == 3
+    def plan(kind: str, client: object, _: object) -> Fault | None:
+        return too_large if kind == "produce" and client is clients[0] else None
+
+    cluster.faults.plan = plan
+    results = ResultProducer(ParallelConfig(service=service, topics=("topic",), group_id="g"))
+    told: list[KafkaError | KafkaMQError | None] = []
+    for number in range(1, 4):
+        results.send("t", b"value", None, (), lambda error, _: told.append(error))
+        wait_until(lambda: len(told) == number)  # noqa: B023
+        if number == 2:
+            clients[1].fail(KafkaError.INVALID_PRODUCER_EPOCH)
+            wait_until(lambda: len(clients) == 3)
+    assert told == [None] * 3
+    results.close(1.0)
+    forget_cluster(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OutgoingRecord, ProducePublisher, Publisher
 from kafkamq.parallel.settling import Settler
 from kafkamq.parallel.streams import ResultStream
+from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.work_queue import Executor, HandlerCall
@@ -62,10 +62,10 @@ class Works:
             self.room.desk.config, self.room.stats, self.park, pytest.fail, pytest.fail
         )
 
-    def park(self, record: ParallelRecord, *_: object) -> Future[None]:
+    def park(self, record: ParallelRecord, *_: object) -> Written:
         self.letters.append(record.offset)
-        parked: Future[None] = Future()
-        parked.set_result(None)
+        parked = Written()
+        parked.end(None)
         return parked
 
     def work(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -19,9 +17,10 @@ from kafkamq import Ack, BrokerError, ConfigError, Nack, Reject
 from kafkamq.config import Backoff
 from kafkamq.parallel.config import Hooks, OnExhausted
 from kafkamq.parallel.handling import Handling
-from kafkamq.parallel.letters import AGAIN_S, Letters
+from kafkamq.parallel.letters import Letters
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.settling import Settler
+from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.verdicts import is_verdict, understood
 from kafkamq.runtime.work_queue import HandlerCall
@@ -57,10 +56,10 @@ class Office:
             self.room.desk.config, self.room.stats, self.park, self.failures.append, pytest.fail
         )
 
-    def park(self, record: ParallelRecord, reason: DeadLetterReason, said: str) -> Future[None]:
+    def park(self, record: ParallelRecord, reason: DeadLetterReason, said: str) -> Written:
         self.letters.append((record.offset, reason, said))
-        parked: Future[None] = Future()
-        parked.set_result(None)
+        parked = Written()
+        parked.end(None)
         return parked
 
 
@@ -192,36 +191,25 @@ def test_the_others_go_on() -> None:
     assert office.room.lane.tracker.progress().incompletes == (0,)
 
 
-def test_letters_that_are_refused_are_held_until_they_are_written_or_their_partition_goes() -> None:
-    """Each is tried again in its time; what nobody waits for any more is written all the same."""
-    room, late = Room(), Future[None]()
-    answers: list[Exception | None] = [BrokerError("no rights", code="X"), None, None]
-    parked: list[int] = []
-
-    def park(record: ParallelRecord, *_: object) -> Future[None]:
-        parked.append(record.offset)
-        answer, written = answers.pop(0), Future[None]()
-        written.set_exception(answer) if answer is not None else written.set_result(None)
-        return written
-
-    letters = Letters(room.desk.config, room.desk, park, room.stats)
-    room.add("abc")
+def test_a_letter_gives_its_record_up_when_it_is_written_or_goes_with_its_partition() -> None:
+    """Nobody waits for it: it is written in its time, unless there is no need any more."""
+    room = Room(dead_letter_topic="dead")
+    letters = Letters(room.desk.config, room.desk, room.stats)
+    room.add("abcd")
     room.speed_up()
     worker, _ = room.workers
     records = [record for run in room.desk.take(worker) for record in run.records]
-    refused: Future[None] = Future()
-    refused.set_exception(BrokerError("no rights", code="X"))
-    why = (DeadLetterReason.REJECTED, "no good")
-    letters.hold(room.lane, records[0], *why, refused)
-    letters.hold(room.lane, records[1], *why, late)  # not confirmed in time
-    letters.tend(time.monotonic())
-    assert parked == []
-    late.set_result(None)
-    letters.tend(time.monotonic() + AGAIN_S)
-    assert (parked, room.committable) == ([0], 0)
-    letters.tend(time.monotonic() + AGAIN_S)
-    assert (parked, room.committable, room.stats.dead_lettered) == ([0, 0], 2, 2)
-    letters.hold(room.lane, records[2], *why, refused)
+    first, second, third = asked = [Written() for _ in range(3)]
+    for record, written in zip(records, asked, strict=False):
+        letters.hold(room.lane, record, DeadLetterReason.REJECTED, written)
+    first.first.set_exception(BrokerError("no rights", code="X"))
+    letters.tend()
+    assert (room.committable, room.stats.dead_lettered) == (0, 0)
+    first.end(None)
+    second.end(None)
+    assert (room.committable, room.stats.dead_lettered) == (2, 2)
     room.desk.scheduler.close(room.lane)
-    letters.tend(time.monotonic() + AGAIN_S)
-    assert parked == [0, 0]
+    letters.tend()
+    assert third.cancelled()
+    third.end(None)  # too late: whoever has the partition decides anew
+    assert room.stats.dead_lettered == 2

@@ -24,7 +24,7 @@ class Sender:
     written: ClassVar[list[bytes | None]] = []
     reported = 0
 
-    def __init__(self, _: object) -> None:
+    def __init__(self) -> None:
         self.check("connecting")
 
     def check(self, _: str) -> None: ...
@@ -45,7 +45,6 @@ class Sender:
 
 @pytest.fixture
 def sender(monkeypatch: pytest.MonkeyPatch) -> type[Sender]:
-    monkeypatch.setattr(sure_writer, "Sender", Sender)
     monkeypatch.setattr(sure_writer, "_FIRST_PAUSE_S", 0.001)
     Sender.answers, Sender.written = [], []
     return Sender
@@ -63,7 +62,7 @@ def test_refusals_are_met_by_waiting_and_size_by_less(sender: type[Sender]) -> N
         KafkaError(KafkaError.NOT_ENOUGH_REPLICAS),
         BrokerError("too large here", code="MSG_SIZE_TOO_LARGE"),
     ]
-    writer = SureWriter(SimpleNamespace(), "a letter")  # type: ignore[arg-type]
+    writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
     writer.write(form).result(30)
     assert sender.written == [b"2"]
     writer.close(1.0)
@@ -71,7 +70,7 @@ def test_refusals_are_met_by_waiting_and_size_by_less(sender: type[Sender]) -> N
 
 def test_what_is_not_written_by_the_end_has_failed(sender: type[Sender]) -> None:
     sender.answers = [KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)] * 100_000
-    writer = SureWriter(SimpleNamespace(), "a letter")  # type: ignore[arg-type]
+    writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
     refused, given_up = writer.write(form), writer.write(form)
     given_up.cancel()
     writer.close(0.05)
@@ -85,7 +84,7 @@ def test_a_record_that_cannot_be_made_holds_up_no_other(sender: type[Sender]) ->
     def broken(refusals: int) -> Form:
         raise UnicodeEncodeError("utf-8", "\udc80", 0, 1, "surrogates not allowed")
 
-    writer = SureWriter(SimpleNamespace(), "a letter")  # type: ignore[arg-type]
+    writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
     failed, fine = writer.write(broken), writer.write(form)
     fine.result(30)
     assert not failed.done()
@@ -98,9 +97,24 @@ def test_a_write_waits_for_nothing(sender: type[Sender], monkeypatch: pytest.Mon
     """Not for a connection either: it is called on event loops."""
     connecting: Future[None] = Future()
     monkeypatch.setattr(Sender, "check", lambda *_: connecting.result(30))
-    writer = SureWriter(SimpleNamespace(), "a letter")  # type: ignore[arg-type]
+    writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
     written = writer.write(form)
     assert not written.done()
     connecting.set_result(None)
     written.result(30)
+    writer.close(1.0)
+
+
+def test_the_first_answer_is_told_whatever_comes_later(sender: type[Sender]) -> None:
+    """Of a record that is too large its smaller form is the answer."""
+    refusal = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    sender.answers = [KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), refusal]
+    writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
+    written = writer.write(form)
+    with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
+        written.first.result(30)
+    written.result(30)
+    other = writer.write(form)
+    other.first.result(30)
+    assert other.done()
     writer.close(1.0)

@@ -129,7 +129,9 @@ class ParallelBase:
             raise StateError(
                 f"this parallel consumer is {engine.state.value}: each is given one handler, once"
             )
-        settler = Settler(config, engine.stats, engine.park, engine.fail, engine.hold_letter)
+        settler = Settler(
+            config, engine.stats, engine.letters.write, engine.fail, engine.hold_letter
+        )
         results = publisher(engine, settler)
         queue = Handling(engine.desk, settler, results, takes_all=takes_all)
         call = HandlerCall(

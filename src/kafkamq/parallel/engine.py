@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from enum import Enum
-from functools import partial
 from time import monotonic, sleep
 
 from kafkamq.parallel.callbacks import tell
@@ -19,12 +17,12 @@ from kafkamq.parallel.record import ParallelRecord, make_records
 from kafkamq.parallel.result_producer import ResultProducer
 from kafkamq.parallel.rules.flow import PartitionFlow, Stall, StallGuard
 from kafkamq.parallel.rules.lanes import Lane
-from kafkamq.parallel.settling import Park
 from kafkamq.parallel.source import Source
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.transactions import TransactionCommitter
 from kafkamq.parallel.wire.offset_zstd import require_zstandard
 from kafkamq.parallel.work_queue import Desk
+from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime.inside import enter
 from kafkamq.runtime.rules.hanging import Slots
 from kafkamq.runtime.work_queue import Executor
@@ -62,8 +60,7 @@ class Engine:
         self.stats = Stats()
         self.desk = Desk(config, self.stats)
         self.results = ResultProducer(config)
-        self.park: Park = partial(self.results.park, config.dead_letter_topic, config.group_id)
-        self._letters = Letters(config, self.desk, self.park, self.stats)
+        self.letters = Letters(config, self.desk, self.stats)
         self.state = State.UNUSED
         self.failure: BaseException | None = None
         self.ended = threading.Event()
@@ -194,6 +191,7 @@ class Engine:
             self._stay()
         pool.cancel()
         timeout_s = self.config.commit_timeout_ms / 1000
+        self.letters.close(max(1.0, self._close_until_s - monotonic()))
         self.results.close(max(1.0, self._close_until_s - monotonic()))
         is_idle = self._committer.commit_at_last(timeout_s)  # also when it fails: done is done
         self._tell_of_refusal()
@@ -276,7 +274,7 @@ class Engine:
 
     def _tend(self, now_s: float) -> None:
         self.desk.tend()
-        self._letters.tend(now_s)
+        self.letters.tend()
         now_ms = int(now_s * 1000)
         for duty in list(self._duties.values()):
             tracker = duty.lane.tracker
@@ -315,22 +313,18 @@ class Engine:
     def _park(self, duty: Duty, offset: int, said: str) -> None:
         """Make a dead letter of a record that holds others up; then the offset moves."""
         record = self.desk.find(duty.lane, offset)
-        if record is None:
-            return
-
-        def refused() -> None:
-            with self.desk.lock:
-                duty.guard.rearm()
-
-        self._letters.park(duty.lane, record, DeadLetterReason.MAX_LEASE, said, refused)
+        if record is not None:
+            reason = DeadLetterReason.MAX_LEASE
+            written = self.letters.write(record, reason, said)
+            self.letters.hold(duty.lane, record, reason, written)
 
     def hold_letter(
-        self, record: ParallelRecord, reason: DeadLetterReason, said: str, parked: Future[None]
+        self, record: ParallelRecord, reason: DeadLetterReason, written: Written
     ) -> None:
         """See ``Letters.hold``; any thread."""
         duty = self._duties.get((record.topic, record.partition))
         if duty is not None and self.desk.find(duty.lane, record.offset) is record:
-            self._letters.hold(duty.lane, record, reason, said, parked)
+            self.letters.hold(duty.lane, record, reason, written)
 
     # Membership, told by the source inside ``poll``.
 

@@ -1,4 +1,4 @@
-"""Dead letters that no worker waits for: of records that stall, and those that Kafka refuses.
+"""The dead letters of a parallel consumer, which are written until Kafka has them.
 
 A record whose dead letter is refused is given up all the same: its handler is not called again. It
 stays open, and what is behind it in its order waits, until the letter is in Kafka.
@@ -7,109 +7,104 @@ stays open, and what is behind it in its order waits, until the letter is in Kaf
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 
 from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.config import ParallelConfig
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.lanes import Lane, LaneState
-from kafkamq.parallel.settling import Park
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.work_queue import Desk
+from kafkamq.queue.dead_letter_writer import Letter
+from kafkamq.queue.sure_writer import SureWriter, Written
+from kafkamq.queue.wire.headers import Origin
+from kafkamq.runtime.inside import enter
+from kafkamq.transport.producer import ThreadedProducer
+from kafkamq.transport.settings import producer_settings
 from kafkamq.types import DeadLetterReason
 
-__all__ = ["AGAIN_S", "Letters"]
+__all__ = ["Letters"]
 
-AGAIN_S = 5.0  # between tries to write one
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    lane: Lane[ParallelRecord]
-    record: ParallelRecord
-    reason: DeadLetterReason
-    said: str
-    due_s: float
 
 
 class Letters:
     """Those of one consumer; at most one for each open record."""
 
-    def __init__(self, config: ParallelConfig, desk: Desk, park: Park, stats: Stats) -> None:
-        self._hook = config.hooks.on_dead_letter
+    def __init__(self, config: ParallelConfig, desk: Desk, stats: Stats) -> None:
+        self._config = config
         self._desk = desk
-        self._park = park
         self._stats = stats
-        self._refused: deque[_Refused] = deque()  # in the order of their times
+        what = f"a dead letter of group {config.group_id!r}"
+        self._writer = SureWriter(self._open_producer, what)
+        self._held: dict[Written, tuple[Lane[ParallelRecord], ParallelRecord]] = {}
 
-    def park(
-        self,
-        lane: Lane[ParallelRecord],
-        record: ParallelRecord,
-        reason: DeadLetterReason,
-        said: str,
-        refused: Callable[[], object],
-    ) -> None:
-        """Write one, and give its record up when Kafka has it; else call ``refused``."""
-        self._watch(lane, record, reason, self._park(record, reason, said), refused)
+    def _open_producer(self) -> ThreadedProducer:
+        service = self._config.service
+        return ThreadedProducer(
+            service,
+            # Kafka refuses a whole batch for its size: each letter has its own.
+            producer_settings(service, partitioner="murmur2_random", batch_num_messages=1),
+            name="kafkamq-letters",
+            verb="sending",
+            max_block_s=self._config.send_timeout_ms / 1000,
+            on_start=partial(enter, self._config),
+        )
+
+    def write(self, record: ParallelRecord, reason: DeadLetterReason, said: str) -> Written:
+        """Write one; returns at once."""
+        origin = Origin(record.topic, record.partition, record.offset, record.timestamp_ms)
+        failure = record._failure
+        letter = Letter(
+            topic=self._config.dead_letter_topic,
+            key=record.key,
+            value=record.value,
+            headers=tuple(record.headers),
+            reason=reason,
+            error=said,
+            delivery_count=1 if failure is None else failure.attempts,
+            place=origin,
+            origin=origin,
+            queue_id=self._config.group_id,
+        )
+        return self._writer.write(letter.form)
 
     def hold(
         self,
         lane: Lane[ParallelRecord],
         record: ParallelRecord,
         reason: DeadLetterReason,
-        said: str,
-        parked: Future[None],
+        written: Written,
     ) -> None:
-        """Nobody waits for ``parked`` any more: see that the letter is written; any thread."""
+        """Nobody waits for it: its record is given up when Kafka has it; any thread."""
+        self._held[written] = lane, record
+        written.add_done_callback(partial(self._ended, lane, record, reason))
 
-        def again() -> None:
-            due_s = monotonic() + AGAIN_S
-            self._refused.append(_Refused(lane, record, reason, said, due_s))
+    def tend(self) -> None:
+        """Give up those whose partitions went, for others to decide anew, or that are done."""
+        for written, (lane, record) in list(self._held.items()):
+            is_gone = lane.state is LaneState.CLOSED
+            if is_gone or self._desk.find(lane, record.offset) is not record:
+                written.cancel()
 
-        self._watch(lane, record, reason, parked, again)
-
-    def tend(self, now_s: float) -> None:
-        """Try those again that are due; by the owner of the consumer."""
-        refused = self._refused
-        while refused and refused[0].due_s <= now_s:
-            letter = refused.popleft()
-            if letter.lane.state is LaneState.CLOSED:  # whoever has the partition decides anew
-                continue
-            told = letter.lane, letter.record, letter.reason, letter.said
-            self.hold(*told, self._park(*told[1:]))
-
-    def _watch(
-        self,
-        lane: Lane[ParallelRecord],
-        record: ParallelRecord,
-        reason: DeadLetterReason,
-        parked: Future[None],
-        refused: Callable[[], object],
-    ) -> None:
-        parked.add_done_callback(partial(self._ended, lane, record, reason, refused))
+    def close(self, timeout_s: float) -> None:
+        """Wait for those that nobody has refused; idempotent."""
+        for written in list(self._held):
+            if written.first.done():
+                written.cancel()
+        self._writer.close(timeout_s)
 
     def _ended(
         self,
         lane: Lane[ParallelRecord],
         record: ParallelRecord,
         reason: DeadLetterReason,
-        refused: Callable[[], object],
-        parked: Future[None],
+        written: Future[None],
     ) -> None:
-        error = parked.exception()
-        if error is not None:
-            _log.error(
-                "a dead letter could not be written; it is tried again",
-                extra={"record": repr(record), "said": str(error)},
-            )
-            refused()
+        assert isinstance(written, Written)
+        self._held.pop(written, None)
+        if written.cancelled() or written.exception() is not None:
             return
         self._desk.give_up(lane, record.offset)
         self._stats.dead_lettered += 1
@@ -117,4 +112,5 @@ class Letters:
             "a record is given up; it is a dead letter",
             extra={"record": repr(record), "reason": reason.value},
         )
-        tell("on_dead_letter", self._hook, record, reason.value)
+        hook = self._config.hooks.on_dead_letter
+        tell("on_dead_letter", hook, record, reason.value)

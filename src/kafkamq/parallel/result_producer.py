@@ -1,26 +1,21 @@
-"""Writes results and dead letters."""
+"""Writes results."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
 
 from kafkamq.errors import KafkaMQError, StateError
 from kafkamq.parallel.config import ParallelConfig
-from kafkamq.parallel.record import ParallelRecord
-from kafkamq.queue.dead_letter_writer import Letter
-from kafkamq.queue.sure_writer import FORMS
-from kafkamq.queue.wire.headers import Origin
 from kafkamq.runtime.inside import enter
-from kafkamq.transport.errors import KafkaError, Meaning, broker_error, meaning
+from kafkamq.transport.errors import KafkaError, Meaning, meaning
 from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
-from kafkamq.types import DeadLetterReason, Headers
+from kafkamq.types import Headers
 
 __all__ = ["Delivered", "ResultProducer"]
 
@@ -75,53 +70,6 @@ class ResultProducer:
                 producer.reported += 1
 
         producer.produce(*record, reported)
-
-    def park(
-        self, topic: str, group_id: str, record: ParallelRecord, reason: DeadLetterReason, said: str
-    ) -> Future[None]:
-        """Write a dead letter; the future is done when Kafka has it.
-
-        One that is too large is written without its payload, then without key and headers: it says
-        where its record stands, and lives as long as that.
-        """
-        parked: Future[None] = Future()
-        parked.set_running_or_notify_cancel()  # who gives up waiting for it does not cancel it
-        origin = Origin(record.topic, record.partition, record.offset, record.timestamp_ms)
-        failure = record._failure
-        letter = Letter(
-            topic=topic,
-            key=record.key,
-            value=record.value,
-            headers=tuple(record.headers),
-            reason=reason,
-            error=said,
-            delivery_count=1 if failure is None else failure.attempts,
-            place=origin,
-            origin=origin,
-            queue_id=group_id,
-        )
-        self._write_letter(letter, 0, parked)
-        return parked
-
-    def _write_letter(self, letter: Letter, refusals: int, parked: Future[None]) -> None:
-        def told(error: KafkaError | KafkaMQError | None, _: object = None) -> None:
-            if error is None:
-                parked.set_result(None)
-            elif meaning(error) is Meaning.TOO_LARGE and refusals + 1 < FORMS:
-                self._write_letter(letter, refusals + 1, parked)
-            else:
-                doing = f"writing a dead letter to {letter.topic}"
-                parked.set_exception(broker_error(error, doing))
-
-        form = letter.form(refusals)
-        try:
-            if refusals:
-                record = (form.topic, form.value, form.key, form.partition, form.headers)
-                self._send(self._open_alone(), record, told)
-            else:
-                self.send(form.topic, form.value, form.key, form.headers, told)
-        except KafkaMQError as error:
-            told(error)
 
     def close(self, timeout_s: float) -> None:
         """Flush, and end; what is not confirmed by then fails. Idempotent."""

@@ -7,7 +7,6 @@ import inspect
 import logging
 import random
 from collections.abc import Callable
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from kafkamq.config import Backoff
@@ -18,6 +17,7 @@ from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.stats import Stats
 from kafkamq.queue.reasons import reason_of
 from kafkamq.queue.rules.retry import Done, GiveUp, Retry, backoff_delay_ms, judge
+from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime.verdicts import VERDICTS, seconds, understood
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import Ack, DeadLetterReason, Nack
@@ -30,8 +30,8 @@ _DELAY_S = 1.0  # where the user's function of it fails
 _STOPPED_S = 3600.0  # a record that stops the consumer is not tried again by it
 _log = logging.getLogger(__name__)
 
-Park = Callable[[ParallelRecord, DeadLetterReason, str], "Future[None]"]
-Hold = Callable[[ParallelRecord, DeadLetterReason, str, "Future[None]"], None]
+Park = Callable[[ParallelRecord, DeadLetterReason, str], Written]
+Hold = Callable[[ParallelRecord, DeadLetterReason, Written], None]
 
 
 class Settler:
@@ -40,7 +40,7 @@ class Settler:
     Args:
         config: The policy.
         stats: Where dead letters and skips are counted.
-        park: Writes a dead letter; its future is done when Kafka has it.
+        park: Writes a dead letter until Kafka has it.
         fail: Stops the consumer.
         hold: Takes over a dead letter that Kafka has refused, or not confirmed in time.
     """
@@ -76,9 +76,9 @@ class Settler:
         if parked is None:
             return self._due_if_stopped()
         try:
-            parked.result(self.config.send_timeout_ms / 1000)
+            parked.first.result(self.config.send_timeout_ms / 1000)
         except (KafkaMQError, FutureTimeoutError):
-            return self._not_parked(record, decision, error, parked)
+            return self._not_parked(record, decision, parked)
         self._parked(record, decision)
         return None
 
@@ -92,9 +92,9 @@ class Settler:
             return self._due_if_stopped()
         try:
             timeout_s = self.config.send_timeout_ms / 1000
-            await asyncio.wait_for(asyncio.wrap_future(parked), timeout_s)
+            await asyncio.wait_for(asyncio.wrap_future(parked.first), timeout_s)
         except (KafkaMQError, TimeoutError, asyncio.TimeoutError):
-            return self._not_parked(record, decision, error, parked)
+            return self._not_parked(record, decision, parked)
         self._parked(record, decision)
         return None
 
@@ -164,7 +164,7 @@ class Settler:
 
     def _give_up(
         self, record: ParallelRecord, decision: GiveUp, error: BaseException | None
-    ) -> Future[None] | None:
+    ) -> Written | None:
         """Write the dead letter, or do what else the policy says (None)."""
         config = self.config
         said = _last_said(record, error)
@@ -192,15 +192,9 @@ class Settler:
         )
         tell("on_dead_letter", self.config.hooks.on_dead_letter, record, decision.reason.value)
 
-    def _not_parked(
-        self,
-        record: ParallelRecord,
-        decision: GiveUp,
-        error: BaseException | None,
-        parked: Future[None],
-    ) -> int:
+    def _not_parked(self, record: ParallelRecord, decision: GiveUp, parked: Written) -> int:
         """It is given up all the same: its handler has had its attempts."""
-        self._hold(record, decision.reason, _last_said(record, error), parked)
+        self._hold(record, decision.reason, parked)
         return monotonic_ms() + _HELD_MS
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.queue.queue_topic import QueueTopic
+from kafkamq.queue.sender import Sender
 from kafkamq.queue.sure_writer import Form, SureWriter
 from kafkamq.queue.topic_message import TopicMessage
 from kafkamq.queue.wire import headers as names
@@ -131,9 +133,13 @@ class DeadLetterWriter:
         self._topic = config.dead_letter_topic
         self._queue_id = queue.queue_id
         place = QueueTopic(config, queue)
-        self._writer = SureWriter(place, f"a dead letter of queue {queue.queue_id!r}")
+        # Kafka refuses a whole batch for its size: each letter has its own.
+        letters = partial(Sender, place, batch_num_messages=1)
+        self._writer = SureWriter(letters, f"a dead letter of queue {queue.queue_id!r}")
         # Apart: what waits for one topic would hold up the other one in the same producer.
-        self._copier = SureWriter(place, f"a copy of a message of queue {queue.queue_id!r}")
+        self._copier = SureWriter(
+            partial(Sender, place), f"a copy of a message of queue {queue.queue_id!r}"
+        )
 
     def park(self, message: TopicMessage, reason: DeadLetterReason, error: str) -> Future[None]:
         """Write a dead letter."""

@@ -22,7 +22,8 @@ _log = logging.getLogger(__name__)
 class Sender(ThreadedProducer):
     """Shared by all producers of a service; thread-safe."""
 
-    def __init__(self, namespace: Namespace) -> None:
+    def __init__(self, namespace: Namespace, **more: object) -> None:
+        """``more`` settings of the client."""
         config = namespace.config
         facts = namespace.facts()
         largest = max(facts.max_message_bytes, facts.max_marker_bytes)
@@ -31,6 +32,7 @@ class Sender(ThreadedProducer):
             **{
                 "message.max.bytes": max(1_000_000, largest + 65_536),
                 "queue.buffering.max.messages": MAX_QUEUED,
+                **more,
             },
         )
         self.namespace = namespace

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from itertools import count
 
 from kafkamq.errors import BrokerError, KafkaMQError
-from kafkamq.queue.namespace import Namespace
-from kafkamq.queue.sender import Sender
 from kafkamq.transport.errors import KafkaError, Meaning, broker_error, meaning
+from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.record import Record
 from kafkamq.types import Headers
 
-__all__ = ["FORMS", "Form", "SureWriter"]
+__all__ = ["Form", "SureWriter", "Written"]
 
 FORMS = 3  # of a record, each smaller than the one before; then the first one is tried again
 _FIRST_PAUSE_S = 0.1
@@ -38,12 +37,30 @@ class Form:
     headers: Headers
 
 
+class Written(Future[None]):
+    """Done when Kafka has the record; fails at ``close`` only. Cancel it to give it up.
+
+    Attributes:
+        first: Done at the first answer: fails if it is a refusal.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: Future[None] = Future()
+
+    def end(self, error: KafkaMQError | None) -> None:
+        """The last answer."""
+        for future in (self, self.first):
+            with suppress(InvalidStateError):  # it was given up, or has its answer
+                future.set_result(None) if error is None else future.set_exception(error)
+
+
 class _Write:
     __slots__ = ("form", "future", "pause_s", "refusals", "said")
 
     def __init__(self, form: Callable[[int], Form]) -> None:
         self.form = form
-        self.future: Future[None] = Future()
+        self.future = Written()
         self.refusals = 0  # for its size
         self.pause_s = 0.0
         self.said: KafkaMQError | None = None
@@ -57,31 +74,29 @@ class SureWriter:
     report; one whose report did not come in time may be written twice.
     """
 
-    def __init__(self, place: Namespace, what: str) -> None:
-        """``what`` is for people."""
-        self._place = place
+    def __init__(self, make: Callable[[], ThreadedProducer], what: str) -> None:
+        """``make`` opens the producer; ``what`` is for people."""
+        self._make = make
         self._what = what
         self._changed = threading.Condition()
         self._due: list[tuple[float, int, _Write]] = []  # a heap, by monotonic s
         self._open: set[_Write] = set()
         self._number = count()
-        self._sender: Sender | None = None
+        self._producer: ThreadedProducer | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def write(self, form: Callable[[int], Form]) -> Future[None]:
+    def write(self, form: Callable[[int], Form]) -> Written:
         """Write a record; returns at once.
 
         Args:
             form: Given how often it was refused for its size, below ``FORMS``, what to write.
 
-        Returns:
-            Done when Kafka has it; fails at ``close`` only. Cancel it to give it up.
         """
         write = _Write(form)
         with self._changed:
             if self._is_closed:
-                write.future.set_exception(BrokerError(f"{self._what} ends", code="_DESTROY"))
+                write.future.end(BrokerError(f"{self._what} ends", code="_DESTROY"))
                 return write.future
             self._open.add(write)
             self._push(write, 0.0)
@@ -108,10 +123,9 @@ class SureWriter:
             left, self._open = list(self._open), set()
         for write in left:
             said = write.said or BrokerError(f"{self._what}: no answer", code="_TIMED_OUT")
-            with suppress(InvalidStateError):  # it was given up
-                write.future.set_exception(said)
-        if self._sender is not None:
-            self._sender.close(max(1.0, deadline_s - time.monotonic()))
+            write.future.end(said)
+        if self._producer is not None:
+            self._producer.close(max(1.0, deadline_s - time.monotonic()))
 
     def _push(self, write: _Write, pause_s: float) -> None:
         """With ``_changed`` held."""
@@ -136,21 +150,21 @@ class SureWriter:
 
     def _produce(self, write: _Write) -> None:
         def reported(error: KafkaError | None, _: Record) -> None:
-            assert self._sender is not None
+            assert self._producer is not None
             try:
                 if error is None:
                     self._end(write)
                 else:
-                    cause = self._sender.failed(error)
+                    cause = self._producer.failed(error)
                     self._refused(write, broker_error(cause, f"{self._what}: {form.topic}"))
             finally:
-                self._sender.reported += 1
+                self._producer.reported += 1
 
         try:
             form = write.form(write.refusals)
-            if self._sender is None:
-                self._sender = Sender(self._place)
-            self._sender.produce(
+            if self._producer is None:
+                self._producer = self._make()
+            self._producer.produce(
                 form.topic, form.value, form.key, form.partition, form.headers, reported
             )
         except KafkaMQError as error:
@@ -162,15 +176,17 @@ class SureWriter:
         with self._changed:
             self._open.discard(write)
             self._changed.notify_all()
-        with suppress(InvalidStateError):  # it was given up, or the writer is closed
-            write.future.set_result(None)
+        write.future.end(None)
 
     def _refused(self, write: _Write, error: KafkaMQError) -> None:
-        pause_s = write.pause_s
+        is_smaller = False  # and not refused for good
         if meaning(error) is Meaning.TOO_LARGE:
             write.refusals = (write.refusals + 1) % FORMS
-            if write.refusals:
-                pause_s = 0.0
+            is_smaller = write.refusals > 0
+        if not is_smaller:
+            with suppress(InvalidStateError):  # it has its answer, or was given up
+                write.future.first.set_exception(error)
+        pause_s = 0.0 if is_smaller else write.pause_s
         if write.said is None:
             _log.warning(
                 "%s was refused; it is tried again", self._what, extra={"said": str(error)}

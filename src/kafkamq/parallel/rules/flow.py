@@ -140,7 +140,3 @@ class StallGuard:
             return None
         self._is_reported = True
         return Stall(offset, held_ms)
-
-    def rearm(self) -> None:
-        """Nothing came of what was done: if it lasts as long again, tell it again."""
-        self._offset = None
