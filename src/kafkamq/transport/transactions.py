@@ -105,30 +105,7 @@ class TransactionalProducer:
         self, record: NewRecord, *, timeout_s: float = 30.0, on_delivery: Delivered | None = None
     ) -> None:
         """Queue one record of the open transaction; waits (bounded) while the queue is full."""
-        topic, partition, key, value, headers = record
-        producer = self._ready()
-        deadline_s = 0.0
-        while True:
-            try:
-                producer.produce(
-                    topic,
-                    value,
-                    key,
-                    partition,
-                    on_delivery=on_delivery or self._on_delivery,
-                    headers=list(headers) if headers else None,
-                )
-                return
-            except BufferError:  # noqa: PERF203 - full queues are rare
-                now_s = time.monotonic()
-                deadline_s = deadline_s or now_s + timeout_s
-                if now_s > deadline_s:
-                    raise self._watch.deadline("producing in a transaction", timeout_s) from None
-                self._serve("producing in a transaction", 0.1)
-            except KafkaException as error:
-                if meaning(error) is Meaning.TOO_LARGE:
-                    self.too_large += 1  # refused here, before it reached the broker
-                raise self._failed(error, f"producing to {topic}[{partition}]") from error
+        self.produce_records((record,), timeout_s=timeout_s, on_delivery=on_delivery)
 
     def produce_many(
         self,
@@ -165,24 +142,33 @@ class TransactionalProducer:
                 self._serve(doing, 0.1)
             left = refused
 
-    def produce_records(self, records: Iterable[NewRecord], *, timeout_s: float = 60.0) -> None:
-        """Queue many records of any topic, with headers; quicker than one by one."""
-        produce, report = self._ready().produce, self._on_delivery
-        for record in records:
-            topic, partition, key, value, headers = record
-            try:
-                produce(
-                    topic,
-                    value,
-                    key,
-                    partition,
-                    on_delivery=report,
-                    headers=list(headers) if headers else None,
-                )
-            except BufferError:
-                self.produce(record, timeout_s=timeout_s)
-            except KafkaException as error:
-                raise self._failed(error, f"producing to {topic}[{partition}]") from error
+    def produce_records(
+        self,
+        records: Iterable[NewRecord],
+        *,
+        timeout_s: float = 60.0,
+        on_delivery: Delivered | None = None,
+    ) -> None:
+        """Queue many records of any topic, with headers; each waits while the queue is full."""
+        produce, report = self._ready().produce, on_delivery or self._on_delivery
+        for topic, partition, key, value, headers in records:
+            own = list(headers) if headers else None
+            deadline_s = 0.0
+            while True:
+                try:
+                    produce(topic, value, key, partition, on_delivery=report, headers=own)
+                    break
+                except BufferError:
+                    now_s = time.monotonic()
+                    deadline_s = deadline_s or now_s + timeout_s
+                    if now_s > deadline_s:
+                        doing = "producing in a transaction"
+                        raise self._watch.deadline(doing, timeout_s) from None
+                    self._serve("producing in a transaction", 0.1)
+                except KafkaException as error:
+                    if meaning(error) is Meaning.TOO_LARGE:
+                        self.too_large += 1  # refused here, before it reached the broker
+                    raise self._failed(error, f"producing to {topic}[{partition}]") from error
 
     def flush(self, *, timeout_s: float = 10.0) -> None:
         """Wait until the queued records are confirmed or refused; ``commit`` does so by itself."""
