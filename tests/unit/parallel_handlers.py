@@ -79,6 +79,16 @@ def hang_on_poison(record: PlainRecord) -> None:
     note(record)
 
 
+def hang_first(record: PlainRecord) -> None:
+    """Notes it; hangs the first time, and the key "poison" each time."""
+    begun = Path(f"{os.environ[SEEN]}.{record.offset}")
+    is_first = not begun.exists()
+    begun.touch()
+    if is_first or record.key == b"poison":
+        time.sleep(60)
+    note(record)
+
+
 async def hang_on_poison_async(record: PlainRecord) -> None:
     """The same, and may be cancelled."""
     if record.key == b"poison":

@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +74,13 @@ class Work:
     def __init__(self, handler: Callable[..., object], **options: Any) -> None:
         self.shelf = Shelf()
         wants_results = options.pop("wants_results", False)
+        kill_after_ms = options.pop("kill_after_ms", 0)
         config = Room(processes=options.pop("count", 1), **options).desk.config
-        self.executor = ProcessExecutor(
-            self.shelf,
-            processes_of(
-                config,
-                handler,
-                is_async=is_async_handler(handler),
-                wants_results=wants_results,
-            ),
-        )
+        is_async = is_async_handler(handler)
+        processes = processes_of(config, handler, is_async=is_async, wants_results=wants_results)
+        if kill_after_ms:  # by the parent alone
+            processes = replace(processes, timeout_ms=kill_after_ms)
+        self.executor = ProcessExecutor(self.shelf, processes)
 
     def start(self) -> None:
         self.executor.start()
@@ -366,6 +365,23 @@ def test_of_several_handlers_the_one_that_takes_too_long_is_left_alone(
     assert all(isinstance(each, HandlerTimeoutError) for each in work.outcomes().values())
     assert work.executor.pids == [pid]
     assert seen() == Counter((0, 4))
+
+
+def test_who_was_beside_a_handler_that_takes_too_long_is_not_to_blame(
+    working: Callable[..., Work], seen: Callable[[], Counter[int]]
+) -> None:
+    """Where a process with several handlers had to be ended for one of them."""
+    work = working(handlers.hang_first, threads=2, kill_after_ms=1000)
+    work.shelf.add(*runs("poison"))
+    wait_until(Path(f"{os.environ[handlers.SEEN]}.0").exists)
+    time.sleep(0.5)
+    work.shelf.add(*runs("b", start=1))
+    work.shelf.wait(2)
+    assert [(record.offset, str(said)) for record, said in work.shelf.outcomes] == [
+        (0, "the handler took longer than 1 s")
+    ]
+    assert [record.offset for record in work.shelf.back] == [1]
+    assert seen() == Counter((1,))
 
 
 def test_what_no_handler_has_begun_comes_back_when_asked_for(
