@@ -212,7 +212,8 @@ def share_group(
 def open_share(broker: Broker, **options: Any) -> ShareConsumer:
     """A consumer of its queue."""
     from kafkamq.config import ServiceConfig
+    from kafkamq.queue.backend import ConsumerPlan
 
     queue = QueueConfig(queue_id="q", backend=Backend.SHARE, topic="t")
     config = ServiceConfig(bootstrap_servers="x:1")
-    return ShareConsumer(config, queue, Box(broker, queue), group_id="g", **options)
+    return ShareConsumer(config, queue, Box(broker, queue), ConsumerPlan(**options))

@@ -14,6 +14,7 @@ from kafkamq.claims.queue_consumer import ClaimsConsumer
 from kafkamq.claims.rules.steps import End
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import BrokerError
+from kafkamq.queue.backend import ConsumerPlan
 from kafkamq.types import Backend
 
 
@@ -88,8 +89,7 @@ class Desk:
             ServiceConfig(bootstrap_servers="x:1"),
             queue,
             self.letters,
-            lambda message: self.lost.append(message.message_id.offset),
-            group_id="g",
+            ConsumerPlan(on_lease_lost=lambda message: self.lost.append(message.message_id.offset)),
         )
         self.claims: Claims = self.consumer._claims  # type: ignore[assignment]
 

@@ -17,7 +17,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from kafkamq import claims as sync
@@ -158,12 +157,7 @@ class _Holder(Generic[_Held]):
             raise StateError("enter or await it first")
         return self._made
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from types import TracebackType
 
 from kafkamq.errors import ConfigError, DeadlineExceededError
 from kafkamq.parallel.config import is_async_handler
@@ -30,12 +29,7 @@ class ParallelConsumer(ParallelBase):
     async def __aenter__(self) -> ParallelConsumer:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def poll(self, handler: Callable[[ParallelRecord], Awaitable[object]]) -> None:

@@ -5,10 +5,6 @@ from __future__ import annotations
 from kafkamq.claims.queue_consumer import ClaimsConsumer
 from kafkamq.claims.topic import coordination_topic, heartbeat_s, init_topic
 from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.queue.backend import ConsumerPlan
-from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.dead_letter_writer import DeadLetterWriter
-from kafkamq.queue.names import group_of
 from kafkamq.queue.topic_backend import TopicBackend
 
 __all__ = ["backend"]
@@ -31,23 +27,5 @@ class _ClaimsBackend(TopicBackend):
             kafka=config.kafka,
         )
 
-    def _consumer(
-        self,
-        config: ServiceConfig,
-        queue: QueueConfig,
-        letters: DeadLetterWriter,
-        plan: ConsumerPlan,
-    ) -> Consumer:
-        # The coordination log's records are separated by slashes.
-        group_id = queue.group_id or group_of(config, queue.queue_id).replace("/", ".")
-        return ClaimsConsumer(
-            config,
-            queue,
-            letters,
-            plan.on_lease_lost,
-            group_id=group_id,
-            ordering=plan.ordering or "partition",
-        )
 
-
-backend = _ClaimsBackend()
+backend = _ClaimsBackend(ClaimsConsumer)

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from types import TracebackType
 
 from kafkamq.claims.engine import Engine, Stats
 from kafkamq.claims.member import Member, check_id
@@ -77,12 +76,7 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

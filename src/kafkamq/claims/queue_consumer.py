@@ -6,7 +6,7 @@ import logging
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 from kafkamq.claims.cluster import Cluster
 from kafkamq.claims.message import ClaimedMessage
@@ -14,8 +14,10 @@ from kafkamq.claims.rules.steps import End
 from kafkamq.claims.topic import coordination_topic, heartbeat_s
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import KafkaMQError, LeaseLostError
+from kafkamq.queue.backend import ConsumerPlan
 from kafkamq.queue.dead_letter_writer import Letters
 from kafkamq.queue.message import Message
+from kafkamq.queue.names import group_of
 from kafkamq.queue.rules.waiting import Waiting
 from kafkamq.queue.topic_consumer import TopicConsumer
 from kafkamq.queue.topic_message import TopicMessage
@@ -49,18 +51,13 @@ class ClaimsConsumer(TopicConsumer):
     """
 
     def __init__(
-        self,
-        config: ServiceConfig,
-        queue: QueueConfig,
-        letters: Letters,
-        on_lease_lost: Callable[[Message], None] | None = None,
-        *,
-        group_id: str,
-        ordering: str = "partition",
+        self, config: ServiceConfig, queue: QueueConfig, letters: Letters, plan: ConsumerPlan
     ) -> None:
         """Begins to claim."""
-        super().__init__(queue, letters, on_lease_lost)
-        self._is_serial = ordering == "partition"
+        super().__init__(queue, letters, plan.on_lease_lost)
+        # The coordination log's records are separated by slashes.
+        group_id = queue.group_id or group_of(config, queue.queue_id).replace("/", ".")
+        self._is_serial = plan.ordering != "unordered"
         self._waiting: Waiting[_Item] = Waiting()
         self._tokens: dict[tuple[str, int], int] = {}  # of the claims that messages come from
         self._acked: dict[tuple[str, int], int] = {}  # the highest offset, by topic and partition

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from kafkamq.claims.broker_clock import BrokerClock, lease_clock_ms
@@ -189,12 +188,7 @@ class RangeClaims:
     def __enter__(self) -> RangeClaims:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[ClaimedRange]:

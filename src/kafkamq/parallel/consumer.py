@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kafkamq.config import ServiceConfig
@@ -199,12 +198,7 @@ class ParallelConsumer(ParallelBase):
     def __enter__(self) -> ParallelConsumer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def poll(self, handler: Callable[[ParallelRecord], object]) -> None:

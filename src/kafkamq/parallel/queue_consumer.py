@@ -12,8 +12,9 @@ from kafkamq.parallel.engine import Engine, State
 from kafkamq.parallel.metrics import watch_engine
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.slots import Slot, SlotPool
+from kafkamq.queue.backend import ConsumerPlan
 from kafkamq.queue.dead_letter_writer import Letters
-from kafkamq.queue.message import Message
+from kafkamq.queue.names import group_of_workers
 from kafkamq.queue.topic_consumer import TopicConsumer
 from kafkamq.queue.topic_message import MessageState, TopicMessage
 from kafkamq.transport.clock import monotonic_ms
@@ -39,23 +40,16 @@ class OffsetsConsumer(TopicConsumer):
     """
 
     def __init__(
-        self,
-        config: ServiceConfig,
-        queue: QueueConfig,
-        letters: Letters,
-        on_lease_lost: Callable[[Message], None] | None = None,
-        *,
-        group_id: str,
-        ordering: str = "key",
+        self, config: ServiceConfig, queue: QueueConfig, letters: Letters, plan: ConsumerPlan
     ) -> None:
         """Joins the group."""
-        super().__init__(queue, letters, on_lease_lost)
+        super().__init__(queue, letters, plan.on_lease_lost)
         self._puller = _Puller(
             queue.topic,
-            group_id=group_id,
+            group_id=group_of_workers(config, queue),
             bootstrap_servers=config.bootstrap_servers,
             kafka=config.kafka,
-            ordering=ordering,
+            ordering=plan.ordering or "key",
             null_keys=queue.null_keys,
             concurrency=queue.max_in_flight,
             on_data_loss=queue.on_data_loss,

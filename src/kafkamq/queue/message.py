@@ -6,7 +6,6 @@ import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Protocol
 
 from kafkamq.config import milliseconds
@@ -200,12 +199,7 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
     def __enter__(self) -> Message:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         settler = self._settler
         if settler.has_verdict(self):  # given inside: it stands
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.queue.backend import ConsumerPlan, StoredMessage
@@ -17,8 +17,17 @@ from kafkamq.transport.record import RecordLike, headers_of
 __all__ = ["TopicBackend"]
 
 
-class TopicBackend(ABC):
-    """A ``QueueBackend`` but for its consumer."""
+class TopicBackend:
+    """A ``QueueBackend``, given its consumer."""
+
+    def __init__(
+        self,
+        make_consumer: Callable[
+            [ServiceConfig, QueueConfig, DeadLetterWriter, ConsumerPlan], Consumer
+        ],
+    ) -> None:
+        """What it makes owns the writer of dead letters."""
+        self._make_consumer = make_consumer
 
     def open_consumer(
         self, connections: Connections, queue: QueueConfig, plan: ConsumerPlan
@@ -26,17 +35,7 @@ class TopicBackend(ABC):
         """See ``QueueBackend.open_consumer``."""
         config = connections.config
         require_dead_letters(config, queue)
-        return self._consumer(config, queue, DeadLetterWriter(config, queue), plan)
-
-    @abstractmethod
-    def _consumer(
-        self,
-        config: ServiceConfig,
-        queue: QueueConfig,
-        letters: DeadLetterWriter,
-        plan: ConsumerPlan,
-    ) -> Consumer:
-        """One that gives up messages to ``letters``, and owns them."""
+        return self._make_consumer(config, queue, DeadLetterWriter(config, queue), plan)
 
     def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
         """See ``QueueBackend.open_producer``."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import DeadlineExceededError
+from kafkamq.queue.backend import ConsumerPlan
 from kafkamq.queue.dead_letter_writer import ShareLetters, carried_verdict, earlier_deliveries
 from kafkamq.queue.message import Message
+from kafkamq.queue.names import group_of_workers
 from kafkamq.queue.topic_consumer import TopicConsumer
 from kafkamq.queue.topic_message import MessageState, TopicMessage
 from kafkamq.share.member import Member
@@ -44,31 +46,14 @@ class ShareConsumer(TopicConsumer):
     """Many consumers per partition, no order; locks are short and cannot be renewed."""
 
     def __init__(
-        self,
-        config: ServiceConfig,
-        queue: QueueConfig,
-        letters: ShareLetters,
-        on_lease_lost: Callable[[Message], None] | None = None,
-        *,
-        group_id: str,
-        concurrency: int = 0,
-        handler_timeout_ms: int = 0,
+        self, config: ServiceConfig, queue: QueueConfig, letters: ShareLetters, plan: ConsumerPlan
     ) -> None:
-        """Sets up the group, and joins it.
-
-        Args:
-            config: Where.
-            queue: How.
-            letters: For dead letters.
-            on_lease_lost: As for every consumer.
-            group_id: The share group.
-            concurrency: How many handlers there will be; 0: unknown.
-            handler_timeout_ms: What is left of a lock less than this is not begun.
-        """
-        super().__init__(queue, letters, on_lease_lost)
+        """Sets up the group, and joins it."""
+        super().__init__(queue, letters, plan.on_lease_lost)
+        group_id, concurrency = group_of_workers(config, queue), plan.concurrency
         self.limits, self._lock_ms = self._set_up(config, group_id)
         self._max_deliveries = self.limits.handed_out(queue.max_deliveries)
-        self._margin_ms = max(MARGIN_MS, handler_timeout_ms)
+        self._margin_ms = max(MARGIN_MS, plan.handler_timeout_ms)
         self._unseen: dict[
             tuple[int, int, int], int
         ] = {}  # given back without a handler, how often

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from kafkamq.claims.rules.audit import ClaimAudit
@@ -150,12 +149,7 @@ class ClaimGuard:
     def __enter__(self) -> ClaimGuard:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
