@@ -44,7 +44,10 @@ class _Item:
         self.count = count
 
 
-class ClaimsConsumer(TopicConsumer):
+_Held = TopicMessage[tuple[Hashable, _Item]]
+
+
+class ClaimsConsumer(TopicConsumer[_Held]):
     """Order by partition, or none; what is done is in heartbeats of the coordination log.
 
     A message that is nacked waits in this process; the partition's position stays before it.
@@ -144,8 +147,8 @@ class ClaimsConsumer(TopicConsumer):
 
     # Verdicts.
 
-    def _done(self, message: TopicMessage) -> None:
-        lane, item = _place(message)
+    def _done(self, message: _Held) -> None:
+        lane, item = message.place
         place = _place_of(item)
         try:
             with self._changed:  # first: the claim may end before the commit has returned
@@ -156,8 +159,8 @@ class ClaimsConsumer(TopicConsumer):
                 self._waiting.done(lane)
                 self._changed.notify_all()
 
-    def _again(self, message: TopicMessage, delay_ms: int) -> None:
-        lane, item = _place(message)
+    def _again(self, message: _Held, delay_ms: int) -> None:
+        lane, item = message.place
         claimed = item.claimed
         with self._changed:
             if self._tokens.get((claimed.topic, claimed.partition)) != claimed.token:
@@ -184,14 +187,13 @@ class ClaimsConsumer(TopicConsumer):
                 if acked is not None and acked >= self._claims.confirmed_position(*place):
                     self._forgotten.add(place)
             for message in list(self._ready):
-                assert isinstance(message, TopicMessage)
-                if _place_of(_place(message)[1]) == place and not self._closing.is_set():
+                if _place_of(message.place[1]) == place and not self._closing.is_set():
                     self._lose(message)
 
     def _lose_held(self, place: tuple[str, int]) -> None:
         """With ``_changed`` held."""
         for message in list(self._held.values()):
-            if _place_of(_place(message)[1]) == place and not self._closing.is_set():
+            if _place_of(message.place[1]) == place and not self._closing.is_set():
                 self._lose(message)
 
     # The end.
@@ -220,11 +222,3 @@ class ClaimsConsumer(TopicConsumer):
 
 def _place_of(item: _Item) -> tuple[str, int]:
     return item.claimed.topic, item.claimed.partition
-
-
-def _place(message: TopicMessage) -> tuple[Hashable, _Item]:
-    place = message.place
-    assert isinstance(place, tuple)
-    lane, item = place
-    assert isinstance(item, _Item)
-    return lane, item

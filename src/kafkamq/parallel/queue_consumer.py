@@ -33,7 +33,10 @@ class _Puller(ParallelBase):
         return engine
 
 
-class OffsetsConsumer(TopicConsumer):
+_Held = TopicMessage[tuple[Slot, ParallelRecord]]
+
+
+class OffsetsConsumer(TopicConsumer[_Held]):
     """Order by key or partition, or none; what is done is in the commits of a consumer group.
 
     By key, messages without one are in no order, or in that of their partition (``null_keys``).
@@ -87,12 +90,12 @@ class OffsetsConsumer(TopicConsumer):
                 self._offer(slot, record)
                 self._changed.notify()
 
-    def _done(self, message: TopicMessage) -> None:
-        slot, _ = _place(message)
+    def _done(self, message: _Held) -> None:
+        slot, _ = message.place
         self._move_on(slot, self._slots.advance(slot))
 
-    def _again(self, message: TopicMessage, delay_ms: int) -> None:
-        slot, record = _place(message)
+    def _again(self, message: _Held, delay_ms: int) -> None:
+        slot, record = message.place
         record._failure = Failure(message.delivery_count, None, "")
         self._move_on(slot, self._slots.retry(slot, record, monotonic_ms() + delay_ms))
 
@@ -101,8 +104,7 @@ class OffsetsConsumer(TopicConsumer):
         gone = set(partitions)
         with self._changed:
             for message in [*self._held.values(), *self._ready]:
-                assert isinstance(message, TopicMessage)
-                slot, record = _place(message)
+                slot, record = message.place
                 if (record.topic, record.partition) in gone and message.state is MessageState.HELD:
                     self._lose(message)
                     self._slots.wake((slot,))
@@ -120,24 +122,14 @@ class OffsetsConsumer(TopicConsumer):
         with self._changed:
             while self._ready:  # its slot is free, its record is not done
                 message = self._ready.popleft()
-                assert isinstance(message, TopicMessage)
-                _place(message)[0].is_busy = False
+                message.place[0].is_busy = False
         engine = self._engine
         engine.desk.stop()
         for message in list(self._held.values()):  # handed out and not settled: it comes again
-            _place(message)[0].is_busy = False
+            message.place[0].is_busy = False
         self._slots.cancel()
         engine.end(timeout_s=0.0, drain_s=0.0)
         if not engine.ended.wait(timeout_s):
             raise DeadlineExceededError("leaving the group takes long, and goes on behind this")
         if isinstance(engine.failure, BrokerError):
             raise engine.failure
-
-
-def _place(message: TopicMessage) -> tuple[Slot, ParallelRecord]:
-    place = message.place
-    assert isinstance(place, tuple)
-    slot, record = place
-    assert isinstance(slot, Slot)
-    assert isinstance(record, ParallelRecord)
-    return slot, record

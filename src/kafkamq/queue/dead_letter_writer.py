@@ -9,10 +9,10 @@ from functools import partial
 from typing import Protocol
 
 from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.queue.message import Message
 from kafkamq.queue.queue_topic import QueueTopic
 from kafkamq.queue.sender import Sender
 from kafkamq.queue.sure_writer import Form, SureWriter
-from kafkamq.queue.topic_message import TopicMessage
 from kafkamq.queue.wire import headers as names
 from kafkamq.queue.wire.headers import (
     Origin,
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 class Letters(Protocol):
     """Where a consumer puts what it gives up."""
 
-    def park(self, message: TopicMessage, reason: DeadLetterReason, error: str) -> Future[None]:
+    def park(self, message: Message, reason: DeadLetterReason, error: str) -> Future[None]:
         """Write a dead letter, however long that takes; done when it is kept."""
 
     def close(self, timeout_s: float) -> None:
@@ -54,11 +54,11 @@ class Letters(Protocol):
 class ShareLetters(Letters, Protocol):
     """And where it puts what must leave the place where it stands, and is not done."""
 
-    def copy(self, message: TopicMessage, count: int, verdict: Verdict | None) -> Future[None]:
+    def copy(self, message: Message, count: int, verdict: Verdict | None) -> Future[None]:
         """Write it once more; the copy's next delivery is ``count``, or ``verdict`` is waiting."""
 
 
-def origin_of(message: TopicMessage) -> Origin:
+def origin_of(message: Message) -> Origin:
     """Where the first copy of a message stands in its queue's topic.
 
     What another queue's message says, which somebody has sent on with all its headers, is not it.
@@ -70,7 +70,7 @@ def origin_of(message: TopicMessage) -> Origin:
     return Origin(message.topic, place.partition, place.offset, max(0, message.timestamp_ms))
 
 
-def earlier_deliveries(message: TopicMessage) -> int:
+def earlier_deliveries(message: Message) -> int:
     """How many a message had where its former copy stood; 0: it is the first one."""
     read = read_message_headers(message.raw_headers)
     if read.origin is None or read.origin.topic != message.topic:
@@ -78,7 +78,7 @@ def earlier_deliveries(message: TopicMessage) -> int:
     return read.delivery_count - 1
 
 
-def carried_verdict(message: TopicMessage) -> Verdict | None:
+def carried_verdict(message: Message) -> Verdict | None:
     """What was decided of a copy before it was written: it only lacks its dead letter."""
     if not earlier_deliveries(message):
         return None
@@ -141,7 +141,7 @@ class DeadLetterWriter:
             partial(Sender, place), f"a copy of a message of queue {queue.queue_id!r}"
         )
 
-    def park(self, message: TopicMessage, reason: DeadLetterReason, error: str) -> Future[None]:
+    def park(self, message: Message, reason: DeadLetterReason, error: str) -> Future[None]:
         """Write a dead letter."""
         letter = Letter(
             topic=self._topic,
@@ -157,7 +157,7 @@ class DeadLetterWriter:
         )
         return self._writer.write(letter.form)
 
-    def copy(self, message: TopicMessage, count: int, verdict: Verdict | None) -> Future[None]:
+    def copy(self, message: Message, count: int, verdict: Verdict | None) -> Future[None]:
         """Write it once more to its own partition; see ``ShareLetters``."""
 
         def form(refusals: int) -> Form:
@@ -181,11 +181,11 @@ class DeadLetterWriter:
             self._copier.close(timeout_s / 2)
 
 
-def _without_origin(message: TopicMessage) -> Headers:
+def _without_origin(message: Message) -> Headers:
     """Its headers; ``origin_of`` says whence it came."""
     return tuple(header for header in message.raw_headers if header[0] != names.ORIGIN)
 
 
-def _place_of(message: TopicMessage) -> Origin:
+def _place_of(message: Message) -> Origin:
     place = message.message_id
     return Origin(message.topic, place.partition, place.offset, max(0, message.timestamp_ms))

@@ -11,6 +11,7 @@ from collections import Counter as Count
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any, Generic, TypeVar, cast
 
 from kafkamq.config import QueueConfig, utf8
 from kafkamq.errors import (
@@ -35,6 +36,8 @@ from kafkamq.types import DeadLetterReason, Nack, Outcome, Reject
 
 __all__ = ["TopicConsumer"]
 
+M = TypeVar("M", bound=TopicMessage[Any])
+
 MAX_UNWRITTEN = 10_000  # dead letters, with payloads; beyond it nothing is handed out
 _SLICE_S = 0.25
 _log = logging.getLogger(__name__)
@@ -50,7 +53,7 @@ _COUNTERS: dict[object, Counter] = {
 }
 
 
-class TopicConsumer(Consumer):
+class TopicConsumer(Consumer, Generic[M]):
     """A consumer without markers: a backend says how messages come, and what verdicts do."""
 
     def __init__(
@@ -65,8 +68,8 @@ class TopicConsumer(Consumer):
         self._lost_leases = LostLeases(queue.queue_id, on_lease_lost, queue.max_in_flight)
         self._guard = ForkCheck("Consumer")
         self._changed = threading.Condition(threading.RLock())
-        self._ready: deque[Message] = deque()
-        self._held: dict[int, TopicMessage] = {}  # handed out, without a verdict
+        self._ready: deque[M] = deque()
+        self._held: dict[int, M] = {}  # handed out, without a verdict
         self._parking = 0  # dead letters under way
         self._has_closed = False
         self._counts: Count[tuple[object, int]] = Count()
@@ -80,21 +83,21 @@ class TopicConsumer(Consumer):
     def _fill(self, n: int) -> None:
         """Put what is there into ``_ready``, up to ``n``; with ``_changed`` held; never waits."""
 
-    def _may_hand_out(self, message: TopicMessage) -> bool:
+    def _may_hand_out(self, message: M) -> bool:
         """Whether it can still be worked on; if not, the backend gives it back itself."""
         del message
         return True
 
     @abstractmethod
-    def _done(self, message: TopicMessage) -> None:
+    def _done(self, message: M) -> None:
         """It needs no more deliveries; may raise LeaseLostError."""
 
-    def _given_up(self, message: TopicMessage) -> None:
+    def _given_up(self, message: M) -> None:
         """Its dead letter is in Kafka; may raise LeaseLostError."""
         self._done(message)
 
     @abstractmethod
-    def _again(self, message: TopicMessage, delay_ms: int) -> None:
+    def _again(self, message: M, delay_ms: int) -> None:
         """It is to be delivered again; may raise LeaseLostError."""
 
     @abstractmethod
@@ -117,7 +120,7 @@ class TopicConsumer(Consumer):
             return True
         return False
 
-    def _extend(self, message: TopicMessage, extension_ms: int) -> None:
+    def _extend(self, message: M, extension_ms: int) -> None:
         """Hold it longer; where nothing ends by time there is nothing to do."""
 
     def _now_ms(self) -> int:
@@ -171,7 +174,6 @@ class TopicConsumer(Consumer):
         ready, counts = self._ready, self._counts
         while ready and len(taken) < room:
             message = ready.popleft()
-            assert isinstance(message, TopicMessage)
             if message.state is MessageState.HELD and self._may_hand_out(message):
                 self._held[id(message)] = message
                 taken.append(message)
@@ -190,8 +192,7 @@ class TopicConsumer(Consumer):
     def put_back(self, messages: Sequence[Message]) -> None:
         """See ``Consumer.put_back``."""
         with self._changed:
-            for message in reversed(messages):
-                assert isinstance(message, TopicMessage)
+            for message in reversed(cast("Sequence[M]", messages)):
                 if self._held.pop(id(message), None) is not None:
                     self._ready.appendleft(message)
             self._changed.notify_all()
@@ -200,7 +201,7 @@ class TopicConsumer(Consumer):
 
     def settle(
         self,
-        message: Message,
+        message: M,
         outcome: Outcome,
         *,
         wait: bool = False,
@@ -208,7 +209,6 @@ class TopicConsumer(Consumer):
         delay_ms: int | None = None,
     ) -> None:
         """Apply the one verdict on a message; see ``Message.ack`` for the errors."""
-        assert isinstance(message, TopicMessage)
         self._check()
         utf8(reason, name="reason")
         if outcome is Outcome.REJECT and not reason:
@@ -224,7 +224,7 @@ class TopicConsumer(Consumer):
         if wait:
             self.flush()
 
-    def _claim(self, message: TopicMessage, outcome: Outcome) -> None:
+    def _claim(self, message: M, outcome: Outcome) -> None:
         """From here on it is settled, whatever becomes of that."""
         with self._changed:
             if message.state is MessageState.SETTLED:
@@ -242,9 +242,7 @@ class TopicConsumer(Consumer):
             self._counts[outcome, message._record.partition() or 0] += 1
             self._changed.notify()  # there is room
 
-    def _judge(
-        self, message: TopicMessage, outcome: Outcome, reason: str, delay_ms: int | None
-    ) -> None:
+    def _judge(self, message: M, outcome: Outcome, reason: str, delay_ms: int | None) -> None:
         """A verdict other than an ack."""
         delay_s = None if delay_ms is None else delay_ms / 1000
         verdict = Reject(reason) if outcome is Outcome.REJECT else Nack(delay_s, reason)
@@ -257,12 +255,12 @@ class TopicConsumer(Consumer):
             assert isinstance(decision, Done)
             self._done(message)
 
-    def _delay_ms(self, message: TopicMessage, delay_ms: int | None) -> int:
+    def _delay_ms(self, message: M, delay_ms: int | None) -> int:
         if delay_ms is not None:
             return delay_ms
         return backoff_delay_ms(self._queue.backoff, message.delivery_count, random.random())
 
-    def _park(self, message: TopicMessage, reason: DeadLetterReason, error: str) -> None:
+    def _park(self, message: M, reason: DeadLetterReason, error: str) -> None:
         """A dead letter first, however long that takes; the message is done when Kafka has it."""
         with self._changed:
             self._parking += 1
@@ -294,14 +292,12 @@ class TopicConsumer(Consumer):
         """Dead letters under way."""
         return self._parking
 
-    def has_verdict(self, message: Message) -> bool:
+    def has_verdict(self, message: M) -> bool:
         """Whether a verdict was given already."""
-        assert isinstance(message, TopicMessage)
         return message.state is MessageState.SETTLED
 
-    def extend(self, message: Message, extension_ms: int) -> None:
+    def extend(self, message: M, extension_ms: int) -> None:
         """Hold a message longer; see ``Message.extend``."""
-        assert isinstance(message, TopicMessage)
         require(self._queue.backend, Feature.EXTEND, f"queue {self.queue_id!r}: extend()")
         self._check()
         with self._changed:
@@ -313,7 +309,7 @@ class TopicConsumer(Consumer):
 
     # Leases that end.
 
-    def _lose(self, message: TopicMessage) -> None:
+    def _lose(self, message: M) -> None:
         """Its lease has ended while it was held; with ``_changed`` held."""
         if message.state is not MessageState.HELD:
             return
@@ -323,7 +319,7 @@ class TopicConsumer(Consumer):
             self._lost_leases.lost(message)
             self._lost_leases.tell_soon()
 
-    def _lost_late(self, messages: Iterable[TopicMessage]) -> None:
+    def _lost_late(self, messages: Iterable[M]) -> None:
         """Verdicts on these came too late."""
         for message in messages:
             with self._changed:

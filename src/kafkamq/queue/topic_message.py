@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from kafkamq.queue.message import Message, Settler
 from kafkamq.transport.record import RecordLike, headers_of
 
 __all__ = ["MessageState", "TopicMessage", "TopicSettler"]
+
+P = TypeVar("P")
 
 
 class TopicSettler(Settler, Protocol):
@@ -27,7 +29,7 @@ class MessageState(Enum):
     LOST = "lost"  # its lease or partition went before
 
 
-class TopicMessage(Message):
+class TopicMessage(Message, Generic[P]):
     """One delivery; see ``Message``.
 
     Attributes:
@@ -46,7 +48,7 @@ class TopicMessage(Message):
         *,
         delivery_count: int = 1,
         deadline_ms: float = math.inf,
-        place: object = None,
+        place: P,
     ) -> None:
         """Made by its consumer; ``deadline_ms`` is of its clock."""
         super().__init__(consumer, record, headers_of(record), delivery_count)

@@ -25,7 +25,7 @@ from kafkamq.transport.errors import (
 )
 from kafkamq.transport.record import AcknowledgeType, Record, TopicPartition
 
-__all__ = ["Batch", "Member"]
+__all__ = ["Batch", "Member", "ShareMessage"]
 
 _POLL_S = 0.25
 _TURN_S = 0.02  # how long verdicts are gathered
@@ -37,6 +37,32 @@ _log = logging.getLogger(__name__)
 _Place = tuple[int, int]
 
 
+class ShareMessage(TopicMessage["Member"]):
+    """A delivery of a share group.
+
+    Attributes:
+        broker_count: Deliveries of this record; ``delivery_count`` is of the message: with those of
+            former copies, without those that no handler saw.
+        is_seen: It is, or was, handed out.
+    """
+
+    __slots__ = ("broker_count", "is_seen")
+
+    broker_count: int
+    is_seen: bool
+
+    @property
+    def member(self) -> Member:
+        """Who has fetched it."""
+        return self.place
+
+    @property
+    def key_of_place(self) -> tuple[int, int, int]:
+        """Its record; a recreated topic has other times."""
+        place = self.message_id
+        return place.partition, place.offset, self.timestamp_ms
+
+
 class Batch(Protocol):
     """Who takes what a member fetched; called by its thread."""
 
@@ -46,7 +72,7 @@ class Batch(Protocol):
     def look_after(self, member: Member) -> None:
         """Give back what cannot start in time, and give up what was held too long."""
 
-    def came_late(self, messages: Sequence[TopicMessage]) -> None:
+    def came_late(self, messages: Sequence[ShareMessage]) -> None:
         """The broker did not take these verdicts."""
 
     def has_room(self) -> bool:
@@ -65,9 +91,9 @@ class Member:
         self._settings = dict(settings)
         self._topic = topic
         self._owner = owner
-        self._verdicts: queue.SimpleQueue[tuple[TopicMessage, int, bool]] = queue.SimpleQueue()
-        self._open: dict[_Place, TopicMessage] = {}
-        self._unconfirmed: dict[_Place, TopicMessage] = {}
+        self._verdicts: queue.SimpleQueue[tuple[ShareMessage, int, bool]] = queue.SimpleQueue()
+        self._open: dict[_Place, ShareMessage] = {}
+        self._unconfirmed: dict[_Place, ShareMessage] = {}
         self._closing = threading.Event()
         self._is_quiet = threading.Event()  # it fetches no more
         self._may_leave = threading.Event()
@@ -82,17 +108,17 @@ class Member:
         """Join the group."""
         self._thread.start()
 
-    def add(self, message: TopicMessage) -> None:
+    def add(self, message: ShareMessage) -> None:
         """It will get a verdict; by the member's thread, in ``arrived``."""
         self._open[_place_of(message)] = message
 
-    def settle(self, message: TopicMessage, kind: int, *, is_late: bool = False) -> None:
+    def settle(self, message: ShareMessage, kind: int, *, is_late: bool = False) -> None:
         """AcknowledgeType a message so; any thread. ``is_late``: its lock has ended."""
         if not is_late:  # from here on it waits for its answer, wherever it is meanwhile
             self._unconfirmed[_place_of(message)] = message
         self._verdicts.put((message, kind, is_late))
 
-    def messages(self) -> list[TopicMessage]:
+    def messages(self) -> list[ShareMessage]:
         """Those of the batch that have no verdict; for the member's thread."""
         return list(self._open.values())
 
@@ -189,7 +215,7 @@ class Member:
 
     def _serve(self, timeout_s: float) -> None:
         """AcknowledgeType what has a verdict, and send that."""
-        late: list[TopicMessage] = []
+        late: list[ShareMessage] = []
         count = 0
         try:
             item = (
@@ -215,7 +241,7 @@ class Member:
         """Send, and wait: while one commit is under way the broker refuses the next one."""
         self._client.commit_sync(_COMMIT_S)
 
-    def _acknowledge(self, message: TopicMessage, kind: int, *, is_watched: bool = True) -> int:
+    def _acknowledge(self, message: ShareMessage, kind: int, *, is_watched: bool = True) -> int:
         key = _place_of(message)
         if self._open.get(key) is not message:
             if self._unconfirmed.get(key) is message:
@@ -261,7 +287,7 @@ class Member:
             _log.warning("a member left in disorder", extra={"said": str(error)})
 
 
-def _place_of(message: TopicMessage) -> _Place:
+def _place_of(message: ShareMessage) -> _Place:
     place = message.message_id
     return place.partition, place.offset
 

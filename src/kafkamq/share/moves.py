@@ -20,43 +20,15 @@ import threading
 from concurrent.futures import Future
 
 from kafkamq.queue.dead_letter_writer import ShareLetters, Verdict
-from kafkamq.queue.topic_message import TopicMessage
-from kafkamq.share.member import Member
+from kafkamq.share.member import Member, ShareMessage
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.record import AcknowledgeType
 
-__all__ = ["Moves", "ShareMessage"]
+__all__ = ["Moves"]
 
 _PATIENCE_MS = 5000  # of a copy before its lock ends; a third of a shorter lock
 _log = logging.getLogger(__name__)
 _Key = tuple[int, int, int]
-
-
-class ShareMessage(TopicMessage):
-    """A delivery of a share group.
-
-    Attributes:
-        broker_count: Deliveries of this record; ``delivery_count`` is of the message: with those of
-            former copies, without those that no handler saw.
-        is_seen: It is, or was, handed out.
-    """
-
-    __slots__ = ("broker_count", "is_seen")
-
-    broker_count: int
-    is_seen: bool
-
-    @property
-    def member(self) -> Member:
-        """Who has fetched it."""
-        assert isinstance(self.place, Member)
-        return self.place
-
-    @property
-    def key_of_place(self) -> _Key:
-        """Its record; a recreated topic has other times."""
-        place = self.message_id
-        return place.partition, place.offset, self.timestamp_ms
 
 
 class _Move:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from typing import cast
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import DeadlineExceededError
@@ -13,9 +14,9 @@ from kafkamq.queue.dead_letter_writer import ShareLetters, carried_verdict, earl
 from kafkamq.queue.message import Message
 from kafkamq.queue.names import group_of_workers
 from kafkamq.queue.topic_consumer import TopicConsumer
-from kafkamq.queue.topic_message import MessageState, TopicMessage
-from kafkamq.share.member import Member
-from kafkamq.share.moves import Moves, ShareMessage
+from kafkamq.queue.topic_message import MessageState
+from kafkamq.share.member import Member, ShareMessage
+from kafkamq.share.moves import Moves
 from kafkamq.share.rules.members import first_members, max_members, members_to_add
 from kafkamq.share.settings import (
     ShareLimits,
@@ -42,7 +43,7 @@ _MAX_UNSEEN = 100_000  # places; far more than a group holds
 _log = logging.getLogger(__name__)
 
 
-class ShareConsumer(TopicConsumer):
+class ShareConsumer(TopicConsumer[ShareMessage]):
     """Many consumers per partition, no order; locks are short and cannot be renewed."""
 
     def __init__(
@@ -189,12 +190,10 @@ class ShareConsumer(TopicConsumer):
                     self._lose(message)
                     member.settle(message, AcknowledgeType.RELEASE, is_late=True)
             self._ready = type(self._ready)(
-                message
-                for message in self._ready
-                if isinstance(message, TopicMessage) and message.state is MessageState.HELD
+                message for message in self._ready if message.state is MessageState.HELD
             )
 
-    def came_late(self, messages: Sequence[TopicMessage]) -> None:
+    def came_late(self, messages: Sequence[ShareMessage]) -> None:
         """Verdicts that the broker refused."""
         self._lost_late(messages)
 
@@ -216,9 +215,8 @@ class ShareConsumer(TopicConsumer):
             self._failure = self._failure or error
             self._changed.notify_all()
 
-    def _give_back(self, message: TopicMessage) -> None:
+    def _give_back(self, message: ShareMessage) -> None:
         """No handler has seen it: the broker counts this delivery, the message's count does not."""
-        assert isinstance(message, ShareMessage)
         message.state = MessageState.SETTLED
         key = message.key_of_place
         self._unseen[key] = self._unseen.get(key, 0) + 1
@@ -230,8 +228,7 @@ class ShareConsumer(TopicConsumer):
             message.member.settle(message, AcknowledgeType.RELEASE)
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            assert isinstance(message, ShareMessage)
+        for message in cast("Sequence[ShareMessage]", messages):
             message.is_seen = False
         super().put_back(messages)
 
@@ -255,30 +252,26 @@ class ShareConsumer(TopicConsumer):
         if self._failure is not None:
             raise self._failure
 
-    def _may_hand_out(self, message: TopicMessage) -> bool:
-        assert isinstance(message, ShareMessage)
+    def _may_hand_out(self, message: ShareMessage) -> bool:
         if monotonic_ms() <= message._deadline_ms - self._margin_ms:
             message.is_seen = True
             return True
         self._give_back(message)
         return False
 
-    def _done(self, message: TopicMessage) -> None:
-        assert isinstance(message, ShareMessage)
+    def _done(self, message: ShareMessage) -> None:
         self._unseen.pop(message.key_of_place, None)
         message.member.settle(message, AcknowledgeType.ACCEPT)
 
-    def _park(self, message: TopicMessage, reason: DeadLetterReason, error: str) -> None:
-        assert isinstance(message, ShareMessage)
+    def _park(self, message: ShareMessage, reason: DeadLetterReason, error: str) -> None:
         with self._changed:
             self._moves.bury(message, (reason, error))
 
     def _unwritten(self) -> int:
         return self._moves.open_count
 
-    def _again(self, message: TopicMessage, delay_ms: int) -> None:
+    def _again(self, message: ShareMessage, delay_ms: int) -> None:
         del delay_ms  # the broker has no delays
-        assert isinstance(message, ShareMessage)
         if self._moves.is_near_last(message):
             with self._changed:
                 self._moves.send_back(message, message._count + 1)
@@ -319,7 +312,6 @@ class ShareConsumer(TopicConsumer):
         with self._changed:
             for member in self._members:
                 for message in member.messages():
-                    assert isinstance(message, ShareMessage)
                     is_unseen = message.state is MessageState.HELD and not message.is_seen
                     if is_unseen and self._moves.is_near_last(message):
                         self._give_back(message)

@@ -209,9 +209,10 @@ class _Letters:
     def __init__(self, queue: MemoryQueue) -> None:
         self._queue = queue
 
-    def park(self, message: TopicMessage, reason: DeadLetterReason, error: str) -> Future[None]:
+    def park(self, message: Message, reason: DeadLetterReason, error: str) -> Future[None]:
         with self._queue.changed:
-            self._queue.give_up(_place(message)[1].record, message.delivery_count, reason, error)
+            record = cast("_Held", message).place[1].record
+            self._queue.give_up(record, message.delivery_count, reason, error)
         parked: Future[None] = Future()
         parked.set_result(None)
         return parked
@@ -220,7 +221,10 @@ class _Letters:
         del timeout_s
 
 
-class _MemoryConsumer(TopicConsumer):
+_Held = TopicMessage[tuple[Hashable, Item]]
+
+
+class _MemoryConsumer(TopicConsumer[_Held]):
     """As of ``claims``: it holds messages while it lives, and counts deliveries."""
 
     def __init__(self, memory: MemoryQueue, queue: QueueConfig, plan: ConsumerPlan) -> None:
@@ -283,13 +287,13 @@ class _MemoryConsumer(TopicConsumer):
             return record.number
         return record.own_key
 
-    def _done(self, message: TopicMessage) -> None:
+    def _done(self, message: _Held) -> None:
         with self._memory.changed:
-            self._memory.waiting.done(_place(message)[0])
+            self._memory.waiting.done(message.place[0])
             self._memory.changed.notify_all()
 
-    def _again(self, message: TopicMessage, delay_ms: int) -> None:
-        lane, item = _place(message)
+    def _again(self, message: _Held, delay_ms: int) -> None:
+        lane, item = message.place
         again = Item(item.record, message.delivery_count + 1)
         with self._memory.changed:
             self._memory.waiting.retry(lane, again, self._now_ms() + delay_ms)
@@ -303,7 +307,7 @@ class _MemoryConsumer(TopicConsumer):
         memory = self._memory
         with memory.changed:
             for each in reversed(self._ready):
-                self._leave(cast("TopicMessage", each), is_seen=False)
+                self._leave(each, is_seen=False)
             for message in reversed(list(self._held.values())):
                 self._leave(message, is_seen=True)
             self._held.clear()
@@ -317,19 +321,19 @@ class _MemoryConsumer(TopicConsumer):
     def _deadline_ms(self) -> float:
         return math.inf
 
-    def _is_alive(self, message: TopicMessage) -> bool:
+    def _is_alive(self, message: _Held) -> bool:
         """Whether it may be handed out; if not, it is seen to."""
         del message
         return True
 
-    def _lease_ended(self, message: TopicMessage) -> None:
+    def _lease_ended(self, message: _Held) -> None:
         """It was held for too long; with ``changed`` held."""
         raise NotImplementedError
 
-    def _leave(self, message: TopicMessage, *, is_seen: bool) -> None:
+    def _leave(self, message: _Held, *, is_seen: bool) -> None:
         """The consumer ends without a verdict on it."""
         del is_seen
-        self._memory.waiting.put_back(*_place(message))
+        self._memory.waiting.put_back(*message.place)
 
     def _ended(self) -> None:
         if not self._memory.consumers:
@@ -339,7 +343,7 @@ class _MemoryConsumer(TopicConsumer):
 class _OffsetsDouble(_MemoryConsumer):
     """As of ``claims``, and who leaves the group is told of what it holds."""
 
-    def _leave(self, message: TopicMessage, *, is_seen: bool) -> None:
+    def _leave(self, message: _Held, *, is_seen: bool) -> None:
         self._lose(message)
         super()._leave(message, is_seen=is_seen)
 
@@ -354,19 +358,17 @@ class _MarkersDouble(_MemoryConsumer):
     def _deadline_ms(self) -> float:
         return self._now_ms() + self._queue.max_lease_ms
 
-    def _is_alive(self, message: TopicMessage) -> bool:
+    def _is_alive(self, message: _Held) -> bool:
         expires_ms = _expires_ms(message)
         if 0 < expires_ms < self._now_ms():  # R10
             self._due(message, DueCause.REJECTED, 0, DeadLetterReason.EXPIRED.value)
             return False
         return True
 
-    def _lease_ended(self, message: TopicMessage) -> None:
+    def _lease_ended(self, message: _Held) -> None:
         self._due(message, DueCause.MAX_LEASE, 0)
 
-    def _judge(
-        self, message: TopicMessage, outcome: Outcome, reason: str, delay_ms: int | None
-    ) -> None:
+    def _judge(self, message: _Held, outcome: Outcome, reason: str, delay_ms: int | None) -> None:
         if outcome is Outcome.REJECT:
             self._due(message, DueCause.REJECTED, 0, reason)
             return
@@ -379,17 +381,17 @@ class _MarkersDouble(_MemoryConsumer):
         )
         self._due(message, DueCause.NACKED, wait_ms, reason)
 
-    def _leave(self, message: TopicMessage, *, is_seen: bool) -> None:
+    def _leave(self, message: _Held, *, is_seen: bool) -> None:
         if is_seen:
             self._due(message, DueCause.LEASE_ENDED, self._queue.redelivery_timeout_ms)
         else:
-            self._memory.waiting.put_back(*_place(message))
+            self._memory.waiting.put_back(*message.place)
 
     def _ended(self) -> None:
         """Deliveries are counted by the log."""
 
-    def _due(self, message: TopicMessage, cause: DueCause, wait_ms: int, error: str = "") -> None:
-        memory, record, now_ms = self._memory, _place(message)[1].record, self._now_ms()
+    def _due(self, message: _Held, cause: DueCause, wait_ms: int, error: str = "") -> None:
+        memory, record, now_ms = self._memory, message.place[1].record, self._now_ms()
         begin_ms = int(message._deadline_ms) - self._queue.max_lease_ms
         start = Marker(
             MarkerType.START,
@@ -432,7 +434,7 @@ def _fire(
         memory.give_up(record, start.delivery_count, decision.reason, decision.error)
 
 
-def _expires_ms(message: TopicMessage) -> int:
+def _expires_ms(message: _Held) -> int:
     """When its time to live is over; 0: never."""
     read = read_message_headers(message.raw_headers)
     if read.ttl_ms is None:
@@ -456,7 +458,7 @@ class _ShareDouble(_MemoryConsumer):
     def _deadline_ms(self) -> float:
         return self._now_ms() + self._lock_ms
 
-    def _is_alive(self, message: TopicMessage) -> bool:
+    def _is_alive(self, message: _Held) -> bool:
         if message.delivery_count <= self.max_deliveries:
             return True
         message._count -= 1  # this delivery is not handed out
@@ -464,18 +466,18 @@ class _ShareDouble(_MemoryConsumer):
         self._park(message, DeadLetterReason.MAX_DELIVERIES, said)
         return False
 
-    def _lease_ended(self, message: TopicMessage) -> None:
+    def _lease_ended(self, message: _Held) -> None:
         self._again(message, 0)
 
-    def _again(self, message: TopicMessage, delay_ms: int) -> None:
+    def _again(self, message: _Held, delay_ms: int) -> None:
         del delay_ms
         super()._again(message, 0)
 
-    def _leave(self, message: TopicMessage, *, is_seen: bool) -> None:
+    def _leave(self, message: _Held, *, is_seen: bool) -> None:
         if is_seen or message.delivery_count < self.max_deliveries:
             self._again(message, 0)
         else:  # another delivery would be its last: the queue's tail gets a copy
-            self._memory.waiting.put_back(*_place(message))
+            self._memory.waiting.put_back(*message.place)
 
     def _ended(self) -> None:
         """Deliveries are counted by the broker."""
@@ -487,7 +489,3 @@ _CONSUMERS: dict[Backend, type[_MemoryConsumer]] = {
     Backend.SHARE: _ShareDouble,
     Backend.CLAIMS: _MemoryConsumer,
 }
-
-
-def _place(message: TopicMessage) -> tuple[Hashable, Item]:
-    return cast("tuple[Hashable, Item]", message.place)
