@@ -113,16 +113,16 @@ def test_a_time_to_live(world: World) -> None:
         with pytest.raises(ConfigError, match="markers has it"):
             world.queue("short").producer().send(b"x", ttl=1.0)
         return
-    queue = world.queue("short", backoff=Backoff(first=1.0, max=1.0, jitter=0.0))
+    queue = world.queue("short")
     with queue.producer() as producer:
         producer.send(b"unseen", ttl=0.3)
     time.sleep(0.6)
     with queue.producer() as producer:
-        producer.send(b"nacked", ttl=0.8)
+        producer.send(b"nacked", ttl=4.0)
     with queue.consumer() as consumer:
         (message,) = receive(consumer, 1)
         assert message.payload == b"nacked"
-        message.nack(reason="not now")
+        message.nack(delay=4.0, reason="not now")
 
         def have_died() -> bool:
             assert consumer.receive(0.2) is None  # reads on
