@@ -122,7 +122,7 @@ def test_a_time_to_live(world: World) -> None:
     with queue.consumer() as consumer:
         (message,) = receive(consumer, 1)
         assert message.payload == b"nacked"
-        message.nack(delay=4.0, reason="not now")
+        message.nack(delay=5.0, reason="not now")
 
         def have_died() -> bool:
             assert consumer.receive(0.2) is None  # reads on
