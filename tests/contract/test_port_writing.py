@@ -102,6 +102,30 @@ def test_an_unknown_topic_is_waited_for(kafka: Kafka) -> None:
     assert reports[0][1].offset() is None
 
 
+def test_a_topic_that_stays_unknown_is_refused_at_once(kafka: Kafka) -> None:
+    topic, reports = name(), Reports()
+    producer = kafka.producer(topic_metadata_propagation_max_ms=100)
+    producer.produce(topic, b"v", None, 0, on_delivery=reports)
+    assert producer.flush(10.0) == 0
+    assert reports.codes == ["UNKNOWN_TOPIC_OR_PART"]
+    error = refusal(lambda: producer.produce(topic, b"v", None, 0))
+    assert error.code() == KafkaError._UNKNOWN_TOPIC
+    kafka.topic(1, topic)
+    producer.list_topics(topic, timeout=10.0)
+    producer.produce(topic, b"v", None, 0, on_delivery=reports)
+    assert producer.flush(10.0) == 0
+    assert reports.codes == ["UNKNOWN_TOPIC_OR_PART", ""]
+
+
+def test_the_size_of_a_batch_counts(kafka: Kafka) -> None:
+    topic, reports = kafka.topic(max_message_bytes="100"), Reports()
+    producer = kafka.producer()
+    for size in (1, 50):
+        producer.produce(topic, b"v" * size, None, 0, on_delivery=reports)
+        assert producer.flush(10.0) == 0
+    assert reports.codes == ["", "MSG_SIZE_TOO_LARGE"]
+
+
 def test_too_large_here_or_for_the_broker(kafka: Kafka) -> None:
     topic, reports = kafka.topic(max_message_bytes="2000"), Reports()
     producer = kafka.producer(message_max_bytes=10_000)

@@ -20,7 +20,8 @@ from kafkamq.transport.memory.transactions import StaleEpochError
 
 __all__ = ["Producer"]
 
-_PROPAGATION_S = 30.0  # topic.metadata.propagation.max.ms: so long a topic may be unknown
+_BATCH_BYTES = 70  # of a batch and a record besides what is in it
+_HEADER_BYTES = 4
 _NO_TIMESTAMP = (0, -1)
 
 
@@ -67,6 +68,14 @@ class _Queued:
         self.offset = -1
         self.timestamp = _NO_TIMESTAMP
 
+    @property
+    def size(self) -> int:
+        """In a batch of its own, about."""
+        size = _BATCH_BYTES + len(self.value or b"") + len(self.key or b"")
+        for name, value in self.headers or ():
+            size += _HEADER_BYTES + len(name) + len(value or b"")
+        return size
+
     def message(self) -> Message:
         """As the delivery report gets it."""
         told: dict[str, Any] = {} if self.offset < 0 else {"offset": self.offset}
@@ -96,6 +105,9 @@ class Producer(Transactional, Client):
         self._max_queued = int_of(settings, 100_000, "queue.buffering.max.messages")
         self._max_bytes = int_of(settings, 1_000_000, "message.max.bytes")
         self._is_murmur2 = "murmur2" in str(settings.get("partitioner", ""))
+        propagation_ms = int_of(settings, 30_000, "topic.metadata.propagation.max.ms")
+        self._propagation_s = propagation_ms / 1000
+        self._missing: dict[str, float] = {}  # topics, and since when
         self._queues: dict[Place, deque[_Queued]] = {}
         self._unanswered: list[_Queued] = []  # appended, though nobody will tell
         self._reports: deque[_Queued] = deque()
@@ -173,6 +185,8 @@ class Producer(Transactional, Client):
             code = KafkaError.MSG_SIZE_TOO_LARGE
         elif partition >= self.known.get(topic, 1 << 31):
             code = KafkaError._UNKNOWN_PARTITION
+        elif self._missing and self._is_missing(topic):
+            code = KafkaError._UNKNOWN_TOPIC
         if not code:
             return None
         return kafka_error(code, "Unable to produce message: " + kafka_error(code).str())
@@ -263,11 +277,13 @@ class Producer(Transactional, Client):
         if partition is None:
             return self._has_no_place(queued, now_s)
         self.known.setdefault(place[0], len(partition.topic.partitions))
+        if self._missing:
+            self._missing.pop(place[0], None)
         if self._skips(partition):
             self._report(queued, kafka_error(KafkaError._PURGE_QUEUE))
         elif queued.fault is not None and queued.fault.error is not None:
             self._refused(queued, queued.fault.error)
-        elif len(queued.value or b"") > int(partition.topic.settings["max.message.bytes"]):
+        elif queued.size > int(partition.topic.settings["max.message.bytes"]):
             self._refused(queued, kafka_error(KafkaError.MSG_SIZE_TOO_LARGE))
             self._refused_by(partition)
         else:
@@ -275,15 +291,24 @@ class Producer(Transactional, Client):
         return True
 
     def _has_no_place(self, queued: _Queued, now_s: float) -> bool:
-        if self._learn(queued.place[0]):
+        """The topic or the partition is unknown: a topic may appear for a while yet."""
+        topic = queued.place[0]
+        if self._learn(topic):
+            self._missing.pop(topic, None)
             self._report(queued, kafka_error(KafkaError._UNKNOWN_PARTITION))
-        elif now_s - queued.queued_s >= _PROPAGATION_S:
-            self._report(queued, kafka_error(KafkaError._UNKNOWN_TOPIC))
-        else:
-            queued.not_before_s = min(queued.queued_s + _PROPAGATION_S, queued.deadline_s)
-            queued.not_before_s = min(queued.not_before_s, now_s + 0.1)
+            return True
+        gone_s = self._missing.setdefault(topic, now_s) + self._propagation_s
+        if now_s >= gone_s:
+            self._report(queued, kafka_error(KafkaError.UNKNOWN_TOPIC_OR_PART))
+            return True
+        queued.not_before_s = min(gone_s, now_s + 0.1)
+        return False
+
+    def _is_missing(self, topic: str) -> bool:
+        """Whether the topic has not been there for so long that records are refused at once."""
+        if topic not in self._missing or self._topic(topic) is not None:
             return False
-        return True
+        return time.monotonic() >= self._missing[topic] + self._propagation_s
 
     def _append(self, queued: _Queued, partition: Partition) -> None:
         transaction = None
