@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
@@ -23,7 +23,17 @@ from kafkamq.transport.settings import (
     transactional_settings,
 )
 
-__all__ = ["KINDS", "Kafka", "Member", "Reports", "opened", "parts", "poll_all", "refusal"]
+__all__ = [
+    "KINDS",
+    "Kafka",
+    "Member",
+    "Reports",
+    "eventually",
+    "opened",
+    "parts",
+    "poll_all",
+    "refusal",
+]
 
 KINDS = ("memory", "broker")
 
@@ -124,16 +134,22 @@ class Kafka:
         assert producer.flush(10.0) == 0
 
 
-def eventually(call: Callable[[], object]) -> None:
-    """Again, while the coordinator is not there yet."""
+T = TypeVar("T")
+_LOADING = ("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR")
+
+
+def eventually(call: Callable[[], T]) -> T:
+    """Again, while the coordinator of a group or transaction is not there yet."""
     until = time.monotonic() + 20.0
     while True:
         try:
-            call()
-            return
-        except KafkaException as error:  # noqa: PERF203 - the loop is the repetition
-            if not error.args[0].retriable() or time.monotonic() > until:
+            return call()
+        except KafkaException as error:
+            inner = error.args[0]
+            passes = inner.retriable() or inner.name() in _LOADING
+            if not passes or time.monotonic() > until:
                 raise
+        time.sleep(0.05)
 
 
 def _dotted(settings: dict[str, object]) -> dict[str, object]:

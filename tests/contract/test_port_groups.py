@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, TopicPartition
-from tests.contract.port import KINDS, Kafka, Member, opened, parts, poll_all, refusal
+from tests.contract.port import KINDS, Kafka, Member, eventually, opened, parts, poll_all, refusal
 
 from kafkamq.transport.port import Consumer
 
@@ -65,7 +65,7 @@ def member(
 
 def commit(client: Consumer, topic: str, number: int, offset: int, metadata: str = "") -> None:
     place = TopicPartition(topic, number, offset, metadata)
-    (answer,) = client.commit(offsets=[place], asynchronous=False)
+    (answer,) = eventually(lambda: client.commit(offsets=[place], asynchronous=False))
     assert answer.error is None
 
 
@@ -207,10 +207,25 @@ def test_metadata_come_back_as_they_were(kafka: Kafka, group: str) -> None:
 
 
 @BOTH
+def test_metadata_that_are_too_long(kafka: Kafka, group: str) -> None:
+    topic = kafka.topic()
+    consumer = kafka.consumer(group)
+    long = "x" * 5000
+    assert code_of(lambda: commit(consumer, topic, 0, 1, long)) == "OFFSET_METADATA_TOO_LARGE"
+    producer = kafka.transactional(f"kafkamq.{group}")
+    producer.begin_transaction()
+    wanted = [TopicPartition(topic, 0, 1, long)]
+    metadata = consumer.consumer_group_metadata()
+    error = refusal(lambda: producer.send_offsets_to_transaction(wanted, metadata, 10.0))
+    assert (error.name(), error.txn_requires_abort()) == ("OFFSET_METADATA_TOO_LARGE", True)
+    producer.abort_transaction(10.0)
+
+
+@BOTH
 def test_nothing_committed(kafka: Kafka, group: str) -> None:
     topic = kafka.topic(2)
     consumer = kafka.consumer(group)
-    found = consumer.committed(parts(topic, 0, 9), timeout=10.0)
+    found = eventually(lambda: consumer.committed(parts(topic, 0, 9), timeout=10.0))
     assert [each.offset for each in found] == [OFFSET_INVALID, OFFSET_INVALID]
     consumer.assign([TopicPartition(topic, 0)])  # the group's position is asked for
     event = consumer.poll(10.0)

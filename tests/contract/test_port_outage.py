@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
-from tests.contract.port import Kafka, Member, Reports, parts, poll_all, refusal
+from confluent_kafka import KafkaError
+from tests.contract.port import Kafka, Member, Reports, eventually, parts, poll_all, refusal
 
 from kafkamq.dev import LocalKafka
 from kafkamq.dev.environment import cache_dir_from, java_from
@@ -47,11 +46,8 @@ def test_an_outage(kind: str) -> None:
         settings["session.timeout.ms"] = 1000 if kafka.is_memory else 6000
         consumer = open_consumer(settings, watch)
         producer = kafka.producer(message_timeout_ms=1000)
-        until = time.monotonic() + 20.0
-        while time.monotonic() < until:
-            with suppress(KafkaException):  # a coordinator that is not there yet
-                consumer.commit(offsets=parts(topic, 0, offset=1), asynchronous=False)
-                break
+        first = parts(topic, 0, offset=1)
+        eventually(lambda: consumer.commit(offsets=first, asynchronous=False))
         kafka.fill(topic, 1)
         producer.list_topics(topic, timeout=10.0)
         consumer.assign(parts(topic, 0))

@@ -29,6 +29,7 @@ BROKER_SETTINGS = {
     "group.consumer.session.timeout.ms": "45000",
     "message.max.bytes": "1048588",
     "num.partitions": "1",
+    "offset.metadata.max.bytes": "4096",
     "offsets.retention.minutes": "10080",
     "transaction.max.timeout.ms": "900000",
 }
@@ -114,6 +115,10 @@ class Cluster(State):
         with self.changed:
             self.topics[name].partitions[number].delete_before(before)
             self.changed.notify_all()
+
+    def is_too_long(self, metadata: str | None) -> bool:
+        """Whether the coordinator takes no such metadata of an offset."""
+        return len((metadata or "").encode()) > int(self.settings["offset.metadata.max.bytes"])
 
     def _topics_changed(self) -> None:
         self.groups.topics_changed()

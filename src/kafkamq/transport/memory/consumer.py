@@ -37,7 +37,7 @@ _NO_COMMIT = "no previously committed offset available: Local: No offset stored"
 class _Refused(TopicPartition):
     """In the answer to a commit; a plain one's error cannot be set."""
 
-    error = kafka_error(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    error: KafkaError | None = None
 
 
 class _Reading:
@@ -359,14 +359,19 @@ class Consumer(Membership, Client):
         answer: list[TopicPartition] = []
         for each in wanted:
             place = each.topic, each.partition
+            refused = _Refused(*place, each.offset)
             if self.cluster.partition(place) is None:
-                answer.append(_Refused(*place, each.offset))
+                refused.error = kafka_error(KafkaError.UNKNOWN_TOPIC_OR_PART)
+            elif self.cluster.is_too_long(each.metadata):
+                refused.error = kafka_error(KafkaError.OFFSET_METADATA_TOO_LARGE)
             else:
                 groups.keep(self._group, place, (each.offset, each.metadata))
                 answer.append(_committed_at(place, each.offset, each.metadata))
-        if all(each.error is not None for each in answer):
-            text = "Commit failed: Broker: Unknown topic or partition"
-            raise failure(KafkaError.UNKNOWN_TOPIC_OR_PART, text)
+                continue
+            answer.append(refused)
+        errors = [each.error for each in answer if each.error is not None]
+        if len(errors) == len(answer):
+            raise failure(errors[0].code(), f"Commit failed: {errors[0].str()}")
         return answer
 
     def committed(

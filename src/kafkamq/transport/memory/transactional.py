@@ -201,6 +201,8 @@ class Transactional:
                 error = self.cluster.groups.refusal(
                     group, generation, member, is_transactional=True
                 )
+                if any(self.cluster.is_too_long(each.metadata) for each in positions):
+                    error = error or kafka_error(KafkaError.OFFSET_METADATA_TOO_LARGE)
                 if error is not None:
                     raise KafkaException(error)
                 for each in positions:
