@@ -94,8 +94,19 @@ def judge(root: Path, mutant: Mutant) -> Outcome:
 def run(mutants: Sequence[Mutant], jobs: int) -> list[Outcome]:
     """Judge all, several at a time, each worker in a copy of its own."""
     copies: SimpleQueue[Path] = SimpleQueue()
+    broken: set[tuple[str, ...]] = set()  # tests that fail without any mutant
+
+    def whole(tests: tuple[str, ...]) -> None:
+        root = copies.get()
+        code = run_tests(root, tests)
+        copies.put(root)
+        if code != 0:
+            broken.add(tests)
+            print(f"{tests} fail without any mutant (pytest exits with {code})", flush=True)
 
     def one(mutant: Mutant) -> Outcome:
+        if mutant.tests in broken:
+            return Outcome(mutant, "its tests fail without it", 0.0)
         root = copies.get()
         try:
             outcome = judge(root, mutant)
@@ -110,11 +121,8 @@ def run(mutants: Sequence[Mutant], jobs: int) -> list[Outcome]:
         for number in range(jobs):
             copy_tree(Path(folder) / str(number))
             copies.put(Path(folder) / str(number))
-        for tests in sorted({mutant.tests for mutant in mutants}):
-            code = run_tests(Path(folder) / "0", tests)
-            if code != 0:
-                sys.exit(f"{tests} fail without any mutant (pytest exits with {code})")
         with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(whole, sorted({mutant.tests for mutant in mutants})))
             return list(pool.map(one, mutants))
 
 

@@ -390,7 +390,7 @@ def test_names_that_are_long_or_foreign_keep_maps_exact(bootstrap: str, namespac
     fill(bootstrap, topic, ["a"])
     for group in (namespace + "g" * 150, f"{namespace}-日本語のとても長いグループ名です"):
         seen = Seen()
-        with make(bootstrap, topic, group) as consumer:
+        with make(bootstrap, topic, group, exact_metadata=True) as consumer:
             assert consumer.is_exact
             consumer.poll(seen)
             wait_until(lambda: len(seen) == 1)  # noqa: B023

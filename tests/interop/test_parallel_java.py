@@ -55,7 +55,9 @@ def test_there_and_back_again(bootstrap: str, namespace: str, classpath: str) ->
             raise OSError("stuck")
 
     seen = Seen(handle)
-    with make(bootstrap, topic, group, backoff=lambda record: 60.0) as consumer:
+    with make(
+        bootstrap, topic, group, backoff=lambda record: 60.0, exact_metadata=True
+    ) as consumer:
         assert consumer.is_exact
         consumer.poll(seen)
         wait_until(lambda: len(seen) == 996)
@@ -70,7 +72,7 @@ def test_there_and_back_again(bootstrap: str, namespace: str, classpath: str) ->
     offset, metadata = committed(bootstrap, group, topic)
     assert offset == 500 and metadata
     again = Seen()
-    with make(bootstrap, topic, group) as consumer:
+    with make(bootstrap, topic, group, exact_metadata=True) as consumer:
         consumer.poll(again)
         wait_until(lambda: committed(bootstrap, group, topic) == (1000, ""))
     assert again.places == [(0, 500)]

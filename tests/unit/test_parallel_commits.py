@@ -70,6 +70,8 @@ def test_that_a_map_was_cut_is_counted_each_time_and_logged_once(
 class Commits:
     """Answers with these errors, then with none."""
 
+    is_exact = True
+
     def __init__(self, *codes: int) -> None:
         self.codes = list(codes)
         self.offsets: list[int] = []
@@ -78,6 +80,9 @@ class Commits:
         if self.codes:
             raise KafkaException(KafkaError(self.codes.pop(0)))
         self.offsets += [each.offset for each in commits]
+
+    def tend(self) -> None:
+        pass
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,8 @@ class Producer:
 class Commits:
     """Of the consumer; the broker knows one generation."""
 
+    is_exact = True
+
     generation = b"1"
 
     def group(self) -> bytes:

@@ -226,3 +226,25 @@ def test_a_map_that_ends_behind_the_log_is_refused() -> None:
     nothing = encode(10, 9, [10])
     assert decode(10, nothing, log_end=3) == decode(10, "", log_end=3) == OffsetMap(9, ())
     assert decode(10, nothing, log_end=10) == decode(10, "", log_end=10) == OffsetMap(9, ())
+
+
+@given(base=st.integers(0, 1000), holes=st.sets(st.integers(0, 3000)), length=st.integers(1, 3000))
+def test_a_map_that_is_read_up_to_a_nul_shows_its_end(
+    base: int, holes: set[int], length: int
+) -> None:
+    """What follows it in memory makes another map of it never, whatever it is."""
+    incompletes = [base + hole for hole in holes]
+    metadata = encode(base, base + length - 1, incompletes, is_exact=False)
+    found = decode(base, metadata, is_exact=False)
+    assert found.highest_seen == base + length - 1
+    assert found == decode(base, encode(base, base + length - 1, incompletes))
+    for garbage in ("A", "AAAA", "AA==", "AAA=", metadata, "\ufffd"):
+        with pytest.raises(WireError):
+            decode(base, metadata + garbage, is_exact=False)
+
+
+def test_runs_do_not_show_their_end() -> None:
+    metadata = encode(0, 5000, [0, 4000])
+    decode(0, metadata)
+    with pytest.raises(WireError, match="exact_metadata"):
+        decode(0, metadata, is_exact=False)

@@ -35,6 +35,7 @@ from kafkamq.transport.exact_commits import ExactCommits, OffsetCommit
 
 __all__ = ["Committer", "Duty", "Plan", "plan_commits"]
 
+_TURN_S = 0.02  # who waits for a commit looks so often whether its thread must make it
 _SOON_S = 0.05  # until the next commit, while a map is too long
 _NO_MAPS_S = 60.0  # after a broker refused a map: until one is tried again, doubled each time
 _MAX_NO_MAPS_S = 3600.0
@@ -71,9 +72,15 @@ class Plan:
 
 
 def plan_commits(
-    duties: Iterable[Duty], desk: Desk, stats: Stats, limits: FlowLimits, *, with_maps: bool
+    duties: Iterable[Duty],
+    desk: Desk,
+    stats: Stats,
+    limits: FlowLimits,
+    *,
+    with_maps: bool,
+    is_exact: bool = True,
 ) -> Plan:
-    """What there is to commit now."""
+    """What there is to commit now; ``is_exact`` as ``wire.offsets.encode`` has it."""
     with desk.lock:
         wanted = [
             (duty, duty.lane.tracker.progress())
@@ -86,12 +93,16 @@ def plan_commits(
         metadata = ""
         if progress.needs_map and with_maps:
             metadata = offset_maps.encode(
-                progress.committable_offset, progress.highest_succeeded, progress.incompletes
+                progress.committable_offset,
+                progress.highest_succeeded,
+                progress.incompletes,
+                is_exact=is_exact,
             )
         verdict = duty.flow.judge_map(len(metadata), progress)
         if not verdict.is_written:
             stats.maps_cut += 1
-            whole, (metadata, end) = len(metadata), _cut(progress, len(metadata), limits)
+            whole = len(metadata)
+            metadata, end = _cut(progress, whole, limits, is_exact=is_exact)
             if not duty.is_cut:  # such commits follow each other quickly
                 _log.warning(
                     "an offset map is too long and is cut: after a restart what is done beyond its"
@@ -110,7 +121,9 @@ def plan_commits(
     return plan
 
 
-def _cut(progress: Progress, chars: int, limits: FlowLimits) -> tuple[str, int]:
+def _cut(
+    progress: Progress, chars: int, limits: FlowLimits, *, is_exact: bool = True
+) -> tuple[str, int]:
     """The map of as much of the progress as may be committed, and the last offset in it."""
     base, end = progress.committable_offset, progress.highest_succeeded
     while end >= base:
@@ -118,7 +131,9 @@ def _cut(progress: Progress, chars: int, limits: FlowLimits) -> tuple[str, int]:
         end = (
             base - 1 + min(end - base, int((end - base + 1) * limits.max_map_chars / chars * 0.95))
         )
-        metadata = offset_maps.encode(base, end, progress.incompletes) if end >= base else ""
+        metadata = ""
+        if end >= base:
+            metadata = offset_maps.encode(base, end, progress.incompletes, is_exact=is_exact)
         chars = len(metadata)
         if chars <= limits.max_map_chars:
             return metadata, end
@@ -216,12 +231,16 @@ class Committer:
             self._asked += 1
             mine = self._asked
             self._wanted.notify_all()
-            while self._answered < mine:
+        while True:
+            with self._wanted:
                 left_s = deadline_s - monotonic()
+                if self._answered < mine and left_s > 0 and self._thread.is_alive():
+                    self._wanted.wait(min(left_s, _TURN_S))
+                if self._answered >= mine:
+                    return True
                 if left_s <= 0 or not self._thread.is_alive():
                     return False
-                self._wanted.wait(min(left_s, 0.5))
-        return True
+            self._commits.tend()
 
     def request(self) -> None:
         """Commit soon."""
@@ -234,8 +253,10 @@ class Committer:
         with self._wanted:
             self._is_ended = True
             self._wanted.notify_all()
-        if self._thread.ident is not None:  # it was started
-            self._thread.join(timeout_s)
+        deadline_s = monotonic() + timeout_s
+        while self._thread.is_alive() and (left_s := deadline_s - monotonic()) > 0:
+            self._thread.join(min(left_s, _TURN_S))
+            self._commits.tend()
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -268,6 +289,7 @@ class Committer:
             self._stats,
             self._config.limits,
             with_maps=self._with_maps,
+            is_exact=self._commits.is_exact,
         )
         if not plan.commits:
             self._refusal = None  # nothing is missing

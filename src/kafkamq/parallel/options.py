@@ -93,6 +93,9 @@ class ParallelOptions(TypedDict, total=False):
     """The position is not in the log: "raise" (the default), or "skip" to its start."""
     on_foreign_metadata: str
     """What another program left at the committed offset: "ignore" (the default) or "raise"."""
+    exact_metadata: bool
+    """Commit and read offset maps byte for byte, as a group needs that Java's Parallel Consumer
+    shares; by reading the memory of librdkafka's client (Linux). Off by default."""
     on_failure: Callable[[ParallelRecord, BaseException], Verdict | None]
     """A handler raised: gets record and error, may return a verdict."""
     on_dead_letter: Callable[[ParallelRecord, str], object]
@@ -165,6 +168,7 @@ def make_config(
         start=options.get("start", "earliest"),
         on_data_loss=options.get("on_data_loss", "raise"),
         on_foreign_metadata=options.get("on_foreign_metadata", "ignore"),
+        exact_metadata=options.get("exact_metadata", False),
         hooks=_hooks(options),
     )
 

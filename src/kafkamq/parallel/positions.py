@@ -68,7 +68,10 @@ def find_positions(
     while True:
         try:
             found = commits.committed(partitions, _REQUEST_S)
-            return [_position(group, each, config, stats, begun) for each in found]
+            return [
+                _position(group, each, config, stats, begun, is_exact=commits.is_exact)
+                for each in found
+            ]
         except KafkaMQError as error:  # noqa: PERF203 - the loop is the repetition
             if not is_retriable(error) or monotonic() > deadline_s:
                 raise
@@ -82,6 +85,8 @@ def _position(
     config: ParallelConfig,
     stats: Stats,
     begun: Mapping[Partition, int],
+    *,
+    is_exact: bool,
 ) -> Position:
     topic, partition, offset = found.topic, found.partition, found.offset
     if offset < 0:
@@ -94,7 +99,7 @@ def _position(
         return Position(topic, partition, offset, OffsetTracker(offset), True)
     _, end = group.bounds((topic, partition), timeout_s=_REQUEST_S)
     try:
-        found_map = offset_maps.decode(offset, metadata, log_end=end)
+        found_map = offset_maps.decode(offset, metadata, log_end=end, is_exact=is_exact)
     except WireError as error:
         if config.on_foreign_metadata == "raise":
             raise WireError(

@@ -16,6 +16,7 @@ from kafkamq.parallel.stats import Stats
 from kafkamq.transport.errors import Meaning, is_retriable, meaning
 from kafkamq.transport.exact_commits import ExactCommits
 from kafkamq.transport.group_consumer import GroupConsumer
+from kafkamq.transport.plain_commits import PlainCommits
 from kafkamq.transport.record import Record
 
 __all__ = ["Membership", "Source"]
@@ -48,6 +49,7 @@ class Source:
         self._stats = stats
         # librdkafka cuts a client's name to 128 bytes, and ``ExactCommits`` looks for all of it.
         name = f"kafkamq-{config.group_id[:20]}-{uuid.uuid4().hex[:12]}"
+        ordinary = PlainCommits()
         self._group = GroupConsumer(
             config.service,
             self,
@@ -57,8 +59,14 @@ class Source:
             socket_timeout_ms=10_000,
             allow_auto_create_topics=False,
             enable_partition_eof=True,  # markers and deleted records behind the last one count
+            on_commit=ordinary.heard,
         )
-        self.commits = ExactCommits(self._group.client, str(self._group.settings["client.id"]))
+        self.commits = ExactCommits(
+            self._group.client,
+            str(self._group.settings["client.id"]),
+            ordinary,
+            is_wanted=config.exact_metadata,
+        )
 
     @property
     def ends(self) -> Mapping[Partition, int]:
@@ -98,7 +106,10 @@ class Source:
             BrokerError, DataLossError: What no waiting can mend, or a callback's failure.
         """
         self.commits.serve()
-        batch = self._group.poll(limit, wait_s)
+        if self._config.is_transactional:
+            self.commits.note_group()
+        with self.commits.inside():
+            batch = self._group.poll(limit, wait_s)
         groups = _by_partition(batch) if batch else []
         if self._group.outside:
             others = {place for place in list(self._group.outside) if self._is_another_log(place)}
@@ -160,6 +171,7 @@ class Source:
     def assigned(self, places: Sequence[Partition]) -> Mapping[Partition, int]:
         """Read these from where the group is."""
         positions = self._find(places)
+        self.commits.note_group()
         self._member.assigned(positions)
         return {(each.topic, each.partition): each.offset for each in positions}
 
@@ -169,12 +181,12 @@ class Source:
             self._member.lost(places)
         else:
             self._member.revoked(places)
-            self.commits.serve()
+            self.commits.tend()
 
     def close(self) -> None:
         """Leave the group, by way of ``revoked``."""
-        self.commits.serve()
-        self._group.close()
+        with self.commits.inside():
+            self._group.close()
 
 
 def _by_partition(batch: Sequence[Record]) -> list[tuple[Partition, Sequence[Record]]]:

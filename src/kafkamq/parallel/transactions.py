@@ -233,6 +233,7 @@ class TransactionCommitter(Committer):
                 self._stats,
                 self._config.limits,
                 with_maps=self._with_maps,
+                is_exact=self._commits.is_exact,
             )
             if self._failure is None and not plan.commits and not self._has_begun:
                 return False

@@ -6,9 +6,9 @@ true lengths and given to librdkafka's own C functions, for the client that conf
 And so it is read: where no NUL was committed, confluent-kafka reads on in whatever memory follows.
 
 Where that client lives is not part of any interface: it is looked up in the Python object, read as
-memory (never as a pointer that might not be one) and must hold the client's unique name. Where that
-fails - another operating system, another layout - commits go the ordinary way, with the NUL, which
-our own reader ignores; ``is_exact`` says so.
+memory (never as a pointer that might not be one) and must hold the client's unique name. So it is
+done only where it is asked for. Without it, and where it fails - another operating system, another
+layout - commits go the ordinary way (``transport.plain_commits``); ``is_exact`` says so.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import ctypes
 import logging
 import os
 import re
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from confluent_kafka import Consumer as _Consumer
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Producer as _Producer
 
 from kafkamq.transport.errors import broker_error
+from kafkamq.transport.plain_commits import OffsetCommit, PlainCommits, plain
 from kafkamq.transport.port import Consumer, Producer
 
 __all__ = ["ExactCommits", "OffsetCommit"]
@@ -34,16 +34,6 @@ __all__ = ["ExactCommits", "OffsetCommit"]
 _log = logging.getLogger(__name__)
 _NAME_WITHIN = 16 * 1024  # bytes of the client's structure that are looked through
 _ERROR_BYTES = 512
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetCommit:
-    """An offset to commit, and what is to be said about it."""
-
-    topic: str
-    partition: int
-    offset: int
-    metadata: str = ""
 
 
 class _Partition(ctypes.Structure):
@@ -131,15 +121,25 @@ class ExactCommits:
     Args:
         consumer: The member of the group.
         client_id: Its ``client.id``, which must be unique in this process.
+        ordinary: Its commits where they are not exact.
+        is_wanted: Whether they are to be exact.
     """
 
-    def __init__(self, consumer: Consumer, client_id: str) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        client_id: str,
+        ordinary: PlainCommits | None = None,
+        *,
+        is_wanted: bool = True,
+    ) -> None:
         self._consumer = consumer
+        self._plain = ordinary or PlainCommits()
+        self._plain.open(consumer)
         self._library: _Library | None = None
         self._handle = 0
-        self._plain: deque[list[TopicPartition]] = deque()
         self._is_memory = not isinstance(consumer, _Consumer)  # whose own commits are exact
-        if self._is_memory:
+        if self._is_memory or not is_wanted:
             return
         try:
             library = _Library(_library_path())
@@ -154,25 +154,28 @@ class ExactCommits:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the metadata is committed as given; else a NUL follows it."""
-        return self._is_memory or self._library is not None
+        """Whether the metadata is committed as given, and read as committed."""
+        return not self.is_plain
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a NUL follows it, and it is read up to one."""
+        return not self._is_memory and self._library is None
 
     def commit(self, commits: Sequence[OffsetCommit]) -> None:
-        """Commit and wait for the answer (up to ``socket.timeout.ms``), where it is exact.
+        """Commit and wait for the answer (up to ``socket.timeout.ms``).
 
         Raises:
             KafkaException: The first error, of all or of one of them.
         """
         library = self._library
         if self._is_memory:
-            for each in self._consumer.commit(offsets=_plain(commits), asynchronous=False):
+            for each in self._consumer.commit(offsets=plain(commits), asynchronous=False):
                 if each.error is not None:
                     raise KafkaException(each.error)
             return
         if library is None:
-            # confluent-kafka lets no other thread in while one polls all the time, and its own
-            # synchronous commit waits without a bound: so the owner begins it, without an answer.
-            self._plain.append(_plain(commits))
+            self._plain.commit(commits)
             return
         listed = _listed(library, self._handle, commits)
         try:
@@ -204,7 +207,7 @@ class ExactCommits:
     ) -> list[OffsetCommit]:
         library = self._library
         if library is None:
-            return self._committed_plainly(partitions, timeout_s)
+            return self._plain.committed(partitions, timeout_s)
         asked = [OffsetCommit(topic, number, -1) for topic, number in partitions]
         listed = _listed(library, self._handle, asked)
         try:
@@ -223,25 +226,27 @@ class ExactCommits:
         finally:
             library.topic_partition_list_destroy(listed)
 
-    def _committed_plainly(
-        self, partitions: Sequence[tuple[str, int]], timeout_s: float
-    ) -> list[OffsetCommit]:
-        asked = [TopicPartition(topic, number) for topic, number in partitions]
-        result = []
-        for each in self._consumer.committed(asked, timeout=timeout_s):
-            if each.error is not None:
-                raise KafkaException(each.error)
-            try:
-                metadata = each.metadata or ""
-            except UnicodeDecodeError:  # somebody else's memory
-                metadata = "\ufffd"
-            result.append(OffsetCommit(each.topic, each.partition, each.offset, metadata))
-        return result
-
     def serve(self) -> None:
         """Where commits are not exact: begin those that wait; by the thread that polls."""
-        while self._plain:
-            self._consumer.commit(offsets=self._plain.popleft(), asynchronous=True)
+        if self.is_plain:
+            self._plain.serve()
+
+    def inside(self) -> AbstractContextManager[None]:
+        """Around calls of the client that make callbacks."""
+        return self._plain.inside()
+
+    def tend(self) -> None:
+        """Where commits are not exact: make them without a poll.
+
+        For the thread that polls, while it waits for a commit; in any other one it does nothing.
+        """
+        if self.is_plain:
+            self._plain.tend()
+
+    def note_group(self) -> None:
+        """Where commits are not exact: remember the member for ``group``; as ``serve``."""
+        if self.is_plain:
+            self._plain.note_group()
 
     def group(self) -> bytes:
         """The member as of now: its group, name and generation.
@@ -252,9 +257,11 @@ class ExactCommits:
             KafkaException: There is no group.
         """
         library = self._library
+        if self._is_memory:
+            known: bytes = self._consumer.consumer_group_metadata()
+            return known
         if library is None:
-            plain: bytes = self._consumer.consumer_group_metadata()
-            return plain
+            return self._plain.group()
         # Not confluent-kafka's method: it lets no other thread in while one polls all the time.
         member = library.consumer_group_metadata(self._handle)
         buffer, size = ctypes.c_void_p(), ctypes.c_size_t()
@@ -299,8 +306,10 @@ class ExactCommits:
                 handle = _handle_of(producer, client_id, library)
             except (OSError, ValueError):
                 library = None
+        if not group:  # Kafka would take the offsets from anybody
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
         if library is None:
-            producer.send_offsets_to_transaction(_plain(commits), group, timeout_s)
+            producer.send_offsets_to_transaction(plain(commits), group, timeout_s)
             return
         member = ctypes.c_void_p()
         error = library.consumer_group_metadata_read(ctypes.byref(member), group, len(group))
@@ -324,15 +333,6 @@ def _metadata(element: _Partition) -> str:
         return ""
     data = ctypes.string_at(element.metadata, element.metadata_size)
     return data.decode("utf-8", "replace")
-
-
-def _plain(commits: Iterable[OffsetCommit]) -> list[TopicPartition]:
-    return [
-        TopicPartition(each.topic, each.partition, each.offset, each.metadata)
-        if each.metadata
-        else TopicPartition(each.topic, each.partition, each.offset)
-        for each in commits
-    ]
 
 
 def _listed(

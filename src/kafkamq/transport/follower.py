@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -28,7 +28,16 @@ from kafkamq.transport.errors import (
 from kafkamq.transport.record import Place, Record, place_of
 from kafkamq.transport.settings import consumer_settings
 
-__all__ = ["COMMITTED", "READER_GROUP", "Follower", "partitions_of", "targets_of"]
+__all__ = [
+    "COMMITTED",
+    "READER_GROUP",
+    "Follower",
+    "OnCommit",
+    "partitions_of",
+    "targets_of",
+]
+
+OnCommit: TypeAlias = Callable[[KafkaError | None, list[TopicPartition]], None]
 
 READER_GROUP = "kafkamq.reader"
 """librdkafka wants a group; who may describe it may read, and nothing is committed in it."""
@@ -61,6 +70,7 @@ class Follower:
         *,
         group_id: str = READER_GROUP,
         ignores: Callable[[KafkaError], bool] = is_retriable,
+        on_commit: OnCommit | None = None,
         **settings: object,
     ) -> None:
         """Open a client that reads nothing yet.
@@ -70,6 +80,7 @@ class Follower:
             doing: What it does, for error texts: "reading topic x".
             group_id: Its name for the brokers.
             ignores: Errors that end nothing, as polling on mends them.
+            on_commit: Hears, inside ``poll``, the answers to commits that nobody waits for.
             **settings: The client's properties, ``_`` for ``.``.
         """
         self.ends: dict[Place, int] = {}
@@ -81,6 +92,8 @@ class Follower:
         self._is_closed = False
         self._failure: BaseException | None = None  # raised when what came before it is taken
         self.settings = consumer_settings(config, group_id=group_id, **settings)
+        if on_commit is not None:
+            self.settings["on_commit"] = on_commit
         self.client = open_consumer(self.settings, self.watch)
 
     # Where it reads.

@@ -14,7 +14,14 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.errors import broker_error, is_retriable, kafka_error
-from kafkamq.transport.follower import COMMITTED, REQUEST_S, Follower, partitions_of, targets_of
+from kafkamq.transport.follower import (
+    COMMITTED,
+    REQUEST_S,
+    Follower,
+    OnCommit,
+    partitions_of,
+    targets_of,
+)
 from kafkamq.transport.offset_commits import commit_all
 from kafkamq.transport.record import Place, Record, place_of
 
@@ -57,11 +64,14 @@ class GroupOffsets(Follower):
         doing: str = "",
         *,
         ignores: Callable[[KafkaError], bool] = is_retriable,
+        on_commit: OnCommit | None = None,
         **settings: object,
     ) -> None:
         """As a ``Follower``; ``group_id`` is the group's."""
         doing = doing or f"working for group {group_id}"
-        super().__init__(config, doing, group_id=group_id, ignores=ignores, **settings)
+        super().__init__(
+            config, doing, group_id=group_id, ignores=ignores, on_commit=on_commit, **settings
+        )
 
     def membership(self) -> bytes:
         """What fences a member's transactions once the group has gone on without it (R22)."""
@@ -127,6 +137,7 @@ class GroupConsumer(GroupOffsets):
         strategy: str = COOPERATIVE,
         session_ms: int = _SESSION_MS,
         ignores: Callable[[KafkaError], bool] = is_retriable,
+        on_commit: OnCommit | None = None,
         **settings: object,
     ) -> None:
         """Open the client.
@@ -139,6 +150,7 @@ class GroupConsumer(GroupOffsets):
             strategy: How partitions are shared out, unless the user says or the broker does it.
             session_ms: A member that was killed is missed after so long.
             ignores: As a ``Follower`` has it.
+            on_commit: As a ``Follower`` has it.
             **settings: The client's properties, ``_`` for ``.``.
         """
         if config.kafka.get("group.protocol") != "consumer":  # there these are the broker's
@@ -149,7 +161,7 @@ class GroupConsumer(GroupOffsets):
                 **settings,
             }
         doing = f"reading {', '.join(topics)}"
-        super().__init__(config, group_id, doing, ignores=ignores, **settings)
+        super().__init__(config, group_id, doing, ignores=ignores, on_commit=on_commit, **settings)
         self._owner = owner
         self._topics = list(topics)
         self._is_eager = is_eager(self.settings)

@@ -13,6 +13,9 @@ else frames as well; the smallest wins, and of equal ones the plainer. Parallel 
 between plain bodies by chance, so there is no single right answer to them. A frame holds the same
 body as the Java library's, its bytes depend on the version of zstd.
 
+Where metadata is read up to a NUL, whatever follows it in memory may seem to belong to it. Bits and
+frames show their end; runs do not, and are neither written nor read then (``is_exact=False``).
+
 Offsets that do not exist count as completed. What is incomplete above the highest that succeeded is
 not in a map: whoever reads it polls that anyway.
 
@@ -111,7 +114,9 @@ class _Range:
         return forms.runs_body(self.runs, width=form.width)
 
 
-def encode(base: int, highest_succeeded: int, incompletes: Iterable[int]) -> str:
+def encode(
+    base: int, highest_succeeded: int, incompletes: Iterable[int], *, is_exact: bool = True
+) -> str:
     """The metadata to commit with ``base``, in the smallest form; never empty.
 
     Args:
@@ -120,6 +125,7 @@ def encode(base: int, highest_succeeded: int, incompletes: Iterable[int]) -> str
             (gaps were jumped over), and ``NOTHING_SUCCEEDED`` as ``base``, which must then be
             among the incompletes, or the map would say that it is done.
         incompletes: What is not done, in any order; offsets outside the map are left out.
+        is_exact: Whether it will be read to its length: else in a form that shows its end.
 
     Raises:
         WireError: an offset that Kafka does not have.
@@ -129,7 +135,7 @@ def encode(base: int, highest_succeeded: int, incompletes: Iterable[int]) -> str
     if highest_succeeded == NOTHING_SUCCEEDED:
         highest_succeeded = base
     length = max(highest_succeeded - base + 1, 0)
-    magic, body = _smallest(_range(base, length, incompletes))
+    magic, body = _smallest(_range(base, length, incompletes), is_exact=is_exact)
     return base64.b64encode(bytes((magic,)) + body).decode("ascii")
 
 
@@ -142,14 +148,16 @@ def _range(base: int, length: int, incompletes: Iterable[int]) -> _Range:
     return _Range(base, length, holes, runs, max(runs))
 
 
-def _smallest(wanted: _Range) -> tuple[int, bytes]:
+def _smallest(wanted: _Range, *, is_exact: bool) -> tuple[int, bytes]:
     sizes = [(size, form) for form in _FORMS if (size := wanted.size(form)) is not None]
-    size, form = min(sizes, key=lambda sized: sized[0])
-    if size < _SMALL_BYTES:
-        return form.plain, wanted.body(form)
+    plain = [sized for sized in sizes if is_exact or sized[1].is_bits]
     best: tuple[int, bytes] | None = None
-    if size <= MAX_BODY_BYTES:
-        best = form.plain, wanted.body(form)
+    if plain:
+        size, form = min(plain, key=lambda sized: sized[0])
+        if size < _SMALL_BYTES:
+            return form.plain, wanted.body(form)
+        if size <= MAX_BODY_BYTES:
+            best = form.plain, wanted.body(form)
     compressor = Compressor()
     for size, form in sorted(sizes, key=lambda sized: sized[1].is_bits):
         # Bits of a long range are long: where they cannot win they are not even made.
@@ -164,13 +172,16 @@ def _smallest(wanted: _Range) -> tuple[int, bytes]:
     return best
 
 
-def decode(base: int, metadata: str, *, log_end: int | None = None) -> OffsetMap:
+def decode(
+    base: int, metadata: str, *, log_end: int | None = None, is_exact: bool = True
+) -> OffsetMap:
     """Read the metadata that was committed with ``base``; one trailing NUL is ignored.
 
     Args:
         base: The committed offset.
         metadata: Any of the eight forms; empty: nothing is done beyond ``base``.
         log_end: The partition's end (the next offset to be written), where it is known.
+        is_exact: Whether it was read to its length: else runs are refused, as they show no end.
 
     Raises:
         WireError: not exactly one such form, another program's metadata, more than the limits
@@ -181,7 +192,7 @@ def decode(base: int, metadata: str, *, log_end: int | None = None) -> OffsetMap
         return OffsetMap(base - 1)
     if len(metadata) > MAX_METADATA_CHARS:
         raise WireError(f"commit metadata of {len(metadata)} characters")
-    form, body = _unwrap(metadata)
+    form, body = _unwrap(metadata, is_exact=is_exact)
     length, incompletes = _read(form, body, base)
     highest_seen = base + length - 1
     if highest_seen >= _MAX_OFFSET:
@@ -191,7 +202,7 @@ def decode(base: int, metadata: str, *, log_end: int | None = None) -> OffsetMap
     return OffsetMap(highest_seen, incompletes)
 
 
-def _unwrap(metadata: str) -> tuple[_Form, bytes]:
+def _unwrap(metadata: str, *, is_exact: bool) -> tuple[_Form, bytes]:
     try:
         data = base64.b64decode(metadata, validate=True)
     except ValueError as error:  # also what is not ASCII
@@ -199,6 +210,8 @@ def _unwrap(metadata: str) -> tuple[_Form, bytes]:
     if base64.b64encode(data).decode("ascii") != metadata:  # bits or padding too many or too few
         raise WireError("commit metadata in a base64 that no encoder writes")
     magic, body = data[0], data[1:]
+    if magic in _PLAIN and not (is_exact or _PLAIN[magic].is_bits):
+        raise WireError("an offset map of runs, whose end is not known without exact_metadata")
     if magic in _PLAIN:
         return _PLAIN[magic], body
     if magic in _COMPRESSED:
