@@ -67,6 +67,24 @@ def test_an_answer_that_says_no(kafka: Kafka) -> None:
     assert consumer.committed(parts(topic, 0), timeout=1.0)[0].offset == OFFSET_INVALID
 
 
+def test_what_librdkafka_tries_again_is_not_told(kafka: Kafka) -> None:
+    topic, reports = kafka.topic(), Reports()
+    producer = kafka.transactional("t")
+    metadata = kafka.consumer("g").consumer_group_metadata()
+    moved = Fault(error=KafkaError(KafkaError.NOT_COORDINATOR))
+    producer.begin_transaction()
+    once(kafka, "produce", Fault(error=KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)))
+    producer.produce(topic, b"v", None, 0, on_delivery=reports)
+    assert producer.flush(1.0) == 0
+    assert reports.codes == [""]
+    once(kafka, "send_offsets", moved)
+    producer.send_offsets_to_transaction(parts(topic, 0, offset=1), metadata, 1.0)
+    once(kafka, "end_transaction", moved)
+    error = refusal(lambda: producer.commit_transaction(0.01))
+    assert (error.code(), error.retriable()) == (KafkaError._TIMED_OUT, True)
+    producer.commit_transaction(1.0)
+
+
 @pytest.mark.parametrize(("fault", "offset"), [("lost", OFFSET_INVALID), ("unanswered", 3)])
 def test_a_commit_without_an_answer(kafka: Kafka, fault: str, offset: int) -> None:
     topic = kafka.topic()

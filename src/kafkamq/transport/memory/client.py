@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__
 
 from kafkamq.transport.memory.cluster import cluster_of
 from kafkamq.transport.memory.failures import failure, kafka_error
-from kafkamq.transport.memory.faults import Fault
+from kafkamq.transport.memory.faults import RETRIED, RETRY_S, Fault
 from kafkamq.transport.memory.log import Place, Topic
 
 __all__ = ["BROKER_ID", "Client", "int_of"]
@@ -129,6 +129,8 @@ class Client:
                 return effect()
             deadline_s = now_s + (_FOREVER_S if timeout is None or timeout < 0 else timeout)
             fault = faults.of(kind, self, place) or Fault()
+            if retriable and fault.error is not None and fault.error.code() in RETRIED:
+                fault = Fault(latency_s=fault.latency_s + RETRY_S)
             arrives_s = now_s + fault.latency_s
             while now_s < arrives_s or faults.separates(self, place):
                 code = down if faults.separates(self, place) else KafkaError._TIMED_OUT

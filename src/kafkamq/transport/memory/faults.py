@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError
 
 from kafkamq.transport.memory.log import Place
 
-__all__ = ["Fault", "Faults", "Plan"]
+__all__ = ["RETRIED", "RETRY_S", "Fault", "Faults", "Plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,26 @@ class Fault:
     latency_s: float = 0.0
     """It takes so long to arrive."""
     error: KafkaError | None = None
-    """The broker's answer; nothing has happened."""
+    """The broker's answer; nothing has happened. Some are never told, see ``RETRIED``."""
     is_lost: bool = False
     """It never arrives, however often it is tried again: the client's time runs out."""
     is_answer_lost: bool = False
     """It happens, and the client's time runs out nevertheless."""
 
+
+RETRIED = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.CONCURRENT_TRANSACTIONS,
+    }
+)
+"""A producer tries its requests again by itself after these, a moment later."""
+
+RETRY_S = 0.1
 
 Plan = Callable[[str, object, "Place | None"], "Fault | None"]
 

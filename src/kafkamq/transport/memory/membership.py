@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Membership"]
 
-_AGAIN_S = 0.05  # an outage ends without a word
+_AGAIN_S = 0.25  # an outage ends without a word
 _MISSING_S = 1.0  # topics that are missing are looked for so often
 
 

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, consistent, mur
 
 from kafkamq.transport.memory.client import Client, int_of
 from kafkamq.transport.memory.failures import kafka_error
-from kafkamq.transport.memory.faults import Fault
+from kafkamq.transport.memory.faults import RETRIED, RETRY_S, Fault
 from kafkamq.transport.memory.log import LogRecord, Partition, Place
 from kafkamq.transport.memory.transactional import Transactional
 from kafkamq.transport.memory.transactions import StaleEpochError
@@ -266,7 +266,10 @@ class Producer(Transactional, Client):
         faults = cluster.faults
         if faults.plan is not None and not queued.fault_known:
             queued.fault_known = True
-            fault = queued.fault = faults.plan("produce", self, place)
+            fault = faults.plan("produce", self, place)
+            if fault is not None and fault.error is not None and fault.error.code() in RETRIED:
+                fault = Fault(latency_s=fault.latency_s + RETRY_S)
+            queued.fault = fault
             if fault is not None and (fault.latency_s or fault.is_lost):
                 queued.not_before_s = math.inf if fault.is_lost else now_s + fault.latency_s
                 return False
