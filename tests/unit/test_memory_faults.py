@@ -112,6 +112,16 @@ def test_a_record_without_an_answer(kafka: Kafka, fault: str, count: int) -> Non
     assert written(kafka, topic) >= count
 
 
+def test_a_full_queue(kafka: Kafka) -> None:
+    topic = kafka.topic()
+    producer = kafka.producer()
+    kafka.cluster.faults.is_full = lambda client: client is producer
+    with pytest.raises(BufferError):
+        producer.produce(topic, b"v", None, 0)
+    kafka.cluster.faults.is_full = None
+    producer.produce(topic, b"v", None, 0)
+
+
 def test_a_record_that_takes_a_while_keeps_its_place(kafka: Kafka) -> None:
     topic, reports = kafka.topic(), Reports()
     producer = kafka.producer()

@@ -56,6 +56,7 @@ class Faults:
 
     Attributes:
         plan: See the module.
+        is_full: Told a producer, says whether its queue has no room for the next record.
         is_down: No broker answers.
         offline: These partitions are led by nobody.
         hidden: Of these topics these clients (a client, a name) have not heard yet.
@@ -64,6 +65,7 @@ class Faults:
 
     def __init__(self) -> None:
         self.plan: Plan | None = None
+        self.is_full: Callable[[object], bool] | None = None
         self.is_down = False
         self.offline: set[Place] = set()
         self.hidden: set[tuple[object, str]] = set()

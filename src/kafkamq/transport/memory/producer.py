@@ -7,6 +7,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, consistent, murmur2
@@ -25,48 +26,23 @@ _HEADER_BYTES = 4
 _NO_TIMESTAMP = (0, -1)
 
 
+@dataclass(slots=True, eq=False)
 class _Queued:
     """A record on its way."""
 
-    __slots__ = (
-        "callback",
-        "deadline_s",
-        "error",
-        "fault",
-        "fault_known",
-        "headers",
-        "key",
-        "not_before_s",
-        "offset",
-        "place",
-        "queued_s",
-        "timestamp",
-        "value",
-    )
-
-    def __init__(
-        self,
-        place: Place,
-        value: bytes | None,
-        key: bytes | None,
-        headers: list[tuple[str, bytes | None]] | None,
-        callback: Callable[[KafkaError | None, Message], object] | None,
-        queued_s: float,
-        deadline_s: float,
-    ) -> None:
-        self.place = place
-        self.value = value
-        self.key = key
-        self.headers = headers
-        self.callback = callback
-        self.queued_s = queued_s
-        self.deadline_s = deadline_s
-        self.not_before_s = 0.0
-        self.fault: Fault | None = None
-        self.fault_known = False
-        self.error: KafkaError | None = None
-        self.offset = -1
-        self.timestamp = _NO_TIMESTAMP
+    place: Place
+    value: bytes | None
+    key: bytes | None
+    headers: list[tuple[str, bytes | None]] | None
+    callback: Callable[[KafkaError | None, Message], object] | None
+    queued_s: float
+    deadline_s: float
+    not_before_s: float = 0.0
+    fault: Fault | None = None
+    fault_known: bool = False
+    error: KafkaError | None = None
+    offset: int = -1
+    timestamp: tuple[int, int] = _NO_TIMESTAMP
 
     @property
     def size(self) -> int:
@@ -179,7 +155,7 @@ class Producer(Transactional, Client):
             code = KafkaError._FATAL
         elif not self._may_produce:
             code = KafkaError._STATE
-        elif self._count >= self._max_queued:
+        elif self._is_full():
             code = KafkaError._QUEUE_FULL
         elif len(value or b"") + len(key or b"") > self._max_bytes:
             code = KafkaError.MSG_SIZE_TOO_LARGE
@@ -190,6 +166,10 @@ class Producer(Transactional, Client):
         if not code:
             return None
         return kafka_error(code, "Unable to produce message: " + kafka_error(code).str())
+
+    def _is_full(self) -> bool:
+        said = self.cluster.faults.is_full
+        return self._count >= self._max_queued or (said is not None and said(self))
 
     def _queue(
         self,
