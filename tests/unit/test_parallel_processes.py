@@ -29,6 +29,7 @@ from kafkamq.parallel.config import is_async_handler
 from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.settling import Settler
+from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime import process_executor
 from kafkamq.runtime.process_executor import ProcessExecutor
 from kafkamq.runtime.rules.run_ahead import RunAhead
@@ -177,7 +178,9 @@ def test_innocents_are_processed_once_and_are_no_dead_letters(
 
     def park(record: ParallelRecord, *_: object) -> object:
         letters.append(record.offset)
-        return Done()
+        written = Written()
+        written.end(None)
+        return written
 
     letters_to: Any = park
     settler = Settler(room.desk.config, room.stats, letters_to, pytest.fail, pytest.fail)
@@ -199,13 +202,6 @@ def test_innocents_are_processed_once_and_are_no_dead_letters(
         room.desk.stop()
         pool.cancel()
         assert pool.join(10)
-
-
-class Done:
-    """A dead letter that is in Kafka."""
-
-    def result(self, timeout_s: float) -> None:
-        del timeout_s
 
 
 def test_an_outcome_that_cannot_be_read_is_one_records_failure(
