@@ -53,11 +53,13 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def start(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Log what happens; show tracebacks (KAFKAMQ_DEBUG).")
+        bool, typer.Option("--debug", help="Log what happens and show tracebacks (KAFKAMQ_DEBUG).")
     ] = False,
     show_version: Annotated[
         bool,
-        typer.Option("--version", help="Say the version.", callback=_print_version, is_eager=True),
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Options before the command's name."""

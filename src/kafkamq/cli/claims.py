@@ -27,7 +27,10 @@ Interval = Annotated[
     float, typer.Option("--interval", "-i", min=0.5, help="Heartbeat interval, in seconds.")
 ]
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.")]
-Rules = Annotated[str, typer.Option("--rules", help="safe, or peer with Go clients.")]
+Rules = Annotated[
+    str,
+    typer.Option("--rules", help="Protocol of the members: safe, or peer, which Go clients share."),
+]
 
 
 def _cluster(config: ServiceConfig, topic: str, interval: float, rules: str = "safe") -> Cluster:
@@ -48,9 +51,16 @@ def init(
     config: ServiceConfig,
     topic: Topic = COORDINATION_TOPIC,
     interval: Interval = 60.0,
-    partitions: Annotated[int, typer.Option(min=1, help="Cannot be changed while in use.")] = 8,
-    replication_factor: Annotated[int, typer.Option(help="-1: the broker's default.")] = -1,
-    retention: Annotated[float, typer.Option(help="Seconds that records are kept.")] = 86_400.0,
+    partitions: Annotated[
+        int,
+        typer.Option(min=1, help="Partitions of the coordination topic; fixed while it is in use."),
+    ] = 8,
+    replication_factor: Annotated[
+        int, typer.Option(help="Replicas of the coordination topic; -1: the broker's default.")
+    ] = -1,
+    retention: Annotated[
+        float, typer.Option(help="How long the coordination topic keeps records, in seconds.")
+    ] = 86_400.0,
     rules: Rules = "safe",
     as_json: Json = False,
 ) -> None:
@@ -75,7 +85,9 @@ def init(
 @connected
 def state(
     config: ServiceConfig,
-    group: Annotated[str | None, typer.Option("--group", "-g", help="Only this group.")] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", "-g", help="Show only this group.")
+    ] = None,
     topic: Topic = COORDINATION_TOPIC,
     interval: Interval = 60.0,
     rules: Rules = "safe",
@@ -129,11 +141,13 @@ def _time_text(epoch_s: float) -> str:
 @connected
 def watch(
     config: ServiceConfig,
-    group: Annotated[str | None, typer.Option("--group", "-g", help="Only this group.")] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", "-g", help="Show only this group.")
+    ] = None,
     topic: Topic = COORDINATION_TOPIC,
     interval: Interval = 60.0,
-    heartbeats: Annotated[bool, typer.Option(help="Show renewals as well.")] = False,
-    follow: Annotated[bool, typer.Option(help="Go on until Ctrl-C.")] = True,
+    heartbeats: Annotated[bool, typer.Option(help="Show renewals of claims, too.")] = False,
+    follow: Annotated[bool, typer.Option(help="Follow the log until Ctrl-C.")] = True,
     as_json: Json = False,
 ) -> None:
     """Show how partitions change hands, from the topic's start on."""
@@ -177,8 +191,10 @@ def watch(
 def pause(
     config: ServiceConfig,
     group: Group,
-    seconds: Annotated[float, typer.Option("--for", min=1, help="How long, in seconds.")],
-    wait: Annotated[bool, typer.Option(help="Wait until nobody holds anything.")] = True,
+    seconds: Annotated[
+        float, typer.Option("--for", min=1, help="How long the group pauses, in seconds.")
+    ],
+    wait: Annotated[bool, typer.Option(help="Wait until no member holds a claim.")] = True,
     topic: Topic = COORDINATION_TOPIC,
     interval: Interval = 60.0,
     as_json: Json = False,
@@ -226,7 +242,8 @@ def set_position(
     topic: Topic = COORDINATION_TOPIC,
     interval: Interval = 60.0,
     timeout: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds to claim them all.")
+        float | None,
+        typer.Option(min=0.1, help="How long claiming all partitions may take, in seconds."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -274,20 +291,34 @@ def parse_positions(texts: Sequence[str]) -> dict[tuple[str, int], int | str | d
 def consume(
     config: ServiceConfig,
     group: Group,
-    topics: Annotated[list[str], typer.Argument(metavar="WORK...", help="What to read.")],
-    client: Annotated[str, typer.Option(help="Unique in the group; the same after a restart.")],
-    delivery: Annotated[str, typer.Option(help="at-least-once or at-most-once.")] = "at-least-once",
-    mode: Annotated[str, typer.Option("--claims", help="balanced, greedy or topic.")] = "balanced",
-    max_claims: Annotated[int | None, typer.Option(help="The most to hold.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="The most messages of a batch.")] = 500,
+    topics: Annotated[list[str], typer.Argument(metavar="WORK...", help="Topics to read.")],
+    client: Annotated[
+        str,
+        typer.Option(
+            help="Name of this member: unique in the group, and the same after a restart."
+        ),
+    ],
+    delivery: Annotated[
+        str, typer.Option(help="Delivery of messages: at-least-once or at-most-once.")
+    ] = "at-least-once",
+    mode: Annotated[
+        str, typer.Option("--claims", help="Policy of claiming: balanced, greedy or topic.")
+    ] = "balanced",
+    max_claims: Annotated[
+        int | None, typer.Option(help="The most claims that this member holds.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="The most messages of one batch.")] = 500,
     limit: Annotated[
         int | None,
         typer.Option(
-            "--count", "-c", min=1, help="End after so many (at most once: whole batches)."
+            "--count",
+            "-c",
+            min=1,
+            help="End after this many messages (at-most-once: after whole batches).",
         ),
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0.0, help="End when nothing came for so many seconds.")
+        float | None, typer.Option(min=0.0, help="End when no message came for this many seconds.")
     ] = None,
     topic: Topic = COORDINATION_TOPIC,
     interval: Interval = 60.0,

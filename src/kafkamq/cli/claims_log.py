@@ -32,7 +32,8 @@ Topic = Annotated[str, typer.Option("--topic", "-t", help="The coordination topi
 def decode_records(
     config: ServiceConfig | None,
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Records; - reads stdin.")
+        list[str] | None,
+        typer.Argument(metavar="[TEXT]...", help="File of records; - reads stdin."),
     ] = None,
     topic: Topic = COORDINATION_TOPIC,
     as_json: Json = False,

@@ -32,31 +32,31 @@ __all__ = ["register", "render", "table_rows"]
 def compare(
     config: ServiceConfig | None,
     *,
-    messages: Annotated[int, typer.Option(help="Of each phase.")] = 5000,
+    messages: Annotated[int, typer.Option(help="Messages of each phase.")] = 5000,
     handler_ms: Annotated[
-        str, typer.Option(metavar="LOW-HIGH", help="How long handlers take, uniform.")
+        str, typer.Option(metavar="LOW-HIGH", help="Milliseconds of a handler, drawn evenly.")
     ] = "0-5",
     slow: Annotated[
-        str, typer.Option(metavar="SHARE%:MS", help="Those that block others, in one phase.")
+        str, typer.Option(metavar="SHARE%:MS", help="Slow messages in one phase: share and ms.")
     ] = "1%:1000",
     failure_rate: Annotated[
         float, typer.Option(help="Share of messages whose first delivery fails.")
     ] = 0.0,
-    keys: Annotated[int, typer.Option(help="How many, dealt in turn; 0: none.")] = 1000,
+    keys: Annotated[int, typer.Option(help="Message keys, used in turn; 0: none.")] = 1000,
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
-    concurrency: Annotated[int, typer.Option(help="Handlers at once in each.")] = 100,
-    partitions: Annotated[int, typer.Option(help="Of the topics.")] = 8,
+    concurrency: Annotated[int, typer.Option(help="Handlers at once in each process.")] = 100,
+    partitions: Annotated[int, typer.Option(help="Partitions of the topics.")] = 8,
     payload: Annotated[int, typer.Option(help="Bytes of a message.")] = 100,
     lease: Annotated[
-        float, typer.Option(help="s: redelivery timeout, and session timeout of groups.")
+        float, typer.Option(help="Redelivery timeout, and groups' session timeout, in s.")
     ] = 10.0,
     order: Annotated[
-        bool, typer.Option("--order/--no-order", help="Let each keep the order that it can.")
+        bool, typer.Option("--order/--no-order", help="Let each backend keep the order it can.")
     ] = True,
     only: Annotated[
-        str | None, typer.Option(metavar="NAME[,...]", help="Of the five, those to measure.")
+        str | None, typer.Option(metavar="NAME[,...]", help="Measure only these of the five.")
     ] = None,
-    limit: Annotated[float, typer.Option(help="s for one phase of one of them.")] = 60.0,
+    limit: Annotated[float, typer.Option(help="Most seconds of a backend's phase.")] = 60.0,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="Write the result as a page.")
     ] = None,

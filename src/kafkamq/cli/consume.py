@@ -47,25 +47,43 @@ def load_handler(name: str) -> Callable[..., object]:
 def consume(
     config: ServiceConfig,
     handler: Annotated[
-        str, typer.Argument(metavar="MODULE:FUNCTION", help="def or async def; gets a record.")
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="Function (def or async def) that is called with each record.",
+        ),
     ],
-    topic: Annotated[list[str], typer.Option("--topic", "-t", help="May be repeated.")],
+    topic: Annotated[
+        list[str], typer.Option("--topic", "-t", help="Topic to read; may be repeated.")
+    ],
     group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
-    ordering: Annotated[Order, typer.Option(help="What stays in order.")] = Order.KEY,
+    ordering: Annotated[
+        Order, typer.Option(help="What stays in order: key, partition or unordered.")
+    ] = Order.KEY,
     concurrency: Annotated[int, typer.Option(min=1, help="Handlers at once.")] = 16,
     processes: Annotated[
-        int, typer.Option(min=0, help="Run a def in so many processes instead of threads.")
+        int,
+        typer.Option(min=0, help="Run a def handler in this many processes instead of threads."),
     ] = 0,
     max_attempts: Annotated[
-        int | None, typer.Option(min=1, help="Then a record is a dead letter; default: never.")
+        int | None,
+        typer.Option(
+            min=1, help="Attempts after which a record becomes a dead letter; default: no limit."
+        ),
     ] = None,
-    dead_letter_topic: Annotated[str, typer.Option(help="Where dead letters go.")] = "",
+    dead_letter_topic: Annotated[str, typer.Option(help="Topic for dead letters.")] = "",
     max_rate: Annotated[float | None, typer.Option(help="Records a second, at most.")] = None,
     drain: Annotated[
-        float, typer.Option(min=0.0, help="At Ctrl-C: s to process what was read already.")
+        float,
+        typer.Option(
+            min=0.0, help="How long records that were read are still processed after Ctrl-C, in s."
+        ),
     ] = 0.0,
     hung_after: Annotated[
-        float, typer.Option(min=0.001, help="s for which all handlers may hang; then: not live.")
+        float,
+        typer.Option(
+            min=0.001, help="After all handlers have hung for this many s, /live says no."
+        ),
     ] = 43_200.0,
     metrics_port: MetricsPort = None,
 ) -> None:

@@ -36,7 +36,7 @@ from kafkamq.types import DeadLetterReason
 
 __all__ = ["register"]
 
-QueueOption = Annotated[str, typer.Option("--queue", "-q", help="Of this queue only.")]
+QueueOption = Annotated[str, typer.Option("--queue", "-q", help="Only dead letters of this queue.")]
 ReasonOption = Annotated[
     str,
     typer.Option(
@@ -44,7 +44,8 @@ ReasonOption = Annotated[
     ),
 ]
 IdOption = Annotated[
-    list[str] | None, typer.Option("--id", help="Of this message only; may be repeated.")
+    list[str] | None,
+    typer.Option("--id", help="Only the dead letter of this message; may be repeated."),
 ]
 
 
@@ -157,7 +158,7 @@ def peek(
     identity: IdOption = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 10,
     include_redriven: Annotated[
-        bool, typer.Option("--all", help="Also those that were redriven.")
+        bool, typer.Option("--all", help="Show dead letters that were redriven, too.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -228,10 +229,15 @@ def redrive_command(
         ),
     ] = "",
     everything: Annotated[
-        bool, typer.Option("--everything", help="Needed when nothing chooses.")
+        bool,
+        typer.Option(
+            "--everything", help="Redrive all dead letters, where no other option chooses some."
+        ),
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count what would be sent, and send nothing.")
+    ] = False,
     master: Master = DEFAULT_MASTER,
     conf: Conf = None,
     properties_file: PropertiesFile = None,

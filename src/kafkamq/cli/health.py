@@ -19,10 +19,12 @@ _TIMEOUT_S = 5.0
 
 def health(
     port: Annotated[
-        int, typer.Option("--port", min=1, max=65535, help="Its --metrics-port.")
+        int, typer.Option("--port", min=1, max=65535, help="The process's --metrics-port.")
     ] = 9400,
-    host: Annotated[str, typer.Option(help="Where it runs.")] = "localhost",
-    live: Annotated[bool, typer.Option("--live", help="Only: do its loops turn?")] = False,
+    host: Annotated[str, typer.Option(help="Host that the process runs on.")] = "localhost",
+    live: Annotated[
+        bool, typer.Option("--live", help="Ask only whether its loops turn (/live).")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Ask a worker or tracker that serves --metrics-port whether it is alive and can work.

@@ -50,16 +50,26 @@ class Engine(Enum):
 
 def dev(
     kafka_version: Annotated[
-        str, typer.Option("--kafka-version", "--version", help="Of Kafka, as published.")
+        str, typer.Option("--kafka-version", "--version", help="Version of Kafka, such as 4.2.1.")
     ] = DEFAULT_VERSION,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the broker; 0: a free one.")
+    ] = 0,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Keep the data there, and open it again.")
+        Path | None,
+        typer.Option(help="Folder for the broker's data, which is kept and opened again."),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the broker's temporary folder.")
+    ] = False,
     broker_property: Annotated[
         list[str] | None,
-        typer.Option("--property", "-p", metavar="NAME=VALUE", help="Of the broker; repeatable."),
+        typer.Option(
+            "--property",
+            "-p",
+            metavar="NAME=VALUE",
+            help="Property of the broker; may be repeated.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -123,14 +133,22 @@ def _say_where(broker: LocalKafka, *, as_json: bool) -> None:
 
 
 def demo(
-    messages: Annotated[int, typer.Option("--messages", min=1, help="How many.")] = 10_000,
+    messages: Annotated[
+        int, typer.Option("--messages", min=1, help="Number of messages.")
+    ] = 10_000,
     file: Annotated[
         Path | None,
-        typer.Option("--input", metavar="FILE.jsonl", help="Your own messages, as for send."),
+        typer.Option(
+            "--input",
+            metavar="FILE.jsonl",
+            help="File of your own messages, in the format of 'kafkamq send'.",
+        ),
     ] = None,
     engine: Annotated[Engine, typer.Option(help="Which tracker redelivers.")] = Engine.SPARK,
-    seed: Annotated[int, typer.Option(help="Draws what is poison, slow and delayed.")] = 1,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the topics and logs.")] = False,
+    seed: Annotated[
+        int, typer.Option(help="Seed that decides which messages are poison, slow or delayed.")
+    ] = 1,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep topics and logs at the end.")] = False,
     as_json: Json = False,
 ) -> None:
     """Watch it work: a real broker, three workers, one killed; then a verdict from the logs.

@@ -36,7 +36,7 @@ MetricsPort = Annotated[
         "--metrics-port",
         min=0,
         max=65535,
-        help="Serve /metrics, /live and /ready there while it runs; 0: a free port.",
+        help="Port for /metrics, /live and /ready while the command runs; 0: a free one.",
     ),
 ]
 
@@ -46,7 +46,7 @@ Bootstrap = Annotated[
         "--bootstrap-servers",
         "-b",
         metavar="HOST:PORT[,...]",
-        help="Kafka's brokers (KAFKAMQ_BOOTSTRAP_SERVERS).",
+        help="Kafka's brokers, host:port[,host:port...] (KAFKAMQ_BOOTSTRAP_SERVERS).",
     ),
 ]
 _NAMESPACE_HELP = "Prefix of the topics (KAFKAMQ_NAMESPACE; default: kafkamq)."
@@ -69,7 +69,7 @@ ConfigFile = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="Settings and Kafka properties, secrets too: TOML or *.properties.",
+        help="File of settings and Kafka properties, TOML or *.properties; secrets belong there.",
     ),
 ]
 _CONNECTION: Mapping[str, object] = {

@@ -66,9 +66,13 @@ def service(config: ServiceConfig) -> Service:
 @connected
 def create(
     config: ServiceConfig,
-    partitions: Annotated[int, typer.Option(min=1, help="Of the messages topic.")] = 8,
-    marker_partitions: Annotated[int, typer.Option(min=1, help="Of the markers topic.")] = 8,
-    replication_factor: Annotated[int, typer.Option(help="-1: the broker's default.")] = -1,
+    partitions: Annotated[int, typer.Option(min=1, help="Partitions of the messages topic.")] = 8,
+    marker_partitions: Annotated[
+        int, typer.Option(min=1, help="Partitions of the markers topic.")
+    ] = 8,
+    replication_factor: Annotated[
+        int, typer.Option(help="Replicas of each topic; -1: the broker's default.")
+    ] = -1,
     as_json: Json = False,
 ) -> None:
     """Create the topics of a namespace; what is there already stays as it is."""
@@ -99,20 +103,30 @@ def send(
     config: ServiceConfig,
     queue_id: QueueId,
     payloads: Annotated[
-        list[str] | None, typer.Argument(metavar="[PAYLOAD]...", help="One message each.")
+        list[str] | None,
+        typer.Argument(metavar="[PAYLOAD]...", help="Payloads; each becomes a message."),
     ] = None,
     file: Annotated[
         str | None,
-        typer.Option("--file", "-f", metavar="FILE.jsonl|-", help="JSON lines; -: from stdin."),
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE.jsonl|-",
+            help="File with a message per line, as JSON; - reads stdin.",
+        ),
     ] = None,
-    delay: Annotated[float, typer.Option(help="Seconds until the queue has it.")] = 0.0,
-    ttl: Annotated[float | None, typer.Option(help="Seconds until it is a dead letter.")] = None,
+    delay: Annotated[float, typer.Option(help="Seconds until the message can be received.")] = 0.0,
+    ttl: Annotated[
+        float | None, typer.Option(help="Seconds after which the message becomes a dead letter.")
+    ] = None,
     key: Annotated[str | None, typer.Option(help="Messages of one key share a partition.")] = None,
     header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Header of the message; may be repeated."),
     ] = None,
     identity: Annotated[
-        str | None, typer.Option("--id", help="A label of your own; one payload only.")
+        str | None,
+        typer.Option("--id", help="Label of your own for the message; only with a single payload."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -251,21 +265,30 @@ def receive(
     config: ServiceConfig,
     queue_id: QueueId,
     count: Annotated[
-        int | None, typer.Option("--count", "-c", min=1, help="At most so many; default: 1.")
+        int | None, typer.Option("--count", "-c", min=1, help="Messages to receive; default: 1.")
     ] = None,
-    ack: Annotated[bool, typer.Option("--ack", help="Done (the default).")] = False,
-    nack: Annotated[bool, typer.Option("--nack", help="Give back, after --delay.")] = False,
-    reject: Annotated[bool, typer.Option("--reject", help="To the dead letters.")] = False,
+    ack: Annotated[
+        bool, typer.Option("--ack", help="Acknowledge what was received (the default).")
+    ] = False,
+    nack: Annotated[
+        bool, typer.Option("--nack", help="Give back what was received, after --delay.")
+    ] = False,
+    reject: Annotated[
+        bool, typer.Option("--reject", help="Send what was received to the dead letters.")
+    ] = False,
     delay: Annotated[
-        float | None, typer.Option(help="With --nack: seconds; default: the queue's back-off.")
+        float | None,
+        typer.Option(help="Seconds until --nack brings it back; default: the back-off."),
     ] = None,
-    reason: Annotated[str, typer.Option(help="With --nack or --reject.")] = "",
-    timeout: Annotated[float, typer.Option(help="Stop after so many seconds without one.")] = 10.0,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C.")] = False,
+    reason: Annotated[str, typer.Option(help="Reason of --nack or --reject.")] = "",
+    timeout: Annotated[float, typer.Option(help="Stop after so many idle seconds.")] = 10.0,
+    follow: Annotated[bool, typer.Option("--follow", help="Receive until Ctrl-C.")] = False,
     redelivery_timeout: Annotated[
-        float, typer.Option(help="Seconds until it comes back when this process dies.")
+        float, typer.Option(help="Seconds until a message comes back when this process dies.")
     ] = 10.0,
-    max_deliveries: Annotated[int, typer.Option(min=1, help="Then it is a dead letter.")] = 5,
+    max_deliveries: Annotated[
+        int, typer.Option(min=1, help="Deliveries after which a message becomes a dead letter.")
+    ] = 5,
     group: Annotated[str, typer.Option(help="The consumer group; default: the queue's own.")] = "",
     metrics_port: MetricsPort = None,
     as_json: Json = False,

@@ -21,7 +21,9 @@ def stat(
     config: ServiceConfig,
     max_scanned: Annotated[
         int,
-        typer.Option(min=0, help="Count messages when at most so many are to read."),
+        typer.Option(
+            min=0, help="Count the messages of a queue where at most this many have to be read."
+        ),
     ] = MAX_SCANNED,
     as_json: Json = False,
 ) -> None:

@@ -37,7 +37,8 @@ class Engine(Enum):
 def tracker(
     config: ServiceConfig,
     engine: Annotated[
-        Engine, typer.Option(help="spark: for clusters; local: this process, for small ones.")
+        Engine,
+        typer.Option(help="Where the tracker runs: spark, or local, which is this one process."),
     ] = Engine.SPARK,
     master: Master = DEFAULT_MASTER,
     conf: Conf = None,
@@ -50,13 +51,16 @@ def tracker(
     ] = 1.0,
     tasks: Annotated[
         int | None,
-        typer.Option(min=1, help="Of Spark's batches; default: by the cores that there are."),
+        typer.Option(min=1, help="Partitions of Spark's batches; default: by the number of cores."),
     ] = None,
     no_takeover: Annotated[
-        bool, typer.Option("--no-takeover", help="Refuse while another tracker is the latest.")
+        bool,
+        typer.Option(
+            "--no-takeover", help="Refuse to start while another tracker is the latest one."
+        ),
     ] = False,
     max_deliveries: Annotated[
-        int, typer.Option(min=1, help="For messages whose worker does not say.")
+        int, typer.Option(min=1, help="Limit of deliveries for messages whose worker names none.")
     ] = 5,
     metrics_port: MetricsPort = None,
 ) -> None:

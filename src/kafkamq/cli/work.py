@@ -31,7 +31,9 @@ def load_worker(name: str) -> Worker:
 
 
 def work(
-    worker: Annotated[str, typer.Argument(metavar="MODULE:WORKER", help="A kafkamq.Worker.")],
+    worker: Annotated[
+        str, typer.Argument(metavar="MODULE:WORKER", help="The kafkamq.Worker to run.")
+    ],
     metrics_port: MetricsPort = None,
 ) -> None:
     """Run a worker's handlers until SIGTERM or Ctrl-C, then let them end."""

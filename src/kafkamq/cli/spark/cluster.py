@@ -12,7 +12,7 @@ from kafkamq.cli import output
 
 __all__ = ["register"]
 
-Host = Annotated[str, typer.Option(help="This machine's name or address for the others.")]
+Host = Annotated[str, typer.Option(help="Name or address of this machine, as the others reach it.")]
 
 
 def _become(command: Sequence[str]) -> None:
@@ -24,8 +24,10 @@ def _become(command: Sequence[str]) -> None:
 
 def master(
     host: Host = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="For workers and drivers.")] = 7077,
-    web_port: Annotated[int, typer.Option(min=0, max=65535, help="Of its pages.")] = 8080,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port for workers and drivers.")
+    ] = 7077,
+    web_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the web pages.")] = 8080,
 ) -> None:
     """Run the master of a standalone cluster until Ctrl-C."""
     from kafkamq.spark.cluster import master_command
@@ -36,12 +38,14 @@ def master(
 
 
 def worker(
-    master: Annotated[str, typer.Argument(metavar="spark://HOST:PORT", help="The master.")],
-    cores: Annotated[int, typer.Option(min=1, help="That executors may use.")] = 1,
-    memory: Annotated[str, typer.Option(help="That executors may use, as 2g.")] = "1g",
+    master: Annotated[
+        str, typer.Argument(metavar="spark://HOST:PORT", help="Address of the master.")
+    ],
+    cores: Annotated[int, typer.Option(min=1, help="Cores that executors may use.")] = 1,
+    memory: Annotated[str, typer.Option(help="Memory that executors may use, such as 2g.")] = "1g",
     host: Host = "",
     work_folder: Annotated[
-        str, typer.Option("--work-dir", help="For logs and shipped files of executors.")
+        str, typer.Option("--work-dir", help="Folder for logs and shipped files of executors.")
     ] = "",
 ) -> None:
     """Run a worker of a standalone cluster until Ctrl-C.

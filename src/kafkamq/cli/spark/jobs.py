@@ -100,7 +100,7 @@ def sql(
             "None: statements are read from stdin, each up to its semicolon, in one session.",
         ),
     ] = "",
-    limit: Annotated[int, typer.Option(min=1, help="Print at most so many rows.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, help="Print at most this many rows.")] = 1000,
     master: Master = DEFAULT_MASTER,
     conf: Conf = None,
     properties_file: PropertiesFile = None,
@@ -234,15 +234,16 @@ def replay(
     into: Annotated[
         str, typer.Option(metavar="QUEUE", help="Queue to send to; default: each message's own.")
     ] = "",
-    rate: Annotated[float | None, typer.Option(help="At most so many messages a second.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Most messages a second.")] = None,
     name: Annotated[
-        str,
-        typer.Option(help="Run it again under the same name after a failure: it goes on."),
+        str, typer.Option(help="Name of this replay; given again after a failure, it goes on.")
     ] = "",
     everything: Annotated[
-        bool, typer.Option("--everything", help="Needed when nothing chooses.")
+        bool, typer.Option("--everything", help="Replay all, where nothing else chooses.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count what would be sent, and send nothing.")
+    ] = False,
     master: Master = DEFAULT_MASTER,
     conf: Conf = None,
     properties_file: PropertiesFile = None,
@@ -299,14 +300,16 @@ def _print_replay(report: ReplayReport, *, dry_run: bool, as_json: bool) -> None
 @connected
 def audit(
     config: ServiceConfig,
-    queue_id: Annotated[str, typer.Option("--queue", "-q", help="Of this queue only.")] = "",
+    queue_id: Annotated[str, typer.Option("--queue", "-q", help="Only this queue.")] = "",
     since: From = "",
     until: Until = "",
     html: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also write a page with plots, all in one file."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, max=1000, help="Size of the poison ranking.")] = 10,
+    top: Annotated[
+        int, typer.Option(min=1, max=1000, help="How many messages the ranking of poison lists.")
+    ] = 10,
     master: Master = DEFAULT_MASTER,
     conf: Conf = None,
     properties_file: PropertiesFile = None,

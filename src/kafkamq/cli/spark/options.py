@@ -16,7 +16,7 @@ __all__ = ["DEFAULT_MASTER", "Conf", "Master", "PropertiesFile", "spark_settings
 
 DEFAULT_MASTER = "local[2]"
 Master = Annotated[
-    str, typer.Option("--master", help="Of Spark: local[2], spark://host:port, yarn, k8s://...")
+    str, typer.Option("--master", help="Spark master: local[2], spark://host:port, yarn, k8s://...")
 ]
 Conf = Annotated[
     list[str] | None,
@@ -31,7 +31,7 @@ PropertiesFile = Annotated[
     typer.Option(
         "--properties-file",
         metavar="FILE",
-        help="Spark properties, secrets too, as in spark-defaults.conf; --conf stands above it.",
+        help="File like spark-defaults.conf, secrets too; --conf overrides it.",
     ),
 ]
 _LINE = re.compile(r"(\S+?)(?:\s*[=:]\s*|\s+)(.*)")
