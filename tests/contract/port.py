@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
@@ -160,7 +161,9 @@ def _end(producer: Producer) -> None:
     try:
         producer.purge()
         producer.flush(0.5)
-        producer.close()
+        with warnings.catch_warnings():  # of a transaction that cannot be aborted any more
+            warnings.simplefilter("ignore", RuntimeWarning)
+            producer.close()
     except (KafkaException, SystemError, RuntimeError):
         pass
 
