@@ -26,7 +26,6 @@ from tests.mutants import MUTANTS, MisfitError, Mutant, mutated  # noqa: E402
 
 FOLDERS = ("src", "tests", "tools")
 TIMEOUT_S = 300
-_WITH_BROKER = "tests/integration/"
 _FAILED = 1  # pytest: some tests failed
 
 
@@ -51,10 +50,8 @@ def copy_tree(target: Path) -> None:
 
 def run_tests(root: Path, tests: Sequence[str]) -> int:
     """Exit code of pytest; -1 when it took too long."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q"]
-    if not any(test.startswith(_WITH_BROKER) for test in tests):
-        command += ["--noconftest"]
-    command += ["-p", "no:cacheprovider", "-m", "not faults", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    command += ["-m", "not faults", *tests]
     environment = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
