@@ -254,6 +254,23 @@ def test_a_handler_that_blocks_the_loop_does_not_hold_up_the_end() -> None:
         assert {message.payload for message in consumer.receive_many(3, 5.0)} >= {b"1", b"2"}
 
 
+def test_coroutines_that_have_ended_are_not_waited_for() -> None:
+    service = MemoryService()
+    queue = service.queue("q")
+
+    @queue.handler()
+    async def handle(body: str) -> None: ...
+
+    queue.producer().send(b"x")
+    worker = Worker(service, telemetry=False)
+    worker.start()
+    while not worker.handled:
+        assert not worker.wait(0.01)
+    began_s = time.monotonic()
+    worker.stop()
+    assert time.monotonic() - began_s < 5
+
+
 def test_a_coroutine_that_swallows_its_cancellation_is_left_alone() -> None:
     """Its message is given back, and its place goes to the next one."""
     service = MemoryService()

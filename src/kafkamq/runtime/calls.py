@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from kafkamq.errors import ConfigError, KafkaMQError, LeaseLostError, StateError
@@ -49,10 +49,14 @@ class Calls:
         self._chain = surrounded(call, middleware, is_async=self.is_async, name=spec.name)
 
     def _call(self, given: Any) -> Any:
+        if not isinstance(given, list):
+            return self.spec.function(*self.spec.binder.arguments(given))
         found = prepare(self.spec.binder, given)
         return found.outcome(self.spec.function(*found.arguments) if found.is_called else None)
 
     async def _call_async(self, given: Any) -> Any:
+        if not isinstance(given, list):
+            return await self.spec.function(*self.spec.binder.arguments(given))
         found: Prepared = prepare(self.spec.binder, given)
         return found.outcome(
             await self.spec.function(*found.arguments) if found.is_called else None
@@ -93,16 +97,18 @@ class Calls:
         queue = self.spec.queue.queue_id
         _log.exception("a delivery could not be recorded", extra={"queue": queue})
 
-    @contextmanager
-    def _delivery(self, given: Any) -> Iterator[list[object]]:
+    def _delivery(self, given: Any) -> AbstractContextManager[list[object]]:
         """Records the delivery of each message; the caller says what came of the call."""
-        told: list[object] = [None]
         if self._telemetry is None:
-            yield told
-            return
+            return nullcontext([None])
+        return self._recorded(self._telemetry, given)
+
+    @contextmanager
+    def _recorded(self, telemetry: Telemetry, given: Any) -> Iterator[list[object]]:
+        told: list[object] = [None]
         messages = given if isinstance(given, list) else [given]
         with ExitStack() as spans:
-            kinds = [spans.enter_context(self._telemetry.delivery(each)) for each in messages]
+            kinds = [spans.enter_context(telemetry.delivery(each)) for each in messages]
             yield told
             outcomes = outcomes_of(told[0], len(kinds)) if given is messages else told
             for kind, outcome in zip(kinds, outcomes, strict=True):

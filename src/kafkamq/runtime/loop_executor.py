@@ -118,7 +118,7 @@ class LoopExecutor(Generic[R]):
         """End handlers that are still at it, by cancelling them."""
         self._is_cancelled = True
         self._do(self._cancel_all)
-        if not self._call.is_claimed:
+        if not self._call.is_claimed or self._ended.is_set():
             return
         if self._cancelling.wait(_BLOCKED_S):
             self._ended.wait(_CANCEL_S)

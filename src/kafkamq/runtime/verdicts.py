@@ -36,6 +36,8 @@ def understood(
         outcome: What a handler returned or raised.
         retry_on: Exceptions that are worth another attempt; None: all.
     """
+    if outcome is None:
+        return Ack(), None
     if isinstance(outcome, BodyError):
         return Reject(clean(f"the body cannot be read: {outcome}")), None
     if isinstance(outcome, BaseException):
