@@ -15,8 +15,8 @@ from kafkamq.markers.tracker.open_ledgers import MAX_OPEN
 from kafkamq.markers.tracker.settlement import SettleReport
 from kafkamq.markers.wire.status import TrackerStatus, encode_status
 from kafkamq.spark.blocks import encode_actions
-from kafkamq.spark.tracker import partition_ledgers, settling
-from kafkamq.spark.tracker.settling import SettleSettings
+from kafkamq.spark.tracker import partition_ledgers, settling, slot_settler
+from kafkamq.spark.tracker.slot_settler import SettleSettings, SlotSettler
 
 
 class Clients:
@@ -31,7 +31,7 @@ class Clients:
 @pytest.fixture(autouse=True)
 def clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(settling, "Ticker", Clients)
-    monkeypatch.setattr(settling, "Settler", Clients)
+    monkeypatch.setattr(slot_settler, "Settler", Clients)
     monkeypatch.setattr(settling, "_workers", {})
     Clients.made = 0
     yield
@@ -51,7 +51,7 @@ def settings(namespace: str, *, servers: str = "x:1", epoch: int = 1) -> SettleS
 
 def batch(of: SettleSettings) -> settling._Worker:
     worker = settling._worker(of)
-    assert worker._desks[0] and worker._desks[1], "one for each slot"
+    assert worker._settlers[0] and worker._settlers[1], "one for each slot"
     return worker
 
 
@@ -116,9 +116,9 @@ def test_a_new_process_writes_the_position_of_its_first_batch(
 ) -> None:
     """Where batches are rare, each one has new processes: Spark ends those that rest."""
     log = Committed()
-    monkeypatch.setattr(settling, "Settler", lambda *_: log)
+    monkeypatch.setattr(slot_settler, "Settler", lambda *_: log)
 
-    def settle(desk: settling._Desk, batch: int) -> None:
+    def settle(desk: SlotSettler, batch: int) -> None:
         position = 10 * batch
         status = TrackerStatus(topic="t", partition=3, engine="e", epoch=1)
         row = {
@@ -130,7 +130,7 @@ def test_a_new_process_writes_the_position_of_its_first_batch(
         }
         assert desk.settle(row, batch) == 0
 
-    desk = settling._Desk(settings("a"), log, log)  # type: ignore[arg-type]  # in place of both
+    desk = SlotSettler(settings("a"), log, log)  # type: ignore[arg-type]  # in place of both
     settle(desk, 7)
     assert not log.positions, "nobody waits for it"
     settle(desk, 8)
@@ -193,6 +193,6 @@ def test_a_process_keeps_few_of_its_ledgers_open(monkeypatch: pytest.MonkeyPatch
 
 def test_a_partition_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Committed()
-    monkeypatch.setattr(settling, "Settler", lambda *_: log)
-    desk = settling._Desk(settings("a"), log, log)  # type: ignore[arg-type]  # in place of both
+    monkeypatch.setattr(slot_settler, "Settler", lambda *_: log)
+    desk = SlotSettler(settings("a"), log, log)  # type: ignore[arg-type]  # in place of both
     assert [desk.wants_preparing(number) for number in (1, 2, 1, 2)] == [True, True, False, False]
