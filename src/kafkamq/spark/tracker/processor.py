@@ -1,15 +1,8 @@
-"""The fold inside Spark: one stateful key per marker partition, running the redelivery core.
-
-State is what ``rules/snapshot.py`` makes: one index, and the chunks of 4096 offsets that a batch
-touches. There is no Spark timer and no wall clock; time comes in with the records (R1), TICKs
-among them.
-"""
+"""The fold inside Spark: one stateful key per marker partition, running ``folding.py``."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import (
@@ -17,38 +10,13 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
 )
 
-from kafkamq.errors import StateError
-from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
-from kafkamq.markers.wire.status import TrackerStatus, encode_status
-from kafkamq.spark.blocks import Block, encode_actions
 from kafkamq.spark.daemon import calm_worker
-from kafkamq.types import Outcome
+from kafkamq.spark.tracker.folding import FOLDED_COLUMNS, FoldSettings, PartitionFold
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["FOLDED_COLUMNS", "FoldProcessor", "FoldSettings"]
-
-FOLDED_COLUMNS = (
-    "topic STRING, partition INT, range_end BIGINT, position BIGINT, status BINARY, actions BINARY"
-)
-"""One row per marker partition and batch, for the sink."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoldSettings:
-    """What the driver tells the workers when a query starts."""
-
-    engine: str  # id of this engine: of the checkpoint
-    epoch: int  # of this start (R22)
-    max_lease_ms: int  # for STARTs that name none
-    carry_after_ms: int  # R19: a quarter of the markers' retention
-    longest_ms: int  # R23: half of it
-    max_actions: int  # R16
-    starting: dict[int, int] = field(default_factory=dict)  # first offsets; absent: added later, 0
-    # Of this start alone: epochs begin anew where Kafka has forgotten the ledgers.
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
+__all__ = ["FoldProcessor"]
 
 
 class FoldProcessor(StatefulProcessor):
@@ -60,10 +28,11 @@ class FoldProcessor(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
         calm_worker()
-        self._index = handle.getValueState(
+        index = handle.getValueState(
             "index", "index BINARY, epoch BIGINT, redelivered BIGINT, dead_lettered BIGINT"
         )
-        self._chunks = handle.getMapState("chunks", "name STRING", "chunk BINARY")
+        chunks = handle.getMapState("chunks", "name STRING", "chunk BINARY")
+        self._fold = PartitionFold(self._settings, index, chunks)
 
     def handleInputRows(  # type: ignore[override]  # noqa: N802 - rows come as pandas here
         self,
@@ -82,93 +51,7 @@ class FoldProcessor(StatefulProcessor):
             ),
             key=lambda row: row[4],
         )
-        yield pd.DataFrame([self._fold(cells)], columns=_OUTPUT)
-
-    def _fold(self, cells: Sequence[tuple[str, int, int, int, int, bytes]]) -> tuple[Any, ...]:
-        topic, partition, range_start, range_end = cells[0][:4]
-        stored = self._index.get()
-        tracker = self._tracker(None if stored is None else stored[0], partition)
-        if tracker.next_offset != range_start:
-            raise StateError(
-                f"{topic}[{partition}]: the state has folded up to {tracker.next_offset}, the "
-                f"batch begins at {range_start}: the checkpoint is damaged; start with a new one"
-            )
-        redelivered = dead_lettered = 0
-        if stored is not None and stored[1] == self._settings.epoch:
-            redelivered, dead_lettered = stored[2:4]
-        apply = tracker.apply
-        for cell in cells:
-            block = Block(cell[5])
-            for row in block:
-                apply(*row)
-            redelivered += block.count(Outcome.REDELIVERED)
-            dead_lettered += block.count(Outcome.DEAD_LETTERED)
-        tracker.next_offset = range_end  # what is left up to there are control records
-        actions = tracker.plan(self._settings.max_actions)
-        self._keep(tracker, redelivered, dead_lettered)
-        wake = tracker.next_wake()
-        status = TrackerStatus(
-            topic=topic,
-            partition=partition,
-            engine=self._settings.engine,
-            epoch=self._settings.epoch,
-            clock_ms=tracker.clock_ms,
-            position=range_end,
-            committable_offset=tracker.committable_offset(),
-            entries=tracker.open_count(),
-            due=tracker.due_count(),
-            deadline_ms=wake.deadline_ms,
-            warn_ms=wake.warn_ms,
-            late_verdicts=tracker.late_verdicts,
-            malformed=tracker.malformed,
-            redelivered=redelivered,
-            dead_lettered=dead_lettered,
-            is_live=tracker.is_live,
-        )
-        return (
-            topic,
-            partition,
-            range_end,
-            status.committable_offset,
-            encode_status(status),
-            encode_actions(actions),
-        )
-
-    def _tracker(self, index: bytes | None, partition: int) -> RedeliveryTracker:
-        settings = self._settings
-        engine = (settings.token, settings.epoch)
-        if index is None:
-            return RedeliveryTracker(
-                settings.starting.get(partition, 0),
-                partition=partition,
-                max_lease_ms=settings.max_lease_ms,
-                longest_ms=settings.longest_ms,
-                carry_after_ms=settings.carry_after_ms,
-                engine=engine,
-            )
-        return restore_tracker(
-            bytes(index),
-            self._load,
-            partition=partition,
-            max_lease_ms=settings.max_lease_ms,
-            longest_ms=settings.longest_ms,
-            carry_after_ms=settings.carry_after_ms,
-            engine=engine,
-        )
-
-    def _load(self, name: str) -> bytes:
-        found = self._chunks.getValue((name,))
-        if found is None:
-            raise StateError(f"chunk {name} is missing in the state: the checkpoint is damaged")
-        return bytes(found[0])
-
-    def _keep(self, tracker: RedeliveryTracker, redelivered: int, dead_lettered: int) -> None:
-        snapshot = take_snapshot(tracker)
-        for name in snapshot.removed:
-            self._chunks.removeKey((name,))
-        for name, chunk in snapshot.changed.items():
-            self._chunks.updateValue((name,), (chunk,))
-        self._index.update((snapshot.index, self._settings.epoch, redelivered, dead_lettered))
+        yield pd.DataFrame([self._fold.fold(cells)], columns=_OUTPUT)
 
     def close(self) -> None:
         """Nothing is held open."""

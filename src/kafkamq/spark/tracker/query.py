@@ -18,7 +18,8 @@ from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.failures import QueryFailedError, query_failure
 from kafkamq.spark.formats import register_source
 from kafkamq.spark.session import active, stream_settings
-from kafkamq.spark.tracker.processor import FOLDED_COLUMNS, FoldProcessor, FoldSettings
+from kafkamq.spark.tracker.folding import FOLDED_COLUMNS, FoldSettings
+from kafkamq.spark.tracker.processor import FoldProcessor
 from kafkamq.spark.tracker.settling import register_settling
 from kafkamq.spark.tracker.slot_settler import SettleSettings
 
