@@ -56,9 +56,9 @@ class Verdicts:
         self._written_ms = 0
         self._failed: deque[MarkersMessage] = deque()  # ENDs to write again
         self._running_out: deque[Lease] = deque()  # settled unseen, and no END is in the log
-        self._under_way: set[MarkersMessage] = (
-            set()
-        )  # ENDs written and not delivered, the failed too
+        self._under_way: dict[
+            MarkersMessage, None
+        ] = {}  # ENDs written and not delivered, the failed too
 
     # Verdicts.
 
@@ -153,7 +153,7 @@ class Verdicts:
                     }
                 )
             self._recorder.settled(taken, self._written_ms)
-            self._under_way.update(taken)
+            self._under_way.update(dict.fromkeys(taken))
             for route, ends in by_route.items():
                 self._write_many(route, ends, taken)
         except BaseException:  # an interrupt: twice is harmless, never is not
@@ -189,7 +189,7 @@ class Verdicts:
             holder_id = message._lease.holder_id
             message._end = encode_known_end(message._identity, _ACK, holder_id)
         route = message._lease.marker_partition
-        self._under_way.add(message)
+        self._under_way[message] = None
         self._worker.writer.write(message._end, message._marker_key, route, message._end_reported)
 
     def has_verdict(self, message: MarkersMessage) -> bool:
@@ -298,7 +298,7 @@ class Verdicts:
 
     def end_delivered(self, message: MarkersMessage) -> None:
         """An END is in the log."""
-        self._under_way.discard(message)
+        self._under_way.pop(message, None)
 
     def check_late(self, message: MarkersMessage, log_ms: int) -> None:
         """An END is in the log, after the lease's end as far as it was known (R9)."""
@@ -319,9 +319,9 @@ class Verdicts:
             self._failed.append(message)
 
     def _is_late(self, message: MarkersMessage) -> None:
-        self._under_way.discard(message)
         self._recorder.late(message)
         self.lost_leases.late(message)
+        self._under_way.pop(message, None)  # behind that: a flush that finds all reported names it
         self.has_news.set()
 
     # Served by the heart and by whoever waits.
@@ -343,11 +343,11 @@ class Verdicts:
         """
         if self._under_way and not len(self._worker.writer) and self._worker.writer.is_idle:
             failed = set(self._failed)
-            for message in self._under_way - failed:
+            for message in [each for each in list(self._under_way) if each not in failed]:
                 if message._end_log_ms == UNREPORTED:
                     self._failed.append(message)
                 else:
-                    self._under_way.discard(message)
+                    self._under_way.pop(message, None)
 
     def _write_again(self) -> None:
         """ENDs whose delivery failed, under a fresh consumer_id (R7); with ``_writing`` held."""

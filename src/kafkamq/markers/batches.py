@@ -180,7 +180,13 @@ class Batches:
 
     def lost(self, partitions: Sequence[int]) -> None:
         """Partitions went to others; leases of what is held stay."""
-        self._handover.lost(self._batch, partitions)
+        batch = self._batch
+        if batch is not None and batch.is_started and not batch.partitions().isdisjoint(partitions):
+            _log.debug(
+                "partitions went to others with STARTs not committed",
+                extra={"queue": self._queue.queue_id, "partitions": list(partitions)},
+            )
+        self._handover.lost(batch, partitions)
 
     def end(self, deadline_s: float) -> None:
         """See what is under way through, and give up what is not in time (monotonic seconds)."""

@@ -80,7 +80,7 @@ class SureWriter:
         self._what = what
         self._changed = threading.Condition()
         self._due: list[tuple[float, int, _Write]] = []  # a heap, by monotonic s
-        self._open: set[_Write] = set()
+        self._open: dict[_Write, None] = {}
         self._number = count()
         self._producer: ThreadedProducer | None = None
         self._thread: threading.Thread | None = None
@@ -98,7 +98,7 @@ class SureWriter:
             if self._is_closed:
                 write.future.end(BrokerError(f"{self._what} ends", code="_DESTROY"))
                 return write.future
-            self._open.add(write)
+            self._open[write] = None
             self._push(write, 0.0)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="kafkamq-sure", daemon=True)
@@ -120,7 +120,7 @@ class SureWriter:
         if thread is not None:
             thread.join(max(1.0, deadline_s - time.monotonic()))
         with self._changed:
-            left, self._open = list(self._open), set()
+            left, self._open = list(self._open), {}
         for write in left:
             said = write.said or BrokerError(f"{self._what}: no answer", code="_TIMED_OUT")
             write.future.end(said)
@@ -144,7 +144,7 @@ class SureWriter:
                     return
                 write = heapq.heappop(self._due)[2]
                 if write.future.cancelled():
-                    self._open.discard(write)
+                    self._open.pop(write, None)
                     continue
             self._produce(write)
 
@@ -174,7 +174,7 @@ class SureWriter:
 
     def _end(self, write: _Write) -> None:
         with self._changed:
-            self._open.discard(write)
+            self._open.pop(write, None)
             self._changed.notify_all()
         write.future.end(None)
 

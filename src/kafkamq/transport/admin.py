@@ -28,7 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__
 )
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
+from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError
 from kafkamq.transport.clients import open_admin
 from kafkamq.transport.committed_offsets import CommittedOffsets
 from kafkamq.transport.errors import UNANSWERED, ErrorWatch, Meaning, broker_error, meaning
@@ -153,9 +153,12 @@ class Admin:
             self._watch.check(doing)
             if not isinstance(error, KafkaException):
                 raise error
-            if meaning(error) in UNANSWERED:
-                raise self._watch.deadline(doing, timeout_s)
-            raise broker_error(error, f"{doing} at {self.config.bootstrap_servers}")
+            raise self._refusal(error, doing, timeout_s)
+
+    def _refusal(self, error: KafkaException, doing: str, timeout_s: float) -> KafkaMQError:
+        if meaning(error) in UNANSWERED:
+            return self._watch.deadline(doing, timeout_s)
+        return broker_error(error, f"{doing} at {self.config.bootstrap_servers}")
 
     def _ask(self, doing: str, call: Callable[[_Attempt], T], *, attempt_s: float) -> T:
         """Repeat a question within the bound, while the answer is that it may be repeated."""
@@ -353,6 +356,14 @@ class _Attempt:
         """The result; a little longer than the request's own timeout."""
         return self._admin._wait(self.client, future, self._doing, self.timeout_s + _SLICE_S)
 
+    def partitions(self, topic: str) -> list[int]:
+        """Of a topic; the client has no future for this question."""
+        try:
+            found = self.client.list_topics(topic, timeout=self.timeout_s)
+        except KafkaException as error:
+            raise self._admin._refusal(error, self._doing, self.timeout_s) from error
+        return list(found.topics[topic].partitions)
+
 
 def _cluster(attempt: _Attempt) -> ClusterInfo:
     found = attempt.wait(attempt.client.describe_cluster(request_timeout=attempt.timeout_s))
@@ -437,9 +448,8 @@ def _log_bounds(wanted: Sequence[TopicPartition], attempt: _Attempt) -> dict[int
 
 
 def _log_ends(topic: str, attempt: _Attempt) -> dict[int, tuple[int, int]]:
-    found = attempt.client.list_topics(topic, timeout=attempt.timeout_s).topics[topic]
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # of confluent_kafka
-    wanted = {TopicPartition(topic, number): latest for number in found.partitions}
+    wanted = {TopicPartition(topic, number): latest for number in attempt.partitions(topic)}
     stable = _listed(wanted, attempt)
     ends = _listed(wanted, attempt, IsolationLevel.READ_UNCOMMITTED)
     return {number: (end.offset, ends[number].offset) for number, end in stable.items()}

@@ -304,6 +304,8 @@ class TransactionalProducer:
             self.abort()
             code = ours.code if isinstance(ours, BrokerError) else inner.name()
             return TransactionAbortedError(f"{ours}: aborted", code=code, is_retriable=True)
-        if inner.fatal() or isinstance(ours, FencedError):
+        # What ``produce`` raises behind a fatal error says so by its code alone.
+        is_spent = inner.fatal() or meaning(inner) is Meaning.FATAL
+        if is_spent or isinstance(ours, FencedError):
             self._is_ready = self._in_transaction = False
         return ours

@@ -148,7 +148,7 @@ class Leases:
         self._consumer_id = consumer_id
         self._timeout_ms = redelivery_timeout_ms
         self._max_lease_ms = max_lease_ms
-        self._open: set[Lease] = set()  # STARTING, STARTED, HELD
+        self._open: dict[Lease, None] = {}  # STARTING, STARTED, HELD; in their order
         self._first_starts: dict[MessageId, _FirstStart] = {}
         self._new_partitions: dict[int, int] = {}  # message partition -> renew by id until
         self._ended: list[Lease] = []  # found to be over, and not told yet
@@ -222,7 +222,7 @@ class Leases:
     ) -> Lease:
         """``start``, by the parts of the message's identity; ``log``: topic id, leader epoch."""
         lease = Lease(partition, offset, log, marker_partition, self._consumer_id)
-        self._open.add(lease)
+        self._open[lease] = None
         return lease
 
     def started(self, lease: Lease, written_ms: int, log_ms: int) -> None:
@@ -309,7 +309,7 @@ class Leases:
 
     def _lose(self, lease: Lease) -> None:
         lease.state = _LOST
-        self._open.discard(lease)
+        self._open.pop(lease, None)
         self._id_is_spent = True  # a KEEPALIVE of the consumer would keep it alive
 
     # Renewal (R7).
@@ -419,7 +419,7 @@ class Leases:
     def settle(self, lease: Lease, monotonic_ms: int) -> Settlement:
         """A verdict on a message that was handed out."""
         if lease.state is _HELD and monotonic_ms < lease.deadline_ms:
-            self._open.discard(lease)
+            self._open.pop(lease, None)
             lease.state = _SETTLED  # last: what is broken off before can be settled again
             return _WRITE
         if lease.state is _SETTLED:

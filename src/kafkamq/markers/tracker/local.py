@@ -434,7 +434,7 @@ class LocalTracker:
         self._workers.submit(
             job,
             partial(self._settled, part, position, actions, began_s),
-            partial(self._settle_failed, part),
+            partial(self._settle_failed, part, len(actions)),
         )
 
     def _settled(
@@ -462,13 +462,14 @@ class LocalTracker:
         elif part.ledger is not None:
             self._ledgers.close(part.ledger)
 
-    def _settle_failed(self, part: TrackedPartition, error: KafkaMQError) -> None:
+    def _settle_failed(self, part: TrackedPartition, count: int, error: KafkaMQError) -> None:
         part.is_busy = False
         if not self._is_ours(part):
             if part.ledger is not None:
                 self._ledgers.close(part.ledger)
             return
-        _log.warning("a settlement failed", extra={"partition": part.number, "why": str(error)})
+        said = {"actions": count, "error": type(error).__name__, "why": str(error)}
+        _log.warning("a settlement failed", extra={"partition": part.number, **said})
         if isinstance(error, SettlementError):
             cause = error.__cause__
             if cause is not None and meaning(cause) in REFUSALS:

@@ -131,7 +131,12 @@ class Settler:
                 raise self._not_done(run, cause)
             _log.info(
                 "settling again",
-                extra={"partition": ledger.key.partition, "attempt": attempt, "cause": str(cause)},
+                extra={
+                    "partition": ledger.key.partition,
+                    "attempt": attempt,
+                    "transactions_done": run.report.transactions,
+                    "cause": str(cause),
+                },
             )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)

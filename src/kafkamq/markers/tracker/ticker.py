@@ -40,7 +40,7 @@ class Ticker:
     def __init__(self, config: ServiceConfig, *, timeout_ms: int = _TICK_TIMEOUT_MS) -> None:
         self._config = config
         self._unwritten: dict[bytes, TrackerStatus] = {}  # by key: the newest one
-        self._refused: set[bytes] = set()  # keys of those that are to be written again
+        self._refused: dict[bytes, None] = {}  # keys of those that are to be written again
         self._lock = threading.Lock()
         # A TICK that waits longer than this says nothing any more, and the next one may follow.
         settings = producer_settings(config)
@@ -97,6 +97,7 @@ class Ticker:
         while missing:
             for partition in missing:
                 self.tick(partition, engine=engine, epoch=epoch, on_done=offsets.__setitem__)
+            self.poll(0.1)  # also where all is refused at once: it makes room, or tells why
             while len(offsets) < len(partitions) and time.monotonic() < deadline_s:
                 self.poll(0.1)
             missing = [number for number in partitions if offsets.get(number, -1) < 0]
@@ -114,7 +115,7 @@ class Ticker:
         key = status_key(status.topic, status.partition)
         with self._lock:
             self._unwritten[key] = status
-            self._refused.discard(key)
+            self._refused.pop(key, None)
         self._send(key, status)
 
     def _send(self, key: bytes, status: TrackerStatus) -> None:
@@ -134,7 +135,7 @@ class Ticker:
         """Write it again later, unless there is a newer one."""
         with self._lock:
             if self._unwritten.get(key) is status:
-                self._refused.add(key)
+                self._refused[key] = None
 
     def _published(self, status: TrackerStatus, error: KafkaError | BrokerError | None) -> None:
         """What a status has become."""

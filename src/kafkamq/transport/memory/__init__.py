@@ -5,7 +5,7 @@ offsets are given in append order and control records take offsets too; a ``read
 stops at the first open transaction and never sees an aborted one; ``init`` of a transactional id
 aborts what an older producer left open and fences it; a transaction that stays open too long is
 aborted by the broker. Every answer is immediate: whoever needs delays, losses or outages puts them
-around these calls (``kafkamq.testing.simulator`` does).
+around these calls of their own.
 """
 
 from __future__ import annotations

@@ -17,7 +17,17 @@ from confluent_kafka import KafkaError
 
 from kafkamq.transport.memory.log import Place
 
-__all__ = ["RETRIED", "RETRY_S", "Fault", "Faults", "Plan"]
+__all__ = ["FATAL", "REFUSALS", "RETRIED", "RETRY_S", "Fault", "Faults", "Plan"]
+
+FATAL = (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, KafkaError.UNKNOWN_PRODUCER_ID)
+"""Codes that end a producer."""
+
+REFUSALS = (
+    KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION),
+    KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE),
+    KafkaError(KafkaError.NOT_COORDINATOR),
+)
+"""What a broker says that was asked as another one took over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,10 +237,11 @@ class Membership:
         if math.isfinite(self._refreshes_s):
             self.cluster.due(self._refreshes_s)
         member = self._member
+        is_busy = self._steps or self._is_joining or self._is_calling
         if member is None:
-            if self._wanted and not self._steps and not self._is_joining:
+            if self._wanted and not is_busy:
                 self._join()
-        elif self._must_rejoin and not self._steps and not self._is_joining:
+        elif self._must_rejoin and not is_busy:
             self._rejoin()
         elif now_s >= member.hears_s:
             member.hears_s = math.inf
