@@ -27,7 +27,8 @@ UV_INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/p
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
 	--no-emit-index-url --no-header
 
-.PHONY: help demo check test test-faults mutants lint format types imports sizes bench lock clean
+SEEDS ?= 0..999
+.PHONY: help demo sim check test test-faults mutants lint format types imports sizes bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -57,6 +58,9 @@ test-faults-%: $(VENV)/.installed
 	$(if $(FAULTS_$*),,$(error PART is one or more of $(PARTS)))
 	$(BIN)/python -m pytest -m faults -n $(JOBS) $(if $(filter rules,$*),,--dist loadfile) \
 		$(FAULTS_$*) $(PYTEST_ARGS) || test $$? = $(NONE)
+
+sim: $(VENV)/.installed ## seeds of the simulator: SEEDS=A..B
+	$(BIN)/python -m kafkamq.testing.simulation $(SEEDS) $(ARGS)
 
 mutants: $(VENV)/.installed ## break each rule on a copy of the tree: its tests must fail; ARGS="--only R15"
 	$(BIN)/python tools/run_mutants.py --jobs $(JOBS) $(ARGS)

@@ -15,9 +15,8 @@ import pytest
 from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_marker
 from kafkamq.queue.wire.headers import DELIVERY_COUNT, ORIGIN, REASON
 from kafkamq.testing.checker import CheckFailedError, Verdict, check_logs
-from kafkamq.testing.simulator import Limits, Simulation, simulate
-from kafkamq.testing.workers import Behaviour
-from kafkamq.testing.world import Faults
+from kafkamq.testing.simulation.limits import Behaviour, Faults, Limits
+from kafkamq.testing.simulation.simulator import Simulation, simulate
 from kafkamq.transport.memory import LogRecord
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
 
@@ -25,7 +24,7 @@ LIMITS = Limits(
     messages=60,
     delayed_share=0.3,
     cancelled_share=0.3,
-    faults=Faults(pause_rate=0.0005, max_pause_ms=8000),
+    faults=Faults(freeze_every=2000, max_freeze_ms=8000),
     behaviours=(
         (Behaviour.QUICK, 0.6),
         (Behaviour.SLOW, 0.1),
@@ -97,10 +96,7 @@ def _kind(record: LogRecord) -> str:
 @pytest.fixture
 def logs() -> Logs:
     run = simulation()
-    topics = run.topics
-    return Logs(
-        run.records(topics.messages), run.records(topics.markers), run.records(topics.dead_letters)
-    )
+    return Logs(list(run.messages), list(run.markers), list(run.dead_letters))
 
 
 def kinds(verdict: Verdict) -> set[str]:
@@ -112,7 +108,7 @@ def with_header(headers: Headers, name: str, value: bytes) -> Headers:
 
 
 def test_the_unedited_run_is_in_order_and_has_everything(logs: Logs) -> None:
-    verdict = logs.check(confirmed=simulation().confirmed)
+    verdict = logs.check(confirmed=simulation().told.confirmed)
     verdict.require_ok()
     assert verdict.is_ok
     assert verdict.sent == 60
@@ -122,7 +118,8 @@ def test_the_unedited_run_is_in_order_and_has_everything(logs: Logs) -> None:
 
 
 def test_a_copy_is_missing(logs: Logs) -> None:
-    logs.messages.remove(logs.copies()[0])
+    second = (each for each in logs.copies() if dict(each.headers)[DELIVERY_COUNT] == b"2")
+    logs.messages.remove(next(second))
     verdict = logs.check()
     assert "lost" in kinds(verdict)
     assert verdict.lost == 1
@@ -225,10 +222,10 @@ def test_a_message_that_nobody_started(logs: Logs) -> None:
 
 
 def test_a_confirmed_message_is_not_in_the_log(logs: Logs) -> None:
-    place = simulation().confirmed[0]
+    place = simulation().told.confirmed[0]
     for records in (logs.messages, logs.markers):
         records[:] = [r for r in records if (r.topic, r.partition, r.offset) != place]
-    verdict = logs.check(confirmed=simulation().confirmed, must_be_settled=False)
+    verdict = logs.check(confirmed=simulation().told.confirmed, must_be_settled=False)
     assert "lost" in kinds(verdict)
 
 

@@ -2,11 +2,16 @@
 
 `MemoryService` is a `Service` without Kafka, on a `Clock` that a test moves, for tests of handlers.
 `MemoryKafka` is a log for tests of your own. `simulate` runs senders, workers and trackers under
-faults that a seed draws. `check_logs` judges any namespace from its topics, also those of a real
-Kafka (`record_of` takes what confluent-kafka consumed). `random_markers`, `NaiveTracker` and
-`check_agreement` are for tests of trackers.
+faults that a seed draws, on greenlet. `check_logs` judges any namespace from its topics, also
+of a real Kafka (`record_of` takes what confluent-kafka consumed). `random_markers`,
+`NaiveTracker` and `check_agreement` are for tests of trackers.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kafkamq.lazy import loader
 from kafkamq.testing.agreement import (
     StateStore,
     check_agreement,
@@ -14,21 +19,27 @@ from kafkamq.testing.agreement import (
     plan_of_batches,
 )
 from kafkamq.testing.checker import CheckFailedError, Problem, Verdict, check_logs, record_of
-from kafkamq.testing.engines import EngineSettings
 from kafkamq.testing.naive import NaiveTracker
 from kafkamq.testing.random_markers import MarkerRecord, random_markers
 from kafkamq.testing.service import Clock, MemoryDeadLetter, MemoryService
-from kafkamq.testing.simulator import Limits, Simulation, draw_limits, simulate
-from kafkamq.testing.workers import Behaviour, WorkerSettings
-from kafkamq.testing.world import Faults
 from kafkamq.transport.memory import Committed, LogRecord, MemoryKafka, TransactionalProducer
+
+if TYPE_CHECKING:
+    from kafkamq.testing.simulation.limits import (
+        Behaviour,
+        Faults,
+        Limits,
+        TrackerSettings,
+        WorkerSettings,
+        draw_limits,
+    )
+    from kafkamq.testing.simulation.simulator import Simulation, simulate
 
 __all__ = [
     "Behaviour",
     "CheckFailedError",
     "Clock",
     "Committed",
-    "EngineSettings",
     "Faults",
     "Limits",
     "LogRecord",
@@ -40,6 +51,7 @@ __all__ = [
     "Problem",
     "Simulation",
     "StateStore",
+    "TrackerSettings",
     "TransactionalProducer",
     "Verdict",
     "WorkerSettings",
@@ -52,3 +64,11 @@ __all__ = [
     "record_of",
     "simulate",
 ]
+
+_LIMITS = ("Behaviour", "Faults", "Limits", "TrackerSettings", "WorkerSettings", "draw_limits")
+_HOMES = {
+    "kafkamq.testing.simulation.limits": _LIMITS,
+    "kafkamq.testing.simulation.simulator": ("Simulation", "simulate"),
+}
+
+__getattr__ = loader(__name__, _HOMES)

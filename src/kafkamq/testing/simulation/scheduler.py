@@ -15,7 +15,7 @@ import heapq
 import random
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -25,8 +25,12 @@ __all__ = ["Process", "Scheduler", "SimulationOver", "StuckError", "Task"]
 NS_PER_S = 1_000_000_000
 _TURN_NS = 3_000  # what a turn costs
 _LOOK_NS = 200  # what a look at the clock costs
+_MANY_LOOKS = 1000  # in one turn
+_SPIN_NS = 1_000_000
 START_NS = 1_700_000_000 * NS_PER_S  # wall clock at the beginning
 _MAX_STACKS = 40
+_MAX_ENDS = 10
+_never_again: list[object] = []  # threads that do not end; collected they would run on
 
 
 class StuckError(AssertionError):
@@ -134,8 +138,13 @@ class Scheduler:
         self.atomic_depth = 0  # > 0: inside of what no thread may see half done
         self.failures: list[str] = []  # threads that an exception ended
         self.processes: list[Process] = []
+        self._alarm: Callable[[Task], None] | None = None
+        self._alarm_turn = 1 << 60
+        self._is_between_turns = False
         self._preempt_every = preempt_every
         self._left = self._next_gap()
+        self._ends = 0  # raised in the thread that is being ended
+        self._looks = 0  # at the clock, in this turn
         self._max_turns = max_turns
         self._timers: list[tuple[int, int, Task, int]] = []
         self._count = 0
@@ -145,8 +154,14 @@ class Scheduler:
     # ---- what simulated code does
 
     def now_s(self) -> float:
-        """The monotonic clock; looking takes a moment."""
+        """The monotonic clock; looking takes a moment, and more in a loop that does only that."""
+        self._looks += 1
         self.now_ns += _LOOK_NS
+        if self._looks > _MANY_LOOKS:
+            self.now_ns += _SPIN_NS
+            if self._looks == 2 * _MANY_LOOKS:
+                stack = "".join(traceback.format_stack(limit=8))
+                self.failures.append(f"{self.current!r} spins:\n{stack}")
         return self.now_ns / NS_PER_S
 
     def touch(self) -> None:
@@ -156,12 +171,12 @@ class Scheduler:
             self._left = self._next_gap()
             self.give_way()
         elif self.is_over:
-            raise SimulationOver
+            self._end_thread()
 
     def give_way(self) -> None:
         """Another thread may run now."""
         if self.is_over:
-            raise SimulationOver
+            self._end_thread()
         if self.current is not None and not self.atomic_depth:
             self.ready.append(self.current)
             self._switch()
@@ -169,7 +184,7 @@ class Scheduler:
     def park(self, timeout_s: float | None = None) -> bool:
         """Wait until ``wake``, or the time is over; whether it was woken."""
         if self.is_over:
-            raise SimulationOver
+            self._end_thread()
         task = self.current
         assert task is not None, "only simulated threads wait"
         assert not self.atomic_depth, "a wait inside of what must not be seen half done"
@@ -200,7 +215,9 @@ class Scheduler:
     def check_life(self) -> None:
         """Does not return if the present thread's process is dead."""
         task = self.current
-        if task is not None and not task.process.is_alive and not self.atomic_depth:
+        if self._is_between_turns or self.atomic_depth:
+            return  # it ends with its turn, or with what must not be seen half done
+        if task is not None and not task.process.is_alive:
             self._switch()
             raise AssertionError("a dead process runs")
 
@@ -215,7 +232,7 @@ class Scheduler:
     def spawn(self, process: Process, name: str, call: Callable[[], object]) -> Task:
         """Start a thread."""
         if self.is_over:
-            raise SimulationOver
+            self._end_thread()
         from greenlet import greenlet
 
         self._count += 1
@@ -234,6 +251,13 @@ class Scheduler:
             self.failures.append(f"{task!r} ended:\n{traceback.format_exc()}")
         task.is_over = True
         task.process.tasks.pop(task, None)
+
+    def set_alarm(self, turns: int, call: Callable[[Task], None]) -> None:
+        """Call this so many turns from now, once, with the thread that would be next.
+
+        It runs between two turns, so it may kill and freeze and spawn, but not wait.
+        """
+        self._alarm, self._alarm_turn = call, self.turns + turns
 
     # ---- the hub
 
@@ -273,10 +297,23 @@ class Scheduler:
         for process in self.processes:
             for task in list(process.tasks):
                 if task.greenlet:  # begun and not over
+                    self._ends = 0
                     task.greenlet.throw(SimulationOver)
+                    if task.greenlet:
+                        _never_again.append(task.greenlet)
             process.tasks.clear()
         self.ready.clear()
         self._timers.clear()
+
+    def _end_thread(self) -> NoReturn:
+        """Raise, or leave a thread for good that goes on whatever is raised."""
+        from greenlet import getcurrent
+
+        self._ends += 1
+        if self._ends > _MAX_ENDS and getcurrent() is not self._hub:
+            assert self._hub is not None
+            self._hub.switch()
+        raise SimulationOver
 
     def stacks(self) -> str:
         """Where each thread stands."""
@@ -305,11 +342,12 @@ class Scheduler:
         else:
             task.greenlet.switch()
         if self.is_over:
-            raise SimulationOver
+            self._end_thread()
 
     def _choose(self) -> Task | None:
         """Whose turn it is; None: nobody's, ``run`` says why."""
         self.turns += 1
+        self._looks = 0
         self.now_ns += _TURN_NS
         ready, timers = self.ready, self._timers
         while True:
@@ -333,6 +371,11 @@ class Scheduler:
                 ready[at] = ready[-1]
                 ready.pop()
             process = task.process
+            if self.turns >= self._alarm_turn and self._alarm is not None:
+                call, self._alarm = self._alarm, None
+                self._is_between_turns = True
+                call(task)
+                self._is_between_turns = False
             if process.is_alive:
                 if not process.is_frozen:
                     return task

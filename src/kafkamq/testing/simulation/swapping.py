@@ -32,7 +32,7 @@ from kafkamq.testing.simulation.modules import (
     time_module,
 )
 from kafkamq.testing.simulation.primitives import Threading
-from kafkamq.testing.simulation.scheduler import Scheduler
+from kafkamq.testing.simulation.scheduler import Scheduler, SimulationOver
 
 __all__ = ["SHELLS", "leftovers", "load_shells", "swapped"]
 
@@ -43,8 +43,21 @@ SHELLS = (
     "kafkamq.queue",
     "kafkamq.markers",
     "kafkamq.runtime.jobs",
+    "kafkamq.spark.source.planning",
+    "kafkamq.spark.source.streaming",
+    "kafkamq.spark.tracker.folding",
+    "kafkamq.spark.tracker.lateness",
+    "kafkamq.spark.tracker.partition_ledgers",
+    "kafkamq.spark.tracker.slot_settler",
+    "kafkamq.spark.tracker.ticking",
 )
 """What runs simulated: these modules and all below them."""
+
+_EMPTIED = {
+    "kafkamq.transport.log_reader": "_readers",
+    "kafkamq.transport.bounded_call": "_abandoned",
+}
+"""What modules collect in the life of a process: empty inside of the block."""
 
 _ATOMIC = ("kafkamq.transport.memory",)
 """Kafka in memory: what it does under a lock is one step for everybody."""
@@ -85,8 +98,8 @@ class _PerProcess:
 
     def __getattr__(self, name: str) -> object:
         task = self._scheduler.current
-        if task is None:
-            raise AttributeError(name)
+        if self._scheduler.is_over or task is None:
+            raise SimulationOver
         own = task.process.globals
         if self not in own:
             own[self] = self._make()
@@ -119,6 +132,10 @@ class _Names:
         for module in (threading, queue, concurrent.futures):
             names = self._by_id[id(module)]
             self._add(module, {name: getattr(names, name) for name in dir(names)})
+
+    def add(self, others: Sequence[tuple[object, object]]) -> None:
+        """What stands for what, besides."""
+        self._by_id.update({id(real): double for real, double in others})
 
     def _add(self, module: ModuleType, doubles: Mapping[str, object]) -> None:
         for name, double in doubles.items():
@@ -168,10 +185,12 @@ def _holds_real(value: object) -> bool:
 
 
 @contextlib.contextmanager
-def swapped(scheduler: Scheduler) -> Iterator[None]:
-    """Inside of the block, the shells' names are the scheduler's."""
+def swapped(scheduler: Scheduler, others: Sequence[tuple[object, object]] = ()) -> Iterator[None]:
+    """Inside of the block, the shells' names are the scheduler's; ``others``: what else is."""
     modules = load_shells()
     names = _Names(scheduler, is_atomic=False), _Names(scheduler, is_atomic=True)
+    for each in names:
+        each.add(others)
     singles: dict[int, object] = {}
     before: list[tuple[ModuleType, str, object]] = []
     for module in modules:
@@ -179,7 +198,8 @@ def swapped(scheduler: Scheduler) -> Iterator[None]:
         for name, value in list(vars(module).items()):
             if name.startswith("__"):
                 continue
-            double = own.of(value, singles)
+            is_collection = _EMPTIED.get(module.__name__) == name
+            double = type(value)() if is_collection else own.of(value, singles)
             if double is not value:
                 before.append((module, name, value))
                 setattr(module, name, double)

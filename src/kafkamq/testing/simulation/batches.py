@@ -1,0 +1,248 @@
+"""The tracker on Spark, without Spark: its shipped parts in the order in which Spark runs them.
+
+The driver claims the ledgers, appends TICKs and plans where batches end (`StreamReader`); for each
+batch and marker partition a task reads the range, folds it over the state of the batch before and
+settles what is due; then the batch is committed. Plans and states are kept on the checkpoint, so a
+batch that was begun is repeated as it was by the next start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kafkamq.config import TrackerConfig
+from kafkamq.errors import KafkaMQError, WireError
+from kafkamq.markers.tracker.ledger import Claim, claim
+from kafkamq.markers.tracker.ticker import Ticker
+from kafkamq.markers.wire.markers import decode_slim
+from kafkamq.spark.blocks import encode_block
+from kafkamq.spark.options import SourceOptions
+from kafkamq.spark.tracker.folding import FOLDED_COLUMNS, FoldSettings, PartitionFold
+from kafkamq.spark.tracker.partition_ledgers import PartitionLedgers
+from kafkamq.spark.tracker.slot_settler import SettleSettings, SlotSettler
+from kafkamq.spark.tracker.ticking import TickKeeper
+from kafkamq.testing.simulation.processes import World
+from kafkamq.testing.simulation.scheduler import Process
+from kafkamq.transport.log_reader import LogRange, log_reader
+
+if TYPE_CHECKING:
+    from kafkamq.spark.source.streaming import StreamReader
+
+__all__ = ["BatchTracker", "Checkpoint"]
+
+_ENGINE = "spark-simulated"
+_ATTEMPTS = 4  # spark.task.maxFailures
+_STEP_S = 0.1
+_COLUMNS = [column.split()[0] for column in FOLDED_COLUMNS.split(", ")]
+_Offsets = Mapping[str, Mapping[str, "int | str"]]
+
+
+@dataclass
+class _State:
+    """Of one marker partition after a batch, as Spark's state store has it."""
+
+    index: tuple[Any, ...] | None = None
+    chunks: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
+
+    def copy(self) -> _State:
+        """The next batch's."""
+        return _State(self.index, dict(self.chunks))
+
+    def get(self) -> tuple[Any, ...] | None:
+        """The index."""
+        return self.index
+
+    def update(self, newValue: tuple[Any, ...]) -> None:  # noqa: N803 - Spark's names
+        """The index."""
+        self.index = newValue
+
+    def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:  # noqa: N802
+        """A chunk."""
+        return self.chunks.get(key)
+
+    def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:  # noqa: N802
+        """A chunk."""
+        self.chunks[key] = value
+
+    def removeKey(self, key: tuple[Any, ...]) -> None:  # noqa: N802
+        """A chunk."""
+        self.chunks.pop(key, None)
+
+
+@dataclass
+class Checkpoint:
+    """What the tracker keeps on its disk."""
+
+    starting: dict[int, int] = field(default_factory=dict)  # first offsets
+    ends: dict[int, _Offsets] = field(default_factory=dict)  # by batch: where it ends
+    states: dict[int, dict[int, _State]] = field(default_factory=dict)  # by batch and partition
+    committed: int = -1
+
+
+class _TaskLostError(KafkaMQError):
+    """An executor went away with a task."""
+
+
+class BatchTracker:
+    """A process of its own; only one at a time runs on a checkpoint."""
+
+    def __init__(self, world: World, checkpoint: Checkpoint) -> None:
+        self.is_closing = False
+        self._world = world
+        self._checkpoint = checkpoint
+        self._config = world.config
+        limits = world.limits
+        self._tracker = TrackerConfig(
+            max_silence_ms=limits.tracker.max_silence_ms,
+            max_offsets_per_commit=limits.tracker.max_actions,
+            position_interval_ms=limits.tracker.position_interval_ms,
+            max_deliveries=limits.worker.max_deliveries,
+            max_lease_ms=limits.worker.max_lease_ms,
+        )
+        self._error: KafkaMQError | None = None
+        self._done: list[dict[int, int]] = []  # ends of batches that nobody was told of
+
+    def main(self, _: Process) -> None:
+        """Until it is told to close, or fails."""
+        epoch, token = self._claim(), self._world.rng.randbytes(8).hex()
+        keeper = TickKeeper(
+            self._config,
+            self._tracker,
+            engine=_ENGINE,
+            epoch=epoch,
+            token=token,
+            trigger_ms=self._world.limits.tracker.trigger_ms,
+        )
+        keeper.begin(range(self._world.limits.marker_partitions))
+        query = self._world.threading.Thread(target=self._query, args=(epoch, token), name="query")
+        query.start()
+        while not self.is_closing and self._error is None:
+            keeper.step(_STEP_S)
+            while self._done:
+                keeper.batch_done(self._done.pop(0))
+        query.join()
+        if self._error is not None:
+            raise self._error
+        keeper.close()
+
+    def _claim(self) -> int:
+        count = self._world.limits.marker_partitions
+        claimed: Claim = claim(self._config, engine=_ENGINE, partitions=count)
+        if not self._checkpoint.starting:
+            starts = log_reader(self._config).log_starts(self._config.marker_topic, range(count))
+            found = {number: each.position for number, each in claimed.positions.items()}
+            self._checkpoint.starting = {**starts, **found}
+        return claimed.epoch
+
+    # ---- the query
+
+    def _query(self, epoch: int, token: str) -> None:
+        from kafkamq.spark.source.streaming import StreamReader
+
+        world, config = self._world, self._config
+        starting = {str(number): at for number, at in self._checkpoint.starting.items()}
+        options = SourceOptions(
+            config=config,
+            topic=config.marker_topic,
+            view="blocks",
+            starting={config.marker_topic: starting},
+        )
+        try:
+            reader = StreamReader(options, None)  # type: ignore[arg-type]  # it makes no rows
+            worker = _Worker(self, epoch, token)
+            while not self.is_closing:
+                trigger_s = world.limits.tracker.trigger_ms / 1000
+                world.sleep(trigger_s - world.wall_s() % trigger_s)
+                worker = self._batch(reader, worker, epoch, token)
+        except KafkaMQError as error:
+            self._error = error
+
+    def _batch(self, reader: StreamReader, worker: _Worker, epoch: int, token: str) -> _Worker:
+        from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+        checkpoint = self._checkpoint
+        number = checkpoint.committed + 1
+        start = checkpoint.ends.get(number - 1)
+        if start is None:
+            start = checkpoint.ends[-1] = reader.initialOffset()
+        if number not in checkpoint.ends:
+            latest = reader.latestOffset(start, ReadAllAvailable())
+            if not list(reader.partitions(start, latest)):
+                return worker
+            checkpoint.ends[number] = latest
+        end = checkpoint.ends[number]
+        before = checkpoint.states.get(number - 1, {})
+        states = checkpoint.states[number] = dict(before)
+        ends = {}
+        for task in reader.partitions(start, end):
+            wanted: LogRange = task.wanted  # type: ignore[attr-defined]  # a RangePartition
+            state = before.get(wanted.partition, _State())
+            for attempt in range(_ATTEMPTS):
+                try:
+                    states[wanted.partition] = worker.run(wanted, state.copy(), number)
+                    break
+                except KafkaMQError:
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+                    worker = _Worker(self, epoch, token)
+            ends[wanted.partition] = wanted.end
+        checkpoint.committed = number
+        checkpoint.states.pop(number - 2, None)
+        self._done.append(ends)
+        return worker
+
+
+class _Worker:
+    """What a worker process of Spark has; another one begins without it."""
+
+    def __init__(self, tracker: BatchTracker, epoch: int, token: str) -> None:
+        world, config = tracker._world, tracker._config
+        carry_after_ms = world.limits.retention_ms // 4
+        self._world = world
+        self._config = config
+        self._fold_settings = FoldSettings(
+            engine=_ENGINE,
+            epoch=epoch,
+            token=token,
+            max_lease_ms=tracker._tracker.max_lease_ms,
+            carry_after_ms=carry_after_ms,
+            longest_ms=2 * carry_after_ms,
+            max_actions=tracker._tracker.max_offsets_per_commit,
+            starting=tracker._checkpoint.starting,
+        )
+        settings = SettleSettings(
+            config=config, tracker=tracker._tracker, engine=_ENGINE, epoch=epoch, slots=1
+        )
+        ledgers = PartitionLedgers(config, engine=_ENGINE, epoch=epoch)
+        self._settler = SlotSettler(settings, Ticker(config, timeout_ms=120_000), ledgers)
+
+    def run(self, wanted: LogRange, state: _State, batch: int) -> _State:
+        """One task: read, fold, settle."""
+        blocks = []
+        for records in log_reader(self._config).read(wanted):
+            rows = []
+            for record in records:
+                try:
+                    marker = decode_slim(record.value())
+                except WireError:
+                    marker = None
+                rows.append((record.offset(), record.timestamp()[1], marker))
+            blocks.append((rows[0][0], encode_block(rows)))
+        place = wanted.topic, wanted.partition, wanted.start, wanted.end
+        cells = [(*place, first, block) for first, block in blocks]
+        fold = PartitionFold(self._fold_settings, state, state)
+        cells = cells or [(*place, wanted.start, encode_block([]))]
+        row = dict(zip(_COLUMNS, fold.fold(cells), strict=True))
+        self._maybe_lost()
+        while self._settler.settle(row, batch) is None:
+            pass
+        self._maybe_lost()
+        if self._settler.wants_preparing(wanted.partition):
+            self._settler.prepare(wanted.partition)
+        return state
+
+    def _maybe_lost(self) -> None:
+        if self._world.rng.random() < self._world.limits.faults.task_loss_rate:
+            raise _TaskLostError("a task was lost")

@@ -1,0 +1,226 @@
+"""The Kafka in memory of a simulation: whose clients there are, what becomes of their requests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kafkamq.queue.service import Service
+from kafkamq.testing.simulation.limits import Limits
+from kafkamq.testing.simulation.scheduler import START_NS, Process, Scheduler
+from kafkamq.transport import clients
+from kafkamq.transport.memory import LogRecord
+
+if TYPE_CHECKING:
+    from kafkamq.transport.memory.cluster import Cluster
+    from kafkamq.transport.memory.faults import Fault
+    from kafkamq.transport.memory.log import Place
+
+__all__ = ["SimulatedKafka"]
+
+_STEPS_MS = (-3_600_000, -5000, -1, 700, 5000, 3_600_000)
+
+
+class _Cut:
+    """Clients that reach no broker: those of processes that are dead or stand still."""
+
+    def __init__(self, owners: dict[object, Process]) -> None:
+        self._owners = owners
+
+    def __contains__(self, client: object) -> bool:
+        owner = self._owners.get(client)
+        return owner is not None and (not owner.is_alive or owner.is_frozen)
+
+    def __bool__(self) -> bool:
+        return False  # who comes and goes is told to the cluster (``changed``)
+
+
+class SimulatedKafka:
+    """One run's cluster."""
+
+    def __init__(self, scheduler: Scheduler, name: str, limits: Limits) -> None:
+        self.servers = f"memory://{name}"
+        self._scheduler = scheduler
+        self._limits = limits
+        self._rng = random.Random(scheduler.rng.random())
+        self._skew_ms = 0
+        self._is_chaos = True
+        self._owners: dict[object, Process] = {}
+        self._read: dict[tuple[str, int], int] = {}
+        self._cluster: Cluster | None = None
+
+    # ---- what it is
+
+    def open(self) -> None:
+        """Make it, and its namespace's topics, before anybody else."""
+        from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
+
+        forget_cluster(self.servers.removeprefix("memory://"))
+        self._cluster = cluster = cluster_of(self.servers)
+        cluster.now_ms = lambda: (self._scheduler.now_ns + START_NS) // 1_000_000 + self._skew_ms
+
+    @property
+    def cluster(self) -> Cluster:
+        """The brokers."""
+        assert self._cluster is not None, "it is open"
+        return self._cluster
+
+    def create_topics(self, namespace: str) -> None:
+        """By the service, as its users do."""
+        limits = self._limits
+        with Service(self.servers, namespace) as service:
+            service.create_topics(
+                partitions=limits.partitions, marker_partitions=limits.marker_partitions
+            )
+            markers = self.cluster.topics[service.config.marker_topic]
+        markers.settings["retention.ms"] = str(limits.retention_ms)
+
+    def close(self) -> None:
+        """Forget it."""
+        from kafkamq.transport.memory.cluster import forget_cluster
+
+        forget_cluster(self.servers.removeprefix("memory://"))
+
+    # ---- logs
+
+    def records(self, topic: str, number: int, begin: int = 0) -> tuple[list[LogRecord], int]:
+        """Committed records of a partition from an offset on, and where they end."""
+        found = self.cluster.topics.get(topic)
+        if found is None:
+            return [], begin
+        log = found.partitions[number]
+        read, end = log.read(max(begin, log.start), 1 << 60, is_committed=True)
+        return [
+            LogRecord(
+                topic,
+                number,
+                offset,
+                each.timestamp_ms,
+                each.key,
+                each.value,
+                tuple(each.headers or ()),
+            )
+            for offset, each in read
+        ], end
+
+    def all_records(self, topic: str) -> list[LogRecord]:
+        """Of all partitions."""
+        found = self.cluster.topics.get(topic)
+        numbers = range(len(found.partitions)) if found is not None else ()
+        return [record for number in numbers for record in self.records(topic, number)[0]]
+
+    def news(self, topic: str) -> list[LogRecord]:
+        """What was not asked for before."""
+        news: list[LogRecord] = []
+        found = self.cluster.topics.get(topic)
+        for number in range(len(found.partitions)) if found is not None else ():
+            place = topic, number
+            records, self._read[place] = self.records(*place, self._read.get(place, 0))
+            news += records
+        return news
+
+    # ---- what goes wrong
+
+    def begin_faults(self, at: Callable[[float, Callable[[], None]], None]) -> None:
+        """From here on the limits' faults happen; ``at`` does something after some seconds."""
+        limits, faults, rng = self._limits, self._limits.faults, self._rng
+        self.cluster.faults.plan = self._plan
+        self.cluster.faults.cut = _Cut(self._owners)  # type: ignore[assignment]  # as a set
+        chaos_s = limits.chaos_ms / 1000
+        topics = list(self.cluster.topics.values())
+        places = [(each.name, number) for each in topics for number in range(len(each.partitions))]
+        for _ in range(faults.outages):
+            place = rng.choice((None, rng.choice(places)))
+            length_s = rng.uniform(0, faults.max_outage_ms / 1000)
+            at(rng.uniform(0, chaos_s), partial(self._break, place, length_s, at))
+        for _ in range(faults.clock_steps):
+            at(rng.uniform(0, chaos_s), self._step_clock)
+        for _ in range(faults.fatal_errors):
+            at(rng.uniform(0, chaos_s), self._fail_producer)
+        for _ in range(faults.lost_offsets):
+            at(rng.uniform(0, chaos_s), self._lose_offsets)
+
+    def end_faults(self) -> None:
+        """No new ones; outages that have begun end in their time."""
+        self._is_chaos = False
+
+    def changed(self, process: Process) -> None:
+        """It died, stands still, or goes on. What a dead one had queued never arrives."""
+        if not process.is_alive:
+            for client, owner in self._owners.items():
+                if owner is process:
+                    self.cluster.keep(client, has_backlog=False)  # type: ignore[arg-type]
+        self.cluster.due(0.0)
+
+    def factories(self) -> list[tuple[object, object]]:
+        """What opens clients, and what stands for it: who opens one is its owner."""
+
+        def owned(make: Callable[..., object]) -> Callable[..., object]:
+            def open_client(*args: object, **kwargs: object) -> object:
+                client = make(*args, **kwargs)
+                task = self._scheduler.current
+                assert task is not None, "only simulated threads open clients"
+                self._owners[client] = task.process
+                return client
+
+            return open_client
+
+        factories = clients.open_admin, clients.open_consumer, clients.open_producer
+        return [(each, owned(each)) for each in factories]
+
+    def _plan(self, kind: str, _: object, _place: Place | None) -> Fault | None:
+        from kafkamq.transport.memory.faults import REFUSALS, Fault
+
+        rng, faults = self._rng, self._limits.faults
+        latency_s = rng.random() * faults.latency_ms / 1000
+        if not self._is_chaos:
+            return Fault(latency_s=latency_s) if latency_s else None
+        if faults.lost_reply_rate and rng.random() < faults.lost_reply_rate:
+            is_lost = rng.random() < 0.5
+            return Fault(latency_s=latency_s, is_lost=is_lost, is_answer_lost=not is_lost)
+        if faults.refusal_rate and kind != "produce" and rng.random() < faults.refusal_rate:
+            return Fault(latency_s=latency_s, error=rng.choice(REFUSALS))
+        return Fault(latency_s=latency_s) if latency_s else None
+
+    def _break(
+        self,
+        place: Place | None,
+        length_s: float,
+        at: Callable[[float, Callable[[], None]], None],
+    ) -> None:
+        faults = self.cluster.faults
+
+        def mend() -> None:
+            if place is None:
+                faults.is_down = False
+            else:
+                faults.offline.discard(place)
+            with self.cluster.changed:
+                self.cluster.changed.notify_all()
+
+        if place is None:
+            faults.is_down = True
+        else:
+            faults.offline.add(place)
+        at(length_s, mend)
+
+    def _step_clock(self) -> None:
+        if self._is_chaos:
+            self._skew_ms += self._rng.choice(_STEPS_MS)
+
+    def _fail_producer(self) -> None:
+        from kafkamq.transport.memory.faults import FATAL
+        from kafkamq.transport.memory.producer import Producer
+
+        alive = [each for each, owner in self._owners.items() if owner.is_alive]
+        found = [each for each in alive if isinstance(each, Producer)]
+        if found and self._is_chaos:
+            self._rng.choice(found).fail(self._rng.choice(FATAL))
+
+    def _lose_offsets(self) -> None:
+        """Kafka drops what idle groups have committed (``offsets.retention.minutes``)."""
+        groups = self.cluster.groups
+        if self._is_chaos and groups.offsets:
+            groups.expire_offsets(self._rng.choice(sorted(groups.offsets)))

@@ -1,0 +1,167 @@
+"""What a seed draws: how large a namespace is, what its handlers do, and what goes wrong."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kafkamq.config import Backoff
+
+__all__ = ["Behaviour", "Faults", "Limits", "TrackerSettings", "WorkerSettings", "draw_limits"]
+
+
+class Behaviour(Enum):
+    """What handling a message is like; it stands in the payload, so that copies keep it."""
+
+    QUICK = "quick"
+    SLOW = "slow"  # longer than its redelivery timeout
+    EXTENDS = "extends"  # asks for more time itself
+    NACKS = "nacks"  # every time
+    REJECTS = "rejects"
+    FAILS = "fails"  # raises, each time but the last
+    POISON = "poison"  # kills the process that handles it
+    HANGS = "hangs"  # the first delivery never ends
+
+    def payload(self, number: int) -> bytes:
+        """Of the message with that number."""
+        return b"%s %d" % (self.value.encode(), number)
+
+    @classmethod
+    def of(cls, payload: bytes | None) -> Behaviour:
+        """What a payload says."""
+        return cls((payload or b"quick").split(b" ")[0].decode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """How often things go wrong. Rates are per turn of a thread, or per request."""
+
+    kill_every: int = 0  # turns; 0: never
+    freeze_every: int = 0
+    max_freeze_ms: int = 30_000
+    latency_ms: int = 5
+    lost_reply_rate: float = 0.0  # done, and the answer never comes
+    full_queue_rate: float = 0.0  # of writes: the client's queue is full
+    refusal_rate: float = 0.0  # of questions: another broker is to be asked
+    fatal_errors: int = 0  # a producer is unusable from then on
+    outages: int = 0
+    max_outage_ms: int = 20_000
+    clock_steps: int = 0
+    task_loss_rate: float = 0.0  # of a batch's tasks
+    lost_offsets: int = 0  # times that Kafka drops what an idle group has committed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """Of one queue's workers."""
+
+    redelivery_timeout_ms: int = 3000
+    max_deliveries: int = 3
+    max_lease_ms: int = 60_000
+    handlers: int = 4
+    max_in_flight: int = 20
+    receive_buffer: int = 10
+    receive_many: int = 1  # messages of one call
+    exactly_once: bool = False
+    backoff: Backoff = field(default_factory=lambda: Backoff(first=0.5, max=8.0))
+    wait_share: float = 0.3  # of acks that wait for their confirmation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerSettings:
+    """Of the trackers."""
+
+    max_actions: int = 50_000  # of one transaction
+    max_silence_ms: int = 1000
+    position_interval_ms: int = 10_000
+    poll_ms: int = 20
+    trigger_ms: int = 1000  # of one that works in batches
+    batch_share: float = 0.0  # of starts that work in batches, as on Spark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a seed draws; give your own to ``simulate`` to look at one situation."""
+
+    faults: Faults = field(default_factory=Faults)
+    preempt_every: int = 30  # places that need not wait, per turn that is taken away there
+    chaos_ms: int = 30_000  # while faults happen
+    partitions: int = 2
+    marker_partitions: int = 2
+    workers: int = 2
+    messages: int = 40
+    delayed_share: float = 0.1
+    cancelled_share: float = 0.3  # of the delayed ones
+    ttl_share: float = 0.0
+    behaviours: tuple[tuple[Behaviour, float], ...] = ((Behaviour.QUICK, 1.0),)
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    tracker: TrackerSettings = field(default_factory=TrackerSettings)
+    trackers: int = 1  # at a time
+    tracker_starts: int = 1  # in all; the later ones join, or take over
+    retention_ms: int = 604_800_000  # of markers
+    restart_ms: int = 3000  # until a dead process is started again
+    close_share: float = 0.0  # of workers that are closed and replaced in between
+
+
+_UNUSUAL = tuple(each for each in Behaviour if each is not Behaviour.QUICK)
+
+
+def draw_limits(seed: int) -> Limits:
+    """What a seed is like."""
+    rng = random.Random(f"limits {seed}")
+    calm = rng.random() < 0.1
+    timeout_ms = rng.choice((1000, 2000, 3000, 6000))
+    max_lease_ms = rng.choice((2 * timeout_ms, 20_000))
+    behaviours = tuple((behaviour, rng.choice((0.0, 0.0, 0.05, 0.15))) for behaviour in _UNUSUAL)
+    return Limits(
+        faults=Faults() if calm else _draw_faults(rng, timeout_ms),
+        preempt_every=rng.choice((0, 5, 30, 200)),
+        chaos_ms=rng.choice((5000, 15_000, 30_000)),
+        partitions=rng.randint(1, 3),
+        marker_partitions=rng.randint(1, 3),
+        workers=rng.choice((1, 1, 2, 3)),
+        messages=rng.choice((5, 15, 30)),
+        delayed_share=rng.choice((0.0, 0.1, 0.5)),
+        ttl_share=rng.choice((0.0, 0.1)),
+        behaviours=((Behaviour.QUICK, 1.0), *behaviours),
+        worker=WorkerSettings(
+            redelivery_timeout_ms=timeout_ms,
+            max_deliveries=rng.choice((1, 2, 3, 5)),
+            max_lease_ms=max_lease_ms,
+            handlers=rng.randint(1, 4),
+            max_in_flight=rng.choice((1, 10, 50)),
+            receive_buffer=rng.choice((1, 10, 100)),
+            receive_many=rng.choice((1, 1, 5)),
+            exactly_once=rng.random() < 0.25,
+        ),
+        tracker=TrackerSettings(
+            max_actions=rng.choice((1, 3, 50_000)),
+            position_interval_ms=rng.choice((1000, 10_000)),
+            poll_ms=rng.choice((20, 100, 300)),
+            trigger_ms=rng.choice((500, 1000, 3000)),
+            batch_share=rng.choice((0.0, 0.0, 0.3, 1.0)),
+        ),
+        trackers=rng.choice((1, 1, 2)),
+        tracker_starts=1 if calm else rng.randint(1, 3),
+        retention_ms=rng.choice((604_800_000, 2 * max_lease_ms + 20_000)),
+        close_share=rng.choice((0.0, 0.3)),
+    )
+
+
+def _draw_faults(rng: random.Random, timeout_ms: int) -> Faults:
+    return Faults(
+        kill_every=rng.choice((0, 300, 3000)),
+        freeze_every=rng.choice((0, 1000, 5000)),
+        max_freeze_ms=rng.choice((timeout_ms, 5 * timeout_ms, 40_000)),
+        latency_ms=rng.choice((0, 5, 100)),
+        lost_reply_rate=rng.choice((0.0, 0.002, 0.02)),
+        full_queue_rate=rng.choice((0.0, 0.0, 0.01, 0.1)),
+        refusal_rate=rng.choice((0.0, 0.0, 0.02)),
+        fatal_errors=rng.choice((0, 0, 3, 10)),
+        outages=rng.choice((0, 0, 1, 3)),
+        max_outage_ms=rng.choice((2000, 12_000, 40_000)),
+        clock_steps=rng.choice((0, 0, 1, 3)),
+        task_loss_rate=rng.choice((0.0, 0.05)),
+        lost_offsets=rng.choice((0, 0, 0, 1)),
+    )

@@ -1,0 +1,316 @@
+"""The processes of a simulated namespace: senders, workers and trackers, as their users write them.
+
+Everything here is user code on the public interface of kafkamq; what runs below it is what ships.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.errors import (
+    BrokerError,
+    DeadlineExceededError,
+    KafkaMQError,
+    LeaseLostError,
+    StateError,
+)
+from kafkamq.markers.message import MarkersMessage
+from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.service import Service
+from kafkamq.testing.simulation.executors import Queues
+from kafkamq.testing.simulation.limits import Behaviour, Limits
+from kafkamq.testing.simulation.primitives import Threading
+from kafkamq.testing.simulation.scheduler import NS_PER_S, Process, Scheduler, SimulationOver
+from kafkamq.types import MessageId
+
+if TYPE_CHECKING:
+    from kafkamq.queue.producer import Producer
+
+__all__ = ["Told", "Tracker", "Worker", "World", "send_all"]
+
+_log = logging.getLogger(__name__)
+QUEUE = "queue"
+Place = tuple[str, int, int]
+
+
+@dataclass
+class Told:
+    """What users were told, which must be so in the logs."""
+
+    confirmed: list[Place] = field(default_factory=list)  # sends
+    cancelled: list[Place] = field(default_factory=list)
+    acked: list[MessageId] = field(default_factory=list)  # and in time
+
+
+@dataclass
+class World:
+    """What all processes of a run share, as if each had its own."""
+
+    scheduler: Scheduler
+    limits: Limits
+    servers: str
+    namespace: str = "sim"
+    told: Told = field(default_factory=Told)
+    failures: list[str] = field(default_factory=list)  # what no user can live with
+    is_sent: bool = False
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.scheduler.rng.random())
+        self.threading = Threading(self.scheduler)
+        self.queues = Queues(self.threading)
+
+    @property
+    def config(self) -> ServiceConfig:
+        """Of the namespace."""
+        return ServiceConfig(bootstrap_servers=self.servers, namespace=self.namespace)
+
+    def sleep(self, seconds: float) -> None:
+        """Of the present thread."""
+        self.scheduler.sleep(seconds)
+
+    def now_s(self) -> float:
+        """Monotonic."""
+        return self.scheduler.now_s()
+
+    def wall_s(self) -> float:
+        """As ``time.time()``."""
+        return (self.scheduler.now_ns + self.scheduler.wall_offset_ns) / NS_PER_S
+
+    def start(
+        self, name: str, main: Callable[[Process], None], on_end: Callable[[], None]
+    ) -> Process:
+        """A process whose first thread runs ``main``; its other threads end with it."""
+        process = self.scheduler.process(name)
+
+        def run() -> None:
+            try:
+                main(process)
+                for call, args in reversed(process.exit_calls):
+                    call(*args)
+            except KafkaMQError as error:  # it is started again
+                _log.info("a process ended", extra={"said": str(error)})
+            except SimulationOver:
+                return
+            except Exception:  # noqa: BLE001 - the verdict names it
+                self.failures.append(f"{name}: {traceback.format_exc()}")
+            process.kill()
+
+        process.on_death.append(on_end)
+        self.scheduler.spawn(process, "main", run)
+        return process
+
+
+# ---- sending
+
+
+def send_all(world: World) -> None:
+    """Send what the limits say, and see to it that each is confirmed or failed."""
+    limits, rng = world.limits, world.rng
+    pause_s = max(0.001, limits.chaos_ms / 2000 / max(1, limits.messages))
+    service = Service(world.servers, world.namespace)
+    producer = None
+    for number in range(limits.messages):
+        world.sleep(rng.uniform(0, 2 * pause_s))
+        try:
+            if producer is None:
+                producer = _queue(world, service).producer()
+            _send(world, producer, number)
+        except KafkaMQError:
+            continue  # the sender does not know; what is in the log counts
+    world.is_sent = True
+    service.close()
+
+
+def _send(world: World, producer: Producer, number: int) -> None:
+    limits, rng = world.limits, world.rng
+    is_delayed = rng.random() < limits.delayed_share
+    delivery = producer.send(
+        _behaviour(world).payload(number),
+        id=f"m{number}",
+        headers={"n": b"%d" % number},
+        delay=rng.uniform(0.001, limits.chaos_ms / 1000) if is_delayed else 0.0,
+        ttl=20.0 if rng.random() < limits.ttl_share else None,
+    )
+    sent = delivery.result(60.0)
+    world.told.confirmed.append((sent.topic, sent.partition, sent.offset))
+    if sent.schedule is not None and rng.random() < limits.cancelled_share:
+        world.sleep(rng.uniform(0, 5))
+        producer.cancel(sent.schedule)
+        world.told.cancelled.append((sent.topic, sent.partition, sent.offset))
+
+
+def _behaviour(world: World) -> Behaviour:
+    behaviours = [behaviour for behaviour, _ in world.limits.behaviours]
+    weights = [weight for _, weight in world.limits.behaviours]
+    return world.rng.choices(behaviours, weights)[0]
+
+
+def _queue(world: World, service: Service):  # type: ignore[no-untyped-def]
+    settings = world.limits.worker
+    return service.queue(
+        QUEUE,
+        redelivery_timeout=settings.redelivery_timeout_ms / 1000,
+        max_deliveries=settings.max_deliveries,
+        max_lease=settings.max_lease_ms / 1000,
+        backoff=settings.backoff,
+        max_in_flight=settings.max_in_flight,
+        exactly_once=settings.exactly_once,
+        receive_buffer=settings.receive_buffer,
+    )
+
+
+# ---- working
+
+
+class Worker:
+    """A process that receives in its first thread and handles in some others."""
+
+    def __init__(self, world: World) -> None:
+        self.is_closing = False
+        self._world = world
+        self._limits = world.limits
+        self._messages = world.queues.Queue(max(1, world.limits.worker.handlers))
+        self._acked: dict[MessageId, None] = {}  # said, and not known yet
+        self._process: Process | None = None
+
+    def main(self, process: Process) -> None:
+        """Until it is told to close, or what it meets is none that passes."""
+        self._process = process
+        settings, threading = self._limits.worker, self._world.threading
+        service = Service(self._world.servers, self._world.namespace)
+        consumer = _queue(self._world, service).consumer()
+        handlers = [
+            threading.Thread(target=self._handle_all, name=f"handler-{number}")
+            for number in range(settings.handlers)
+        ]
+        for thread in handlers:
+            thread.start()
+        try:
+            self._receive_all(consumer)
+        finally:
+            for _ in handlers:
+                self._messages.put(None)
+            for thread in handlers:
+                thread.join(30.0)
+            self._flush(consumer)
+            service.close()
+
+    def _receive_all(self, consumer: Consumer) -> None:
+        settings, rng = self._limits.worker, self._world.rng
+        while not self.is_closing:
+            try:
+                if settings.receive_many > 1:
+                    messages = consumer.receive_many(settings.receive_many)
+                else:
+                    message = consumer.receive(1.0)
+                    messages = [] if message is None else [message]
+            except (BrokerError, DeadlineExceededError) as error:
+                if isinstance(error, BrokerError) and not error.is_retriable:
+                    raise
+                self._world.sleep(0.5)
+                continue
+            for message in messages:
+                self._messages.put(message)
+            if rng.random() < 0.05:
+                self._flush(consumer)
+
+    def _flush(self, consumer: Consumer) -> None:
+        """What was acked before it, and is not named by its error, is done."""
+        said = list(self._acked)
+        try:
+            consumer.flush(10.0)
+        except LeaseLostError as error:
+            late = set(error.messages)
+            for each in [each for each in said if each in late]:
+                self._acked.pop(each)
+            said = [each for each in said if each not in late]
+        except KafkaMQError:
+            return
+        for each in said:
+            self._acked.pop(each, None)
+        self._world.told.acked += said
+
+    def _handle_all(self) -> None:
+        while True:
+            message = self._messages.get()
+            if message is None:
+                return
+            try:
+                self._handle(message)
+            except (LeaseLostError, BrokerError, DeadlineExceededError):
+                continue
+            except StateError:
+                if not self.is_closing:
+                    raise
+
+    def _handle(self, message: MarkersMessage) -> None:
+        world, rng = self._world, self._world.rng
+        timeout_s = self._limits.worker.redelivery_timeout_ms / 1000
+        behaviour = Behaviour.of(message.payload)
+        if behaviour is Behaviour.HANGS and message.delivery_count == 1:
+            world.sleep(rng.uniform(1, 3) * self._limits.worker.max_lease_ms / 1000)
+            return
+        if behaviour is Behaviour.EXTENDS:
+            message.extend(3 * timeout_s)
+        is_slow = behaviour in (Behaviour.SLOW, Behaviour.EXTENDS)
+        world.sleep(timeout_s * rng.uniform(1, 2) if is_slow else rng.uniform(0, timeout_s / 4))
+        if behaviour is Behaviour.POISON:
+            assert self._process is not None
+            self._process.kill()
+        if behaviour is Behaviour.NACKS:
+            message.nack(reason="again")
+        elif behaviour is Behaviour.REJECTS:
+            message.reject("no good")
+        elif behaviour is Behaviour.FAILS and message.delivery_count < 3:
+            with message:
+                raise _HandlerError("it does not work yet")
+        else:
+            self._ack(message)
+
+    def _ack(self, message: MarkersMessage) -> None:
+        message_id = message.message_id
+        if self._world.rng.random() < self._limits.worker.wait_share:
+            message.ack(wait=True)
+            self._world.told.acked.append(message_id)
+        else:
+            message.ack()
+            self._acked[message_id] = None
+
+
+class _HandlerError(LeaseLostError):
+    """A handler's own; of a kind that the loop above passes."""
+
+
+# ---- tracking
+
+
+class Tracker:
+    """A process that runs a replica of the tracker."""
+
+    def __init__(self, world: World) -> None:
+        self.is_closing = False
+        self._world = world
+
+    def main(self, _: Process) -> None:
+        """Until it is told to close, or fails."""
+        settings = self._world.limits.tracker
+        tracker = LocalTracker(
+            self._world.config,
+            TrackerConfig(
+                max_silence_ms=settings.max_silence_ms,
+                max_offsets_per_commit=settings.max_actions,
+                position_interval_ms=settings.position_interval_ms,
+                max_deliveries=self._world.limits.worker.max_deliveries,
+                max_lease_ms=self._world.limits.worker.max_lease_ms,
+            ),
+        )
+        while not self.is_closing:
+            tracker.run_once(settings.poll_ms / 1000)
+        tracker.close()
