@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import sys
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from kafkamq.testing.simulation.batches import BatchTracker, Checkpoint
 from kafkamq.testing.simulation.cluster import SimulatedKafka
 from kafkamq.testing.simulation.limits import Faults, Limits, draw_limits
 from kafkamq.testing.simulation.processes import Told, Tracker, Worker, World, send_all
-from kafkamq.testing.simulation.scheduler import NS_PER_S, Process, Scheduler, Task
+from kafkamq.testing.simulation.scheduler import NS_PER_S, Process, Scheduler, SimulationOver, Task
 from kafkamq.testing.simulation.states import of_line, of_logs
 from kafkamq.testing.simulation.swapping import swapped
 from kafkamq.transport.memory import LogRecord
@@ -296,14 +297,22 @@ def _quiet(run: _Run) -> Iterator[None]:
     before = logger.level, logger.propagate
     handler = _Lines(run)
     logger.addHandler(handler)
+    unraisable, sys.unraisablehook = sys.unraisablehook, _told_unless_over
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
     try:
         yield
     finally:
+        sys.unraisablehook = unraisable
         logger.removeHandler(handler)
         logger.setLevel(before[0])
         logger.propagate = before[1]
+
+
+def _told_unless_over(failure: sys.UnraisableHookArgs) -> None:
+    """Generators that a leftover thread holds end when it does."""
+    if not issubclass(failure.exc_type, SimulationOver):
+        sys.__unraisablehook__(failure)
 
 
 class _Lines(logging.Handler):

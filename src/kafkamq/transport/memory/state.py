@@ -14,6 +14,7 @@ from kafkamq.transport.memory.log import Partition, Place, Topic
 __all__ = ["State"]
 
 _LONGEST_WAIT_S = 1.0
+_LOOK_S = 0.02  # between two looks at faults; those who wait would wake each other without an end
 
 
 class _Pumped(Protocol):
@@ -39,6 +40,7 @@ class State:
         self.topics: dict[str, Topic] = {}
         self.faults = Faults()
         self._due_s = math.inf
+        self._looks_s = 0.0
         self._backlog: dict[_Pumped, None] = {}
 
     def partition(self, place: Place) -> Partition | None:
@@ -55,8 +57,9 @@ class State:
     def tick(self) -> float:
         """Do what is due; the monotonic time."""
         now_s = time.monotonic()
-        if now_s >= self._due_s or self.faults.cut or self.faults.is_down:
-            self._due_s = math.inf
+        is_disturbed = bool(self.faults.cut) or self.faults.is_down  # which begins without a word
+        if now_s >= self._due_s or (is_disturbed and now_s >= self._looks_s):
+            self._due_s, self._looks_s = math.inf, now_s + _LOOK_S
             self._work(now_s)
             self.changed.notify_all()
         return now_s
