@@ -122,22 +122,28 @@ class MessageReader:
         own: list[tuple[Record, int, int]] = []
         first: dict[int, int] = {}
         following: dict[int, int] = {}
-        last_partition, is_unplaced = -1, False
+        current, is_unplaced = -1, True
+        previous = records[0]
         for record in records:
-            key = record.key()
-            partition, offset = record.partition(), record.offset()
-            assert partition is not None, "records have a partition"
-            assert offset is not None, "records have an offset"
-            if partition != last_partition:  # seldom: they come in runs
-                last_partition = partition
+            partition = record.partition()
+            if partition != current:  # seldom: they come in runs
+                if not is_unplaced:
+                    following[current] = _offset_of(previous) + 1
+                assert partition is not None, "records have a partition"
+                current = partition
                 is_unplaced = partition in self._unplaced or partition in self._intake.held
                 if not is_unplaced:
-                    first.setdefault(partition, offset)
+                    first.setdefault(partition, _offset_of(record))
             if is_unplaced:
                 continue  # read on from a place that is given up; soon it is read again
-            following[partition] = offset + 1
+            previous = record
+            key = record.key()
             if key == queue_key or (key is not None and key.startswith(prefix)):
-                own.append((record, partition, offset))
+                offset = record.offset()
+                assert offset is not None, "records have an offset"
+                own.append((record, current, offset))
+        if not is_unplaced:
+            following[current] = _offset_of(previous) + 1
         make, headers = self._make, all_headers([record for record, _, _ in own])
         messages = [
             make(record, partition, offset, polled_ms, of)
@@ -414,3 +420,9 @@ class MessageReader:
             _log.warning(
                 "leaving the group takes long and goes on", extra={"queue": self._queue.queue_id}
             )
+
+
+def _offset_of(record: Record) -> int:
+    offset = record.offset()
+    assert offset is not None, "records have an offset"
+    return offset
