@@ -128,6 +128,8 @@ class SimulatedKafka:
         limits, faults, rng = self._limits, self._limits.faults, self._rng
         self.cluster.faults.plan = self._plan
         self.cluster.faults.cut = _Cut(self._owners)  # type: ignore[assignment]  # as a set
+        if faults.full_queue_rate:
+            self.cluster.faults.is_full = self._is_full
         chaos_s = limits.chaos_ms / 1000
         topics = list(self.cluster.topics.values())
         places = [(each.name, number) for each in topics for number in range(len(each.partitions))]
@@ -183,6 +185,9 @@ class SimulatedKafka:
         if faults.refusal_rate and kind != "produce" and rng.random() < faults.refusal_rate:
             return Fault(latency_s=latency_s, error=rng.choice(REFUSALS))
         return Fault(latency_s=latency_s) if latency_s else None
+
+    def _is_full(self, _: object) -> bool:
+        return self._is_chaos and self._rng.random() < self._limits.faults.full_queue_rate
 
     def _break(
         self,
