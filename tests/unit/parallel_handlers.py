@@ -110,6 +110,13 @@ def step(record: PlainRecord) -> None:
     wait_until(Path(f"{os.environ[SEEN]}.{record.offset}").exists, "leave to go on")
 
 
+def step_out(record: PlainRecord) -> None:
+    """Says that it began, and notes the record when the file of its offset is there."""
+    Path(f"{os.environ[SEEN]}.begun-{record.offset}").touch()
+    step(record)
+    note(record)
+
+
 class HomeboundError(Exception):
     """Cannot be made in the process of the test."""
 
@@ -153,6 +160,45 @@ def result(record: PlainRecord) -> object:
 
 async def _later() -> None:
     raise AssertionError("nobody awaits it")
+
+
+class ClumsyError(Exception):
+    """Passes on other arguments than it takes, as many do."""
+
+    def __init__(self, place: str, text: str) -> None:
+        super().__init__(f"{place}: {text}")
+        self.place = place
+
+
+class LadenError(Exception):
+    """Holds what cannot leave its process."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+def fail(record: PlainRecord) -> None:
+    """In the way that stands in the key."""
+    if record.key == b"clumsy":
+        raise ClumsyError("here", "boom")
+    raise LadenError("boom")
+
+
+async def forget(record: PlainRecord) -> object:
+    """To await."""
+    return _later()
+
+
+async def cancel_all(record: PlainRecord) -> None:
+    """Whatever runs on the loop, the first time."""
+    begun = Path(f"{os.environ[SEEN]}.begun")
+    if not begun.exists():
+        begun.touch()
+        for task in asyncio.all_tasks():
+            task.cancel()
+        await asyncio.sleep(60)
+    note(record)
 
 
 @dataclass

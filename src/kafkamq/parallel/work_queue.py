@@ -340,6 +340,8 @@ class Desk:
         with self.lock:
             self.scheduler.close(lane)
             for worker in self._workers:
+                if worker.give_back is not None:
+                    worker.give_back()
                 if worker.current is not None and worker.current[0].lane is lane:
                     for _ in worker.current[1]:
                         pass

@@ -9,12 +9,16 @@ see, in a cell with the number of the run, and beside it when its last call bega
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import pickle
 import threading
 import time
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
+from io import BytesIO
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias, cast
 
@@ -30,6 +34,7 @@ from kafkamq.types import Ack
 
 __all__ = ["CELLS", "Answer", "RemoteCall", "Step", "progress_of", "serve", "unpacked"]
 
+_log = logging.getLogger(__name__)
 CELLS = 4096  # runs in a process at once, at most
 _INDEX_BITS, _STEP_BITS = 14, 2
 _GATHER_S = 0.004  # ends of this time go together, while there is enough to do
@@ -169,7 +174,8 @@ class _Inbox(Inbox[_Run, _Item]):
 
     def fail(self, error: BaseException) -> None:
         """Nothing goes on here: the parent sees that the process has ended."""
-        self._pipe.close()
+        _log.error("a process of handlers cannot go on: %s", reason_of(error))
+        os._exit(1)  # who reads from the pipe holds it open, whoever closes it
 
     # What the parent is told.
 
@@ -231,6 +237,8 @@ class _Marked:
         mark = self._begin(run, index)
         try:
             outcome = await self._function(record)
+            if outcome is not None:
+                outcome = awaited(outcome)
         except Exception as error:  # noqa: BLE001 - the parent decides
             outcome = error
         return self._ended(run, mark, outcome)
@@ -245,7 +253,7 @@ class _Marked:
         is_plain = not self._wants_all and (
             outcome is None or isinstance(outcome, Ack) or not is_verdict(outcome)
         )
-        if not run.is_over:  # else it was given up long ago: its cell is another one's
+        if self._marks[run.cell] == mark | _BEGUN:  # else it was given up, and another is begun
             self._marks[run.cell] = mark | (_DONE if is_plain else _HELD)
         return None if is_plain else outcome
 
@@ -299,13 +307,35 @@ def _packed(outcome: object) -> tuple[object, bytes]:
     try:
         return outcome, pickle.dumps(outcome)
     except Exception as failure:  # noqa: BLE001 - whatever pickle or the class says
-        told: Exception = RuntimeError(_said(outcome))
-        if not isinstance(outcome, BaseException):
-            kind = type(outcome).__name__
-            told = ConfigError(
-                f"a result of type {kind} cannot leave its process: {reason_of(failure)}"
-            )
+        if isinstance(outcome, BaseException):
+            return _packed_bare(outcome)
+        kind = type(outcome).__name__
+        told = ConfigError(
+            f"a result of type {kind} cannot leave its process: {reason_of(failure)}"
+        )
         return told, pickle.dumps(told)
+
+
+def _packed_bare(error: BaseException) -> tuple[BaseException, bytes]:
+    """An error of the same kind with its text alone: ``retry_on`` asks for the kind."""
+    kind, said = type(error), _said(error)
+    try:
+        bare = kind.__new__(kind)
+        bare.args = (said.removeprefix(f"{kind.__name__}: "),)
+        return bare, pickle.dumps(bare)
+    except Exception:  # noqa: BLE001 - as above
+        told = RuntimeError(said)
+        return told, pickle.dumps(told)
+
+
+class _BareErrors(pickle.Unpickler):
+    """Makes errors without calling their classes, which often take other arguments."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if isinstance(found, type) and issubclass(found, BaseException):
+            return partial(found.__new__, found)
+        return found
 
 
 def unpacked(data: bytes, said: str) -> object:
@@ -313,9 +343,13 @@ def unpacked(data: bytes, said: str) -> object:
     try:
         return pickle.loads(data)
     except BaseException as failure:  # noqa: BLE001 - whatever its class does when it is made
-        if said:
-            return RuntimeError(said)
-        return ConfigError(f"a result cannot be read outside of its process: {reason_of(failure)}")
+        if not said:
+            reason = reason_of(failure)
+            return ConfigError(f"a result cannot be read outside of its process: {reason}")
+    try:
+        return _BareErrors(BytesIO(data)).load()
+    except BaseException:  # noqa: BLE001 - as above
+        return RuntimeError(said)
 
 
 def _said(outcome: object) -> str:

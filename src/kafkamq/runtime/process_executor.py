@@ -315,7 +315,8 @@ class _Port(Generic[R]):
         assert self.process is not None
         if self._asks_back:
             self._asks_back = False
-            if self._held > self.slot.width or self._queue.is_stopped:
+            # Where each run has one record and a handler, there is nothing.
+            if self._held > min(self.slot.width, len(self._runs)) or self._queue.is_stopped:
                 self.process.pipe.send(None)
         now_ms = int(time.monotonic() * 1000)
         wanted = self._ahead.wanted(self._held, self._finished, now_ms)

@@ -1,0 +1,94 @@
+"""What a process of handlers tells: errors keep their kind, and a loop that has gone is told."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.unit import parallel_handlers as handlers
+from tests.unit.test_parallel_desk import Room
+from tests.unit.test_parallel_processes import Work, records, runs, seen, working
+from tests.waiting import wait_until
+
+from kafkamq import ConfigError
+from kafkamq.parallel.calls import processes_of
+from kafkamq.parallel.handling import Handling
+from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.settling import Settler
+from kafkamq.runtime.process_executor import ProcessExecutor
+from kafkamq.runtime.verdicts import understood
+from kafkamq.runtime.work_queue import WorkerDiedError
+from kafkamq.types import Nack
+
+__all__ = ["seen", "working"]
+
+
+def test_an_error_keeps_its_kind_as_retry_on_asks_for_it(
+    working: Callable[..., Work], seen: object
+) -> None:
+    work = working(handlers.fail)
+    work.shelf.add(*runs("clumsy", "laden"))
+    work.shelf.wait(2)
+    clumsy, laden = (work.outcomes()[offset] for offset in range(2))
+    assert isinstance(clumsy, handlers.ClumsyError)
+    assert (str(clumsy), clumsy.place) == ("here: boom", "here")
+    assert isinstance(laden, handlers.LadenError)
+    assert str(laden) == "boom"
+    for error in (clumsy, laden):
+        assert understood(error, (type(error),)) == (Nack(), error)
+
+
+def test_a_coroutine_that_nobody_awaits_is_no_success(
+    working: Callable[..., Work], seen: object
+) -> None:
+    work = working(handlers.forget)
+    work.shelf.add(*runs("a"))
+    work.shelf.wait(1)
+    assert isinstance(work.outcomes().get(0), ConfigError)
+
+
+def test_a_process_whose_loop_is_gone_is_replaced(
+    working: Callable[..., Work], seen: Callable[[], Counter[int]]
+) -> None:
+    """Also if it is sent nothing more, which it would notice."""
+    work = working(handlers.cancel_all)
+    work.shelf.add(*runs("a"))
+    work.shelf.wait(1)
+    assert isinstance(work.outcomes()[0], WorkerDiedError)
+    work.shelf.add(*runs("b", start=1))
+    work.shelf.wait(2)
+    assert seen() == Counter((1,))
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_of_a_partition_that_goes_no_process_begins_what_waits_behind_another(
+    seen: Callable[[], Counter[int]], is_lost: bool
+) -> None:
+    """Also of few records, of which each could have a handler if they were of many keys."""
+    room = Room(processes=1, threads=8)
+    settler = Settler(room.desk.config, room.stats, pytest.fail, pytest.fail, pytest.fail)
+    processes = processes_of(room.desk.config, handlers.step_out, is_async=False)
+    pool = ProcessExecutor(Handling(room.desk, settler), processes)
+    other = room.desk.assign(("topic", 1), OffsetTracker(0))
+    path = os.environ[handlers.SEEN]
+    room.desk.add(room.lane, records(*"aaa"))
+    pool.start()
+    try:
+        wait_until(Path(f"{path}.begun-0").exists)
+        if is_lost:
+            room.desk.close(room.lane)
+        else:
+            room.desk.recall([room.lane])
+        room.desk.add(other, records("b", start=10))  # the process is told one after the other
+        wait_until(Path(f"{path}.begun-10").exists)
+        for offset in (0, 1, 2, 10):
+            Path(f"{path}.{offset}").touch()
+        wait_until(lambda: seen()[0] and not pool.slots().calls)
+    finally:
+        room.desk.stop()
+        assert pool.join(10)
+        pool.cancel()
+    assert seen() == Counter((0, 10))
