@@ -172,8 +172,8 @@ def test_a_wrong_number_of_verdicts_is_a_failure_of_all() -> None:
     queue.handler(batch_size=2, batch_linger=30.0, concurrency=1)(lambda messages: [None])
     send(queue, b"a", b"b")
     run(service, 2)
+    wait_until(lambda: len(letters(service)) == 2, "the delays of both")
     assert all("2 records and returned 1" in error for _, error, _ in letters(service).values())
-    assert len(letters(service)) == 2
 
 
 def test_the_rate_is_held() -> None:

@@ -97,7 +97,11 @@ class Worker:
         self._sync.use_loop(loop)
         if self._lease_lost is not None:
             self._lease_lost.loop = loop
-        await in_thread(self._sync.start)
+        try:
+            await in_thread(self._sync.start)
+        except asyncio.CancelledError:  # it goes on in its thread
+            await self.stop(0.0)
+            raise
 
     def pause(self, queue_id: str) -> None:
         """See ``kafkamq.Worker.pause``."""

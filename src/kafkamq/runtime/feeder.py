@@ -149,6 +149,7 @@ class Feeder:
         try:
             while not self._stopping.is_set():
                 self._loop.beat()
+                self._queue.tend()
                 if self._paused.is_set():
                     self._stopping.wait(_ROOM_S)
                 else:
@@ -158,7 +159,6 @@ class Feeder:
 
     def _turn(self) -> None:
         self._room.clear()
-        self._queue.tend()
         finished = self._queue.finished
         now_ms = time.monotonic() * 1000
         wanted = self._ahead.wanted(self._submitted - finished, finished, int(now_ms))

@@ -257,6 +257,7 @@ class LoopExecutor(Generic[R]):
             except asyncio.CancelledError:
                 if self._is_cancelled:
                     self._abandon(slot, claim)
+                claim.clear()
                 raise
             if not claim:  # the end did not wait for it
                 raise asyncio.CancelledError
@@ -288,6 +289,7 @@ class LoopExecutor(Generic[R]):
             await asyncio.wait((task,), timeout=_CANCEL_S)
         except asyncio.CancelledError:
             task.cancel()
+            await asyncio.wait((task,), timeout=_CANCEL_S)
             raise
         if not task.done():
             _log.warning(

@@ -75,7 +75,7 @@ class ThreadExecutor(Generic[R]):
         self._is_over.set()
         if self._call.is_claimed:
             for slot in self._slots:
-                records = _claimed(slot)
+                records = _taken(slot.claim)
                 if records is not None:
                     self._queue.abandon(slot, records if self._call.takes_lists else [records])
 
@@ -184,11 +184,12 @@ class ThreadExecutor(Generic[R]):
         while not self._is_over.wait(_WATCH_S):
             now_s = time.monotonic()
             for number, slot in enumerate(self._slots):
-                if slot.claim and now_s - slot.claimed_s > timeout_s:
-                    self._replace(number, slot)
+                claim = slot.claim  # before its time: the next one may begin in between
+                if claim and now_s - slot.claimed_s > timeout_s:
+                    self._replace(number, slot, claim)
 
-    def _replace(self, number: int, slot: Slot[R]) -> None:
-        lost = _claimed(slot)
+    def _replace(self, number: int, slot: Slot[R], claim: list[Any]) -> None:
+        lost = _taken(claim)
         if lost is None:  # just in time
             return
         _log.warning("a handler takes too long; its thread is left alone: %s", self._call.name)
@@ -212,9 +213,9 @@ class ThreadExecutor(Generic[R]):
         self._queue.publish(slot)
 
 
-def _claimed(slot: Slot[R]) -> Any:
-    """What the slot's handler is at, taken from it; None: nothing."""
+def _taken(claim: list[Any]) -> Any:
+    """What a handler is at, taken from it; None: nothing."""
     try:
-        return slot.claim.pop()
+        return claim.pop()
     except IndexError:
         return None

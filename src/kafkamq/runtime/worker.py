@@ -20,6 +20,7 @@ from kafkamq.queue.rules.capabilities import Feature, require
 from kafkamq.runtime.calls import Calls, Middleware
 from kafkamq.runtime.event_loop import LoopThread
 from kafkamq.runtime.feeder import Feeder
+from kafkamq.runtime.inside import is_inside
 from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.messages import MessageQueue
 from kafkamq.runtime.processes import RemoteCalls
@@ -100,8 +101,7 @@ class Worker:
         self._processes: list[RemoteCalls] = []
         self._loop: LoopThread | asyncio.AbstractEventLoop = LoopThread()
         self._stopping = threading.Event()
-        self._ended = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a start, or a stop
         self._is_started = False
 
     def __enter__(self) -> Worker:
@@ -150,16 +150,16 @@ class Worker:
             if self._is_started:
                 raise StateError("this Worker was started before; make another one")
             self._is_started = True
-        telemetry = None
-        if is_available() if self._telemetry is None else self._telemetry:
-            telemetry = Telemetry()
-        try:
-            made = [self._make(spec, telemetry) for spec in specs]
-            for feeder in made:
-                feeder.start()
-        except BaseException:
-            self.stop(0.0)
-            raise
+            telemetry = None
+            if is_available() if self._telemetry is None else self._telemetry:
+                telemetry = Telemetry()
+            try:
+                made = [self._make(spec, telemetry) for spec in specs]
+                for feeder in made:
+                    feeder.start()
+            except BaseException:
+                self.stop(0.0)
+                raise
 
     def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Await ``async def`` handlers on this loop; before the start."""
@@ -290,15 +290,23 @@ class Worker:
     def stop(self, timeout: float | None = None) -> None:
         """Begin nothing more, give handlers ``timeout`` s (None: ``drain``) to end, and close.
 
-        What was not begun is released; what has not ended by then is nacked.
+        What was not begun is released; what has not ended by then is nacked. Another stop, or a
+        start, that is under way is waited for, but in a handler, which it may wait for.
 
         Raises:
             KafkaMQError: The first verdicts that could not be confirmed; all is closed.
         """
         self._stopping.set()
-        with self._lock:
-            feeders, self._feeders = self._feeders, []
-            self._stopped += feeders
+        if not self._lock.acquire(blocking=not is_inside(self)):
+            return
+        try:
+            self._stop(timeout)
+        finally:
+            self._lock.release()
+
+    def _stop(self, timeout: float | None) -> None:
+        feeders, self._feeders = self._feeders, []
+        self._stopped += feeders
         drain_s = self._drain_s if timeout is None else timeout
         deadline_s = time.monotonic() + drain_s
         for feeder in feeders:
@@ -313,7 +321,6 @@ class Worker:
             remote.close()
         if isinstance(self._loop, LoopThread):
             self._loop.stop()
-        self._ended.set()
         if failures:
             raise failures[0]
 

@@ -1,0 +1,196 @@
+"""Workers in odd moments: a pause, a stop, a cancellation, a time limit in the midst of others."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.unit.shelf import Batch, Shelf
+from tests.unit.test_hanging import state_of
+from tests.waiting import wait_until
+
+from kafkamq import Message, Worker, aio
+from kafkamq.queue.consumer import Consumer
+from kafkamq.runtime.thread_executor import ThreadExecutor
+from kafkamq.runtime.work_queue import HandlerCall, Slot
+from kafkamq.testing import MemoryService
+
+
+class Opening:
+    """A service whose consumers are opened when ``gate`` is, and say what they received."""
+
+    def __init__(self, service: MemoryService) -> None:
+        self.gate = threading.Event()
+        self.begun = threading.Event()
+        self.received = 0
+        self.consumers: list[Consumer] = []
+        self._service = service
+        self.handlers, self.cluster = service.handlers, service.cluster
+
+    def open_consumer(self, *arguments: Any) -> Consumer:
+        self.begun.set()
+        self.gate.wait(60)
+        consumer: Any = self._service.open_consumer(*arguments)
+        receive_many: Callable[..., list[Message]] = consumer.receive_many
+
+        def counted(*limits: Any) -> list[Message]:
+            found = receive_many(*limits)
+            self.received += len(found)
+            return found
+
+        consumer.receive_many = counted
+        self.consumers.append(consumer)
+        return consumer  # type: ignore[no-any-return]
+
+
+def test_a_list_that_is_not_full_is_handled_in_a_pause() -> None:
+    service = MemoryService()
+    queue = service.queue("q")
+    sizes: list[int] = []
+
+    @queue.handler(batch_size=10, batch_linger=1.0, concurrency=1)
+    def handle(messages: list[Message]) -> None:
+        sizes.append(len(messages))
+
+    opening = Opening(service)
+    opening.gate.set()
+    for body in (b"a", b"b", b"c"):
+        queue.producer().send(body)
+    with Worker(opening, telemetry=False) as worker:
+        wait_until(lambda: opening.received == 3)
+        worker.pause("q")
+        wait_until(lambda: worker.handled == 3, timeout_s=20)
+    assert sizes == [3]
+
+
+def test_a_coroutine_that_ended_cancelled_does_not_hang() -> None:
+    """Its cancellation is an outcome as any other: its slot is free."""
+    service = MemoryService()
+    queue = service.queue("cancelled", max_deliveries=1)
+
+    @queue.handler(concurrency=1)
+    async def handle(body: str) -> None:
+        raise asyncio.CancelledError
+
+    queue.producer().send(b"x")
+    with Worker(service, hung_after=0.05, telemetry=False) as worker:
+        wait_until(lambda: worker.handled == 1)
+        time.sleep(0.1)
+        state = state_of("handlers of cancelled")
+        assert (state.is_live, state.said) == (True, "")
+
+
+def test_who_stops_a_second_time_waits_for_the_first() -> None:
+    service = MemoryService()
+    queue = service.queue("q", max_deliveries=1)
+    begun, ended = threading.Event(), threading.Event()
+
+    @queue.handler(concurrency=1)
+    async def handle(body: str) -> None:
+        begun.set()
+        await asyncio.sleep(0.5)
+        ended.set()
+
+    queue.producer().send(b"x")
+    worker = Worker(service, drain=30, telemetry=False)
+    worker.start()
+    assert begun.wait(30)
+    first = threading.Thread(target=worker.stop)
+    first.start()
+    wait_until(lambda: worker.is_stopping)
+    time.sleep(0.05)
+    worker.stop()
+    assert ended.is_set()
+    first.join(30)
+    assert (worker.handled, service.dead_letters()) == (1, [])
+
+
+def test_a_start_that_is_cancelled_leaves_nothing_at_work() -> None:
+    service = MemoryService()
+    service.queue("q").handler()(lambda message: None)
+    opening = Opening(service)
+
+    async def main() -> None:
+        worker = aio.Worker(opening, telemetry=False)
+        task = asyncio.create_task(worker.run())
+        await asyncio.to_thread(opening.begun.wait, 30)
+        task.cancel()
+        asyncio.get_running_loop().call_later(0.1, opening.gate.set)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    (consumer,) = opening.consumers
+    assert consumer.is_closed
+
+
+def test_a_coroutine_with_a_time_limit_may_clean_up_at_the_end() -> None:
+    service = MemoryService()
+    queue = service.queue("q")
+    begun, cleaned = threading.Event(), threading.Event()
+
+    @queue.handler(concurrency=1, timeout=50)
+    async def handle(body: str) -> None:
+        try:
+            begun.set()
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            cleaned.set()
+
+    queue.producer().send(b"x")
+    worker = Worker(service, drain=0.05, telemetry=False)
+    worker.start()
+    assert begun.wait(30)
+    worker.stop()
+    assert cleaned.is_set()
+
+
+class _Watched(Slot[Any]):
+    """Its first handler ends, and the next one begins, while its time is read."""
+
+    __slots__ = ("began_s", "is_next", "may_end")
+
+    def __init__(self) -> None:
+        self.is_next, self.may_end = threading.Event(), threading.Event()
+        super().__init__()
+
+    @property
+    def claimed_s(self) -> float:
+        found = self.began_s
+        if time.monotonic() - found > 0.2 and not self.may_end.is_set():
+            self.may_end.set()
+            self.is_next.wait(10)
+        return found
+
+    @claimed_s.setter
+    def claimed_s(self, now_s: float) -> None:
+        self.began_s = now_s
+
+
+def test_who_ends_just_in_time_leaves_its_time_to_nobody() -> None:
+    slot = _Watched()
+
+    class OneSlot(Shelf):
+        def make_slot(self) -> _Watched:
+            return slot
+
+    def handle(name: str) -> str:
+        if name == "slow":
+            slot.may_end.wait(10)
+        else:
+            slot.is_next.set()
+            time.sleep(0.05)
+        return name
+
+    shelf = OneSlot()
+    executor = ThreadExecutor(shelf, HandlerCall(function=handle, timeout_ms=200), 1)
+    shelf.add(Batch(["slow", "next"]))
+    executor.start()
+    shelf.wait(2)
+    shelf.end(executor)
+    assert shelf.outcomes == [("slow", "slow"), ("next", "next")]
