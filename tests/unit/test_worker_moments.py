@@ -194,3 +194,27 @@ def test_who_ends_just_in_time_leaves_its_time_to_nobody() -> None:
     shelf.wait(2)
     shelf.end(executor)
     assert shelf.outcomes == [("slow", "slow"), ("next", "next")]
+
+
+def test_nothing_is_begun_behind_a_request_to_stop() -> None:
+    """``run`` looks for the request now and then; a handler that ends meanwhile takes no more."""
+    service = MemoryService()
+    queue = service.queue("q")
+    opening = Opening(service)
+    opening.gate.set()
+    worker = Worker(opening)  # type: ignore[arg-type]
+    begun: list[str] = []
+
+    @queue.handler(concurrency=1)
+    def handle(body: str) -> None:
+        begun.append(body)
+        worker.request_stop()
+        wait_until(lambda: worker.is_stopping)
+
+    for name in (b"a", b"b"):
+        queue.producer().send(name)
+    worker.start()
+    wait_until(lambda: worker.handled == 1)
+    wait_until(lambda: opening.received == 2)
+    worker.stop()
+    assert begun == ["a"]

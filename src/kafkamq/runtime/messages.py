@@ -36,15 +36,21 @@ class MessageQueue(Inbox[Message, Message]):
         calls: Gives the verdicts.
         room: Set when messages have theirs.
         fail: Told when a slot cannot go on.
+        stopping: Set when the worker is asked to stop: nothing more is begun, from that moment.
     """
 
     def __init__(
-        self, calls: Calls, room: threading.Event, fail: Callable[[BaseException], None]
+        self,
+        calls: Calls,
+        room: threading.Event,
+        fail: Callable[[BaseException], None],
+        stopping: threading.Event,
     ) -> None:
         super().__init__()
         self._calls = calls
         self._room = room
         self.fail = fail
+        self._stopping = stopping
         self._size = max(1, calls.spec.batch_size)
         self._linger_s = calls.spec.batch_linger_ms / 1000
         self._since_s = 0.0  # when the first of a list that is not full came
@@ -84,7 +90,7 @@ class MessageQueue(Inbox[Message, Message]):
 
     def _runs(self) -> list[_Run]:
         ready = self.ready
-        if not ready or self.is_stopped:
+        if not ready or self.is_stopped or self._stopping.is_set():
             return []
         if self._size == 1:
             return [_Run([ready.popleft()])]

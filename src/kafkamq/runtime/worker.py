@@ -191,7 +191,7 @@ class Worker:
         calls = Calls(spec, self._middleware, telemetry, remote)
         if remote is not None:
             remote.start()
-        queue = MessageQueue(calls, room, faults.append)
+        queue = MessageQueue(calls, room, faults.append, self._stopping)
         call = HandlerCall(
             function=calls.run_async if calls.is_async else calls.run,
             name=f"kafkamq-{spec.queue.queue_id}",
