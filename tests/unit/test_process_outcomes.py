@@ -13,7 +13,7 @@ from tests.unit.test_parallel_desk import Room
 from tests.unit.test_parallel_processes import Work, records, runs, seen, working
 from tests.waiting import wait_until
 
-from kafkamq import ConfigError
+from kafkamq import ConfigError, DeadlineExceededError
 from kafkamq.parallel.calls import processes_of
 from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.rules.offsets import OffsetTracker
@@ -61,6 +61,22 @@ def test_a_process_whose_loop_is_gone_is_replaced(
     work.shelf.add(*runs("b", start=1))
     work.shelf.wait(2)
     assert seen() == Counter((1,))
+
+
+def test_time_that_runs_out_at_the_queue_is_no_death(
+    working: Callable[..., Work], seen: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an answer that is not published in time, the process knows nothing."""
+    work = working(handlers.note, starts=False)
+    late = DeadlineExceededError("no answer from the brokers")
+
+    def publish(*_: object) -> None:
+        raise late
+
+    monkeypatch.setattr(work.shelf, "publish", publish)
+    work.shelf.add(*runs("a"))
+    work.start()
+    wait_until(lambda: work.shelf.failure is late, timeout_s=20)
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from kafkamq.errors import ConfigError
+from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.runtime.child import CELLS, Answer, RemoteCall, Step, progress_of, serve, unpacked
 from kafkamq.runtime.children import start_child
 from kafkamq.runtime.inside import enter
@@ -306,7 +306,9 @@ class _Port(Generic[R]):
                 self._receive(poll, turn_ms)
                 if self._processes.kill_after_s:
                     self._look_for_late()
-        except (EOFError, OSError):
+        except (EOFError, OSError) as error:
+            if isinstance(error, KafkaMQError):  # time has run out elsewhere: nobody has died
+                raise
             self._bury(self.process)
         return True
 
