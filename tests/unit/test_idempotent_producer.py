@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from tests.unit.worker_parts import FixedNamespace, fail_for_good
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
@@ -264,3 +267,61 @@ def test_a_thread_serves_and_goes_on_when_a_report_fails(kafka: Kafka) -> None:
     assert len(kafka.told) == 2  # given up, and told so
     with pytest.raises(StateError):
         producer.produce("t", b"v", None, 0, None, report)
+
+
+def test_an_argument_of_another_type_is_not_waited_for(kafka: Kafka) -> None:
+    producer = ThreadedProducer(kafka.config, producer_settings(kafka.config), name="serves")
+    with pytest.raises((TypeError, AttributeError)):
+        producer.produce("t", 5, None, 0, None, kafka.report)  # type: ignore[arg-type]
+    producer.flush(1.0)
+    producer.close(1.0)
+
+
+def test_what_is_held_when_the_client_fails_in_the_last_flush_is_reported(kafka: Kafka) -> None:
+    producer = kafka.producer()
+    kafka.cluster.faults.is_down = True
+    for _ in range(3):
+        kafka.write(producer)
+    kafka.clients[-1].fail(EPOCH)
+    producer.close(5.0)
+    assert len(kafka.told) == 3
+    assert all(error is not None for error in kafka.told)
+
+
+def test_a_report_that_raises_keeps_no_other_one_from_the_end_of_a_client(kafka: Kafka) -> None:
+    producer = kafka.producer()
+    kafka.cluster.faults.is_down = True
+
+    def broken(*_: object) -> None:
+        raise ValueError("a callback's fault")
+
+    producer.produce("t", b"v", None, 0, None, broken)
+    for _ in range(3):
+        kafka.write(producer)
+    producer.close()
+    assert len(kafka.told) == 3
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_report_behind_a_fatal_error_may_call_what_it_likes(is_closed: bool) -> None:
+    """librdkafka's client: it may serve reports while the error is raised already."""
+    config = FixedNamespace().config
+    told: list[object] = []
+    changed = threading.Condition()
+
+    def report(error: KafkaError | None, _: object) -> None:
+        with changed:
+            told.append(error)
+
+    producer = IdempotentProducer(config, producer_settings(config, **{"message.timeout.ms": 300}))
+    for _ in range(5):
+        producer.produce("t", b"v", None, -1, None, report)
+    time.sleep(0.2)
+    fail_for_good(producer)
+    if is_closed:
+        producer.close(1.0)
+    else:
+        with suppress(BrokerError):
+            producer.flush(2.0)
+    assert len(told) == 5
+    producer.close()

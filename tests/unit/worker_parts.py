@@ -12,15 +12,14 @@ from confluent_kafka import Message as Record
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.markers.ack_writer import Verdicts
-from kafkamq.markers.marker_producer import MarkerWriter
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.fetch_buffer import Intake
 from kafkamq.markers.starts import Starter
 from kafkamq.markers.state import Worker
 from kafkamq.queue.namespace import NamespaceFacts
-from kafkamq.queue.sender import Sender
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.exact_commits import _handle_of, _library_path
+from kafkamq.transport.producer import IdempotentProducer
 
 LOG_APPEND_TIME = 2
 FACTS = NamespaceFacts(b"t" * 16, 8, 8, 604_800_000, 1_000_000, 1_100_000)
@@ -99,9 +98,10 @@ def deliver(route: Any, log_ms: int = 5000) -> None:
         route.report(None, Record(value=value, timestamp=(LOG_APPEND_TIME, log_ms)))
 
 
-def fail_for_good(writer: MarkerWriter | Sender) -> None:
+def fail_for_good(writer: IdempotentProducer) -> None:
     """A fatal error in its client, as librdkafka's own tests make it."""
-    library: Any = ctypes.CDLL(_library_path())
+    # With the GIL: it is not done with the client when other threads hear of the error and end it.
+    library: Any = ctypes.PyDLL(_library_path())
     raised = library.rd_kafka_test_fatal_error
     raised.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
     client_id = str(writer._settings["client.id"])

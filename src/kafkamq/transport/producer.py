@@ -44,6 +44,7 @@ Report: TypeAlias = "Callable[[KafkaError | None, Record], None]"
 
 _SET_OUT_S = 0.005  # a flush of so long ends what lingers
 _SLICE_S = 0.25
+_FLUSH_SLICE_S = 0.1
 _POLL_S = 0.5
 _CONFIRM_S = 1.0
 _TURN_S = 0.002
@@ -60,15 +61,34 @@ _log = logging.getLogger(__name__)
 def end_producer(client: Producer, *, flush_s: float = 0.0) -> None:
     """End a producer; what it still holds after ``flush_s`` fails, and is reported, at once."""
     with suppress(KafkaException, SystemError):  # a fatal error: it is known, or does not matter
-        if len(client) and flush_s:
-            client.flush(flush_s)
-        if len(client):
+        _flush(client, flush_s)
+    deadline_s = time.monotonic() + _REPORTS_S
+    if len(client):
+        with suppress(KafkaException, SystemError):
             partial(client.purge)()
-            client.flush(_REPORTS_S)  # serves the reports
+    while len(client) and time.monotonic() < deadline_s:
+        try:
+            with suppress(KafkaException, SystemError):  # reports stand behind it
+                partial(client.flush)(_FLUSH_SLICE_S)
+        except Exception:  # noqa: BLE001, PERF203 - the other reports must come all the same
+            _log.exception("a delivery report could not be passed on")
     # It may return with a fatal error raised, which would come up in any later line: calls through
     # ``partial`` are checked for that.
     with suppress(KafkaException, SystemError):
         partial(client.close)()
+
+
+def _flush(client: Producer, timeout_s: float) -> int:
+    """Flush in slices: confluent-kafka loses the first report behind a fatal error in longer ones.
+
+    A slice ends at the error, and raises it; one of more than 0.2 s goes on with it raised.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        left_s = deadline_s - time.monotonic()
+        held = partial(client.flush)(max(0.0, min(left_s, _FLUSH_SLICE_S)))
+        if not held or left_s <= _FLUSH_SLICE_S:
+            return held
 
 
 class IdempotentProducer:
@@ -187,6 +207,9 @@ class IdempotentProducer:
                 except KafkaException as error:
                     refused = error
                     self._must_renew = self._must_renew or has_ended(error)
+                except Exception:  # an argument of another type
+                    self.queued -= 1
+                    raise
                 self.queued -= 1
             if not is_refreshed and self._refresh(client, topic, refused):
                 is_refreshed = True
@@ -279,7 +302,7 @@ class IdempotentProducer:
             BrokerError: The client failed for good while it held records. It was recreated; what it
                 held is reported.
         """
-        self._raise(self._serve(methodcaller("flush", max(0.0, timeout_s))))
+        self._raise(self._serve(partial(_flush, timeout_s=timeout_s)))
 
     def wait_for(self, is_known: Callable[[], bool], timeout_s: float) -> bool:
         """Serve reports until ``is_known()``, which reads what they said; False: not in time.
@@ -359,8 +382,10 @@ class IdempotentProducer:
                 if meaning(cause) in REFUSALS:
                     self._refusal = cause
             self._fatal = cause
-            end_producer(spent)
-            self._fatal = None
+            try:
+                end_producer(spent)
+            finally:
+                self._fatal = None
         _log.error("a producer failed for good and was recreated: %s", cause.str())
 
     def close(self, timeout_s: float = 0.0) -> None:
