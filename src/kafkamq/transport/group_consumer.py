@@ -208,6 +208,9 @@ class GroupConsumer(GroupOffsets):
         self._is_leaving = True
         self.client.unsubscribe()
         self.client.close()
+        failure, self._failure = self._failure, None
+        if failure is not None and not isinstance(failure, Exception):
+            raise failure  # an interrupt inside of ``revoked``, which no poll raises any more
 
     # Where it reads.
 
