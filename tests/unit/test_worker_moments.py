@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from tests.unit.shelf import Batch, Shelf
 from tests.unit.test_hanging import state_of
 from tests.waiting import wait_until
 
-from kafkamq import Message, Worker, aio
+from kafkamq import ConfigError, Message, Worker, aio
 from kafkamq.queue.consumer import Consumer
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.work_queue import HandlerCall, Slot
@@ -148,6 +148,18 @@ def test_a_coroutine_with_a_time_limit_may_clean_up_at_the_end() -> None:
     assert begun.wait(30)
     worker.stop()
     assert cleaned.is_set()
+
+
+def test_an_async_generator_is_no_middleware() -> None:
+    """Around a ``def`` handler nothing would call the handler, and its message would be done."""
+    service = MemoryService()
+    service.queue("q").handler()(lambda message: None)
+
+    async def around(message: Message, call: object) -> AsyncIterator[None]:
+        yield
+
+    with pytest.raises(ConfigError, match="yields"):
+        Worker(service, middleware=[around], telemetry=False).start()
 
 
 class _Watched(Slot[Any]):

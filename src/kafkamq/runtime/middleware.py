@@ -37,6 +37,8 @@ def surrounded(
         if inspect.isgeneratorfunction(each):
             call = _around_async(each, call) if is_async else _around(each, call)
             continue
+        if inspect.isasyncgenfunction(each):
+            raise ConfigError(f"middleware {each.__qualname__} yields: make it def, without async")
         if inspect.iscoroutinefunction(each) is not is_async:
             kind = "async def" if is_async else "def"
             raise ConfigError(
