@@ -55,6 +55,7 @@ class Verdicts:
         self._queued: deque[MarkersMessage] = deque()  # ENDs to write
         self._written_ms = 0
         self._failed: deque[MarkersMessage] = deque()  # ENDs to write again
+        self._unseen: dict[Lease, None] = {}  # settled unseen, and their ENDs are under way
         self._running_out: deque[Lease] = deque()  # settled unseen, and no END is in the log
         self._under_way: dict[
             MarkersMessage, None
@@ -255,23 +256,35 @@ class Verdicts:
             end = encode_end(lease.message_id, outcome, consumer_id=lease.holder_id, reason=reason)
             lease.is_end_known = True  # without it the lease just runs out
             report = partial(self._unseen_reported, lease)
+            self._unseen[lease] = None
             try:
                 self._worker.writer.write(end, message._marker_key, lease.marker_partition, report)
             except BrokerError as error:
                 _log.warning("an END could not be queued", extra={"said": str(error)})
-                self._running_out.append(lease)
+                report(error, None)
 
     def _unseen_reported(self, lease: Lease, error: object, _: object) -> None:
         if error is not None:  # without a lock, as in ``end_failed``
             self._running_out.append(lease)
+        self._unseen.pop(lease, None)
 
     def _let_run_out(self) -> None:
         """Their ENDs are not in the log: no KEEPALIVE may name their consumer any more (R7)."""
+        count = 0
         with self._worker.lock:
             while self._running_out:
                 self._worker.leases.end_failed(self._running_out[0], monotonic_ms())
                 self._running_out.popleft()
+                count += 1
             self._worker.renew_id()
+        self._warn_unreleased(count, "their ENDs are not in the log")
+
+    def _warn_unreleased(self, count: int, said: str) -> None:
+        if count:
+            _log.warning(
+                "messages could not be released; they come back when their leases end",
+                extra={"queue": self.queue_id, "messages": count, "said": said},
+            )
 
     # What is known of leases.
 
@@ -423,11 +436,22 @@ class Verdicts:
 
     def close(self, timeout_s: float) -> KafkaMQError | None:
         """Wait once more; what is not confirmed then is given up."""
+        deadline_s = time.monotonic() + timeout_s
+        failure: KafkaMQError | None = None
         try:
             self._drain(timeout_s)
         except KafkaMQError as error:
-            return error
-        return None
+            failure = error
+        self._confirm_unseen(deadline_s - time.monotonic())
+        return failure
+
+    def _confirm_unseen(self, timeout_s: float) -> None:
+        """Wait for the ENDs of what nobody saw: the client's end drops what is still queued."""
+        try:
+            self._worker.writer.confirm(lambda: not self._unseen, "releasing messages", timeout_s)
+        except KafkaMQError as error:
+            self._warn_unreleased(len(self._unseen), str(error))
+        self._let_run_out()
 
 
 def _check_reason(reason: str, *, is_needed: bool) -> None:

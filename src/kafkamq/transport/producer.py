@@ -331,7 +331,7 @@ class IdempotentProducer:
             DeadlineExceededError: Not in time, or not all of it will be reported.
         """
         deadline_s = time.monotonic() + timeout_s
-        while not self.wait_for(is_known, _CONFIRM_S):
+        while not self.wait_for(is_known, min(_CONFIRM_S, deadline_s - time.monotonic())):
             self.check(doing)
             is_over = self.is_idle and not is_known()
             if is_over or time.monotonic() > deadline_s:

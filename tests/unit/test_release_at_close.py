@@ -1,0 +1,110 @@
+"""What was STARTed ahead and never handed out is released before the consumer's clients end."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import KafkaError
+
+from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.service import Service
+from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
+from kafkamq.transport.memory.faults import Fault
+from kafkamq.types import MarkerType, Outcome
+
+FAR_S = 0.05  # ten times as long as a flush that only sets out
+AHEAD = 4
+MARKERS = "n.markers"
+NOT_RELEASED = "messages could not be released; they come back when their leases end"
+BOTH = pytest.mark.parametrize("exactly_once", [False, True])
+
+
+class Kafka:
+    """A cluster in memory with messages in its queue."""
+
+    def __init__(self) -> None:
+        self.name = uuid.uuid4().hex
+        self.service = Service(f"memory://{self.name}", "n")
+        self.service.create_topics(partitions=1, marker_partitions=1)
+        self.cluster = cluster_of(f"memory://{self.name}")
+        producer = self.service.queue("q").producer()
+        for number in range(AHEAD + 1):
+            producer.send(b"%d" % number).result(10)
+
+    def consumer(self, *, exactly_once: bool) -> Consumer:
+        """One that has handed out one message, and STARTed the others."""
+        queue = self.service.queue("q", exactly_once=exactly_once, receive_buffer=AHEAD + 1)
+        consumer = queue.consumer()
+        assert consumer.receive(30) is not None
+        assert consumer.in_flight == AHEAD + 1
+        return consumer
+
+    def answer_produce(self, fault: Fault) -> None:
+        """What becomes of each marker from now on."""
+        self.cluster.faults.plan = lambda kind, _, place: (
+            fault if kind == "produce" and place == (MARKERS, 0) else None
+        )
+
+    def released(self) -> list[int]:
+        """Offsets of the messages with a RELEASE in the log."""
+        (partition,) = self.cluster.topics[MARKERS].partitions
+        found = [decode_marker(each.value or b"") for each in partition.records if each]
+        return [
+            marker.message_id.offset
+            for marker in found
+            if marker.type is MarkerType.END
+            and marker.outcome is Outcome.RELEASE
+            and marker.message_id is not None
+        ]
+
+
+@pytest.fixture
+def kafka() -> Iterator[Kafka]:
+    made = Kafka()
+    yield made
+    made.service.close()
+    forget_cluster(made.name)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.message for each in caplog.records if each.levelno == logging.WARNING]
+
+
+@BOTH
+def test_a_broker_that_answers_late_has_the_releases(
+    kafka: Kafka, caplog: pytest.LogCaptureFixture, *, exactly_once: bool
+) -> None:
+    consumer = kafka.consumer(exactly_once=exactly_once)
+    kafka.answer_produce(Fault(latency_s=FAR_S))
+    consumer.close()
+    assert kafka.released() == [1, 2, 3, 4]
+    assert not warnings_of(caplog)
+
+
+@BOTH
+def test_a_broker_that_never_answers_is_waited_for_until_the_timeout(
+    kafka: Kafka, caplog: pytest.LogCaptureFixture, *, exactly_once: bool
+) -> None:
+    consumer = kafka.consumer(exactly_once=exactly_once)
+    kafka.answer_produce(Fault(is_lost=True))
+    began_s = time.monotonic()
+    consumer.close(0.4)  # no verdict is missing: nothing to raise
+    assert 0.3 < time.monotonic() - began_s < 10
+    assert warnings_of(caplog) == [NOT_RELEASED]
+
+
+@BOTH
+def test_a_release_that_the_broker_refuses_is_told_and_not_waited_for(
+    kafka: Kafka, caplog: pytest.LogCaptureFixture, *, exactly_once: bool
+) -> None:
+    consumer = kafka.consumer(exactly_once=exactly_once)
+    kafka.answer_produce(Fault(error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
+    began_s = time.monotonic()
+    consumer.close(30)
+    assert time.monotonic() - began_s < 10
+    assert warnings_of(caplog) == [NOT_RELEASED]
