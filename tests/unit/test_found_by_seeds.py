@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -43,12 +42,17 @@ def test_the_ends_of_logs_are_not_told_in_time(cluster: Cluster) -> None:
 
 def test_ticks_that_are_all_refused_at_once_do_not_spin(cluster: Cluster) -> None:
     refused = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
-    cluster.faults.plan = lambda kind, *_: Fault(error=refused) if kind == "produce" else None
+    asked: list[object] = []
+
+    def plan(kind: str, *_: object) -> Fault | None:
+        asked.append(kind)
+        return Fault(error=refused) if kind == "produce" else None
+
+    cluster.faults.plan = plan
     ticker = Ticker(config_of(cluster))
-    cpu_s = time.process_time()
     with pytest.raises((BrokerError, DeadlineExceededError)):
         ticker.tick_all([0], engine="e", epoch=1, timeout_s=1.0)
-    assert time.process_time() - cpu_s < 0.9
+    assert 2 <= asked.count("produce") <= 20
     ticker.close()
 
 

@@ -25,6 +25,7 @@ __all__ = ["Ticker"]
 
 _TICK_TIMEOUT_MS = 5_000
 _AGAIN_S = 1.0
+_REFUSED_S = 0.1  # until a TICK that is waited for is written again
 _log = logging.getLogger(__name__)
 
 
@@ -97,7 +98,7 @@ class Ticker:
         while missing:
             for partition in missing:
                 self.tick(partition, engine=engine, epoch=epoch, on_done=offsets.__setitem__)
-            self.poll(0.1)  # also where all is refused at once: it makes room, or tells why
+            self.poll(0)  # also where all is refused at once: it makes room, or tells why
             while len(offsets) < len(partitions) and time.monotonic() < deadline_s:
                 self.poll(0.1)
             missing = [number for number in partitions if offsets.get(number, -1) < 0]
@@ -106,6 +107,8 @@ class Ticker:
                     f"appending a TICK to {self._config.marker_topic} partitions {missing}",
                     timeout_s,
                 )
+            if missing:
+                time.sleep(_REFUSED_S)
             for partition in missing:
                 offsets.pop(partition, None)
         return offsets
