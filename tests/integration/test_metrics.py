@@ -83,12 +83,15 @@ def test_what_goes_wrong_is_counted(bootstrap: str, namespace: str) -> None:
         wait_until(lambda: sum(catalog.REDELIVERED.values().values()) >= started)
         wait_until(lambda: counted(catalog.LATENESS) > late_before)
         wait_until(lambda: sum(catalog.POSITION.values().values()) > 0)
-        producer.send(b"again")
+        for _ in range(20):
+            producer.send(b"again", key=b"one partition")
         producer.flush()
         with service.queue(namespace, redelivery_timeout=600.0).consumer() as consumer:
             receive_all(consumer, 1)[0].reject("for the test", wait=True)
-            assert consumer.receive(30) is not None
-            wait_until(lambda: consumer.in_flight >= 2)  # one is STARTed ahead
+            held = [consumer.receive(30)]
+            while consumer.in_flight <= len(held):
+                held.append(consumer.receive(30))  # until another one is STARTed ahead
+                assert held[-1] is not None
             # 600 s, or what is left of R12's 60 s of what has ended beside it
             wait_until(lambda: max(catalog.OLDEST_DEADLINE.values().values(), default=0) > 30)
         assert of(catalog.RELEASED, namespace) >= 1

@@ -330,6 +330,7 @@ def test_a_process_has_several_handlers_at_once(
 ) -> None:
     """Four of them wait for each other, in each of two processes."""
     work = working(handler, count=2, threads=4)
+    wait_until(lambda: len(work.executor.pids) == 2, "both processes")
     work.shelf.add(*runs(*"abcdefgh"))
     work.shelf.wait(8)
     assert work.outcomes() == {}
