@@ -12,7 +12,7 @@ import pytest
 from kafkamq.dev import artifacts, java, modules
 from kafkamq.dev.artifacts import fetch_kafka
 from kafkamq.dev.errors import ArtifactError, JavaError
-from kafkamq.dev.ivy import Ivy, ivy_jar
+from kafkamq.dev.ivy import IVY, Ivy, ivy_jar
 from kafkamq.dev.modules import Module
 
 
@@ -140,20 +140,25 @@ def test_without_pyspark_ivy_is_fetched_once_and_checked(
     assert not list(cache.iterdir())
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    maven = tmp_path / "mvn"
+    maven.write_text(
+        f'#!/bin/sh\nfor last; do :; done\ncp "{published}" "${{last#*=}}/{IVY.file_name}"\n'
+    )
+    maven.chmod(0o755)
     published.write_bytes(b"something else")
     with pytest.raises(ArtifactError, match="expected SHA-256"):
-        ivy_jar(cache, work, url=published.as_uri())
+        ivy_jar(cache, work, maven=str(maven))
     assert not list(cache.iterdir())
 
     published.write_bytes(bundled.read_bytes())  # PySpark bundles the published jar
-    jar = ivy_jar(cache, work, url=published.as_uri())
+    jar = ivy_jar(cache, work, maven=str(maven))
     assert (jar.parent, jar.read_bytes()) == (cache, bundled.read_bytes())
 
     published.unlink()
-    assert ivy_jar(cache, work, url=published.as_uri()) == jar
+    assert ivy_jar(cache, work, maven=str(maven)) == jar
     jar.unlink()
     with pytest.raises(ArtifactError, match=r"put ivy-.*jar into"):
-        ivy_jar(cache, work, url=published.as_uri())
+        ivy_jar(cache, work, maven=str(maven))
 
 
 def test_a_failed_download_shows_the_end_of_ivys_output(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Runs Ivy: fetches named modules, several runs side by side.
 
-Ivy is one jar: the one that an installed PySpark bundles, else the published one, which is fetched
-once and checked against its SHA-256. Its own settings know where published artifacts are; a user
-with a mirror names a settings file.
+Ivy is one jar: the one that an installed PySpark bundles, else the published one, which Maven
+copies once and which is checked against its SHA-256. Both have settings of their own that know
+where published artifacts are; a user with a mirror names a settings file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import importlib.util
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +32,8 @@ MAX_SIDE_BY_SIDE = 4  # more only fight for the cores: 4 took 3.2 s, 8 took 3.8 
 TIMEOUT_S = 600.0
 _OUTPUT_TAIL_LINES = 25
 _POLL_S = 0.05
-_IVY_URL = f"https://repo1.maven.org/maven2/org/apache/ivy/ivy/{IVY.version}/{IVY.file_name}"
-_DOWNLOAD_TIMEOUT_S = 60.0
+_COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
+_COPY_TIMEOUT_S = 120.0
 # Sums are checked against our own list, so Ivy need not fetch its own; nor does it need POMs.
 _SETTINGS = """<ivysettings>
   <property name="ivy.checksums" value=""/>
@@ -47,13 +46,13 @@ _PATTERN = "[organisation]/[module]/[revision]/[artifact]-[revision].[ext]"
 Coordinates = tuple[str, str, str]  # organisation, name, version
 
 
-def ivy_jar(cache: Path, work: Path, *, url: str = _IVY_URL) -> Path:
+def ivy_jar(cache: Path, work: Path, *, maven: str = "mvn") -> Path:
     """Ivy's jar; the caller's turn in the cache must be its own.
 
     Args:
         cache: The jar is kept there, where PySpark, which is not imported, does not bring one.
-        work: For the download; in the same file system.
-        url: Where the published jar is.
+        work: For the copy; in the same file system.
+        maven: The command that knows where published jars are.
 
     Raises:
         ArtifactError: It cannot be fetched, or is not the published one.
@@ -63,18 +62,29 @@ def ivy_jar(cache: Path, work: Path, *, url: str = _IVY_URL) -> Path:
         for jar in sorted(Path(folder, "jars").glob("ivy-*.jar")):
             return jar
     if verify(cache, [IVY]):
-        part = work / IVY.file_name
-        try:
-            with urllib.request.urlopen(url, timeout=_DOWNLOAD_TIMEOUT_S) as answer:
-                part.write_bytes(answer.read())
-        except OSError as error:
-            raise ArtifactError(
-                f"Ivy, which fetches Kafka, cannot be fetched from {url}: {error}. Without a "
-                f"network, put {IVY.file_name} into {cache}"
-            ) from error
+        _copy_with_maven(maven, work, cache)
         verify(work, [IVY])
-        part.replace(cache / IVY.file_name)
+        (work / IVY.file_name).replace(cache / IVY.file_name)
     return cache / IVY.file_name
+
+
+def _copy_with_maven(maven: str, work: Path, cache: Path) -> None:
+    wanted = f"-Dartifact={IVY}"
+    command = [maven, "-q", "-B", _COPY, wanted, f"-DoutputDirectory={work}"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=work,
+            timeout=_COPY_TIMEOUT_S, check=False,
+        )  # fmt: skip
+        said = "" if done.returncode == 0 else (done.stdout + done.stderr).strip()[-500:]
+        failed = done.returncode != 0
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said, failed = str(error), True
+    if failed:
+        raise ArtifactError(
+            f"Ivy, which fetches Kafka, cannot be fetched by {maven}: {said}. Install PySpark "
+            f"(kafkamq[spark]), which brings it, or Maven, or put {IVY.file_name} into {cache}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
