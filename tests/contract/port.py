@@ -16,7 +16,7 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_consumer, open_producer
-from kafkamq.transport.memory.cluster import Cluster, cluster_of
+from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of
 from kafkamq.transport.port import Consumer, Producer
 from kafkamq.transport.settings import (
     consumer_settings,
@@ -61,7 +61,7 @@ class Kafka:
         self.admin = stack.enter_context(Admin(self.config))
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> MemoryKafka:
         """The one in memory."""
         return cluster_of(self.config.bootstrap_servers)
 

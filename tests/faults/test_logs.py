@@ -29,7 +29,7 @@ from kafkamq.queue.service import Service
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.partitions import marker_partition
 from kafkamq.testing.faults import committed_positions, read_records
-from kafkamq.transport.memory import LogRecord
+from kafkamq.testing.history import LogRecord
 from kafkamq.types import MessageId, Outcome
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]

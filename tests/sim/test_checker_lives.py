@@ -8,10 +8,9 @@ import pytest
 
 from kafkamq.markers.rules.delivery import DueCause
 from kafkamq.markers.wire.markers import encode_marker
-from kafkamq.testing.history import Ending, Timeline, Why, read_timelines
+from kafkamq.testing.history import Ending, LogRecord, Timeline, Why, read_timelines
 from kafkamq.testing.naive import Identity, NaiveState, State
 from kafkamq.testing.random_markers import MarkerRecord, random_markers
-from kafkamq.transport.memory import LogRecord
 from kafkamq.types import Marker, MarkerType, MessageId
 
 CAUSES = {

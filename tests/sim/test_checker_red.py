@@ -15,9 +15,9 @@ import pytest
 from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_marker
 from kafkamq.queue.wire.headers import DELIVERY_COUNT, ORIGIN, REASON
 from kafkamq.testing.checker import CheckFailedError, Verdict, check_logs
+from kafkamq.testing.history import LogRecord
 from kafkamq.testing.simulation.limits import Behaviour, Faults, Limits
 from kafkamq.testing.simulation.simulator import Simulation, simulate
-from kafkamq.transport.memory import LogRecord
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
 
 LIMITS = Limits(

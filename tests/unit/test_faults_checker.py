@@ -10,7 +10,7 @@ import pytest
 
 from kafkamq.markers.wire.markers import encode_end, encode_start, encode_tick
 from kafkamq.testing.faults import Event, HistoryError, Recorder, check_run, digest, read_histories
-from kafkamq.transport.memory import LogRecord
+from kafkamq.testing.history import LogRecord
 from kafkamq.types import MessageId, Outcome
 
 MESSAGES, MARKERS = "ns.messages", "ns.markers"

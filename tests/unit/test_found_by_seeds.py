@@ -13,14 +13,14 @@ from kafkamq.markers.tracker.ticker import Ticker
 from kafkamq.queue.service import Service
 from kafkamq.transport import clients, transactions
 from kafkamq.transport.admin import Admin
-from kafkamq.transport.memory.cluster import Cluster, cluster_of, forget_cluster
+from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 from kafkamq.transport.memory.faults import Fault
 from kafkamq.transport.memory.producer import Producer
 from kafkamq.transport.transactions import TransactionalProducer
 
 
 @pytest.fixture
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[MemoryKafka]:
     name = f"faults-{request.node.name}"
     with Service(f"memory://{name}", "n") as service:
         service.create_topics(partitions=1, marker_partitions=1)
@@ -28,11 +28,11 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     forget_cluster(name)
 
 
-def config_of(cluster: Cluster) -> ServiceConfig:
+def config_of(cluster: MemoryKafka) -> ServiceConfig:
     return ServiceConfig(bootstrap_servers=f"memory://{cluster.name}", namespace="n")
 
 
-def test_the_ends_of_logs_are_not_told_in_time(cluster: Cluster) -> None:
+def test_the_ends_of_logs_are_not_told_in_time(cluster: MemoryKafka) -> None:
     with Admin(config_of(cluster), timeout_s=0.5) as admin:
         assert admin.log_ends("n.markers") == {0: (0, 0)}
         cluster.faults.is_down = True
@@ -40,7 +40,7 @@ def test_the_ends_of_logs_are_not_told_in_time(cluster: Cluster) -> None:
             admin.log_ends("n.markers")
 
 
-def test_ticks_that_are_all_refused_at_once_do_not_spin(cluster: Cluster) -> None:
+def test_ticks_that_are_all_refused_at_once_do_not_spin(cluster: MemoryKafka) -> None:
     refused = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     asked: list[object] = []
 
@@ -57,7 +57,7 @@ def test_ticks_that_are_all_refused_at_once_do_not_spin(cluster: Cluster) -> Non
 
 
 def test_a_transactional_producer_that_failed_for_good_says_that_it_needs_another(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: MemoryKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Producer] = []
 

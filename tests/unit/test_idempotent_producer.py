@@ -18,7 +18,7 @@ from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
 from kafkamq.transport import producer as module
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import KafkaError, Meaning, has_ended, is_retriable, meaning
-from kafkamq.transport.memory.cluster import Cluster, cluster_of, forget_cluster
+from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 from kafkamq.transport.producer import IdempotentProducer, ThreadedProducer
 from kafkamq.transport.settings import producer_settings
 
@@ -31,7 +31,7 @@ class Kafka:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.name = uuid.uuid4().hex
         self.config = ServiceConfig(bootstrap_servers=f"memory://{self.name}")
-        self.cluster: Cluster = cluster_of(self.config.bootstrap_servers)
+        self.cluster: MemoryKafka = cluster_of(self.config.bootstrap_servers)
         self.cluster.create_topic("t", 2)
         self.clients: list[Any] = []
         self.told: list[KafkaError | None] = []

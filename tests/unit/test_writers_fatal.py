@@ -19,7 +19,7 @@ from kafkamq.queue.wire.headers import Origin
 from kafkamq.transport import producer
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.errors import KafkaError
-from kafkamq.transport.memory.cluster import Cluster, cluster_of, forget_cluster
+from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 
 
 class Kafka:
@@ -28,7 +28,7 @@ class Kafka:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.name = uuid.uuid4().hex
         self.config = ServiceConfig(bootstrap_servers=f"memory://{self.name}")
-        self.cluster: Cluster = cluster_of(self.config.bootstrap_servers)
+        self.cluster: MemoryKafka = cluster_of(self.config.bootstrap_servers)
         for topic in (
             self.config.tracker_topic,
             self.config.quarantine_topic,

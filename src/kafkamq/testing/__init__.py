@@ -1,8 +1,9 @@
 """Testing without a cluster: queues and Kafka in memory, a simulator, and the checker.
 
 `MemoryService` is a `Service` without Kafka, on a `Clock` that a test moves, for tests of handlers.
-`MemoryKafka` is a log for tests of your own. `simulate` runs senders, workers and trackers under
-faults that a seed draws, on greenlet. `check_logs` judges any namespace from its topics, also
+`Service("memory://NAME")` runs the clients that ship on a `MemoryKafka`, which `cluster_of` finds
+and `forget_cluster` empties. `simulate` runs senders, workers and trackers under faults that a seed
+draws, on greenlet. `check_logs` judges any namespace from its topics, also
 of a real Kafka (`record_of` takes what confluent-kafka consumed). `random_markers`,
 `NaiveTracker` and `check_agreement` are for tests of trackers.
 """
@@ -19,10 +20,10 @@ from kafkamq.testing.agreement import (
     plan_of_batches,
 )
 from kafkamq.testing.checker import CheckFailedError, Problem, Verdict, check_logs, record_of
+from kafkamq.testing.history import LogRecord
 from kafkamq.testing.naive import NaiveTracker
 from kafkamq.testing.random_markers import MarkerRecord, random_markers
 from kafkamq.testing.service import Clock, MemoryDeadLetter, MemoryService
-from kafkamq.transport.memory import Committed, LogRecord, MemoryKafka, TransactionalProducer
 
 if TYPE_CHECKING:
     from kafkamq.testing.simulation.limits import (
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
         draw_limits,
     )
     from kafkamq.testing.simulation.simulator import Simulation, simulate
+    from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 
 __all__ = [
     "Behaviour",
     "CheckFailedError",
     "Clock",
-    "Committed",
     "Faults",
     "Limits",
     "LogRecord",
@@ -52,13 +53,14 @@ __all__ = [
     "Simulation",
     "StateStore",
     "TrackerSettings",
-    "TransactionalProducer",
     "Verdict",
     "WorkerSettings",
     "check_agreement",
     "check_logs",
+    "cluster_of",
     "cut_batches",
     "draw_limits",
+    "forget_cluster",
     "plan_of_batches",
     "random_markers",
     "record_of",
@@ -69,6 +71,7 @@ _LIMITS = ("Behaviour", "Faults", "Limits", "TrackerSettings", "WorkerSettings",
 _HOMES = {
     "kafkamq.testing.simulation.limits": _LIMITS,
     "kafkamq.testing.simulation.simulator": ("Simulation", "simulate"),
+    "kafkamq.transport.memory.cluster": ("MemoryKafka", "cluster_of", "forget_cluster"),
 }
 
 __getattr__ = loader(__name__, _HOMES)

@@ -21,8 +21,7 @@ from typing import Protocol
 from kafkamq.errors import KafkaMQError
 from kafkamq.queue.wire import headers as names
 from kafkamq.queue.wire.headers import MessageHeaders, Origin, read_message_headers
-from kafkamq.testing.history import Ending, Life, Timeline, Why, read_timelines
-from kafkamq.transport.memory import LogRecord
+from kafkamq.testing.history import Ending, Life, LogRecord, Timeline, Why, read_timelines
 from kafkamq.types import DeadLetterReason, Marker, MarkerType
 
 __all__ = ["CheckFailedError", "Checker", "Problem", "Verdict", "check_logs", "record_of"]

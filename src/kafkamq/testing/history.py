@@ -14,14 +14,26 @@ from enum import Enum
 
 from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.markers.wire.markers import decode_marker
-from kafkamq.transport.memory import LogRecord
-from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
 
-__all__ = ["Ending", "Life", "Timeline", "Why", "read_timelines"]
+__all__ = ["Ending", "Life", "LogRecord", "Timeline", "Why", "read_timelines"]
 
 _BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 _MAX_GRACE_MS = 3000
 _MEMORY_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """One record of any topic, as a consumer gets it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int  # LogAppendTime; -1: any other kind of timestamp
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
 
 
 class Why(Enum):

@@ -36,7 +36,7 @@ from kafkamq.queue.wire.keys import split_key
 from kafkamq.testing.checker import CheckFailedError, Verdict, check_logs
 from kafkamq.testing.faults.history import Event, digest
 from kafkamq.testing.faults.positions import OpenEntries
-from kafkamq.transport.memory import LogRecord
+from kafkamq.testing.history import LogRecord
 from kafkamq.types import Marker, MarkerType, Outcome
 
 __all__ = ["Finding", "Report", "check_run"]

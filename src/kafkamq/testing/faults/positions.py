@@ -6,8 +6,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from kafkamq.testing.history import read_timelines
-from kafkamq.transport.memory import LogRecord
+from kafkamq.testing.history import LogRecord, read_timelines
 
 __all__ = ["OpenEntries"]
 

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DeadlineExceededError
 from kafkamq.testing.checker import record_of
-from kafkamq.transport.memory import LogRecord
+from kafkamq.testing.history import LogRecord
 
 __all__ = ["NamespaceRecords", "committed_positions", "log_end", "read_namespace", "read_records"]
 

@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kafkamq.queue.service import Service
+from kafkamq.testing.history import LogRecord
 from kafkamq.testing.simulation.limits import Limits
 from kafkamq.testing.simulation.scheduler import START_NS, Process, Scheduler
 from kafkamq.transport import clients
-from kafkamq.transport.memory import LogRecord
 
 if TYPE_CHECKING:
-    from kafkamq.transport.memory.cluster import Cluster
+    from kafkamq.transport.memory.cluster import MemoryKafka
     from kafkamq.transport.memory.faults import Fault
     from kafkamq.transport.memory.log import Place
 
@@ -49,7 +49,7 @@ class SimulatedKafka:
         self._is_chaos = True
         self._owners: dict[object, Process] = {}
         self._read: dict[tuple[str, int], int] = {}
-        self._cluster: Cluster | None = None
+        self._cluster: MemoryKafka | None = None
 
     # ---- what it is
 
@@ -62,7 +62,7 @@ class SimulatedKafka:
         cluster.now_ms = lambda: (self._scheduler.now_ns + START_NS) // 1_000_000 + self._skew_ms
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> MemoryKafka:
         """The brokers."""
         assert self._cluster is not None, "it is open"
         return self._cluster

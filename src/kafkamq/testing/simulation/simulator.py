@@ -24,7 +24,7 @@ from functools import partial
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.testing.checker import Problem, Verdict, check_logs
-from kafkamq.testing.history import Ending, Timeline, read_timelines
+from kafkamq.testing.history import Ending, LogRecord, Timeline, read_timelines
 from kafkamq.testing.simulation.batches import BatchTracker, Checkpoint
 from kafkamq.testing.simulation.cluster import SimulatedKafka
 from kafkamq.testing.simulation.limits import Faults, Limits, draw_limits
@@ -32,7 +32,6 @@ from kafkamq.testing.simulation.processes import Told, Tracker, Worker, World, s
 from kafkamq.testing.simulation.scheduler import NS_PER_S, Process, Scheduler, SimulationOver, Task
 from kafkamq.testing.simulation.states import of_line, of_logs
 from kafkamq.testing.simulation.swapping import swapped
-from kafkamq.transport.memory import LogRecord
 from kafkamq.types import MarkerType, Outcome
 
 __all__ = ["Simulation", "simulate"]

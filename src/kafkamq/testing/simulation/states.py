@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from kafkamq.queue.wire.headers import REASON
-from kafkamq.testing.history import Life, Timeline, Why, read_timelines
-from kafkamq.transport.memory import LogRecord
+from kafkamq.testing.history import Life, LogRecord, Timeline, Why, read_timelines
 from kafkamq.types import MarkerType
 
 __all__ = ["STATES", "of_line", "of_logs"]

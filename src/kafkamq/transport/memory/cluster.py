@@ -18,9 +18,9 @@ from kafkamq.transport.memory.log import Partition, Topic
 from kafkamq.transport.memory.state import State
 from kafkamq.transport.memory.transactions import Transactions
 
-__all__ = ["Cluster", "cluster_of", "forget_cluster"]
+__all__ = ["MemoryKafka", "cluster_of", "forget_cluster"]
 
-_clusters: dict[str, Cluster] = {}
+_clusters: dict[str, MemoryKafka] = {}
 
 BROKER_SETTINGS = {
     "auto.create.topics.enable": "false",
@@ -35,10 +35,10 @@ BROKER_SETTINGS = {
 }
 
 
-def cluster_of(address: str) -> Cluster:
+def cluster_of(address: str) -> MemoryKafka:
     """The cluster of an address; made when it is first asked for."""
     name = address.removeprefix("memory://")
-    return _clusters.get(name) or _clusters.setdefault(name, Cluster(name))
+    return _clusters.get(name) or _clusters.setdefault(name, MemoryKafka(name))
 
 
 def forget_cluster(name: str) -> None:
@@ -50,7 +50,7 @@ def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Cluster(State):
+class MemoryKafka(State):
     """One cluster of one broker; its time is the wall clock by default.
 
     Attributes:

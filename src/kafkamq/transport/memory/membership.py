@@ -20,7 +20,7 @@ from kafkamq.transport.memory.log import Place
 from kafkamq.transport.memory.transactional import encode_member
 
 if TYPE_CHECKING:
-    from kafkamq.transport.memory.cluster import Cluster
+    from kafkamq.transport.memory.cluster import MemoryKafka
 
 __all__ = ["Membership"]
 
@@ -36,7 +36,7 @@ class Membership:
         strategies: Its assignors, the preferred one first.
     """
 
-    cluster: Cluster
+    cluster: MemoryKafka
     client_id: str
     known: dict[str, int]
     assign: Callable[[list[TopicPartition]], None]

@@ -25,7 +25,7 @@ class _Pumped(Protocol):
 
 
 class State:
-    """The lower half of ``Cluster``.
+    """The lower half of ``MemoryKafka``.
 
     Attributes:
         now_ms: The broker's time, which may step.

@@ -17,7 +17,7 @@ from kafkamq.transport.memory.log import Partition, Transaction
 from kafkamq.transport.memory.transactions import StaleEpochError
 
 if TYPE_CHECKING:
-    from kafkamq.transport.memory.cluster import Cluster
+    from kafkamq.transport.memory.cluster import MemoryKafka
 
 __all__ = ["Transactional", "decode_member", "encode_member"]
 
@@ -51,7 +51,7 @@ class _State(Enum):
 class Transactional:
     """What ``Producer`` does with a transactional id; without one only its fatal error."""
 
-    cluster: Cluster
+    cluster: MemoryKafka
     _purge: Callable[[], None]
     _request: Callable[..., Any]
     _check_open: Callable[[], None]

@@ -93,13 +93,6 @@ class Transactions:
             each.open is not None and wanted in each.open.offsets for each in self._ids.values()
         )
 
-    def has_pending_offsets(self, group: str) -> bool:
-        """Whether an open transaction holds an offset of this group."""
-        return any(
-            each.open is not None and any(of == group for of, _ in each.open.offsets)
-            for each in self._ids.values()
-        )
-
     def _checked(self, name: str, epoch: int) -> _TransactionalId:
         each = self._ids[name]
         if each.epoch != epoch:
