@@ -23,7 +23,7 @@ from kafkamq.spark.tracker.folding import FOLDED_COLUMNS, FoldSettings, Partitio
 from kafkamq.spark.tracker.partition_ledgers import PartitionLedgers
 from kafkamq.spark.tracker.slot_settler import SettleSettings, SlotSettler
 from kafkamq.spark.tracker.ticking import TickKeeper
-from kafkamq.testing.simulation.processes import World
+from kafkamq.testing.simulation.processes import QueueWorld
 from kafkamq.testing.simulation.scheduler import Process
 from kafkamq.transport.log_reader import LogRange, log_reader
 
@@ -88,7 +88,7 @@ class _TaskLostError(KafkaMQError):
 class BatchTracker:
     """A process of its own; only one at a time runs on a checkpoint."""
 
-    def __init__(self, world: World, checkpoint: Checkpoint) -> None:
+    def __init__(self, world: QueueWorld, checkpoint: Checkpoint) -> None:
         self.is_closing = False
         self._world = world
         self._checkpoint = checkpoint

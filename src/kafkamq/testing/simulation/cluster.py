@@ -7,9 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kafkamq.queue.service import Service
 from kafkamq.testing.history import LogRecord
-from kafkamq.testing.simulation.limits import Limits
+from kafkamq.testing.simulation.limits import Situation
 from kafkamq.testing.simulation.scheduler import START_NS, Process, Scheduler
 from kafkamq.transport import clients
 
@@ -40,10 +39,10 @@ class _Cut:
 class SimulatedKafka:
     """One run's cluster."""
 
-    def __init__(self, scheduler: Scheduler, name: str, limits: Limits) -> None:
+    def __init__(self, scheduler: Scheduler, name: str, situation: Situation) -> None:
         self.servers = f"memory://{name}"
         self._scheduler = scheduler
-        self._limits = limits
+        self._situation = situation
         self._rng = random.Random(scheduler.rng.random())
         self._skew_ms = 0
         self._is_chaos = True
@@ -54,7 +53,7 @@ class SimulatedKafka:
     # ---- what it is
 
     def open(self) -> None:
-        """Make it, and its namespace's topics, before anybody else."""
+        """Make it, before anybody else."""
         from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 
         forget_cluster(self.servers.removeprefix("memory://"))
@@ -66,16 +65,6 @@ class SimulatedKafka:
         """The brokers."""
         assert self._cluster is not None, "it is open"
         return self._cluster
-
-    def create_topics(self, namespace: str) -> None:
-        """By the service, as its users do."""
-        limits = self._limits
-        with Service(self.servers, namespace) as service:
-            service.create_topics(
-                partitions=limits.partitions, marker_partitions=limits.marker_partitions
-            )
-            markers = self.cluster.topics[service.config.marker_topic]
-        markers.settings["retention.ms"] = str(limits.retention_ms)
 
     def close(self) -> None:
         """Forget it."""
@@ -125,12 +114,12 @@ class SimulatedKafka:
 
     def begin_faults(self, at: Callable[[float, Callable[[], None]], None]) -> None:
         """From here on the limits' faults happen; ``at`` does something after some seconds."""
-        limits, faults, rng = self._limits, self._limits.faults, self._rng
+        faults, rng = self._situation.faults, self._rng
         self.cluster.faults.plan = self._plan
         self.cluster.faults.cut = _Cut(self._owners)  # type: ignore[assignment]  # as a set
         if faults.full_queue_rate:
             self.cluster.faults.is_full = self._is_full
-        chaos_s = limits.chaos_ms / 1000
+        chaos_s = self._situation.chaos_ms / 1000
         topics = list(self.cluster.topics.values())
         places = [(each.name, number) for each in topics for number in range(len(each.partitions))]
         for _ in range(faults.outages):
@@ -175,7 +164,7 @@ class SimulatedKafka:
     def _plan(self, kind: str, _: object, _place: Place | None) -> Fault | None:
         from kafkamq.transport.memory.faults import REFUSALS, Fault
 
-        rng, faults = self._rng, self._limits.faults
+        rng, faults = self._rng, self._situation.faults
         latency_s = rng.random() * faults.latency_ms / 1000
         if not self._is_chaos:
             return Fault(latency_s=latency_s) if latency_s else None
@@ -187,7 +176,7 @@ class SimulatedKafka:
         return Fault(latency_s=latency_s) if latency_s else None
 
     def _is_full(self, _: object) -> bool:
-        return self._is_chaos and self._rng.random() < self._limits.faults.full_queue_rate
+        return self._is_chaos and self._rng.random() < self._situation.faults.full_queue_rate
 
     def _break(
         self,

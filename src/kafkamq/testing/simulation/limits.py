@@ -5,10 +5,19 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from kafkamq.config import Backoff
 
-__all__ = ["Behaviour", "Faults", "Limits", "TrackerSettings", "WorkerSettings", "draw_limits"]
+__all__ = [
+    "Behaviour",
+    "Faults",
+    "Limits",
+    "Situation",
+    "TrackerSettings",
+    "WorkerSettings",
+    "draw_limits",
+]
 
 
 class Behaviour(Enum):
@@ -50,6 +59,26 @@ class Faults:
     clock_steps: int = 0
     task_loss_rate: float = 0.0  # of a batch's tasks
     lost_offsets: int = 0  # times that Kafka drops what an idle group has committed
+
+
+class Situation(Protocol):
+    """What a run of any kind draws."""
+
+    @property
+    def faults(self) -> Faults:
+        """What goes wrong."""
+
+    @property
+    def preempt_every(self) -> int:
+        """Places that need not wait, per turn that is taken away there; 0: none is."""
+
+    @property
+    def chaos_ms(self) -> int:
+        """For so long faults happen."""
+
+    @property
+    def restart_ms(self) -> int:
+        """Until a dead process is started again, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,6 @@ Everything here is user code on the public interface of kafkamq; what runs below
 
 from __future__ import annotations
 
-import logging
-import random
-import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,18 +20,16 @@ from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.service import Service
-from kafkamq.testing.simulation.executors import Queues
 from kafkamq.testing.simulation.limits import Behaviour, Limits
-from kafkamq.testing.simulation.primitives import Threading
-from kafkamq.testing.simulation.scheduler import NS_PER_S, Process, Scheduler, SimulationOver
+from kafkamq.testing.simulation.scheduler import Process, Scheduler
+from kafkamq.testing.simulation.stage import World
 from kafkamq.types import MessageId
 
 if TYPE_CHECKING:
     from kafkamq.queue.producer import Producer
 
-__all__ = ["Told", "Tracker", "Worker", "World", "send_all"]
+__all__ = ["QueueWorld", "Told", "Tracker", "Worker", "send_all"]
 
-_log = logging.getLogger(__name__)
 QUEUE = "queue"
 Place = tuple[str, int, int]
 
@@ -49,68 +43,25 @@ class Told:
     acked: list[MessageId] = field(default_factory=list)  # and in time
 
 
-@dataclass
-class World:
-    """What all processes of a run share, as if each had its own."""
+class QueueWorld(World):
+    """A namespace, and one queue in it."""
 
-    scheduler: Scheduler
-    limits: Limits
-    servers: str
-    namespace: str = "sim"
-    told: Told = field(default_factory=Told)
-    failures: list[str] = field(default_factory=list)  # what no user can live with
-    is_sent: bool = False
-
-    def __post_init__(self) -> None:
-        self.rng = random.Random(self.scheduler.rng.random())
-        self.threading = Threading(self.scheduler)
-        self.queues = Queues(self.threading)
+    def __init__(self, scheduler: Scheduler, limits: Limits, servers: str) -> None:
+        super().__init__(scheduler, servers)
+        self.limits = limits
+        self.namespace = "sim"
+        self.told = Told()
 
     @property
     def config(self) -> ServiceConfig:
         """Of the namespace."""
         return ServiceConfig(bootstrap_servers=self.servers, namespace=self.namespace)
 
-    def sleep(self, seconds: float) -> None:
-        """Of the present thread."""
-        self.scheduler.sleep(seconds)
-
-    def now_s(self) -> float:
-        """Monotonic."""
-        return self.scheduler.now_s()
-
-    def wall_s(self) -> float:
-        """As ``time.time()``."""
-        return (self.scheduler.now_ns + self.scheduler.wall_offset_ns) / NS_PER_S
-
-    def start(
-        self, name: str, main: Callable[[Process], None], on_end: Callable[[], None]
-    ) -> Process:
-        """A process whose first thread runs ``main``; its other threads end with it."""
-        process = self.scheduler.process(name)
-
-        def run() -> None:
-            try:
-                main(process)
-                for call, args in reversed(process.exit_calls):
-                    call(*args)
-            except KafkaMQError as error:  # it is started again
-                _log.info("a process ended", extra={"said": str(error)})
-            except SimulationOver:
-                return
-            except Exception:  # noqa: BLE001 - the verdict names it
-                self.failures.append(f"{name}: {traceback.format_exc()}")
-            process.kill()
-
-        process.on_death.append(on_end)
-        self.scheduler.spawn(process, "main", run)
-        return process
-
 
 # ---- sending
 
 
-def send_all(world: World) -> None:
+def send_all(world: QueueWorld) -> None:
     """Send what the limits say, and see to it that each is confirmed or failed."""
     limits, rng = world.limits, world.rng
     pause_s = max(0.001, limits.chaos_ms / 2000 / max(1, limits.messages))
@@ -128,7 +79,7 @@ def send_all(world: World) -> None:
     service.close()
 
 
-def _send(world: World, producer: Producer, number: int) -> None:
+def _send(world: QueueWorld, producer: Producer, number: int) -> None:
     limits, rng = world.limits, world.rng
     is_delayed = rng.random() < limits.delayed_share
     delivery = producer.send(
@@ -146,13 +97,13 @@ def _send(world: World, producer: Producer, number: int) -> None:
         world.told.cancelled.append((sent.topic, sent.partition, sent.offset))
 
 
-def _behaviour(world: World) -> Behaviour:
+def _behaviour(world: QueueWorld) -> Behaviour:
     behaviours = [behaviour for behaviour, _ in world.limits.behaviours]
     weights = [weight for _, weight in world.limits.behaviours]
     return world.rng.choices(behaviours, weights)[0]
 
 
-def _queue(world: World, service: Service):  # type: ignore[no-untyped-def]
+def _queue(world: QueueWorld, service: Service):  # type: ignore[no-untyped-def]
     settings = world.limits.worker
     return service.queue(
         QUEUE,
@@ -172,7 +123,7 @@ def _queue(world: World, service: Service):  # type: ignore[no-untyped-def]
 class Worker:
     """A process that receives in its first thread and handles in some others."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: QueueWorld) -> None:
         self.is_closing = False
         self._world = world
         self._limits = world.limits
@@ -294,7 +245,7 @@ class _HandlerError(LeaseLostError):
 class Tracker:
     """A process that runs a replica of the tracker."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: QueueWorld) -> None:
         self.is_closing = False
         self._world = world
 
