@@ -155,9 +155,8 @@ def test_r07_a_slow_handler_keeps_its_message(seed: int, behaviour: Behaviour) -
 
 @pytest.mark.parametrize("seed", range(5))
 def test_r06_poison_takes_nothing_with_it_into_the_dead_letters(seed: int) -> None:
-    # One worker: where others wait for a dead one's session, a commit waits as well, and a last
-    # delivery may end before it was handed out.
-    simulation = simulate(seed, replace(only(Behaviour.POISON, 0.1), workers=1))
+    # Several workers: a commit waits until a dead one's session is over, longer than a lease lasts.
+    simulation = simulate(seed, only(Behaviour.POISON, 0.1))
     counts = check(simulation)
     poison = behaviours_sent(simulation, Behaviour.POISON)
     assert poison > 0

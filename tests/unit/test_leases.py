@@ -163,6 +163,23 @@ def test_for_60_s_after_getting_a_partition_its_messages_are_renewed_by_id() -> 
     assert renew_all(leases, NEW_PARTITION_MS) == [None]
 
 
+def test_what_is_started_is_renewed_by_id_while_its_commit_is_under_way() -> None:
+    """A commit stands behind a rebalance: in a new partition, and under a former id."""
+    leases = make()
+    leases.gained_partition(7, 0)
+    started = leases.start(MessageId(7, 0), 1)
+    leases.started(started, 0, LOG)
+    for at_ms in range(1000, 10_000, 1000):
+        assert renew_all(leases, at_ms) == [MessageId(7, 0)]
+    other = leases.start(MessageId(8, 0), 1)
+    leases.started(other, 9000, LOG + 9000)
+    leases.change_id("me again")
+    assert set(renew_all(leases, 10_000)) == {MessageId(7, 0), MessageId(8, 0)}
+    leases.committed([started, other], 12_000)
+    assert leases.may_hand_out(started, 12_000)
+    assert leases.may_hand_out(other, 12_000)
+
+
 def test_max_lease_ends_it_whatever_renews_it() -> None:
     leases = make(max_lease_ms=10_000)
     lease = held(leases)

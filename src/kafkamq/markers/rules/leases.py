@@ -323,10 +323,10 @@ class Leases:
         for lease in self._open:
             if lease.state is _STARTING:
                 continue
-            # R7: after a failure, and where an older owner's START may come late.
+            # R7: after a failure, and where an older owner's START may come late. Also while the
+            # commit is under way: behind a rebalance it takes longer than a lease lasts.
             if lease.holder_id != consumer_id or lease.partition in new_partitions:
-                if lease.state is _HELD:
-                    single.append(self._renewal(lease, monotonic_ms))
+                single.append(self._renewal(lease, monotonic_ms))
             else:
                 together[lease.marker_partition].append(lease)
         shared = [
