@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from kafkamq.config import TrackerConfig
 from kafkamq.markers.rules.entry import NEVER
 from kafkamq.markers.tracker.partition import Started, TrackedPartition
+from kafkamq.markers.tracker.settlement import SettleReport
 from kafkamq.types import Marker, MarkerType
 
 
@@ -23,3 +27,21 @@ def test_a_partition_that_waits_for_another_start_is_not_shown_as_live() -> None
     assert part.last_status is not None
     assert not part.last_status.is_live
     assert part.last_status.position == status.position
+
+
+@pytest.mark.parametrize(("number", "refresh_s"), [(0, 60), (3, 3600)])
+def test_a_silent_partition_writes_its_ledger_again(
+    number: int, refresh_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other replicas wait for what partition 0's says: one that was deleted is there again soon."""
+    part = TrackedPartition("markers", number, TrackerConfig(), NEVER)
+    ledger: Any = SimpleNamespace(last=SimpleNamespace(batch=1), epoch=1)
+    part.start(Started(ledger, 0, "us"), is_written_soon=False)
+    part.core.apply(0, 1000, Marker(MarkerType.TICK, consumer_id="us", engine_epoch=1))
+    part.settled(part.position(), SettleReport())
+    began_s = time.monotonic()
+    now_s = began_s + refresh_s - 1
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    assert not part.wants_position()
+    now_s = began_s + refresh_s + 1
+    assert part.wants_position()

@@ -25,6 +25,7 @@ MAX_LOOSE = 16_384  # R18: entries that are kept as objects: 3.6 MB; 2,048 if ea
 _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _LEDGER_REFRESH_S = 3600.0  # Kafka forgets offsets of a group that is silent for days
+_EPOCH_REFRESH_S = 60.0  # ... and other replicas start by what partition 0's ledger says (R22)
 
 
 class Phase(Enum):
@@ -202,7 +203,8 @@ class TrackedPartition:
         since_s = time.monotonic() - self._written_s
         if since_s * 1000 < turns * self._config.position_interval_ms or not self.may_try():
             return False
-        return since_s > _LEDGER_REFRESH_S or self.position() != self._written
+        refresh_s = _LEDGER_REFRESH_S if self.number else _EPOCH_REFRESH_S
+        return since_s > refresh_s or self.position() != self._written
 
     def is_behind(self) -> bool:
         """Whether the ledger's position is an older one than the tracker's."""

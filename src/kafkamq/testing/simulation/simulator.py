@@ -132,16 +132,22 @@ class _Run(Stage[_Actor]):
             self.at(rng.uniform(0, self.chaos_s), self._close_worker)
 
     def is_settled(self) -> bool:
-        """Whether every message and every SCHEDULE has ended."""
-        return self._progress.is_settled(self.kafka, self.world.config)
+        """Whether every message and every SCHEDULE has ended, by an END that came in time."""
+        if not self._progress.is_settled(self.kafka, self.world.config):
+            return False
+        self._read_logs()
+        return not self.simulation.verdict().lost
 
     def keep(self) -> None:
         """The logs."""
+        self._read_logs()
+        self.simulation.reached += of_logs(self.simulation.markers, self.simulation.dead_letters)
+
+    def _read_logs(self) -> None:
         simulation, config, kafka = self.simulation, self.world.config, self.kafka
         simulation.messages = kafka.all_records(config.message_topic)
         simulation.markers = kafka.all_records(config.marker_topic)
         simulation.dead_letters = kafka.all_records(config.dead_letter_topic)
-        simulation.reached += of_logs(simulation.markers, simulation.dead_letters)
 
     # ---- processes
 
