@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from kafkamq.types import DeadLetterReason, Marker, MessageId
 
-__all__ = ["Carry", "Copy", "DeadLetter", "DueCause", "Settle", "decide"]
+__all__ = ["Carry", "Copy", "DeadLetter", "DueCause", "Settle", "decide", "each_message"]
 
 
 class DueCause(IntEnum):
@@ -23,10 +24,11 @@ class DueCause(IntEnum):
 
 @dataclass(slots=True)
 class Settle:
-    """Ask the shell to settle one due message: a copy or a dead letter, and the END with it (R15).
+    """Ask the shell to settle due messages of one START: copies or dead letters, and ENDs (R15).
 
-    ``verdict_offset`` is the marker offset of the END that carries a reason, -1 when there is none.
-    Times are of the partition's log clock.
+    Bit i of ``bits`` is the message at ``message_id.offset + i``; bit 0 is set, and all lie in one
+    page of 64 offsets (R32). ``verdict_offset`` is the marker offset of the END that carries a
+    reason, -1 when there is none. Times are of the partition's log clock.
     """
 
     start_offset: int
@@ -37,6 +39,7 @@ class Settle:
     clock_ms: int  # the clock when it was planned
     deadline_ms: int  # when it fell due
     verdict_offset: int
+    bits: int = 1
 
 
 @dataclass(slots=True)
@@ -46,6 +49,22 @@ class Carry:
     start_offset: int
     message_id: MessageId
     remaining_ms: int
+
+
+def each_message(actions: Iterable[Settle | Carry]) -> list[Settle | Carry]:
+    """The same actions, one for each message."""
+    found: list[Settle | Carry] = []
+    for action in actions:
+        if isinstance(action, Carry) or action.bits == 1:
+            found.append(action)
+            continue
+        first, bits = action.message_id, action.bits
+        while bits:
+            at = (bits & -bits).bit_length() - 1
+            bits &= bits - 1
+            message_id = replace(first, offset=first.offset + at)
+            found.append(replace(action, message_id=message_id, bits=1))
+    return found
 
 
 @dataclass(slots=True)
