@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "MarkerType",
     "MarshalRecord",
     "MarshalType",
+    "MessageBatch",
     "MessageId",
     "Nack",
     "OutgoingMessage",
@@ -24,6 +25,7 @@ __all__ = [
     "RangeRecord",
     "RangeType",
     "SentMessage",
+    "expand",
 ]
 
 Headers = tuple[tuple[str, "bytes | None"], ...]
@@ -84,11 +86,32 @@ class MessageId:
 
 
 @dataclass(slots=True)
+class MessageBatch:
+    """Messages of one partition and leader epoch, within one chunk of 4096 offsets; never mutated.
+
+    Bit i of ``bits`` set: the message at ``base_offset`` + i.
+    """
+
+    partition: int
+    topic_id: bytes
+    leader_epoch: int  # both as a MessageId has them
+    base_offset: int
+    bits: int
+
+    def message_ids(self) -> Iterator[MessageId]:
+        """The messages, by ascending offset."""
+        for number, bit in enumerate(bin(self.bits)[:1:-1]):
+            if bit == "1":
+                offset = self.base_offset + number
+                yield MessageId(self.partition, offset, self.topic_id, self.leader_epoch)
+
+
+@dataclass(slots=True)
 class Marker:
     """One decoded marker record, fields as in ``protocol/markers.proto``; never mutated.
 
-    ``message_id`` is None where the wire has none (KEEPALIVE of a consumer, SCHEDULE that was
-    not carried, TICK).
+    ``message_id`` is None where the wire has none (marker with batches, KEEPALIVE of a consumer,
+    SCHEDULE that was not carried, TICK).
     """
 
     type: MarkerType
@@ -109,6 +132,16 @@ class Marker:
     carried_forward: bool = False
     of_schedule: bool = False
     engine_epoch: int = 0
+    batches: tuple[MessageBatch, ...] = ()  # at most one of each chunk
+
+
+def expand(marker: Marker) -> Iterator[Marker]:
+    """The markers of one message each that one with batches means (R27); any other as it is."""
+    if not marker.batches:
+        yield marker
+    for batch in marker.batches:
+        for message_id in batch.message_ids():
+            yield replace(marker, message_id=message_id, batches=())
 
 
 @dataclass(frozen=True, slots=True)

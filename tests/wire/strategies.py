@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from tests.examples import examples
 
 from kafkamq.markers.wire.markers import MAX_DURATION_MS
-from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Headers, Marker, MarkerType, MessageBatch, MessageId, Outcome
 
 bounded = settings(
     deadline=None, max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow]
@@ -29,6 +31,29 @@ message_ids = st.builds(
     topic_id=st.just(b"") | st.binary(min_size=16, max_size=16),
     leader_epoch=counts,
 )
+
+chunks = st.builds(replace, message_ids, offset=st.integers(0, 9) | st.integers(0, INT64 // 4096))
+members = (
+    st.integers(1, 2**4096 - 1)
+    | st.sets(st.integers(0, 4095), min_size=1, max_size=20).map(lambda at: sum(1 << i for i in at))
+    | st.tuples(st.integers(0, 4095), st.integers(1, 4096)).map(
+        lambda run: ((1 << run[1]) - 1 << run[0]) % (1 << 4096)
+    )
+)
+
+
+@st.composite
+def batch_lists(draw: st.DrawFn) -> tuple[MessageBatch, ...]:
+    """At most one batch of each chunk; ``base_offset`` is anywhere below the first message."""
+    batches = []
+    for chunk in draw(st.lists(chunks, min_size=1, max_size=4, unique=True)):
+        bits = draw(members)
+        first = draw(st.integers(0, (bits & -bits).bit_length() - 1))
+        begin = chunk.offset * 4096 + first
+        batches.append(
+            MessageBatch(chunk.partition, chunk.topic_id, chunk.leader_epoch, begin, bits >> first)
+        )
+    return tuple(batches)
 
 
 def header_lists() -> st.SearchStrategy[Headers]:
@@ -105,7 +130,24 @@ carried_schedules = st.builds(
 )
 ticks = st.builds(Marker, type=st.just(MarkerType.TICK), consumer_id=texts, engine_epoch=times)
 
-markers = starts | starts_by_reference | ends | keepalives | schedules | carried_schedules | ticks
+single_markers = (
+    starts | starts_by_reference | ends | keepalives | schedules | carried_schedules | ticks
+)
+batch_starts = st.builds(
+    Marker,
+    type=st.just(MarkerType.START),
+    redeliver_after_ms=durations,
+    key=blobs,
+    consumer_id=texts,
+    by_reference=st.just(True),
+    max_deliveries=counts,
+    max_lease_ms=durations,
+    batches=batch_lists(),
+)
+batch_markers = batch_starts | st.builds(
+    replace, ends | keepalives, message_id=st.none(), batches=batch_lists()
+)
+markers = single_markers | batch_markers
 
 
 @st.composite

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,25 @@ from kafkamq.errors import WireError
 from kafkamq.markers.wire import markers_pb2 as pb
 from kafkamq.markers.wire.marker_writer import varint
 from kafkamq.markers.wire.markers import StartEncoder, decode_marker, encode_marker
-from kafkamq.types import Headers, Marker, MessageId
+from kafkamq.types import Headers, Marker, MessageBatch, MessageId
+
+
+def by_the_shorter(batch: MessageBatch) -> pb.MessageBatch:
+    """Runs, counted one by one, or the bitmap where it is not longer."""
+    taken = [batch.bits >> number & 1 for number in range(batch.bits.bit_length())]
+    runs = [0] if not taken[0] else []
+    runs += [len(list(group)) for _, group in itertools.groupby(taken)]
+    empty = pb.MessageBatch(
+        partition=batch.partition,
+        base_offset=batch.base_offset,
+        topic_id=batch.topic_id,
+        leader_epoch=batch.leader_epoch,
+    )
+    by_runs, by_bitmap = pb.MessageBatch(runs=runs), pb.MessageBatch()
+    by_runs.MergeFrom(empty)
+    by_bitmap.MergeFrom(empty)
+    by_bitmap.bitmap = batch.bits.to_bytes((len(taken) + 7) // 8, "little")
+    return by_runs if by_runs.ByteSize() < by_bitmap.ByteSize() else by_bitmap
 
 
 def by_generated_code(marker: Marker) -> pb.Marker:
@@ -34,7 +54,10 @@ def by_generated_code(marker: Marker) -> pb.Marker:
         engine_epoch=marker.engine_epoch,
         headers=[pb.Header(key=name, value=value) for name, value in marker.headers],
     )
-    if marker.type == pb.START:
+    if marker.batches:
+        message.version = 1
+        message.batches.extend(by_the_shorter(batch) for batch in marker.batches)
+    elif marker.type == pb.START:
         message.delivery_count = marker.delivery_count
     if marker.message_id is not None:
         identity = marker.message_id

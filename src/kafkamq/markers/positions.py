@@ -41,7 +41,7 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.scan import scan
 from kafkamq.transport.settings import producer_settings
-from kafkamq.types import MarkerType, MessageId
+from kafkamq.types import MarkerType, MessageId, expand
 
 __all__ = ["Positions"]
 
@@ -300,11 +300,14 @@ class Positions:
             marker = decode_marker(record.value())
         except WireError:  # the tracker's to count
             return
-        message_id = marker.message_id
-        if marker.type is not MarkerType.START or message_id is None:
+        if marker.type is not MarkerType.START:
             return
-        if split_key(marker.key)[0] == self._queue_key:
-            yield message_id
+        queue_key = split_key(marker.key)[0]
+        if queue_key != self._queue_key and (queue_key or not marker.batches):
+            return  # batches without a key are of several queues (R29)
+        for each in expand(marker):
+            if each.message_id is not None:
+                yield each.message_id
 
     def _markers_since(self, since_ms: int) -> dict[int, int]:
         topic = self._config.marker_topic

@@ -51,7 +51,7 @@ from kafkamq.markers.rules.packed import PackedPage
 from kafkamq.markers.rules.table import CHUNK_COST, ChunkTable
 from kafkamq.markers.rules.ticks import Wake
 from kafkamq.queue.rules.log_clock import LogClock
-from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
 
 __all__ = ["MAX_PLAN", "RedeliveryTracker", "Wake"]
 
@@ -127,7 +127,8 @@ class RedeliveryTracker:
         if marker is None:
             self.malformed += 1
         else:
-            self._appliers[marker.type](offset, marker)
+            for each in expand(marker) if marker.batches else (marker,):  # R27
+                self._appliers[each.type](offset, each)
 
     def _apply_start(self, offset: int, marker: Marker) -> None:
         message_id = marker.message_id

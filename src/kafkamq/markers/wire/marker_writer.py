@@ -22,6 +22,7 @@ __all__ = [
     "encode_identity",
     "encode_keepalive",
     "encode_known_end",
+    "encode_known_keepalive",
     "encode_schedule",
     "encode_start",
     "encode_tick",
@@ -84,11 +85,11 @@ def _high_digits(value: int) -> bytes:
     return b"".join(digits)
 
 
-def _number(tag: bytes, value: int) -> bytes:
+def number(tag: bytes, value: int) -> bytes:
     return tag + varint(value) if value else b""
 
 
-def _blob(tag: bytes, value: bytes) -> bytes:
+def blob(tag: bytes, value: bytes) -> bytes:
     return tag + varint(len(value)) + value if value else b""
 
 
@@ -102,13 +103,13 @@ def _duration(value_ms: int) -> bytes:
 def _lease(value_ms: int) -> bytes:
     if value_ms > MAX_DURATION_MS:
         raise WireError(f"cannot encode a lease of {value_ms} ms: {MAX_DURATION_MS} at most")
-    return _number(b"\xd8\x01", value_ms)
+    return number(b"\xd8\x01", value_ms)
 
 
 def _count(tag: bytes, value: int) -> bytes:
     if value > MAX_COUNT:
         raise WireError(f"cannot encode a count of {value}: {MAX_COUNT} at most")
-    return _number(tag, value)
+    return number(tag, value)
 
 
 def _bounded(data: bytes) -> bytes:
@@ -121,7 +122,7 @@ def _bounded(data: bytes) -> bytes:
 def _consumer(consumer_id: str) -> bytes:
     if len(consumer_id) > MAX_ID_CHARACTERS:
         raise WireError(f"cannot encode an id of {len(consumer_id)} characters")
-    return _blob(b"\x9a\x01", consumer_id.encode())
+    return blob(b"\x9a\x01", consumer_id.encode())
 
 
 @lru_cache(maxsize=4096)
@@ -134,8 +135,8 @@ def _identity(partition: int, topic_id: bytes, leader_epoch: int) -> tuple[list[
         raise WireError("cannot encode a partition or leader epoch outside 0 to 2^31 - 1")
     if len(topic_id) not in (0, 16):
         raise WireError(f"cannot encode a topic_id of {len(topic_id)} bytes: it has 16, or none")
-    before = _number(b"\x08", partition)
-    after = _blob(b"\x82\x01", topic_id) + _number(b"\x88\x01", leader_epoch)
+    before = number(b"\x08", partition)
+    after = blob(b"\x82\x01", topic_id) + number(b"\x88\x01", leader_epoch)
     size = len(before) + len(after)  # with the offset below 128 in any case: 6 + 10 + 25
     offsets = [b"\x1a%c%b\x10" % (size + 1 + each, before) for each in range(10)]
     return [b"\x1a%c%b" % (size, before), *offsets[1:]], after
@@ -295,7 +296,7 @@ class StartEncoder:
     ) -> bytes:
         """``encode`` of any size, for who has the identity from ``encode_identity`` already."""
         if key != self._key:
-            self._key, self._before_value = key, self._constant + _blob(b"\x2a", key)
+            self._key, self._before_value = key, self._constant + blob(b"\x2a", key)
             self._size = -1
         if message_timestamp_ms != self._time_ms:
             known = message_timestamp_ms > 0
@@ -381,8 +382,8 @@ def encode_bare_start(
     parts = (
         _message_id(message_id),
         _duration(redeliver_after_ms),
-        _blob(b"\x2a", key),
-        _blob(b"\x32", value),
+        blob(b"\x2a", key),
+        blob(b"\x32", value),
     )
     return _bounded(b"".join(parts))
 
@@ -427,7 +428,7 @@ def encode_known_end(
     if redeliver_after_ms and outcome is Outcome.NACK:
         data += _duration(redeliver_after_ms)
     if reason:
-        data += _blob(b"\xc2\x01", cut_text(reason).encode())
+        data += blob(b"\xc2\x01", cut_text(reason).encode())
     return data + _OF_SCHEDULE if of_schedule else data
 
 
@@ -448,7 +449,12 @@ def encode_keepalive(
     if message_id is None and not consumer_id:
         raise WireError("cannot encode a KEEPALIVE that names neither a message nor a consumer")
     name = b"" if message_id is None else _message_id(message_id)
-    return _KEEPALIVE_TYPE + name + _duration(redeliver_after_ms) + _consumer(consumer_id)
+    return encode_known_keepalive(name, consumer_id, redeliver_after_ms)
+
+
+def encode_known_keepalive(identity: bytes, consumer_id: str, redeliver_after_ms: int) -> bytes:
+    """``encode_keepalive``, for who has the identity from ``encode_identity`` already."""
+    return _KEEPALIVE_TYPE + identity + _duration(redeliver_after_ms) + _consumer(consumer_id)
 
 
 def encode_schedule(
@@ -478,12 +484,12 @@ def encode_schedule(
     parts = [_SCHEDULE_TYPE]
     if first is not None:
         parts.append(_message_id(first) + _CARRIED_FORWARD)
-    parts += (_duration(redeliver_after_ms), _blob(b"\x2a", key))
-    parts.append(_NULL_VALUE if value is None else _blob(b"\x32", value))
-    parts += (_headers(headers), _number(b"\x90\x01", expires_at_ms), _consumer(consumer_id))
+    parts += (_duration(redeliver_after_ms), blob(b"\x2a", key))
+    parts.append(_NULL_VALUE if value is None else blob(b"\x32", value))
+    parts += (_headers(headers), number(b"\x90\x01", expires_at_ms), _consumer(consumer_id))
     return _bounded(b"".join(parts))
 
 
 def encode_tick(engine_id: str, engine_epoch: int) -> bytes:
     """A TICK of an engine (R4, R17)."""
-    return _TICK_TYPE + _consumer(engine_id) + _number(b"\xf8\x01", engine_epoch)
+    return _TICK_TYPE + _consumer(engine_id) + number(b"\xf8\x01", engine_epoch)

@@ -27,14 +27,16 @@ from kafkamq.markers.wire.marker_writer import (
     encode_identity,
     encode_keepalive,
     encode_known_end,
+    encode_known_keepalive,
     encode_schedule,
     encode_start,
     encode_tick,
     end_encoder,
     identity_encoder,
 )
+from kafkamq.markers.wire.message_batches import MAX_BATCH_BYTES, decode_batches, encode_batches
 from kafkamq.queue.wire.keys import split_key
-from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Headers, Marker, MarkerType, MessageBatch, MessageId, Outcome
 
 __all__ = [
     "MAX_DURATION_MS",
@@ -42,10 +44,13 @@ __all__ = [
     "StartEncoder",
     "decode_marker",
     "decode_slim",
+    "encode_batch_start",
+    "encode_batches",
     "encode_end",
     "encode_identity",
     "encode_keepalive",
     "encode_known_end",
+    "encode_known_keepalive",
     "encode_reference",
     "end_encoder",
     "encode_marker",
@@ -55,6 +60,7 @@ __all__ = [
     "identity_encoder",
 ]
 
+_VERSION = 1  # of markers with batches; others have version 0
 _OUTCOMES = tuple(Outcome)  # dense from 0
 _OUTCOME_COUNT = len(_OUTCOMES)
 _ACK = Outcome.ACK
@@ -114,8 +120,11 @@ def _decode(data: bytes | None, slim: bool) -> Marker:
         message = _parse(data)
     except (DecodeError, ValueError):  # ValueError: text that is not UTF-8, in pure Python
         raise WireError("the record is not a marker") from None
-    if message.version:
-        raise _other_version(message.version)
+    version: int = message.version
+    if version and version != _VERSION:
+        raise _other_version(version)
+    if version and message.batches:
+        return _decode_batched(message, slim, len(data))
     kind: int = message.type
     if kind == 1:
         return _decode_end(message, slim)
@@ -137,7 +146,42 @@ def _other_version(version: int) -> WireError:
     if version < 0:
         return WireError(f"the marker has version {version}")
     return UnsupportedVersionError(
-        f"the marker has version {version}, this release reads version 0: upgrade kafkamq"
+        f"the marker has version {version}, this release reads up to {_VERSION}: upgrade kafkamq"
+    )
+
+
+def _decode_batched(message: pb.Marker, slim: bool, size: int) -> Marker:
+    """A marker of version 1; of a START the messages say what else it would (R29)."""
+    if size > MAX_BATCH_BYTES:
+        raise WireError(f"{size} bytes are too many for batches ({MAX_BATCH_BYTES} at most)")
+    kind: int = message.type
+    if kind not in (0, 1, 2) or message.HasField("message_id"):
+        raise WireError(f"batches in a marker of type {kind}, or beside a message")
+    batches = decode_batches(message)
+    consumer_id = _consumer_id(message)
+    if kind == 2:
+        return Marker(
+            _KEEPALIVE, None, _duration(message), consumer_id=consumer_id, batches=batches
+        )
+    if kind == 1:
+        message.message_id.SetInParent()
+        end = _decode_end(message, slim)
+        end.message_id, end.batches = None, batches
+        return end
+    max_lease_ms = message.max_lease_ms
+    max_deliveries = message.max_deliveries
+    if max_lease_ms > MAX_DURATION_MS or max_deliveries > MAX_COUNT:
+        raise WireError(f"a START of {max_lease_ms} ms and {max_deliveries} deliveries at most")
+    return Marker(
+        _START,
+        None,
+        _duration(message),
+        b"" if slim else message.key,
+        consumer_id=consumer_id,
+        by_reference=True,
+        max_deliveries=max_deliveries,
+        max_lease_ms=max_lease_ms,
+        batches=batches,
     )
 
 
@@ -308,6 +352,18 @@ def encode_reference(
     return encoder.encode_known(identity, split_key(key)[0], None, delivery_count, (), *known)
 
 
+def encode_batch_start(encoder: StartEncoder, batches: Sequence[MessageBatch], key: bytes) -> bytes:
+    """A START of messages that stay where they are (R28); ``key`` names their queue, or is empty.
+
+    Raises:
+        WireError: the batches cannot be encoded, or it is too large for any reader.
+    """
+    start = encoder.encode_known(encode_batches(batches), key, None, 0, (), 0, 0, True)
+    if len(start) > MAX_BATCH_BYTES:
+        raise WireError(f"a START of {len(start)} bytes is too large: {MAX_BATCH_BYTES} at most")
+    return start
+
+
 def encode_marker(marker: Marker) -> bytes:
     """Any marker; ``decode_marker`` reads it back as an equal value.
 
@@ -317,6 +373,8 @@ def encode_marker(marker: Marker) -> bytes:
         WireError: the marker is one that ``decode_marker`` would refuse.
     """
     kind = marker.type
+    if marker.batches:
+        return _encode_batched(marker)
     if kind is MarkerType.START:
         return encode_start(
             _named(marker),
@@ -360,6 +418,27 @@ def encode_marker(marker: Marker) -> bytes:
     if kind is MarkerType.TICK:
         return encode_tick(marker.consumer_id, marker.engine_epoch)
     raise AssertionError(f"no encoder for {kind!r}")
+
+
+def _encode_batched(marker: Marker) -> bytes:
+    kind = marker.type
+    if marker.message_id is not None:
+        raise WireError("cannot encode a marker that names a message beside its batches")
+    if kind is MarkerType.START:
+        encoder = StartEncoder(
+            consumer_id=marker.consumer_id,
+            redeliver_after_ms=marker.redeliver_after_ms,
+            max_deliveries=marker.max_deliveries,
+            max_lease_ms=marker.max_lease_ms,
+        )
+        return encode_batch_start(encoder, marker.batches, marker.key)
+    identity = encode_batches(marker.batches)
+    if kind is MarkerType.END:
+        known = marker.consumer_id, marker.redeliver_after_ms, marker.reason, marker.of_schedule
+        return encode_known_end(identity, marker.outcome, *known)
+    if kind is MarkerType.KEEPALIVE:
+        return encode_known_keepalive(identity, marker.consumer_id, marker.redeliver_after_ms)
+    raise WireError(f"cannot encode a {kind.name} with batches")
 
 
 def _named(marker: Marker) -> MessageId:

@@ -57,8 +57,24 @@ class Header(_message.Message):
     value: bytes
     def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
+class MessageBatch(_message.Message):
+    __slots__ = ("partition", "base_offset", "runs", "bitmap", "topic_id", "leader_epoch")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    BASE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    BITMAP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    base_offset: int
+    runs: _containers.RepeatedScalarFieldContainer[int]
+    bitmap: bytes
+    topic_id: bytes
+    leader_epoch: int
+    def __init__(self, partition: _Optional[int] = ..., base_offset: _Optional[int] = ..., runs: _Optional[_Iterable[int]] = ..., bitmap: _Optional[bytes] = ..., topic_id: _Optional[bytes] = ..., leader_epoch: _Optional[int] = ...) -> None: ...
+
 class Marker(_message.Message):
-    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "delivery_count", "headers", "expires_at_ms", "consumer_id", "message_timestamp_ms", "by_reference", "outcome", "reason", "null_value", "max_deliveries", "max_lease_ms", "carried_forward", "of_schedule", "engine_epoch")
+    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "delivery_count", "headers", "expires_at_ms", "consumer_id", "message_timestamp_ms", "by_reference", "outcome", "reason", "null_value", "max_deliveries", "max_lease_ms", "carried_forward", "of_schedule", "engine_epoch", "batches")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +95,7 @@ class Marker(_message.Message):
     CARRIED_FORWARD_FIELD_NUMBER: _ClassVar[int]
     OF_SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
     version: int
     type: MarkerType
     message_id: MessageId
@@ -99,4 +116,5 @@ class Marker(_message.Message):
     carried_forward: bool
     of_schedule: bool
     engine_epoch: int
-    def __init__(self, version: _Optional[int] = ..., type: _Optional[_Union[MarkerType, str]] = ..., message_id: _Optional[_Union[MessageId, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., delivery_count: _Optional[int] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., expires_at_ms: _Optional[int] = ..., consumer_id: _Optional[str] = ..., message_timestamp_ms: _Optional[int] = ..., by_reference: bool = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[str] = ..., null_value: bool = ..., max_deliveries: _Optional[int] = ..., max_lease_ms: _Optional[int] = ..., carried_forward: bool = ..., of_schedule: bool = ..., engine_epoch: _Optional[int] = ...) -> None: ...
+    batches: _containers.RepeatedCompositeFieldContainer[MessageBatch]
+    def __init__(self, version: _Optional[int] = ..., type: _Optional[_Union[MarkerType, str]] = ..., message_id: _Optional[_Union[MessageId, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., delivery_count: _Optional[int] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., expires_at_ms: _Optional[int] = ..., consumer_id: _Optional[str] = ..., message_timestamp_ms: _Optional[int] = ..., by_reference: bool = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[str] = ..., null_value: bool = ..., max_deliveries: _Optional[int] = ..., max_lease_ms: _Optional[int] = ..., carried_forward: bool = ..., of_schedule: bool = ..., engine_epoch: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[MessageBatch, _Mapping]]] = ...) -> None: ...

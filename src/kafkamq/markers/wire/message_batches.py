@@ -1,0 +1,144 @@
+"""Batches of messages in a marker (R27): bits in memory; on the wire runs or a bitmap.
+
+Writing is strict: no message twice, none outside of the batch's chunk of 4096 offsets. Reading is
+lenient, since a refused START would leave all of its messages without anybody who watches them:
+what is named twice is meant once. Malformed is what leaves its chunk, is empty or too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from kafkamq.errors import WireError
+from kafkamq.markers.wire import markers_pb2 as pb
+from kafkamq.markers.wire.marker_writer import MAX_COUNT, MAX_INT64, blob, number, varint
+from kafkamq.queue.wire.partitions import CHUNK_OFFSETS
+from kafkamq.types import MessageBatch
+
+__all__ = ["MAX_BATCHES", "MAX_BATCH_BYTES", "decode_batches", "encode_batches"]
+
+MAX_BATCHES = 64
+"""Most batches of one marker."""
+
+MAX_BATCH_BYTES = 64 * 1024
+"""Largest marker with batches."""
+
+_BITMAP_BYTES = CHUNK_OFFSETS // 8
+_VERSION = b"\x08\x01"
+
+
+def encode_batches(batches: Sequence[MessageBatch]) -> bytes:
+    """Version and batches of a marker, which stand where ``encode_identity`` has one message.
+
+    Raises:
+        WireError: there are none or too many, a message is named twice, a batch is empty or leaves
+            its chunk, or a number is outside its range.
+    """
+    if not 0 < len(batches) <= MAX_BATCHES:
+        raise WireError(f"cannot encode {len(batches)} batches: 1 to {MAX_BATCHES}")
+    if len(batches) > 1 and len(set(map(_chunk, batches))) < len(batches):
+        raise WireError("cannot encode two batches of one chunk")
+    return _VERSION + b"".join(map(_encoded, batches))
+
+
+def _chunk(batch: MessageBatch) -> tuple[int, bytes, int, int]:
+    chunk = batch.base_offset // CHUNK_OFFSETS
+    return batch.partition, batch.topic_id, batch.leader_epoch, chunk
+
+
+def _encoded(batch: MessageBatch) -> bytes:
+    bits, base_offset = batch.bits, batch.base_offset
+    if bits <= 0 or base_offset % CHUNK_OFFSETS + bits.bit_length() > CHUNK_OFFSETS:
+        raise WireError("cannot encode a batch that is empty or leaves its chunk")
+    if not 0 <= base_offset <= MAX_INT64:
+        raise WireError("cannot encode an offset outside 0 to 2^63 - 1")
+    before, after = _around(batch.partition, batch.topic_id, batch.leader_epoch)
+    body = b"".join((before, number(b"\x10", base_offset), _members(bits), after))
+    return b"\x82\x02" + varint(len(body)) + body
+
+
+@lru_cache(maxsize=1024)
+def _around(partition: int, topic_id: bytes, leader_epoch: int) -> tuple[bytes, bytes]:
+    if not 0 <= partition <= MAX_COUNT or not 0 <= leader_epoch <= MAX_COUNT:
+        raise WireError("cannot encode a partition or leader epoch outside 0 to 2^31 - 1")
+    if len(topic_id) not in (0, 16):
+        raise WireError(f"cannot encode a topic_id of {len(topic_id)} bytes: it has 16, or none")
+    after = blob(b"\x82\x01", topic_id) + number(b"\x88\x01", leader_epoch)
+    return number(b"\x08", partition), after
+
+
+def _members(bits: int) -> bytes:
+    """Runs, or the bitmap where that is not longer."""
+    size = (bits.bit_length() + 7) // 8
+    if (bits ^ bits << 1).bit_count() <= size:  # at least a byte a run
+        runs = b"".join(map(varint, _runs(bits)))
+        if len(runs) < size:
+            return blob(b"\x1a", runs)
+    return blob(b"\x22", bits.to_bytes(size, "little"))
+
+
+def _runs(bits: int) -> Iterator[int]:
+    """How many are taken, skipped, taken ... from the lowest bit on; the first may be 0."""
+    text = bin(bits)[:1:-1]
+    begin, is_taken = 0, True
+    while begin < len(text):
+        end = text.find("0" if is_taken else "1", begin)
+        if end < 0:
+            end = len(text)
+        yield end - begin
+        begin, is_taken = end, not is_taken
+
+
+def decode_batches(message: pb.Marker) -> tuple[MessageBatch, ...]:
+    """The batches of a marker, at most one of each chunk.
+
+    Raises:
+        WireError: they are too many, or one is malformed.
+    """
+    found = [_decoded(batch) for batch in message.batches]
+    if len(found) == 1:
+        return tuple(found)
+    if len(found) > MAX_BATCHES:
+        raise WireError(f"{len(found)} batches are too many for a marker ({MAX_BATCHES} at most)")
+    by_chunk: dict[tuple[int, bytes, int, int], MessageBatch] = {}
+    for batch in found:
+        key = _chunk(batch)
+        other = by_chunk.get(key)
+        by_chunk[key] = batch if other is None else _union(other, batch)
+    return tuple(by_chunk.values())
+
+
+def _union(one: MessageBatch, other: MessageBatch) -> MessageBatch:
+    base_offset = min(one.base_offset, other.base_offset)
+    bits = one.bits << one.base_offset - base_offset | other.bits << other.base_offset - base_offset
+    return MessageBatch(one.partition, one.topic_id, one.leader_epoch, base_offset, bits)
+
+
+def _decoded(batch: pb.MessageBatch) -> MessageBatch:
+    partition = batch.partition
+    base_offset = batch.base_offset
+    topic_id = batch.topic_id
+    leader_epoch = batch.leader_epoch
+    if partition < 0 or base_offset < 0 or leader_epoch < 0:
+        raise WireError("a batch with a negative number")
+    if topic_id and len(topic_id) != 16:
+        raise WireError(f"a topic_id of {len(topic_id)} bytes")
+    bitmap = batch.bitmap
+    bits = 0
+    if bitmap:
+        if len(bitmap) > _BITMAP_BYTES:
+            raise WireError(f"a batch with a bitmap of {len(bitmap)} bytes")
+        bits = int.from_bytes(bitmap, "little")
+    room = CHUNK_OFFSETS - base_offset % CHUNK_OFFSETS
+    runs = batch.runs
+    if sum(runs) > room:
+        raise WireError("a batch that leaves its chunk")
+    if len(runs) == 1:
+        bits |= (1 << runs[0]) - 1
+    elif runs:  # digits: cheaper than a shift of the whole for each run
+        digits = "".join(["10"[at & 1] * length for at, length in enumerate(runs)])
+        bits |= int(digits[::-1] or "0", 2)
+    if not bits or bits.bit_length() > room:
+        raise WireError("a batch that is empty or leaves its chunk")
+    return MessageBatch(partition, topic_id, leader_epoch, base_offset, bits)
