@@ -26,7 +26,7 @@ def play(wanted: list[int], log: list[int], end: int) -> list[tuple[int, bool]]:
         if scan.remains:
             answers = scan.take(Record(at))  # type: ignore[arg-type]
             result += [(offset, found is not None) for offset, found in answers]
-    result += [(offset, found is not None) for offset, found in scan.pass_to(end)]
+    result += [(offset, False) for offset in scan.pass_to(end)]
     return result
 
 
@@ -38,7 +38,7 @@ def test_every_wanted_offset_is_answered_once_and_rightly(wanted: set[int], log:
 
 def test_what_lies_beyond_the_end_is_not_answered() -> None:
     scan = _Scan([3, 9])
-    assert list(scan.pass_to(5)) == [(3, None)]
+    assert list(scan.pass_to(5)) == [3]
     assert scan.remains
     assert scan.target == 9
     assert scan.waited_s() >= 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, KafkaMQError
@@ -62,8 +62,21 @@ class RecordReader:
         timeout_s: float = 60.0,
         end_grace_s: float = _FOR_EVER_S,
     ) -> Iterator[tuple[int, Record | None]]:
-        """The records at ``offsets`` (ascending, without repetition), in that order.
+        """Offset and record at each of ``offsets`` (ascending, each once); see ``sweep``."""
+        wanted = {partition: offsets}
+        for _, offset, record in self.sweep(wanted, timeout_s=timeout_s, end_grace_s=end_grace_s):
+            yield offset, record
 
+    def sweep(
+        self,
+        wanted: Mapping[int, Sequence[int]],
+        *,
+        timeout_s: float = 60.0,
+        end_grace_s: float = _FOR_EVER_S,
+    ) -> Iterator[tuple[int, int, Record | None]]:
+        """Partition, offset and record of each of these offsets, all partitions at once.
+
+        Those of a partition (ascending, without repetition) come in their order.
         An offset without a record (deleted, or aborted) comes with None. One beyond the log's end
         is waited for, because the caller has seen it: after a change of leaders the end may step
         back for a moment. ``end_grace_s`` ends that wait with None.
@@ -71,31 +84,47 @@ class RecordReader:
         Raises:
             BrokerError, DeadlineExceededError: Not all were read within ``timeout_s``.
         """
-        if not offsets:
+        scans = {number: _Scan(offsets) for number, offsets in wanted.items() if offsets}
+        if not scans:
             return
         deadline_s = time.monotonic() + timeout_s
-        scan = _Scan(offsets)
-        place = (self._topic, partition)
         follower = self._connected()
         try:
-            follower.place({place: offsets[0]})
-            while scan.remains:
+            follower.place({self._place(number): scan.target for number, scan in scans.items()})
+            while scans:
                 if time.monotonic() > deadline_s:  # each seek takes its time, all together much
                     raise follower.deadline(timeout_s)
-                records = follower.poll(_BATCH, _WAIT_S)
-                for record in records:
-                    yield from scan.take(record)
-                yield from scan.pass_to(_known_end(follower, place, scan.target, records))
-                if scan.is_far:
-                    follower.place({place: scan.target})
-                if not records and scan.waited_s() > end_grace_s:
-                    self._ends[partition] = (scan.position, time.monotonic())
-                    yield from scan.pass_to(1 << 62)
+                for record in follower.poll(_BATCH, _WAIT_S):
+                    number = record.partition()
+                    if number in scans:
+                        for offset, found in scans[number].take(record):
+                            yield number, offset, found
+                for number, scan in list(scans.items()):
+                    for offset in self._passed(follower, number, scan, end_grace_s):
+                        yield number, offset, None
+                    if not scan.remains:
+                        del scans[number]
+                        follower.drop([self._place(number)])
         except BrokerError:
             self.close()
             raise
-        finally:
-            follower.drop([place])  # otherwise it would go on fetching what nobody wants
+        finally:  # otherwise it would go on fetching what nobody wants
+            follower.drop(map(self._place, scans))
+
+    def _place(self, partition: int) -> Place:
+        return self._topic, partition
+
+    def _passed(
+        self, follower: Follower, partition: int, scan: _Scan, end_grace_s: float
+    ) -> Iterator[int]:
+        """The wanted offsets that are known now to have no record; goes on from there."""
+        place = self._place(partition)
+        yield from scan.pass_to(_known_end(follower, place, scan))
+        if scan.is_far:
+            follower.place({place: scan.target})
+        if scan.waited_s() > end_grace_s:
+            self._ends[partition] = (scan.position, time.monotonic())
+            yield from scan.pass_to(1 << 62)
 
     def _connected(self) -> Follower:
         if self._follower is None:
@@ -121,17 +150,14 @@ class RecordReader:
             follower.close()
 
 
-def _known_end(follower: Follower, place: Place, target: int, records: Sequence[Record]) -> int:
+def _known_end(follower: Follower, place: Place, scan: _Scan) -> int:
     """Where the log continues, as the last poll tells; -1: it says nothing of that."""
     if place in follower.outside:  # deleted, or a leader that does not know the end yet
         low, high = follower.bounds(place)
-        known = low if target < low else high
+        known = low if scan.target < low else high
         follower.place({place: known})
         return known
-    if place not in follower.ends:
-        return -1
-    behind = (records[-1].offset() or 0) + 1 if records else 0
-    return max(follower.ends[place], behind)
+    return max(follower.ends[place], scan.behind) if place in follower.ends else -1
 
 
 class _Scan:
@@ -141,6 +167,7 @@ class _Scan:
         self._rest = iter(offsets)
         self.target = next(self._rest)
         self.position = self.target  # the log is known up to here
+        self.behind = 0  # the last record that was read
         self.remains = True
         self._end_s: float | None = None  # monotonic: since when the log ended before the target
 
@@ -154,19 +181,19 @@ class _Scan:
         offset = record.offset()
         assert offset is not None, "records have an offset"
         self._end_s = None
-        self.position = offset + 1
+        self.position = self.behind = offset + 1
         while self.remains and self.target <= offset:
             found = record if self.target == offset else None
             yield self.target, found
             self._advance()
 
-    def pass_to(self, position: int) -> Iterator[tuple[int, Record | None]]:
+    def pass_to(self, position: int) -> Iterator[int]:
         """The log has nothing wanted before ``position`` (negative: nothing is known)."""
         if position < 0:
             return
         self.position = position
         while self.remains and self.target < position:
-            yield self.target, None
+            yield self.target
             self._advance()
         if self.remains and self._end_s is None:
             self._end_s = time.monotonic()

@@ -20,7 +20,7 @@ from kafkamq.queue.wire.headers import Origin, copy_headers, cut_text, dead_lett
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import key_partition, marker_key
 from kafkamq.transport.transactions import NewRecord
-from kafkamq.types import DeadLetterReason, Headers, Marker, MarkerType, Outcome
+from kafkamq.types import DeadLetterReason, Headers, Marker, MarkerType, MessageId, Outcome
 
 __all__ = ["Part", "Rewriter"]
 
@@ -72,10 +72,10 @@ class Rewriter:
     def __init__(self, config: ServiceConfig, tracker: TrackerConfig) -> None:
         self._config = config
         self._tracker = tracker
-        self._rereader = Rereader(config)
+        self._rereader = Rereader(config, max_ahead_bytes=tracker.max_transaction_bytes)
         self._random = random.Random()  # spreads copies over partitions, decides nothing
         self._max_rows = tracker.max_offsets_per_commit
-        self._refused: dict[tuple[int, int], int] = {}  # (partition, START offset): how often
+        self._refused: dict[tuple[int, int, MessageId], int] = {}  # a row's place: how often
 
     def prepare(self) -> None:
         """Connect before there is something to do."""
@@ -132,14 +132,14 @@ class Rewriter:
         if count > 1:
             self._max_rows = count // 2
             return
-        place = (partition, rows[part.begin].start_offset)
+        place = _place(partition, rows[part.begin])
         self._refused[place] = self._refused.get(place, 0) + 1
         self._max_rows = 1
 
     def _rewrite(self, part: Part, partition: int, found: Found) -> None:
         """The records of one row."""
         row, start = found.row, found.start
-        refusals = self._refused.get((partition, row.start_offset), 0) if self._refused else 0
+        refusals = self._refused.get(_place(partition, row), 0) if self._refused else 0
         if start is None:
             where = f"{self._config.marker_topic}[{partition}]@{row.start_offset}"
             lost = DeadLetter(_LOST, f"the START at {where} is gone")
@@ -300,6 +300,10 @@ class Rewriter:
         if key is not None and split_key(key)[1] is not None:
             return key_partition(key, partitions)
         return int(self._random.random() * partitions)
+
+
+def _place(partition: int, row: Settle | Carry) -> tuple[int, int, MessageId]:
+    return partition, row.start_offset, row.message_id
 
 
 def _size(key: bytes | None, value: bytes | None, headers: Headers) -> int:

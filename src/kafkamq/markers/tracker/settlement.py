@@ -270,5 +270,7 @@ class _Run:
         return max(_WRITE_S, self.deadline_s - time.monotonic())
 
 
-def _row_order(action: Settle | Carry) -> int:
-    return action.start_offset
+def _row_order(action: Settle | Carry) -> tuple[int, bytes, int, int, int]:
+    """Total, so that a retry finds the rows that are done where they were."""
+    one = action.message_id
+    return action.start_offset, one.topic_id, one.leader_epoch, one.partition, one.offset
