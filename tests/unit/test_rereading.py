@@ -1,0 +1,170 @@
+"""Messages by reference are read in sweeps, bounded, and only if they still are the same (R18)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError, DeadlineExceededError
+from kafkamq.markers.rules.delivery import DueCause, Settle
+from kafkamq.markers.tracker.rereading import Found, Rereader
+from kafkamq.markers.wire.markers import encode_start
+from kafkamq.queue.topics import create_topics
+from kafkamq.transport.admin import uuid_bytes
+from kafkamq.transport.clients import open_producer
+from kafkamq.transport.memory.cluster import Cluster, cluster_of, forget_cluster
+from kafkamq.transport.record import Record
+from kafkamq.transport.record_reader import RecordReader
+from kafkamq.transport.settings import producer_settings
+from kafkamq.types import MessageId
+
+CONFIG = ServiceConfig(bootstrap_servers="memory://rereading")
+PARTITIONS = 2
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    create_topics(CONFIG, partitions=PARTITIONS, marker_partitions=1)
+    yield cluster_of(CONFIG.bootstrap_servers)
+    forget_cluster("rereading")
+
+
+@pytest.fixture
+def rereader() -> Iterator[Rereader]:
+    rereader = Rereader(CONFIG, max_ahead_bytes=10_000)
+    yield rereader
+    rereader.close()
+
+
+def write(cluster: Cluster, count: int, size: int = 10) -> list[Settle]:
+    """So many messages in turn in the partitions, their STARTs by reference, and these due."""
+    known = uuid_bytes(cluster.topics[CONFIG.message_topic].topic_id)
+    producer = open_producer(producer_settings(CONFIG))
+    rows = []
+    for number in range(count):
+        partition = number % PARTITIONS
+        message_id = MessageId(partition, number // PARTITIONS, known, 1)
+        payload = b"%d" % number + b"." * size
+        producer.produce(CONFIG.message_topic, payload, b"q", partition)
+        start = encode_start(
+            message_id, b"q", None, redeliver_after_ms=1, consumer_id="c", by_reference=True
+        )
+        producer.produce(CONFIG.marker_topic, start, b"k", 0)
+        rows.append(Settle(number, message_id, False, DueCause.LEASE_ENDED, 0, 2, 1, -1))
+    assert producer.flush(WAIT_S) == 0
+    producer.close()
+    return rows
+
+
+def read(rereader: Rereader, rows: list[Settle], timeout_s: float = WAIT_S) -> list[Found]:
+    return list(rereader.rows(0, rows, deadline_s=time.monotonic() + timeout_s))
+
+
+def numbers(found: list[Found]) -> list[int | None]:
+    """Of the messages; None: lost."""
+    return [None if one.is_lost else int((one.value or b"").split(b".")[0]) for one in found]
+
+
+@pytest.fixture
+def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Sizes of the messages that each sweep gave; the markers' are streams of one partition."""
+    seen: list[list[int]] = []
+    sweep = RecordReader.sweep
+
+    def recorded(
+        self: RecordReader, wanted: Mapping[int, Sequence[int]], **bounds: Any
+    ) -> Iterator[tuple[int, int, Record | None]]:
+        sizes: list[int] = []
+        for each in sweep(self, wanted, **bounds):
+            if bounds["end_grace_s"] < 1e6 and each[2] is not None:
+                if not sizes:
+                    seen.append(sizes)
+                sizes.append(len(each[2].value() or b""))
+            yield each
+
+    monkeypatch.setattr(RecordReader, "sweep", recorded)
+    return seen
+
+
+def test_all_partitions_are_read_at_once(
+    cluster: Cluster, rereader: Rereader, sweeps: list[list[int]]
+) -> None:
+    rows = write(cluster, 100)
+    found = read(rereader, rows)
+    assert numbers(found) == list(range(100))
+    assert [one.start.key for one in found if one.start] == [b"q"] * 100
+    assert [len(each) for each in sweeps] == [100]
+
+
+def test_what_is_held_at_once_is_bounded(
+    cluster: Cluster, rereader: Rereader, sweeps: list[list[int]]
+) -> None:
+    rows = write(cluster, 60, size=1000)
+    assert numbers(read(rereader, rows)) == list(range(60))
+    held = [sum(each) for each in sweeps]
+    assert max(held) < 11_100, "the record that makes it too much is the last one"
+    assert sum(held) < 3 * 61_000, "and few are read twice"
+
+
+def test_one_that_is_larger_than_the_bound_comes_alone(
+    cluster: Cluster, rereader: Rereader
+) -> None:
+    rows = write(cluster, 5, size=20_000)
+    assert numbers(read(rereader, rows)) == list(range(5))
+
+
+def test_what_a_part_left_is_not_read_again(
+    cluster: Cluster, rereader: Rereader, sweeps: list[list[int]]
+) -> None:
+    rows = write(cluster, 20)
+    part = rereader.rows(0, rows, deadline_s=time.monotonic() + WAIT_S)
+    assert numbers([next(part) for _ in range(7)]) == list(range(7))
+    part.close()
+    assert numbers(read(rereader, rows[7:])) == list(range(7, 20))
+    assert len(sweeps) == 1
+
+
+def test_what_is_gone_or_another_message_is_lost(cluster: Cluster, rereader: Rereader) -> None:
+    rows = write(cluster, 8)
+    cluster.delete_records(CONFIG.message_topic, 0, 2)  # messages 0 and 2
+    for at, changes in (
+        (3, {"leader_epoch": 2}),
+        (4, {"topic_id": b"another topic!!!"}),
+        (5, {"partition": 9}),
+        (6, {"offset": 77}),
+    ):
+        rows[at].message_id = replace(rows[at].message_id, **changes)
+    lost = {0, 2, 3, 4, 5, 6}
+    found = numbers(read(rereader, rows))
+    assert found == [None if number in lost else number for number in range(8)]
+
+
+def test_a_partition_that_cannot_be_read_loses_nothing(
+    cluster: Cluster, rereader: Rereader
+) -> None:
+    rows = write(cluster, 6)
+    cluster.faults.offline.add((CONFIG.message_topic, 1))
+    with pytest.raises(DeadlineExceededError):
+        read(rereader, rows, timeout_s=0.5)
+    cluster.faults.offline.clear()
+    assert numbers(read(rereader, rows)) == list(range(6))
+
+
+def test_a_topic_that_was_made_anew_is_noticed(cluster: Cluster, rereader: Rereader) -> None:
+    """Its messages stand where the old ones stood, in a first epoch as these were."""
+    rows = write(cluster, 4)
+    assert rereader.topic(CONFIG.message_topic)  # and this answer is young enough
+    settings = cluster.topics[CONFIG.message_topic].settings
+    cluster.delete_topic(CONFIG.message_topic)
+    cluster.create_topic(CONFIG.message_topic, PARTITIONS, settings)
+    write(cluster, 4)
+    with pytest.raises(BrokerError, match="anew") as caught:
+        read(rereader, rows)
+    assert caught.value.is_retriable
+    assert numbers(read(rereader, rows)) == [None] * 4
