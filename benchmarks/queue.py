@@ -279,7 +279,7 @@ class Bench:
                 load.start()
                 queue = service.queue("work", redelivery_timeout=timeout_s, max_in_flight=count)
                 worker = queue.consumer()
-                worker._heart.stop()  # no KEEPALIVE: as if it died with each batch
+                worker._lease_renewer.stop()  # no KEEPALIVE: as if it died with each batch
                 held = 0
                 while held < count:
                     held += len(worker.receive_many(BATCH))
@@ -343,7 +343,7 @@ class Bench:
             messages = []
             while len(messages) < held:
                 messages += worker.receive_many(10_000)
-                worker._worker.leases._new_partitions.clear()  # as if 60 s had passed (R7)
+                worker._state.leases._new_partitions.clear()  # as if 60 s had passed (R7)
             time.sleep(0.5)
             before = tracker_rows.count(service.config, service.config.marker_topic)
             time.sleep(timeout_s)

@@ -113,9 +113,9 @@ def receive_all(consumer: Consumer, count: int, *, timeout_s: float = 60.0) -> l
 
 def die(consumer: Consumer) -> None:
     """End a worker as a crash would: no END, no RELEASE, no KEEPALIVE any more."""
-    consumer._heart.stop()
+    consumer._lease_renewer.stop()
     consumer._reader.close()
-    process_gate.leave(consumer._worker.leases)  # R6: it was another process
+    process_gate.leave(consumer._state.leases)  # R6: it was another process
 
 
 def delete_group(bootstrap: str, group: str) -> None:

@@ -128,7 +128,7 @@ def _owned(consumer: Consumer, got: list[Message] | None = None) -> int:
 
 
 def test_a_busy_worker_does_not_hold_up_the_group(service: Service) -> None:
-    """Its heart polls for it, so that another one gets its share at once."""
+    """Its lease renewer polls for it, so that another one gets its share at once."""
     send(service, "a", b"x")
     queue = service.queue("a")
     busy = queue.consumer()
@@ -160,7 +160,7 @@ def test_a_partition_that_was_paused_when_it_went_is_read_when_it_is_back(
 
 
 def _tended(consumer: Consumer) -> int:
-    """Partitions that it owns now, as its heart finds them while its owner is busy."""
+    """Partitions that it owns now, as its lease renewer finds them while its owner is busy."""
     with consumer._owner:
         consumer._reader.tend()
         return len(consumer._reader.partitions)
@@ -171,7 +171,7 @@ def test_messages_polled_for_a_lost_partition_are_not_started(service: Service) 
     queue = service.queue("a")
     first = queue.consumer()
     held = receive_all(first, 1)
-    wait_until(lambda: len(first._intake))
+    wait_until(lambda: len(first._buffer))
     second = queue.consumer()
     wait_until(lambda: _owned(second, held) == 1)
     wait_until(lambda: len(first._reader.partitions) == 1)
@@ -262,12 +262,12 @@ def test_what_was_polled_too_long_ago_is_fetched_again(
     send(service, "a", *(b"%d" % number for number in range(50)))
     consumer = service.queue("a").consumer()
     got: list[Message] = receive_all(consumer, 1)
-    wait_until(lambda: len(consumer._intake) or got.extend(receive_all(consumer, 1)))
-    polled = list(consumer._intake._queue)  # held, or the next ones could have their addresses
+    wait_until(lambda: len(consumer._buffer) or got.extend(receive_all(consumer, 1)))
+    polled = list(consumer._buffer._queue)  # held, or the next ones could have their addresses
     monkeypatch.setattr("kafkamq.markers.rules.fetch_buffer.MAX_AGE_MS", -1)
     consumer.receive(0)
     monkeypatch.undo()
-    now = list(consumer._intake._queue)
+    now = list(consumer._buffer._queue)
     assert not any(message is other for message in polled for other in now)
     got += receive_all(consumer, 50 - len(got))
     assert Counter(message.payload for message in got) == Counter(b"%d" % n for n in range(50))

@@ -45,7 +45,7 @@ class _Interrupter:
                 self._thread.join(0.1)
 
 
-def settle(consumer: Consumer, handed: list[Message]) -> None:
+def acknowledge(consumer: Consumer, handed: list[Message]) -> None:
     """Receive, and ack what has no verdict; where it is interrupted it goes on the next time."""
     handed.extend(consumer.receive_many(7, 0.2))
     for message in handed:
@@ -70,10 +70,10 @@ def test_interrupts_at_random_moments_leave_nothing_that_nobody_has(
                 # What confluent_kafka makes of an interrupt inside of a rebalance's callback.
                 with suppress(KeyboardInterrupt, SystemError):
                     interrupter.may_interrupt.set()
-                    settle(consumer, handed)
+                    acknowledge(consumer, handed)
         finally:
             interrupter.join()
-        settle(consumer, handed)
+        acknowledge(consumer, handed)
         assert interrupter.count == INTERRUPTS
         places = [(message.partition, message.offset) for message in handed]
         assert len(set(places)) == len(places) == COUNT

@@ -178,7 +178,7 @@ def test_the_last_delivery_is_alone_in_the_process(service: Service) -> None:
         other = service.queue("b").consumer()
         (held,) = receive_all(other, 1)
         # It has polled its copy, and waits for what the other consumer holds.
-        wait_until(lambda: first.receive(0.1) is None and len(first._intake))
+        wait_until(lambda: first.receive(0.1) is None and len(first._buffer))
         assert first.receive(0.5) is None
         assert other.receive_many(1, 0.1) == []  # which STARTs no more meanwhile
         held.ack()
@@ -243,7 +243,7 @@ def test_extend_holds_longer_than_a_paused_process_renews(service: Service) -> N
         (message,) = receive_all(consumer, 1)
         message.extend(30)
         wait_until(lambda: message.deadline > time.monotonic() + 20)
-        consumer._heart.stop()  # the process is stopped, so nothing is renewed
+        consumer._lease_renewer.stop()  # the process is stopped, so nothing is renewed
         time.sleep(2.5)
         message.ack(wait=True)
     assert not ends(service.config, Outcome.REDELIVERED)
@@ -256,7 +256,7 @@ def test_late_verdicts_are_told_by_the_broker_s_clock(service: Service) -> None:
     counted = sum(catalog.LATE_VERDICTS.values().values())
     consumer = service.queue("a", redelivery_timeout=1.5).consumer(on_lease_lost=lost.append)
     first, second, third = receive_all(consumer, 3)
-    consumer._heart.stop()
+    consumer._lease_renewer.stop()
     time.sleep(2.0)
     for message in (first, second):  # a worker whose own clock was stopped, too
         message._lease.deadline_ms += 60_000
@@ -295,9 +295,9 @@ def test_on_lease_lost_may_take_long_raise_and_close_the_consumer(service: Servi
     )
     messages = receive_all(consumer, 4)
     wait_until(lambda: told and consumer.in_flight == 0)
-    for _ in range(20):  # beats of the heart, as each verdict makes one
-        consumer._verdicts.has_news.set()
-        wait_until(lambda: not consumer._verdicts.has_news.is_set())
+    for _ in range(20):  # beats of the lease renewer, as each verdict makes one
+        consumer._ack_writer.has_news.set()
+        wait_until(lambda: not consumer._ack_writer.has_news.is_set())
     assert sum(thread.name == "kafkamq-lease-lost" for thread in threading.enumerate()) == 1
     go_on.set()
     assert has_closed.wait(60)
@@ -324,13 +324,13 @@ def test_on_lease_lost_and_another_thread_close_at_the_same_time(service: Servic
     )
     receive_all(consumer, 1)
     assert is_told.wait(60)
-    release = consumer._verdicts.close
+    release = consumer._ack_writer.close
 
     def close_verdicts(timeout_s: float) -> object:
         is_closing.set()  # in the midst of the other close, which holds the consumer
         return release(timeout_s)
 
-    consumer._verdicts.close = close_verdicts  # type: ignore[method-assign,assignment]
+    consumer._ack_writer.close = close_verdicts  # type: ignore[method-assign,assignment]
     consumer.close(20)
     assert has_closed.is_set()  # close() has waited for the call-back, not the other way round
 
@@ -410,12 +410,12 @@ def test_verdicts_from_many_threads(service: Service) -> None:
 def test_flush_waits_for_an_end_that_another_thread_writes_again(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failed END that the heart has taken and not yet written is not confirmed."""
+    """A failed END that the lease renewer has taken and not yet written is not confirmed."""
     send(service, "a", b"x")
     consumer = service.queue("a").consumer()
     (message,) = receive_all(consumer, 1)
     message.ack(wait=True)
-    writer, taken, go_on = consumer._worker.writer, threading.Event(), threading.Event()
+    writer, taken, go_on = consumer._state.writer, threading.Event(), threading.Event()
     write = writer.write
 
     def slow(*arguments: Any) -> None:
@@ -424,7 +424,7 @@ def test_flush_waits_for_an_end_that_another_thread_writes_again(
         write(*arguments)
 
     monkeypatch.setattr(writer, "write", slow)
-    consumer._verdicts.end_failed(message)  # as its delivery report would say
+    consumer._ack_writer.end_failed(message)  # as its delivery report would say
     assert taken.wait(60)
     flushing = threading.Thread(target=consumer.flush)
     flushing.start()
@@ -452,8 +452,8 @@ def test_keepalives_of_a_consumer_are_one_record_per_partition(service: Service)
     send(service, "a", *[b"x"] * 100)
     consumer = service.queue("a", redelivery_timeout=1.5).consumer()
     receive_all(consumer, 1)
-    with consumer._worker.lock:
-        consumer._worker.leases._new_partitions.clear()  # as if 60 s had passed
+    with consumer._state.lock:
+        consumer._state.leases._new_partitions.clear()  # as if 60 s had passed
     messages: list[Message] = []
     while len(messages) < 99:
         messages += consumer.receive_many(200, 1.0)
@@ -462,7 +462,7 @@ def test_keepalives_of_a_consumer_are_one_record_per_partition(service: Service)
     found = _keepalives(service)
     assert all(r.marker.message_id is None for r in found)
     assert {r.partition for r in found} == routes
-    assert {r.marker.consumer_id for r in found} == {consumer._worker.leases.consumer_id}
+    assert {r.marker.consumer_id for r in found} == {consumer._state.leases.consumer_id}
     assert len(found) < 30
 
 

@@ -19,7 +19,7 @@ from tests.examples import examples
 
 from kafkamq.markers.rules.chunks import chunk_key
 from kafkamq.markers.rules.entry import DUE
-from kafkamq.markers.rules.leases import Lease, Leases, LeaseState, Renewal, Settlement
+from kafkamq.markers.rules.leases import Acknowledgement, Lease, Leases, LeaseState, Renewal
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
@@ -202,19 +202,19 @@ class LeasesMachine(RuleBasedStateMachine):
         self.serve()
 
     @rule(pick=st.integers(0, 50))
-    def settle(self, pick: int) -> None:
+    def acknowledge(self, pick: int) -> None:
         held = [k for k in self.known.values() if k.lease.state is LeaseState.HELD]
         if not held:
             return
         known = held[pick % len(held)]
         lease = known.lease
         deadline_ms = lease.deadline_ms
-        settlement = self.leases.settle(lease, self.now_ms)
-        assert (settlement is Settlement.WRITE) == (self.now_ms < deadline_ms)
+        acknowledgement = self.leases.acknowledge(lease, self.now_ms)
+        assert (acknowledgement is Acknowledgement.WRITE) == (self.now_ms < deadline_ms)
         self.renew_id()
-        if settlement is not Settlement.WRITE:
+        if acknowledgement is not Acknowledgement.WRITE:
             return
-        assert self.leases.settle(lease, self.now_ms) is Settlement.SETTLED_BEFORE
+        assert self.leases.acknowledge(lease, self.now_ms) is Acknowledgement.ACKNOWLEDGED_BEFORE
 
         def reported(log_ms: int) -> None:
             known.in_time = self.leases.ended(lease, log_ms)
@@ -280,7 +280,7 @@ class LeasesMachine(RuleBasedStateMachine):
 
     @rule(step_ms=STEPS, serve=st.booleans(), outage=OUTAGES)
     def pass_time(self, step_ms: int, serve: bool, outage: bool) -> None:
-        """The heart beats at T/3 whatever else happens, Kafka's absence for a while included."""
+        """The lease renewer beats at T/3 whatever else happens, an outage of Kafka included."""
         self.is_down = outage
         self._pass(step_ms, serve)
         if outage:
@@ -304,7 +304,7 @@ class LeasesMachine(RuleBasedStateMachine):
 
     @rule(step_ms=STANDSTILLS)
     def stand_still(self, step_ms: int) -> None:
-        """The process is paused: nothing is written or served; the heart beats when it goes on."""
+        """The process is paused: nothing is written or served until it goes on, then it beats."""
         self.log_ms += step_ms
         self.tick()
         self.renewed_ms = max(self.renewed_ms, self.log_ms - self.timeout_ms // 3)

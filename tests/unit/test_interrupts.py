@@ -26,7 +26,7 @@ from kafkamq.config import QueueConfig
 from kafkamq.errors import StateError
 from kafkamq.markers.consumer import MarkersConsumer
 from kafkamq.markers.last_delivery import process_gate
-from kafkamq.markers.rules.fetch_buffer import Intake
+from kafkamq.markers.rules.fetch_buffer import FetchBuffer
 from kafkamq.markers.rules.leases import LeaseState
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.message import Message
@@ -84,23 +84,28 @@ class _Reader:
     is_skipping = False
 
     def __init__(
-        self, _: object, __: object, intake: Intake[Message], consumer: MarkersConsumer, ___: object
+        self,
+        _: object,
+        __: object,
+        buffer: FetchBuffer[Message],
+        consumer: MarkersConsumer,
+        ___: object,
     ) -> None:
-        self._intake = intake
+        self._buffer = buffer
         self.positions = MagicMock()
-        self._verdicts = consumer._verdicts
-        self._writer = consumer._worker.writer
+        self._ack_writer = consumer._ack_writer
+        self._writer = consumer._state.writer
         self.position = self.committed = 0
 
     def poll(self, wanted: int, _: float) -> None:
-        if self._intake.held:
-            self._writer.poll()  # as the heart does
+        if self._buffer.held:
+            self._writer.poll()  # as the lease renewer does
             return
         first = self.position
         self.position = min(COUNT, first + max(2, wanted))
         read = [self._record(offset) for offset in range(first, self.position)]
         if read:
-            poll_into(self._intake, self._verdicts, read)
+            poll_into(self._buffer, self._ack_writer, read)
 
     def _record(self, offset: int) -> Record:
         headers = [("kafkamq-ttl-ms", b"1")] if offset == EXPIRED else []
@@ -119,24 +124,24 @@ class _Reader:
         self.poll(wanted, 0.0)
 
     def commit(self, _: float) -> Commit:
-        offsets = self._intake.committable()
+        offsets = self._buffer.committable()
         self.committed = offsets.get(0, self.committed)
-        self._intake.committed(offsets)
+        self._buffer.committed(offsets)
         return Commit.DONE
 
     def seek_back(self, partitions: object = None) -> None:
-        for offset in self._intake.rewind(None).values():
+        for offset in self._buffer.rewind(None).values():
             self.position = offset
 
     def hold(self, late: dict[int, int]) -> None:
-        self._intake.hold(late)
+        self._buffer.hold(late)
 
     def go_on(self, partitions: list[int]) -> None:
-        for offset in self._intake.go_on(partitions).values():
+        for offset in self._buffer.go_on(partitions).values():
             self.position = offset
 
     def read_again(self) -> None:
-        self._intake.revoked([0])
+        self._buffer.revoked([0])
         self.position = self.committed
 
     def tend(self) -> None:
@@ -148,20 +153,20 @@ def _without_kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A consumer without threads and clients."""
     monkeypatch.setattr("kafkamq.markers.state.MarkerWriter", lambda _: _Writer())
     monkeypatch.setattr("kafkamq.markers.consumer.MessageReader", _Reader)
-    monkeypatch.setattr("kafkamq.markers.consumer.Heart", MagicMock())
+    monkeypatch.setattr("kafkamq.markers.consumer.LeaseRenewer", MagicMock())
     made: list[MarkersConsumer] = []
     monkeypatch.setattr(f"{__name__}._made", made)
     yield
     for consumer in made:
         consumer._forget_gauge()
-        process_gate.leave(consumer._worker.leases)
+        process_gate.leave(consumer._state.leases)
         atexit.unregister(consumer._flush_at_exit)
 
 
 _made: list[MarkersConsumer] = []
 
 
-def _worker() -> MarkersConsumer:
+def _state() -> MarkersConsumer:
     namespace = FixedNamespace()
     consumer = MarkersConsumer(namespace, QueueConfig(queue_id="q"))  # type: ignore[arg-type]
     _made.append(consumer)
@@ -217,9 +222,9 @@ def _run(
     again: int = -1,
 ) -> bool:
     """``again``: the line of the next receive where it is interrupted once more."""
-    consumer = _worker()
-    consumer._worker.writer.late_waits = late_waits  # type: ignore[attr-defined]
-    writer, reader = consumer._worker.writer, consumer._reader
+    consumer = _state()
+    consumer._state.writer.late_waits = late_waits  # type: ignore[attr-defined]
+    writer, reader = consumer._state.writer, consumer._reader
     handed: list[Message] = []
 
     def call() -> None:
@@ -235,7 +240,7 @@ def _run(
         left = 3 if found else left - 1
     offsets = [message.offset for message in handed]
     assert len(offsets) == len(set(offsets)), at
-    leases = consumer._worker.leases
+    leases = consumer._state.leases
     assert {lease.offset for lease in leases.open()} == set(offsets), at
     assert {message._lease for message in handed} == set(leases.open()), at
     started: dict[int, set[str]] = {}
@@ -250,7 +255,7 @@ def _run(
         assert leases.consumer_id not in started[offset], at
     for message in handed:
         message.ack()
-    consumer._verdicts.flush(1.0)
+    consumer._ack_writer.flush(1.0)
     return was_hit
 
 
@@ -309,7 +314,7 @@ def test_an_interrupt_as_late_starts_are_set_aside_leaves_nothing_behind(
 
 def test_an_interrupt_as_an_iteration_goes_on_leaves_its_message_with_the_application() -> None:
     """Python runs signal handlers where a frame begins, and where a generator goes on."""
-    consumer = _worker()
+    consumer = _state()
     iterator = iter(consumer)
     given = next(iterator)
 
@@ -323,18 +328,18 @@ def test_an_interrupt_as_an_iteration_goes_on_leaves_its_message_with_the_applic
 
 @pytest.mark.parametrize("wait", [False, True])
 def test_an_interrupt_of_a_verdict_takes_it_or_leaves_it(wait: bool) -> None:
-    consumer = _worker()
+    consumer = _state()
     at = 0
     while True:
         reader: Any = consumer._reader
         reader.position = reader.committed = 0
-        consumer._intake.revoked([0])
+        consumer._buffer.revoked([0])
         found: list[Message] = []
         while not found:
             found = consumer.receive_many(1, 0.0)
         (message,) = found
-        consumer._verdicts._written_ms = monotonic_ms() - 1000 if at % 2 else monotonic_ms()
-        writer: Any = consumer._worker.writer
+        consumer._ack_writer._written_ms = monotonic_ms() - 1000 if at % 2 else monotonic_ms()
+        writer: Any = consumer._state.writer
         writer.log.clear()
         was_hit = _interrupted(lambda m=message: m.ack(wait=wait), at // 2)
         if message._lease.state is LeaseState.HELD:
@@ -342,10 +347,10 @@ def test_an_interrupt_of_a_verdict_takes_it_or_leaves_it(wait: bool) -> None:
         else:
             with pytest.raises(StateError):
                 message.ack()
-        consumer._verdicts.flush(1.0)
+        consumer._ack_writer.flush(1.0)
         ends = [m for m in map(decode_marker, writer.log) if m.type.name == "END"]
         assert ends, at
-        assert not consumer._worker.leases.open_count, at
+        assert not consumer._state.leases.open_count, at
         if not was_hit:
             break
         at += 1

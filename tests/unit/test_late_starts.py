@@ -33,7 +33,7 @@ class _Reader:
     """What a group has committed, and from where is read."""
 
     def __init__(self, parts: Parts) -> None:
-        self._intake = parts.intake
+        self._buffer = parts.buffer
         self.committed: dict[int, int] = {}
         self.sought: dict[int, int] = {}
 
@@ -41,19 +41,19 @@ class _Reader:
         pass
 
     def commit(self, _: float) -> Commit:
-        offsets = self._intake.committable()
-        self._intake.committed(offsets)
+        offsets = self._buffer.committable()
+        self._buffer.committed(offsets)
         self.committed.update(offsets)
         return Commit.DONE
 
     def hold(self, late: Mapping[int, int]) -> None:
-        self._intake.hold(late)
+        self._buffer.hold(late)
 
     def go_on(self, partitions: Iterable[int]) -> None:
-        self.sought.update(self._intake.go_on(partitions))
+        self.sought.update(self._buffer.go_on(partitions))
 
     def seek_back(self, partitions: Iterable[int] | None = None) -> None:
-        self.sought.update(self._intake.rewind(partitions))
+        self.sought.update(self._buffer.rewind(partitions))
 
 
 class World:
@@ -96,7 +96,7 @@ def test_what_is_reported_goes_on_and_the_rest_follows() -> None:
     assert world.handover.next_late(is_settled=True) is None
 
     world.parts.poll(record(22, partition=OTHER))  # polled before it was held back
-    world.parts.intake.hold({OTHER: 20})
+    world.parts.buffer.hold({OTHER: 20})
     assert world.parts.starter.plan(1) is None
     deliver(late_route)
     late = world.handover.next_late(is_settled=True)
@@ -160,13 +160,13 @@ def test_what_went_to_another_member_while_it_was_held_back_is_not_handed_out() 
     late_route = batch.routes[route_of(OTHER)]
     assert world.handover.advance(batch, 0.0) is Commit.DONE
     world.finish(batch)
-    world.parts.intake.revoked([OTHER])
+    world.parts.buffer.revoked([OTHER])
     world.handover.lost(None, [OTHER])
     assert world.handover.next_late(is_settled=False) is None
     assert places_of_leases(world) == [(ONE, 10)]
     deliver(late_route)  # polled again, its first START counts
-    assert world.parts.worker.leases.may_be_lapsed
-    assert OTHER not in world.parts.intake.committable()
+    assert world.parts.state.leases.may_be_lapsed
+    assert OTHER not in world.parts.buffer.committable()
 
 
 def test_a_part_that_is_given_up_takes_along_what_is_behind_it() -> None:
@@ -192,7 +192,7 @@ def test_all_may_be_late_and_is_given_up_in_the_end() -> None:
     world.handover.give_up_late()
     assert world.reader.sought == {ONE: 10, OTHER: 20}
     assert places_of_leases(world) == []
-    assert not world.parts.intake.held
+    assert not world.parts.buffer.held
 
 
 def test_a_start_that_is_confirmed_behind_its_lease_is_not_handed_out(
@@ -223,4 +223,4 @@ def test_a_last_delivery_is_never_set_aside() -> None:
 
 
 def places_of_leases(world: World) -> list[tuple[int, int]]:
-    return sorted((each.partition, each.offset) for each in world.parts.worker.leases.open())
+    return sorted((each.partition, each.offset) for each in world.parts.state.leases.open())

@@ -6,7 +6,13 @@ from typing import cast
 
 import pytest
 
-from kafkamq.markers.rules.leases import NEW_PARTITION_MS, Lease, Leases, LeaseState, Settlement
+from kafkamq.markers.rules.leases import (
+    NEW_PARTITION_MS,
+    Acknowledgement,
+    Lease,
+    Leases,
+    LeaseState,
+)
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, MessageId
 
@@ -111,7 +117,7 @@ def test_one_keepalive_per_marker_partition_renews_all_leases() -> None:
 def test_nothing_held_needs_no_keepalive() -> None:
     leases = make()
     lease = held(leases)
-    leases.settle(lease, 1)
+    leases.acknowledge(lease, 1)
     assert leases.plan_renewals(1000) == []
 
 
@@ -127,17 +133,17 @@ def test_a_keepalive_that_came_too_late_revives_nothing() -> None:
 
 
 def test_a_lease_is_told_of_whoever_notices_that_it_is_over() -> None:
-    """The heart counts and tells; a verdict, a hand-out or a commit may have been there first."""
+    """The lease renewer tells, but a verdict, a hand-out or a commit may be first."""
     leases = make()
     settled, handed_out, extended = (held(leases, offset) for offset in range(3))
     committed = leases.start(MessageId(0, 3), 1)
     leases.started(committed, 0, LOG)
-    assert leases.settle(settled, T) is Settlement.LOST
+    assert leases.acknowledge(settled, T) is Acknowledgement.LOST
     assert not leases.may_hand_out(handed_out, T)
     assert leases.extend(extended, 1000, T) is None
     leases.committed([committed], T)
     assert leases.expire(T) == [settled, handed_out, extended, committed]
-    assert leases.settle(settled, T) is Settlement.LOST
+    assert leases.acknowledge(settled, T) is Acknowledgement.LOST
     assert leases.expire(T) == []
 
 
@@ -231,23 +237,23 @@ def test_an_extension_is_never_shorter_than_t_nor_longer_than_max_lease() -> Non
 def test_one_verdict_in_all() -> None:
     leases = make()
     lease = held(leases)
-    assert leases.settle(lease, 1) is Settlement.WRITE
-    assert leases.settle(lease, 2) is Settlement.SETTLED_BEFORE
+    assert leases.acknowledge(lease, 1) is Acknowledgement.WRITE
+    assert leases.acknowledge(lease, 2) is Acknowledgement.ACKNOWLEDGED_BEFORE
     assert leases.open_count == 0
 
 
 def test_no_verdict_after_the_end_of_the_lease() -> None:
     leases = make()
     lease = held(leases)
-    assert leases.settle(lease, T) is Settlement.LOST
-    assert leases.settle(lease, T) is Settlement.LOST
+    assert leases.acknowledge(lease, T) is Acknowledgement.LOST
+    assert leases.acknowledge(lease, T) is Acknowledgement.LOST
 
 
 def test_the_broker_s_timestamp_says_whether_an_end_came_in_time() -> None:
     leases = make()
     in_time, late = held(leases, 0), held(leases, 1)
-    leases.settle(in_time, 1)
-    leases.settle(late, 1)
+    leases.acknowledge(in_time, 1)
+    leases.acknowledge(late, 1)
     assert leases.ended(in_time, LOG + T)  # R2: due only when the clock is past the deadline
     assert not leases.ended(late, LOG + T + 1)
     assert late.state is LeaseState.LOST
@@ -257,7 +263,7 @@ def test_a_renewal_reported_after_the_verdict_still_counts_for_it() -> None:
     leases = make()
     lease = held(leases)
     (renewal,) = leases.plan_renewals(2000)
-    leases.settle(lease, 2500)  # its END stands behind the KEEPALIVE in the log
+    leases.acknowledge(lease, 2500)  # its END stands behind the KEEPALIVE in the log
     leases.renewed(renewal, 2600, LOG + 2000)
     assert leases.ended(lease, LOG + 2000 + T)
 
@@ -267,14 +273,14 @@ def test_unknown_log_time_is_no_proof_of_lateness() -> None:
     lease = leases.start(MessageId(0, 0), 1)
     leases.started(lease, 0, -1)
     leases.committed([lease], 0)
-    leases.settle(lease, 1)
+    leases.acknowledge(lease, 1)
     assert leases.ended(lease, LOG)
 
 
 def test_a_failed_end_is_written_again_only_while_the_lease_stands() -> None:
     leases = make()
     lease = held(leases)
-    leases.settle(lease, 1)
+    leases.acknowledge(lease, 1)
     assert leases.end_failed(lease, T - 1)
     assert leases.id_is_spent  # or the settled message would be kept alive (R7)
     assert not leases.end_failed(lease, T)

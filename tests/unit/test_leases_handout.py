@@ -67,7 +67,7 @@ class TestAlone:
         assert not self.enter(self.second)
         assert not self.enter(self.first)
         assert not self.rule.enter_last(self.second, 0)
-        alone.state = LeaseState.SETTLED
+        alone.state = LeaseState.ACKNOWLEDGED
         alone.is_end_known = True
         self.rule.leave(self.second)  # it had asked, which keeps others waiting
         assert self.enter(self.first)
@@ -78,7 +78,7 @@ class TestAlone:
         alone.deadline_ms = 5000
         self.rule.enter_last(self.first, 0)
         self.rule.entered(self.first, alone)
-        alone.state = LeaseState.SETTLED
+        alone.state = LeaseState.ACKNOWLEDGED
         assert not self.enter(self.second, 1)
         assert not self.enter(self.first, 4999)
         assert self.enter(self.first, 5000)  # a tracker answers for it by now

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.markers.ack_writer import Verdicts
+from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.rules.leases import Lease
-from kafkamq.markers.state import Worker
+from kafkamq.markers.state import ConsumerState
 from kafkamq.queue.lost_leases import MAX_LATE, LostLeases
 from kafkamq.queue.message import Message
 from kafkamq.queue.namespace import NamespaceFacts
@@ -45,7 +45,7 @@ def test_one_thread_tells_however_long_it_takes() -> None:
     messages = [message(number) for number in range(50)]
     for each in messages:
         leases.lost(each)
-        leases.tell_soon()  # as the heart does, beat by beat
+        leases.tell_soon()  # as the lease renewer does, beat by beat
     assert has_begun.wait(WAIT_S)
     assert tellers() == 1
     go_on.set()
@@ -123,29 +123,29 @@ class Record:
 
 def test_late_verdicts_keep_no_payloads_and_are_named_once() -> None:
     """Who only acks never calls flush: what is kept for it must be small, and bounded."""
-    worker = Worker(cast("Any", FakeNamespace()), QueueConfig(queue_id="q"))
+    state = ConsumerState(cast("Any", FakeNamespace()), QueueConfig(queue_id="q"))
     told: list[int] = []
-    verdicts = Verdicts(worker, lambda each: told.append(each.message_id.offset))
+    ack_writer = AckWriter(state, lambda each: told.append(each.message_id.offset))
     records = []
     try:
         for offset in range(100):
             record = Record()
             records.append(weakref.ref(record))
-            late = MarkersMessage(verdicts, cast("Any", record), 0, offset, 0, ())
+            late = MarkersMessage(ack_writer, cast("Any", record), 0, offset, 0, ())
             lease = late._lease = Lease(0, offset, (b"t" * 16, 1), 0, "me")
             lease.log_begin_ms, lease.log_deadline_ms = 0, 10_000
-            verdicts.check_late(late, 10_001)
+            ack_writer.check_late(late, 10_001)
             del late, record
-        verdicts.lost_leases.finish(WAIT_S)
+        ack_writer.lost_leases.finish(WAIT_S)
         gc.collect()
         assert not [record for record in records if record() is not None]
         assert told == list(range(100))
-        error = verdicts.lost_leases.take_late()
+        error = ack_writer.lost_leases.take_late()
         assert error is not None
         assert error.messages == tuple(MessageId(0, offset, b"t" * 16, 1) for offset in range(100))
-        assert verdicts.lost_leases.take_late() is None
+        assert ack_writer.lost_leases.take_late() is None
     finally:
-        worker.writer.close()
+        state.writer.close()
 
 
 def test_late_verdicts_beyond_the_bound_are_counted() -> None:

@@ -146,7 +146,7 @@ def test_a_verdict_waits_for_its_answer_wherever_it_is(monkeypatch: pytest.Monke
     place = SimpleNamespace(partition=0, offset=1)
     message: Any = SimpleNamespace(message_id=place, _record=None)
     member.add(message)
-    member.settle(message, 1)
+    member.acknowledge(message, 1)
     member._serve(0.0)
     assert counts == [1]
     assert member.unconfirmed_count == 1  # no answer yet

@@ -159,8 +159,8 @@ def test_a_letter_that_is_too_large_refers_to_its_payload() -> None:
     box = DeadLetterWriter.__new__(DeadLetterWriter)
     box._topic, box._queue_id = "letters", "q"
     box._writer = SimpleNamespace(write=made.append)  # type: ignore[assignment]
-    settler = SimpleNamespace(queue_id="q")
-    message = TopicMessage(settler, record, place=None)  # type: ignore[arg-type]
+    acknowledger = SimpleNamespace(queue_id="q")
+    message = TopicMessage(acknowledger, record, place=None)  # type: ignore[arg-type]
     box.park(message, DeadLetterReason.REJECTED, "no good")
     whole, referring, bare = (made[0](refusals) for refusals in range(3))
     assert (whole.key, whole.value) == (b"q\x00k", b"x" * 1000)

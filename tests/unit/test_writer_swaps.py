@@ -60,15 +60,15 @@ def test_starts_that_went_with_their_client_are_not_committed_over() -> None:
     assert batch is not None
     parts.starter.write(batch)
     with (
-        swapped_by_another_thread(parts.worker.writer),
+        swapped_by_another_thread(parts.state.writer),
         pytest.raises(BrokerError) as caught,
     ):
         parts.starter.wait(batch, 1.0)
     assert caught.value.is_retriable
-    assert parts.intake.committable() == {}
+    assert parts.buffer.committable() == {}
     parts.starter.abandon(batch)
-    assert parts.intake.rewind() == {0: 100}
-    assert not parts.worker.leases.open_count
+    assert parts.buffer.rewind() == {0: 100}
+    assert not parts.state.leases.open_count
 
 
 def test_verdicts_that_went_with_their_client_are_not_confirmed() -> None:
@@ -81,13 +81,13 @@ def test_verdicts_that_went_with_their_client_are_not_confirmed() -> None:
     assert parts.starter.wait(batch, 0.0)
     (message,) = parts.starter.finish(batch)
     message.ack()
-    parts.verdicts.write_queued()
-    assert len(parts.worker.writer) > 0
-    with swapped_by_another_thread(parts.worker.writer):
+    parts.ack_writer.write_queued()
+    assert len(parts.state.writer) > 0
+    with swapped_by_another_thread(parts.state.writer):
         pass
-    parts.verdicts.serve()  # it is written again
+    parts.ack_writer.serve()  # it is written again
     with pytest.raises(DeadlineExceededError, match="confirming 1 verdicts"):
-        parts.verdicts.flush(0.3)
+        parts.ack_writer.flush(0.3)
 
 
 def test_a_verdict_whose_report_never_comes_is_written_again() -> None:
@@ -105,7 +105,7 @@ def test_a_verdict_whose_report_never_comes_is_written_again() -> None:
     class _Deaf:
         """Takes markers, and reports none."""
 
-        watch = parts.worker.writer.watch
+        watch = parts.state.writer.watch
         is_idle = True
 
         def __len__(self) -> int:
@@ -123,14 +123,14 @@ def test_a_verdict_whose_report_never_comes_is_written_again() -> None:
         def flush(self, _: float) -> bool:
             return True
 
-    parts.worker.writer = _Deaf()  # type: ignore[assignment]
+    parts.state.writer = _Deaf()  # type: ignore[assignment]
     message.ack()
     with pytest.raises(DeadlineExceededError):
-        parts.verdicts.flush(0.05)
+        parts.ack_writer.flush(0.05)
     assert len(written) > 1
     assert len(set(written)) == 1
     message._end_reported(None, Record(timestamp=(2, 6000)))
-    parts.verdicts.flush(1.0)
+    parts.ack_writer.flush(1.0)
 
 
 def test_a_batch_waits_for_its_own_reports_alone() -> None:
@@ -141,14 +141,14 @@ def test_a_batch_waits_for_its_own_reports_alone() -> None:
     assert batch is not None
     for route in batch.routes.values():
         deliver(route)
-    parts.worker.writer.write(b"an END of another message", b"key", 3, lambda *_: None)
+    parts.state.writer.write(b"an END of another message", b"key", 3, lambda *_: None)
     done: list[bool] = []
     waits = threading.Thread(target=lambda: done.append(parts.starter.wait(batch, 60.0)))
     waits.daemon = True
     waits.start()
     waits.join(10)
     assert done == [True]
-    assert len(parts.worker.writer) > 0
+    assert len(parts.state.writer) > 0
 
 
 class _Trouble:
@@ -212,7 +212,7 @@ class _Trouble:
 
 
 def test_each_marker_has_one_outcome_however_often_its_client_is_swapped() -> None:
-    writer = Parts().worker.writer
+    writer = Parts().state.writer
     trouble = _Trouble(writer)
     calls = [partial(trouble.write, b"%d" % number) for number in range(4)]
     calls += [partial(trouble.serve, call) for call in (partial(writer.flush, 0.01), writer.poll)]

@@ -11,11 +11,11 @@ from typing import Any
 from confluent_kafka import Message as Record
 
 from kafkamq.config import QueueConfig, ServiceConfig
-from kafkamq.markers.ack_writer import Verdicts
+from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.message import MarkersMessage
-from kafkamq.markers.rules.fetch_buffer import Intake
+from kafkamq.markers.rules.fetch_buffer import FetchBuffer
 from kafkamq.markers.starts import Starter
-from kafkamq.markers.state import Worker
+from kafkamq.markers.state import ConsumerState
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.exact_commits import _handle_of, _library_path
@@ -66,18 +66,18 @@ class Parts:
 
     def __init__(self, namespace: FixedNamespace | None = None, **queue: Any) -> None:
         self.namespace: Any = namespace or FixedNamespace()
-        self.worker = Worker(self.namespace, QueueConfig(queue_id="q", **queue))
-        self.intake: Intake[MarkersMessage] = Intake()
-        self.verdicts = Verdicts(self.worker, None)
-        self.starter = Starter(self.worker, self.intake, self.verdicts)
+        self.state = ConsumerState(self.namespace, QueueConfig(queue_id="q", **queue))
+        self.buffer: FetchBuffer[MarkersMessage] = FetchBuffer()
+        self.ack_writer = AckWriter(self.state, None)
+        self.starter = Starter(self.state, self.buffer, self.ack_writer)
 
     def poll(self, *records: Record) -> None:
         """These were polled from their partitions, in order."""
-        poll_into(self.intake, self.verdicts, records)
+        poll_into(self.buffer, self.ack_writer, records)
 
 
 def poll_into(
-    intake: Intake[MarkersMessage], verdicts: Verdicts, records: Sequence[Record]
+    buffer: FetchBuffer[MarkersMessage], ack_writer: AckWriter, records: Sequence[Record]
 ) -> None:
     own = []
     first: dict[int, int] = {}
@@ -87,8 +87,8 @@ def poll_into(
         first.setdefault(partition, offset)
         following[partition] = offset + 1
         headers = each.headers() or ()
-        own.append(MarkersMessage(verdicts, each, partition, offset, monotonic_ms(), headers))
-    intake.polled(own, first_offsets=first, next_offsets=following, count=len(own))
+        own.append(MarkersMessage(ack_writer, each, partition, offset, monotonic_ms(), headers))
+    buffer.polled(own, first_offsets=first, next_offsets=following, count=len(own))
 
 
 def deliver(route: Any, log_ms: int = 5000) -> None:

@@ -1,4 +1,4 @@
-"""The heart of a process that holds claims: reads the log, drives claimants, performs their steps.
+"""Drives the claims of a process: reads the log, decides, performs their steps.
 
 One thread owns the log's reader. Everything else happens under one lock, in whatever thread has
 news: what an application's thread asks for is planned and sent at once, not at the next turn.

@@ -1,4 +1,4 @@
-"""Verdicts as ENDs (R8), and which of them came late (R9)."""
+"""AckWriter as ENDs (R8), and which of them came late (R9)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, LeaseLostErro
 from kafkamq.markers.message import UNREPORTED, MarkersMessage
 from kafkamq.markers.recorder import ConsumerRecorder
 from kafkamq.markers.rules.handout import nack_delay_ms
-from kafkamq.markers.rules.leases import Lease, LeaseState, Renewal, Settlement
-from kafkamq.markers.state import Worker
+from kafkamq.markers.rules.leases import Acknowledgement, Lease, LeaseState, Renewal
+from kafkamq.markers.state import ConsumerState
 from kafkamq.markers.wire.markers import encode_end, encode_keepalive, encode_known_end, end_encoder
 from kafkamq.queue.lost_leases import LostLeases, too_late
 from kafkamq.queue.message import Message
@@ -26,44 +26,43 @@ from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import broker_error, is_retriable
 from kafkamq.types import DeadLetterReason, Outcome
 
-__all__ = ["Verdicts"]
+__all__ = ["AckWriter"]
 
 WAIT_TIMEOUT_S = 60.0  # of wait=True: every END is confirmed or failed after 30 s
 LINGER_MS = 2  # verdicts that follow each other more closely are written together
 MAX_QUEUED = 1000
 _SLICE_S = 0.25
 _ACK = Outcome.ACK
-_WRITE = Settlement.WRITE
-_HELD, _SETTLED = LeaseState.HELD, LeaseState.SETTLED  # a look-up per message costs 0.4 us
+_WRITE = Acknowledgement.WRITE
+_HELD = LeaseState.HELD  # a look-up per message costs 0.4 us
+_ACKNOWLEDGED = LeaseState.ACKNOWLEDGED
 _log = logging.getLogger(__name__)
 
 
-class Verdicts:
+class AckWriter:
     """Writes the ENDs of one worker and learns what became of them; thread-safe."""
 
-    def __init__(self, worker: Worker, on_lease_lost: Callable[[Message], None] | None) -> None:
-        self._worker = worker
+    def __init__(
+        self, state: ConsumerState, on_lease_lost: Callable[[Message], None] | None
+    ) -> None:
+        self._state = state
         self._on_lease_lost = on_lease_lost
-        self.queue_id = worker.queue.queue_id
+        self.queue_id = state.queue.queue_id
         self._recorder = ConsumerRecorder(self.queue_id)
         self.has_news = threading.Event()  # something to tell, or to write again
-        self._handed_out: dict[
-            Lease, MarkersMessage
-        ] = {}  # only filled when somebody wants to be told
-        self.lost_leases = LostLeases(self.queue_id, on_lease_lost, worker.queue.max_in_flight)
+        self._handed_out: dict[Lease, MarkersMessage] = {}  # filled if somebody wants to be told
+        self.lost_leases = LostLeases(self.queue_id, on_lease_lost, state.queue.max_in_flight)
         self._writing = threading.Lock()  # whoever takes ENDs out of these two; held until written
         self._queued: deque[MarkersMessage] = deque()  # ENDs to write
         self._written_ms = 0
         self._failed: deque[MarkersMessage] = deque()  # ENDs to write again
         self._unseen: dict[Lease, None] = {}  # settled unseen, and their ENDs are under way
         self._running_out: deque[Lease] = deque()  # settled unseen, and no END is in the log
-        self._under_way: dict[
-            MarkersMessage, None
-        ] = {}  # ENDs written and not delivered, the failed too
+        self._under_way: dict[MarkersMessage, None] = {}  # not delivered yet, the failed too
 
-    # Verdicts.
+    # AckWriter.
 
-    def settle(
+    def acknowledge(
         self,
         message: MarkersMessage,
         outcome: Outcome,
@@ -73,13 +72,13 @@ class Verdicts:
         delay_ms: int | None = None,
     ) -> None:
         """Queue the END of a verdict; see ``Message.ack`` for the errors."""
-        worker = self._worker
-        worker.check()
+        state = self._state
+        state.check()
         lease = message._lease
         # Acks, which cannot fail, are encoded when many of them are written.
         end = b"" if outcome is _ACK else self._encode(message, outcome, reason, delay_ms)
         now_ms = monotonic_ms()
-        with worker.lock:
+        with state.lock:
             if lease.state is _HELD:
                 message._outcome = outcome
                 message._end_log_ms = UNREPORTED
@@ -88,15 +87,15 @@ class Verdicts:
                 self._queued.append(message)
             # Last: a verdict that is broken off before is none, and the writer passes it over; one
             # that is broken off behind is written.
-            settlement = worker.leases.settle(lease, now_ms)
-        if settlement is not _WRITE:
-            self._refuse(message, settlement)
+            acknowledgement = state.leases.acknowledge(lease, now_ms)
+        if acknowledgement is not _WRITE:
+            self._refuse(message, acknowledgement)
         if self._on_lease_lost is not None:
             self._handed_out.pop(lease, None)
         if now_ms - self._written_ms >= LINGER_MS or len(self._queued) >= MAX_QUEUED:
             self.write_queued()
         elif len(self._queued) == 1:
-            self.has_news.set()  # the heart writes it, if nobody does so before
+            self.has_news.set()  # the lease renewer writes it, if nobody does so before
         if wait:
             self._await(message)
 
@@ -108,9 +107,9 @@ class Verdicts:
         if outcome is Outcome.NACK:
             wait_ms = nack_delay_ms(
                 delay_ms,
-                backoff=self._worker.queue.backoff,
+                backoff=self._state.queue.backoff,
                 delivery_count=message.delivery_count,
-                retention_ms=self._worker.namespace.facts().marker_retention_ms,
+                retention_ms=self._state.namespace.facts().marker_retention_ms,
                 random_unit=random.random(),
             )
         return encode_known_end(
@@ -133,8 +132,8 @@ class Verdicts:
         last_route, last_holder = -1, None
         queued = self._queued
         try:
-            with self._worker.lock:  # whoever adds settles before it is given back
-                taken = [message for message in queued if message._lease.state is _SETTLED]
+            with self._state.lock:  # whoever adds settles before it is given back
+                taken = [message for message in queued if message._lease.state is _ACKNOWLEDGED]
                 queued.clear()  # last: after an interrupt it is written twice, not never
             for message in taken:
                 lease = message._lease
@@ -166,15 +165,15 @@ class Verdicts:
         self, route: int, ends: list[dict[str, Any]], taken: list[MarkersMessage]
     ) -> None:
         try:
-            self._worker.writer.write_many(route, ends)
+            self._state.writer.write_many(route, ends)
         except BrokerError as error:
             _log.warning("verdicts are written again", extra={"said": str(error)})
             refused = {id(end["callback"].__self__) for end in ends if "_error" in end}
             self._failed.extend(m for m in taken if id(m) in refused)
             self.has_news.set()
 
-    def _refuse(self, message: MarkersMessage, settlement: Settlement) -> None:
-        if settlement is Settlement.SETTLED_BEFORE:
+    def _refuse(self, message: MarkersMessage, acknowledgement: Acknowledgement) -> None:
+        if acknowledgement is Acknowledgement.ACKNOWLEDGED_BEFORE:
             raise StateError(f"{message!r} has a verdict already: one in all")
         if self._on_lease_lost is not None:
             self._handed_out.pop(message._lease, None)
@@ -191,37 +190,37 @@ class Verdicts:
             message._end = encode_known_end(message._identity, _ACK, holder_id)
         route = message._lease.marker_partition
         self._under_way[message] = None
-        self._worker.writer.write(message._end, message._marker_key, route, message._end_reported)
+        self._state.writer.write(message._end, message._marker_key, route, message._end_reported)
 
     def has_verdict(self, message: MarkersMessage) -> bool:
         """Whether a verdict was given already."""
-        return message._lease.state is _SETTLED
+        return message._lease.state is _ACKNOWLEDGED
 
     def extend(self, message: MarkersMessage, extension_ms: int) -> None:
         """A KEEPALIVE of one message (R7)."""
-        worker = self._worker
-        worker.check()
-        with worker.lock:
-            if message._lease.state is LeaseState.SETTLED:
+        state = self._state
+        state.check()
+        with state.lock:
+            if message._lease.state is LeaseState.ACKNOWLEDGED:
                 renewal = None
-                settlement = Settlement.SETTLED_BEFORE
+                acknowledgement = Acknowledgement.ACKNOWLEDGED_BEFORE
             else:
-                renewal = worker.leases.extend(message._lease, extension_ms, monotonic_ms())
-                settlement = Settlement.LOST
+                renewal = state.leases.extend(message._lease, extension_ms, monotonic_ms())
+                acknowledgement = Acknowledgement.LOST
         if renewal is None:
-            self._refuse(message, settlement)
+            self._refuse(message, acknowledgement)
         else:
             self.renew(renewal)
 
     def renew(self, renewal: Renewal) -> None:
         """Queue a KEEPALIVE."""
-        worker = self._worker
+        state = self._state
 
         def reported(error: object, record: object) -> None:
             if error is None:
                 log_ms: int = record.timestamp()[1]  # type: ignore[attr-defined]  # a Message
-                with worker.lock:
-                    worker.leases.renewed(renewal, monotonic_ms(), log_ms)
+                with state.lock:
+                    state.leases.renewed(renewal, monotonic_ms(), log_ms)
 
         value = encode_keepalive(
             renewal.message_id,
@@ -229,25 +228,29 @@ class Verdicts:
             redeliver_after_ms=renewal.redeliver_after_ms,
         )
         named = renewal.message_id or renewal.leases[0].message_id
-        worker.writer.write(
+        state.writer.write(
             value, marker_key(named.partition, named.offset), renewal.marker_partition, reported
         )
 
     def release(self, messages: Sequence[MarkersMessage]) -> None:
         """Give back what was never handed out, without counting a delivery (R8)."""
-        with self._worker.lock:
+        with self._state.lock:
             now_ms = monotonic_ms()
-            leases = self._worker.leases
-            released = [m for m in messages if leases.settle(m._lease, now_ms) is Settlement.WRITE]
+            leases = self._state.leases
+            released = [
+                m for m in messages if leases.acknowledge(m._lease, now_ms) is Acknowledgement.WRITE
+            ]
         self._end_all(released, Outcome.RELEASE, "")
         self._recorder.released(released)
 
     def reject_expired(self, messages: Sequence[MarkersMessage]) -> None:
         """R10: too old when they were STARTed, not handed out."""
-        with self._worker.lock:
+        with self._state.lock:
             now_ms = monotonic_ms()
-            leases = self._worker.leases
-            rejected = [m for m in messages if leases.settle(m._lease, now_ms) is Settlement.WRITE]
+            leases = self._state.leases
+            rejected = [
+                m for m in messages if leases.acknowledge(m._lease, now_ms) is Acknowledgement.WRITE
+            ]
         self._end_all(rejected, Outcome.REJECT, DeadLetterReason.EXPIRED.value)
 
     def _end_all(self, messages: Sequence[MarkersMessage], outcome: Outcome, reason: str) -> None:
@@ -258,7 +261,7 @@ class Verdicts:
             report = partial(self._unseen_reported, lease)
             self._unseen[lease] = None
             try:
-                self._worker.writer.write(end, message._marker_key, lease.marker_partition, report)
+                self._state.writer.write(end, message._marker_key, lease.marker_partition, report)
             except BrokerError as error:
                 _log.warning("an END could not be queued", extra={"said": str(error)})
                 report(error, None)
@@ -271,12 +274,12 @@ class Verdicts:
     def _let_run_out(self) -> None:
         """Their ENDs are not in the log: no KEEPALIVE may name their consumer any more (R7)."""
         count = 0
-        with self._worker.lock:
+        with self._state.lock:
             while self._running_out:
-                self._worker.leases.end_failed(self._running_out[0], monotonic_ms())
+                self._state.leases.end_failed(self._running_out[0], monotonic_ms())
                 self._running_out.popleft()
                 count += 1
-            self._worker.renew_id()
+            self._state.renew_id()
         self._warn_unreleased(count, "their ENDs are not in the log")
 
     def _warn_unreleased(self, count: int, said: str) -> None:
@@ -315,8 +318,8 @@ class Verdicts:
 
     def check_late(self, message: MarkersMessage, log_ms: int) -> None:
         """An END is in the log, after the lease's end as far as it was known (R9)."""
-        with self._worker.lock:
-            in_time = self._worker.leases.ended(message._lease, log_ms)
+        with self._state.lock:
+            in_time = self._state.leases.ended(message._lease, log_ms)
         if not in_time:
             self._is_late(message)
 
@@ -326,7 +329,7 @@ class Verdicts:
         No lock is taken here: after a fatal error librdkafka serves reports while that error is
         raised already, so the lock's next line would fail and the lock stay taken for ever.
         """
-        if self._worker.is_closed:
+        if self._state.is_closed:
             self._is_late(message)
         else:
             self._failed.append(message)
@@ -337,7 +340,7 @@ class Verdicts:
         self._under_way.pop(message, None)  # behind that: a flush that finds all reported names it
         self.has_news.set()
 
-    # Served by the heart and by whoever waits.
+    # Served by the lease renewer and by whoever waits.
 
     def serve(self) -> None:
         """Write what was given, and what failed."""
@@ -354,7 +357,7 @@ class Verdicts:
 
         Their client is gone, or an interrupt took the report. No answer is no confirmation.
         """
-        if self._under_way and not len(self._worker.writer) and self._worker.writer.is_idle:
+        if self._under_way and not len(self._state.writer) and self._state.writer.is_idle:
             failed = set(self._failed)
             for message in [each for each in list(self._under_way) if each not in failed]:
                 if message._end_log_ms == UNREPORTED:
@@ -366,8 +369,8 @@ class Verdicts:
         """ENDs whose delivery failed, under a fresh consumer_id (R7); with ``_writing`` held."""
         for _ in range(len(self._failed)):
             message = self._failed[0]  # stays there until it is written: flush looks
-            with self._worker.lock:
-                again = self._worker.leases.end_failed(message._lease, monotonic_ms())
+            with self._state.lock:
+                again = self._state.leases.end_failed(message._lease, monotonic_ms())
             if again:
                 try:
                     self._write(message)
@@ -392,7 +395,7 @@ class Verdicts:
             raise late
 
     def _drain(self, timeout_s: float) -> None:
-        writer = self._worker.writer
+        writer = self._state.writer
         deadline_s = time.monotonic() + timeout_s
         while True:
             left_s = deadline_s - time.monotonic()
@@ -411,12 +414,12 @@ class Verdicts:
         return not self._under_way and not self._failed
 
     def _await(self, message: MarkersMessage) -> None:
-        writer = self._worker.writer
+        writer = self._state.writer
         deadline_s = time.monotonic() + WAIT_TIMEOUT_S
         self.serve()
 
         def is_known() -> bool:
-            is_settled = message._lease.state is LeaseState.SETTLED
+            is_settled = message._lease.state is LeaseState.ACKNOWLEDGED
             return message._end_log_ms != UNREPORTED or not is_settled
 
         while not is_known():
@@ -448,7 +451,7 @@ class Verdicts:
     def _confirm_unseen(self, timeout_s: float) -> None:
         """Wait for the ENDs of what nobody saw: the client's end drops what is still queued."""
         try:
-            self._worker.writer.confirm(lambda: not self._unseen, "releasing messages", timeout_s)
+            self._state.writer.confirm(lambda: not self._unseen, "releasing messages", timeout_s)
         except KafkaMQError as error:
             self._warn_unreleased(len(self._unseen), str(error))
         self._let_run_out()

@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Sequence
 
 from kafkamq.errors import KafkaMQError
-from kafkamq.markers.ack_writer import Verdicts
+from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.handover import Handover
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.reader import MessageReader
 from kafkamq.markers.recorder import ConsumerRecorder
-from kafkamq.markers.rules.fetch_buffer import Intake
+from kafkamq.markers.rules.fetch_buffer import FetchBuffer
 from kafkamq.markers.starts import Batch, Starter
-from kafkamq.markers.state import Worker
+from kafkamq.markers.state import ConsumerState
 from kafkamq.queue.namespace import IDENTITY_AGE_S
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.offset_commits import Commit
@@ -34,22 +34,22 @@ class Batches:
 
     def __init__(
         self,
-        worker: Worker,
-        intake: Intake[MarkersMessage],
+        state: ConsumerState,
+        buffer: FetchBuffer[MarkersMessage],
         starter: Starter,
         reader: MessageReader,
         handover: Handover,
         closing: threading.Event,
     ) -> None:
         """``closing`` is set when nobody will want more, which ends a wait."""
-        self._worker = worker
-        self._queue = worker.queue
-        self._intake = intake
+        self._state = state
+        self._queue = state.queue
+        self._buffer = buffer
         self._starter = starter
         self._reader = reader
         self._handover = handover
         self._closing = closing
-        self._recorder = ConsumerRecorder(worker.queue.queue_id)
+        self._recorder = ConsumerRecorder(state.queue.queue_id)
         self._batch: Batch | None = None
         self._gather_until_s = 0.0  # monotonic; 0: no batch is being gathered
         self.ready: deque[MarkersMessage] = deque()  # STARTed and committed, not handed out
@@ -68,22 +68,22 @@ class Batches:
         if self._batch is not None:
             self._finish(self._batch, timeout_s)
             return
-        if self._worker.namespace.facts() is not self._starter.facts:
+        if self._state.namespace.facts() is not self._starter.facts:
             self._know_topics()
         late_count = self._handover.late_count
         if late_count:  # they may be known at any moment
             timeout_s = min(timeout_s, _LATE_S)
         # What is late does not keep the others from going on, but has a bound.
-        room = self._queue.max_in_flight - self._worker.leases.open_count
+        room = self._queue.max_in_flight - self._state.leases.open_count
         room += min(late_count, self._queue.max_in_flight)
         if room <= 0:  # back-pressure: verdicts make room
             self._closing.wait(min(timeout_s, _GATE_S))
             return
-        if not len(self._intake):
+        if not len(self._buffer):
             self._reader.poll(wanted, timeout_s)
-        elif self._intake.is_stale(monotonic_ms()):  # R5's 20 s: fetch again
+        elif self._buffer.is_stale(monotonic_ms()):  # R5's 20 s: fetch again
             self._reader.seek_back()
-        if not len(self._intake) or not self._has_gathered(min(wanted, room), timeout_s):
+        if not len(self._buffer) or not self._has_gathered(min(wanted, room), timeout_s):
             return
         self._begin(min(wanted, room), timeout_s)
 
@@ -94,7 +94,7 @@ class Batches:
             return True
         now_s = time.monotonic()
         self._gather_until_s = self._gather_until_s or now_s + gather_s
-        if len(self._intake) < min(wanted, MAX_GATHERED) and now_s < self._gather_until_s:
+        if len(self._buffer) < min(wanted, MAX_GATHERED) and now_s < self._gather_until_s:
             self._reader.poll(wanted, min(timeout_s, self._gather_until_s - now_s))
             return False
         if self._reader.is_skipping:  # of an older position: a transaction would not wait for it
@@ -142,7 +142,7 @@ class Batches:
         ready = self._starter.finish(batch)
         if ready:
             self._reader.positions.started(ready[-1]._lease.log_begin_ms)
-        with self._worker.lock:  # in one statement: an interrupt leaves them in one of both
+        with self._state.lock:  # in one statement: an interrupt leaves them in one of both
             self.ready, self._batch = deque([*self.ready, *ready]), None
         self._recorder.received(ready)
         self.ready_count, self.ready_ms = len(self.ready), monotonic_ms()
@@ -154,7 +154,7 @@ class Batches:
 
     def _know_topics(self) -> None:
         """Partitions or settings have changed, or the messages are in another topic (R13)."""
-        namespace, starter = self._worker.namespace, self._starter
+        namespace, starter = self._state.namespace, self._starter
         former, starter.facts = starter.facts, namespace.facts()
         if starter.facts.are_of_another_topic(former):
             self._handover.give_up_late()
@@ -163,7 +163,7 @@ class Batches:
     def take_back(self, handing: Sequence[MarkersMessage]) -> None:
         """A broken-off call had these in its hands, or still among those that are ready."""
         taken = set(map(id, handing))
-        with self._worker.lock:
+        with self._state.lock:
             rest = [message for message in self.ready if id(message) not in taken]
             self.ready = deque([*handing, *rest])
 
@@ -206,11 +206,11 @@ class Batches:
             self._give_up(self._batch)
         self._handover.give_up_late()
 
-    def release(self, verdicts: Verdicts) -> None:
+    def release(self, ack_writer: AckWriter) -> None:
         """R8: RELEASE of what is ready, also of what is put back meanwhile."""
         while self.ready:
             released = list(self.ready)
-            verdicts.release(released)
+            ack_writer.release(released)
             gone = set(map(id, released))
-            with self._worker.lock:
+            with self._state.lock:
                 self.ready = deque(each for each in self.ready if id(each) not in gone)

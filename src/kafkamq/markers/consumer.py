@@ -14,17 +14,17 @@ from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import (
     KafkaMQError,
 )
-from kafkamq.markers.ack_writer import Verdicts
+from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.batches import Batches
 from kafkamq.markers.handover import ExactHandover, Handover, PlainHandover
 from kafkamq.markers.last_delivery import process_gate
-from kafkamq.markers.lease_renewer import Heart
+from kafkamq.markers.lease_renewer import LeaseRenewer
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.reader import MessageReader, group_of
-from kafkamq.markers.rules.fetch_buffer import Intake
+from kafkamq.markers.rules.fetch_buffer import FetchBuffer
 from kafkamq.markers.rules.handout import ReceiveAhead
 from kafkamq.markers.starts import Starter
-from kafkamq.markers.state import Worker
+from kafkamq.markers.state import ConsumerState
 from kafkamq.markers.transactional_starts import ExactCommitter
 from kafkamq.metrics.catalog import IN_FLIGHT
 from kafkamq.queue.consumer import Consumer
@@ -36,7 +36,7 @@ from kafkamq.types import MessageId
 
 __all__ = ["MarkersConsumer"]
 
-IDLE_MS = 1000  # without a receive for so long, the heart looks after the group membership
+IDLE_MS = 1000  # without a receive for so long, the lease renewer looks after the group membership
 MAX_LEAVE_S = 1.0  # how long renewals wait for a batch, when the owner does not
 MAX_EXIT_S = 5.0  # how long the interpreter's end waits for verdicts
 _SLICE_S = 0.25
@@ -54,43 +54,43 @@ class MarkersConsumer(Consumer):
     ) -> None:
         """Made by ``Queue.consumer``."""
         super().__init__(queue)
-        self._worker = Worker(namespace, queue)
-        self._intake: Intake[MarkersMessage] = Intake()
-        self._verdicts = verdicts = Verdicts(self._worker, on_lease_lost)
-        self._starter = Starter(self._worker, self._intake, self._verdicts)
+        self._state = ConsumerState(namespace, queue)
+        self._buffer: FetchBuffer[MarkersMessage] = FetchBuffer()
+        self._ack_writer = ack_writer = AckWriter(self._state, on_lease_lost)
+        self._starter = Starter(self._state, self._buffer, self._ack_writer)
         self._ahead = ReceiveAhead(first=queue.receive_buffer, maximum=queue.max_in_flight)
         self._owner = threading.RLock()
         self._taken: list[Message] | None = None  # what an interrupted receive had taken
         self._received_ms = monotonic_ms()
         self._reader = MessageReader(
-            namespace.config, queue, self._intake, self, partial(MarkersMessage, verdicts)
+            namespace.config, queue, self._buffer, self, partial(MarkersMessage, ack_writer)
         )
         self._handover = self._new_handover(namespace.config)
         self._batches = Batches(
-            self._worker, self._intake, self._starter, self._reader, self._handover, self._closing
+            self._state, self._buffer, self._starter, self._reader, self._handover, self._closing
         )
-        process_gate.join(self._worker.leases)
+        process_gate.join(self._state.leases)
         atexit.register(self._flush_at_exit)
         self._forget_gauge = IN_FLIGHT.watch(lambda: {(queue.queue_id,): self.in_flight})
-        self._heart = Heart(self._worker, self._verdicts, self._tend)
-        self._heart.start()
+        self._lease_renewer = LeaseRenewer(self._state, self._ack_writer, self._tend)
+        self._lease_renewer.start()
 
     def _new_handover(self, config: ServiceConfig) -> Handover:
         if not self._queue.exactly_once:
             return PlainHandover(self._starter, self._reader)
         group = group_of(config, self.queue_id)
         committer = ExactCommitter(config, f"{group}/{new_consumer_id()}")
-        return ExactHandover(self._starter, self._reader, self._intake, committer)
+        return ExactHandover(self._starter, self._reader, self._buffer, committer)
 
     @property
     def in_flight(self) -> int:
         """Messages held: STARTed ahead, or handed out and without verdict."""
-        return self._worker.leases.open_count
+        return self._state.leases.open_count
 
     @property
     def is_closed(self) -> bool:
         """Whether ``close`` has run."""
-        return self._worker.is_closed
+        return self._state.is_closed
 
     # Receiving.
 
@@ -125,15 +125,15 @@ class MarkersConsumer(Consumer):
 
     def _receive(self, handing: list[Message], n: int, start: int, timeout: float) -> None:
         """Fill ``handing``, which its caller has not seen before it has returned."""
-        self._worker.check()
+        self._state.check()
         with self._owner:
-            self._worker.check()
+            self._state.check()
             if self._taken is not None:
                 self._mend(self._taken)
             try:
                 self._wait_for(handing, n, start, timeout)
             except BaseException as error:
-                self._broken_off(error, handing)  # at once: the heart may be next
+                self._broken_off(error, handing)  # at once: the lease renewer may be next
                 raise
             finally:
                 self._received_ms = monotonic_ms()
@@ -147,7 +147,7 @@ class MarkersConsumer(Consumer):
     def _mend(self, handing: Sequence[Message]) -> None:
         """What a broken-off receive had taken or committed is ready, the rest is read again."""
         own = cast("Sequence[MarkersMessage]", handing)
-        self._verdicts.taken_back(own)
+        self._ack_writer.taken_back(own)
         self._batches.take_back(own)
         self._taken = []
         self._batches.mend()
@@ -157,7 +157,7 @@ class MarkersConsumer(Consumer):
         self._hand_out(handing, n)
         if handing:
             return
-        self._verdicts.serve()
+        self._ack_writer.serve()
         deadline_s = time.monotonic() + timeout
         self._hurry.clear()
         while True:
@@ -172,37 +172,37 @@ class MarkersConsumer(Consumer):
         batches = self._batches
         if not batches.ready:
             return
-        worker, now_ms = self._worker, monotonic_ms()
-        with worker.lock:
+        state, now_ms = self._state, monotonic_ms()
+        with state.lock:
             ready = batches.ready
-            may_hand_out = worker.leases.may_hand_out
+            may_hand_out = state.leases.may_hand_out
             while ready and len(handing) < n:
                 message = ready[0]
                 if may_hand_out(message._lease, now_ms):
                     handing.append(message)
                 ready.popleft()  # last: an interrupt in between leaves it in both, not in none
-            worker.renew_id()
+            state.renew_id()
         if not ready:
             self._ahead.drained(batches.ready_count, now_ms - batches.ready_ms)
-        self._verdicts.handed_out(cast("list[MarkersMessage]", handing))
+        self._ack_writer.handed_out(cast("list[MarkersMessage]", handing))
 
     def put_back(self, messages: Sequence[Message]) -> None:
         """See ``Consumer.put_back``."""
         own = cast("Sequence[MarkersMessage]", messages)
-        self._verdicts.taken_back(own)
-        with self._worker.lock:
+        self._ack_writer.taken_back(own)
+        with self._state.lock:
             self._batches.ready.extendleft(reversed(own))
 
     # Membership, told by the reader.
 
     def _is_topic_another(self) -> bool:
         """Ask whether the messages' topic was recreated; ``Batches.step`` sees to the rest."""
-        return self._worker.namespace.ask_again() is not self._starter.facts
+        return self._state.namespace.ask_again() is not self._starter.facts
 
     def _answered(self, message_ids: Sequence[MessageId]) -> None:
         """STARTs of these are in the log: a tracker answers for them."""
-        with self._worker.lock:
-            self._worker.leases.answered(message_ids)
+        with self._state.lock:
+            self._state.leases.answered(message_ids)
 
     def _topic_id(self) -> bytes:
         return self._starter.facts.message_topic_id
@@ -212,9 +212,9 @@ class MarkersConsumer(Consumer):
         now_ms = monotonic_ms()
         # Against an older owner's delayed START, which no transaction of its can hold any more.
         if not self._queue.exactly_once:
-            with self._worker.lock:
+            with self._state.lock:
                 for partition in partitions:
-                    self._worker.leases.gained_partition(partition, now_ms)
+                    self._state.leases.gained_partition(partition, now_ms)
         _log.info(
             "partitions were assigned",
             extra={"queue": self.queue_id, "partitions": list(partitions)},
@@ -229,16 +229,16 @@ class MarkersConsumer(Consumer):
         )
 
     def _tend(self) -> None:
-        """From the heart: poll when the owner does not, so that the group does not wait for it."""
+        """The lease renewer polls when the owner does not: the group does not wait for it."""
         self._reader.positions.write()
         idle_ms = monotonic_ms() - self._received_ms
         if idle_ms < IDLE_MS or self._closing.is_set():
             return
         if self._owner.acquire(blocking=False):
             try:
-                if self._taken is not None and not self._worker.is_closed:
+                if self._taken is not None and not self._state.is_closed:
                     self._mend(self._taken)
-                if not self._worker.is_closed:
+                if not self._state.is_closed:
                     idle_ms = monotonic_ms() - self._received_ms  # it may have received meanwhile
                     if idle_ms >= self._reader.max_idle_ms and not self._reader.is_away:
                         self._leave(idle_ms)
@@ -260,41 +260,41 @@ class MarkersConsumer(Consumer):
 
     def flush(self, timeout: float = 30.0) -> None:
         """See ``Consumer.flush``."""
-        self._worker.check()
-        self._verdicts.flush(timeout)
+        self._state.check()
+        self._ack_writer.flush(timeout)
 
     def close(self, timeout: float = 30.0) -> None:
         """See ``Consumer.close``."""
-        if self._worker.is_foreign:
+        if self._state.is_foreign:
             return
         self._closing.set()
         deadline_s = time.monotonic() + timeout
         with self._owner:
-            if self._worker.is_closed:
+            if self._state.is_closed:
                 return
             try:
                 self._release_all(timeout / 2)
-                self._heart.stop()
-                failure = self._verdicts.close(max(0.0, deadline_s - time.monotonic()))
+                self._lease_renewer.stop()
+                failure = self._ack_writer.close(max(0.0, deadline_s - time.monotonic()))
             finally:
                 atexit.unregister(self._flush_at_exit)
-                self._worker.is_closed = True
+                self._state.is_closed = True
                 self._forget_gauge()
-                process_gate.leave(self._worker.leases)
-                self._worker.writer.close()
+                process_gate.leave(self._state.leases)
+                self._state.writer.close()
                 self._handover.close()
                 self._reader.positions.close()  # before another member goes on from them
                 self._reader.close()
         # Without the lock: on_lease_lost may be waiting for it, to close this consumer.
-        self._verdicts.lost_leases.finish(deadline_s - time.monotonic())
+        self._ack_writer.lost_leases.finish(deadline_s - time.monotonic())
         if failure is not None:
             raise failure
 
     def _flush_at_exit(self) -> None:
         """The process ends without ``close``: at least the verdicts given reach Kafka."""
-        if not self._worker.is_foreign and not self._worker.is_closed:
-            self._verdicts.close(MAX_EXIT_S)
-            self._verdicts.lost_leases.finish(MAX_EXIT_S)
+        if not self._state.is_foreign and not self._state.is_closed:
+            self._ack_writer.close(MAX_EXIT_S)
+            self._ack_writer.lost_leases.finish(MAX_EXIT_S)
 
     def _release_all(self, timeout_s: float) -> None:
         """R8: RELEASE of what is STARTed and committed; the rest runs out."""
@@ -303,7 +303,7 @@ class MarkersConsumer(Consumer):
             if self._taken is not None:
                 self._mend(self._taken)
             self._batches.end(deadline_s)
-            self._batches.release(self._verdicts)
+            self._batches.release(self._ack_writer)
         except KafkaMQError as error:
             _log.warning(
                 "messages could not be released; they come back when their leases end",

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.reader import MessageReader
-from kafkamq.markers.rules.fetch_buffer import Intake
+from kafkamq.markers.rules.fetch_buffer import FetchBuffer
 from kafkamq.markers.starts import Batch, Starter
 from kafkamq.markers.transactional_starts import ExactCommitter
 from kafkamq.transport.offset_commits import Commit
@@ -160,12 +160,12 @@ class ExactHandover:
         self,
         starter: Starter,
         reader: MessageReader,
-        intake: Intake[MarkersMessage],
+        buffer: FetchBuffer[MarkersMessage],
         committer: ExactCommitter,
     ) -> None:
         self._starter = starter
         self._reader = reader
-        self._intake = intake
+        self._buffer = buffer
         self._committer = committer
         self._offsets: dict[int, int] = {}
         self._count = 0  # polled records that they stand for
@@ -173,9 +173,9 @@ class ExactHandover:
 
     def begin(self, batch: Batch) -> None:
         """Set the transaction going."""
-        self._intake.started()  # the same transaction has the offsets behind these STARTs
-        self._offsets = self._intake.committable()
-        self._count = self._intake.uncommitted_count
+        self._buffer.started()  # the same transaction has the offsets behind these STARTs
+        self._offsets = self._buffer.committable()
+        self._count = self._buffer.uncommitted_count
         self._committer.begin(batch.starts, self._offsets, self._reader.membership())
 
     def advance(self, batch: Batch, timeout_s: float) -> Commit:

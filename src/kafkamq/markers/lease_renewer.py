@@ -7,36 +7,38 @@ import threading
 from collections.abc import Callable
 
 from kafkamq.errors import BrokerError, KafkaMQError
-from kafkamq.markers.ack_writer import Verdicts
+from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.marker_producer import REPORTS_MS
-from kafkamq.markers.state import Worker
+from kafkamq.markers.state import ConsumerState
 from kafkamq.metrics.health import health
 from kafkamq.queue.namespace import IDENTITY_AGE_S
 from kafkamq.transport.clock import monotonic_ms
 
-__all__ = ["Heart"]
+__all__ = ["LeaseRenewer"]
 
 RENEWALS_PER_TIMEOUT = 3  # R7: KEEPALIVE at T/3
 MAX_SLEEP_MS = 1000
-MAX_BEAT_S = 15.0  # a heart that has not beaten for so long is taken for hung
+MAX_BEAT_S = 15.0  # a lease renewer that has not beaten for so long is taken for hung
 _log = logging.getLogger(__name__)
 
 
-class Heart:
+class LeaseRenewer:
     """Runs until ``stop``; nothing that goes wrong in one beat ends it."""
 
-    def __init__(self, worker: Worker, verdicts: Verdicts, tend: Callable[[], None]) -> None:
+    def __init__(
+        self, state: ConsumerState, ack_writer: AckWriter, tend: Callable[[], None]
+    ) -> None:
         """``tend`` keeps the group membership alive; called about once a second."""
-        self._worker = worker
-        self._verdicts = verdicts
+        self._state = state
+        self._ack_writer = ack_writer
         self._tend = tend
-        self._period_ms = max(1, worker.queue.redelivery_timeout_ms // RENEWALS_PER_TIMEOUT)
+        self._period_ms = max(1, state.queue.redelivery_timeout_ms // RENEWALS_PER_TIMEOUT)
         self._renew_ms = monotonic_ms() + self._period_ms
         self._tend_ms = 0
         self._stopped = False
-        self._loop = health.add(f"worker of {worker.queue.queue_id}", max_age_s=MAX_BEAT_S)
+        self._loop = health.add(f"worker of {state.queue.queue_id}", max_age_s=MAX_BEAT_S)
         self._thread = threading.Thread(
-            target=self._run, name=f"kafkamq-{worker.queue.queue_id}", daemon=True
+            target=self._run, name=f"kafkamq-{state.queue.queue_id}", daemon=True
         )
 
     def start(self) -> None:
@@ -47,12 +49,12 @@ class Heart:
         """End the thread; waits for a beat that is under way."""
         self._stopped = True
         health.remove(self._loop)
-        self._verdicts.has_news.set()
+        self._ack_writer.has_news.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        news = self._verdicts.has_news
+        news = self._ack_writer.has_news
         while not self._stopped:
             news.wait(self._sleep_ms() / 1000)
             news.clear()
@@ -68,42 +70,42 @@ class Heart:
             except KafkaMQError as error:
                 _log.warning(
                     "a heartbeat of a consumer failed",
-                    extra={"queue": self._worker.queue.queue_id, "said": str(error)},
+                    extra={"queue": self._state.queue.queue_id, "said": str(error)},
                 )
-            except Exception:  # noqa: BLE001 - a dead heart would lose every lease
+            except Exception:  # noqa: BLE001 - a dead lease renewer would lose every lease
                 _log.exception("a heartbeat of a consumer failed")
 
     def _sleep_ms(self) -> int:
         sleep_ms = min(self._tend_ms, self._renew_ms) - monotonic_ms()
-        if len(self._worker.writer):
+        if len(self._state.writer):
             sleep_ms = min(sleep_ms, REPORTS_MS)
         return max(1, sleep_ms)
 
     def _serve(self) -> None:
-        self._verdicts.serve()
-        self._worker.writer.poll()
+        self._ack_writer.serve()
+        self._state.writer.poll()
 
     def _renew(self) -> None:
         """R7: first what has ended, then KEEPALIVEs for the rest."""
-        worker = self._worker
+        state = self._state
         now_ms = monotonic_ms()
-        with worker.lock:
-            lost = worker.leases.expire(now_ms)
-            worker.renew_id()
+        with state.lock:
+            lost = state.leases.expire(now_ms)
+            state.renew_id()
             renewals = []
             if now_ms >= self._renew_ms:
-                renewals = worker.leases.plan_renewals(now_ms)
+                renewals = state.leases.plan_renewals(now_ms)
                 self._renew_ms = now_ms + self._period_ms
         if lost:
-            self._verdicts.lost(lost)
+            self._ack_writer.lost(lost)
         for renewal in renewals:
             try:
-                self._verdicts.renew(renewal)
+                self._ack_writer.renew(renewal)
             except BrokerError as error:  # noqa: PERF203 - the next one may go through
                 _log.warning("a KEEPALIVE could not be queued", extra={"said": str(error)})
 
     def _tell(self) -> None:
-        self._verdicts.lost_leases.tell_soon()
+        self._ack_writer.lost_leases.tell_soon()
 
     def _tend_all(self) -> None:
         now_ms = monotonic_ms()
@@ -111,4 +113,4 @@ class Heart:
             return
         self._tend_ms = now_ms + MAX_SLEEP_MS
         self._tend()
-        self._worker.namespace.refresh_if_old(IDENTITY_AGE_S)
+        self._state.namespace.refresh_if_old(IDENTITY_AGE_S)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kafkamq.markers.rules.handout import expires_at_ms
 from kafkamq.markers.rules.leases import Lease
-from kafkamq.queue.message import Message, Settler
+from kafkamq.queue.message import Acknowledger, Message
 from kafkamq.queue.wire.headers import ID, read_message_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.clock import public_s
@@ -21,7 +21,7 @@ _begin = Message.__init__  # super() would take half as long as the rest, for ev
 UNREPORTED = -2  # log time of an END without a delivery report; -1: Kafka gave none
 
 
-class EndReports(Settler, Protocol):
+class EndReports(Acknowledger, Protocol):
     """What becomes of the ENDs of messages; called while reports are served, with no lock held."""
 
     def end_delivered(self, message: MarkersMessage) -> None:
@@ -38,6 +38,7 @@ class MarkersMessage(Message):
     """See ``Message``. Its START completes it; a redelivered message is another copy."""
 
     __slots__ = (
+        "_acknowledger",  # again: see _end_reported
         "_basis",
         "_end",
         "_end_error",
@@ -49,7 +50,6 @@ class MarkersMessage(Message):
         "_marker_key",
         "_outcome",
         "_route",
-        "_settler",  # again: see _end_reported
         "_start",
         "offset",
         "partition",
@@ -57,7 +57,7 @@ class MarkersMessage(Message):
     )
 
     _record: Record
-    _settler: EndReports
+    _acknowledger: EndReports
     _lease: Lease
     # Once its START is encoded:
     _start: bytes
@@ -73,7 +73,7 @@ class MarkersMessage(Message):
 
     def __init__(
         self,
-        verdicts: EndReports,
+        ack_writer: EndReports,
         record: Record,
         partition: int,
         offset: int,
@@ -81,7 +81,7 @@ class MarkersMessage(Message):
         headers: Sequence[tuple[str, bytes | None]],
     ) -> None:
         """Made when the record was polled; ``polled_ms`` is monotonic."""
-        _begin(self, verdicts, record, headers)
+        _begin(self, ack_writer, record, headers)
         self.partition = partition
         self.offset = offset
         self.polled_ms = polled_ms
@@ -117,10 +117,12 @@ class MarkersMessage(Message):
         if error is None:
             log_ms = record.timestamp()[1]
             if log_ms > self._lease.log_deadline_ms:  # R9: perhaps; asked with all facts
-                self._settler.check_late(self, log_ms)
+                self._acknowledger.check_late(self, log_ms)
             self._end_log_ms = log_ms
             self._lease.is_end_known = True
-            self._settler.end_delivered(self)  # last: what an interrupt breaks off is found by it
+            self._acknowledger.end_delivered(
+                self
+            )  # last: what an interrupt breaks off is found by it
         else:
             self._end_error = error
-            self._settler.end_failed(self)
+            self._acknowledger.end_failed(self)

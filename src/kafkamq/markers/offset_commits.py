@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from kafkamq.config import QueueConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.markers.message import MarkersMessage
-from kafkamq.markers.rules.fetch_buffer import Intake
+from kafkamq.markers.rules.fetch_buffer import FetchBuffer
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.offset_commits import Answer, Commit, Committer
 from kafkamq.transport.port import Consumer as KafkaConsumer
@@ -29,12 +29,12 @@ class OffsetCommits:
         self,
         topic: str,
         queue: QueueConfig,
-        intake: Intake[MarkersMessage],
+        buffer: FetchBuffer[MarkersMessage],
         note: Callable[[Mapping[int, int]], None],
     ) -> None:
         """``note`` is told what is committed, by partition."""
         self._queue = queue
-        self._intake = intake
+        self._buffer = buffer
         self._note = note
         self._committer = Committer(topic, queue.queue_id)
         self._committed_ms = monotonic_ms()
@@ -58,7 +58,7 @@ class OffsetCommits:
         if self.is_skipping and self._end_skipping(min(timeout_s, _WAIT_S)) is Commit.PENDING:
             return Commit.PENDING
         if not self._committer.is_pending:
-            offsets = self._intake.committable()
+            offsets = self._buffer.committable()
             if not offsets:
                 return Commit.DONE
             self._begin(consumer, offsets)
@@ -79,30 +79,30 @@ class OffsetCommits:
         return done
 
     def _begin(self, consumer: KafkaConsumer, offsets: dict[int, int]) -> None:
-        self._committing, self._count = offsets, self._intake.uncommitted_count
+        self._committing, self._count = offsets, self._buffer.uncommitted_count
         self._committer.begin(consumer, offsets)
 
     def committed(self, offsets: dict[int, int], count: int) -> None:
         """These offsets are committed, which are those of ``count`` polled records."""
-        self._intake.committed(offsets, count)
+        self._buffer.committed(offsets, count)
         self._committed_ms = monotonic_ms()
         self._note(offsets)
 
     def skip(self, consumer: KafkaConsumer) -> None:
         """Foreign messages: by count, and by time when nothing else commits."""
-        skipped = self._intake.uncommitted_count
+        skipped = self._buffer.uncommitted_count
         if not skipped or self._committer.is_pending:
             return
         is_due = monotonic_ms() - self._committed_ms >= COMMIT_INTERVAL_MS
-        are_many = skipped >= self._queue.max_messages_per_commit and not len(self._intake)
+        are_many = skipped >= self._queue.max_messages_per_commit and not len(self._buffer)
         if not are_many and not is_due:
             return
-        offsets = self._intake.committable()
+        offsets = self._buffer.committable()
         if offsets:
             self._begin(consumer, offsets)
             self.is_skipping = True
         else:
-            self._intake.committed({})
+            self._buffer.committed({})
 
     def see_skipped(self) -> None:
         """See whether such a commit has ended."""

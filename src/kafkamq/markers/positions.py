@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class Positions:
-    """The positions of one consumer's group; noted by its owner, written by its heart."""
+    """The positions of one consumer's group; noted by its owner, written by its lease renewer."""
 
     def __init__(self, config: ServiceConfig, group: str, queue_id: str) -> None:
         self._config = config
@@ -102,7 +102,7 @@ class Positions:
                 else:
                     self._known.pop(partition, None)
 
-    # What the heart does.
+    # What the lease renewer does.
 
     def write(self) -> None:
         """Queue what was noted since the last call; waits for nothing."""

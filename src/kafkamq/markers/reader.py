@@ -13,7 +13,7 @@ from kafkamq.markers.membership import Membership, max_idle_ms, open_member
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.offset_commits import OffsetCommits
 from kafkamq.markers.positions import Positions
-from kafkamq.markers.rules.fetch_buffer import Intake
+from kafkamq.markers.rules.fetch_buffer import FetchBuffer
 from kafkamq.queue.data_loss import report_loss
 from kafkamq.queue.names import group_of, group_of_workers
 from kafkamq.transport.clock import monotonic_ms
@@ -35,20 +35,20 @@ _log = logging.getLogger(__name__)
 
 
 class MessageReader:
-    """Owns the Kafka consumer of one worker and fills its intake; the caller serialises."""
+    """Owns the Kafka consumer of one worker and fills its fetch buffer; the caller serialises."""
 
     def __init__(
         self,
         config: ServiceConfig,
         queue: QueueConfig,
-        intake: Intake[MarkersMessage],
+        buffer: FetchBuffer[MarkersMessage],
         member: Membership,
         make: Callable[[Record, int, int, int, Sequence[tuple[str, bytes | None]]], MarkersMessage],
     ) -> None:
         """``make`` gets a record, its partition, its offset, the poll's ms, and its headers."""
         self._config = config
         self._queue = queue
-        self._intake = intake
+        self._buffer = buffer
         self._member = member
         self._make = make
         self._topic = config.message_topic
@@ -58,7 +58,7 @@ class MessageReader:
         self._gained_s: dict[int, float] = {}  # partition -> when it was assigned, monotonic
         self._poll_size = MAX_POLL
         self._is_paused = False
-        self._commits = OffsetCommits(self._topic, queue, intake, self._note)
+        self._commits = OffsetCommits(self._topic, queue, buffer, self._note)
         self.positions = Positions(config, group_of_workers(config, queue), queue.queue_id)
         self._asked: Future[dict[Place, int]] | None = None  # what is committed
         self._failure: KafkaMQError | None = None  # of a poll whose caller had no use for it
@@ -111,7 +111,7 @@ class MessageReader:
 
     def poll_ahead(self, wanted: int) -> None:
         """Poll what the next batch needs, without waiting; ``poll`` raises what goes wrong."""
-        if self._failure is None and len(self._intake) < wanted:
+        if self._failure is None and len(self._buffer) < wanted:
             try:
                 self.poll(wanted, 0.0)
             except KafkaMQError as error:
@@ -131,7 +131,7 @@ class MessageReader:
                     following[current] = _offset_of(previous) + 1
                 assert partition is not None, "records have a partition"
                 current = partition
-                is_unplaced = partition in self._unplaced or partition in self._intake.held
+                is_unplaced = partition in self._unplaced or partition in self._buffer.held
                 if not is_unplaced:
                     first.setdefault(partition, _offset_of(record))
             if is_unplaced:
@@ -149,7 +149,7 @@ class MessageReader:
             make(record, partition, offset, polled_ms, of)
             for (record, partition, offset), of in zip(own, headers, strict=True)
         ]
-        self._intake.polled(
+        self._buffer.polled(
             messages,
             first_offsets=first,
             next_offsets=following,
@@ -164,7 +164,7 @@ class MessageReader:
 
     def rebuild(self) -> None:
         """Make a new client after a fatal error; it reads from what is committed."""
-        self._intake.revoked(list(self._intake.partitions()))
+        self._buffer.revoked(list(self._buffer.partitions()))
         self._unplaced.clear()
         self._commits.give_up()
         self._asked = None
@@ -172,7 +172,7 @@ class MessageReader:
         old, commits = self._group, self._commits
         self._connect()
         commits.finish(old.close, CLOSE_TIMEOUT_S)
-        self._commits = OffsetCommits(self._topic, self._queue, self._intake, self._note)
+        self._commits = OffsetCommits(self._topic, self._queue, self._buffer, self._note)
 
     # Positions.
 
@@ -224,12 +224,12 @@ class MessageReader:
         if not low <= start <= high:  # else a former owner has committed meanwhile
             report_loss(self._config, self._queue, partition, start, low, high)
             start = low
-            self._intake.skipped_to(partition, low)
+            self._buffer.skipped_to(partition, low)
         elif is_new:
             if not self._commits.commit_now(self._group.client, {partition: start}):
                 return False
-            self._intake.placed(partition, start)
-        self._group.place(self._at({partition: start}), others=self._at(self._intake.positions()))
+            self._buffer.placed(partition, start)
+        self._group.place(self._at({partition: start}), others=self._at(self._buffer.positions()))
         self._unplaced.pop(partition, None)
         return True
 
@@ -283,19 +283,19 @@ class MessageReader:
 
     def seek_back(self, partitions: Iterable[int] | None = None) -> None:
         """Read again from the committed offsets (R5); None: all that are not held back."""
-        held = set(self._intake.held)
-        offsets = self._intake.rewind(partitions)
+        held = set(self._buffer.held)
+        offsets = self._buffer.rewind(partitions)
         self._seek(offsets)
         self._resume_these(held.intersection(offsets))
 
     def hold(self, late: Mapping[int, int]) -> None:
         """Read no more of these partitions, whose STARTs are late from these offsets on."""
-        self._intake.hold(late)
+        self._buffer.hold(late)
         self._group.pause(self._places(late))
 
     def go_on(self, partitions: Iterable[int]) -> None:
         """Read on in those of the partitions that were held back."""
-        offsets = self._intake.go_on(partitions)
+        offsets = self._buffer.go_on(partitions)
         self._seek(offsets)
         self._resume_these(offsets)
 
@@ -318,8 +318,8 @@ class MessageReader:
         """
         assigned = self.partitions
         _log.warning("the topic was recreated", extra={"topic": self._topic})
-        self._is_paused = self._is_paused or bool(self._intake.held)
-        self._intake.revoked(self._intake.partitions())
+        self._is_paused = self._is_paused or bool(self._buffer.held)
+        self._buffer.revoked(self._buffer.partitions())
         for partition in assigned:
             was_ours = self._gained_s.get(partition, 0.0) < gained_before_s
             self._unplaced[partition] = _ANEW if was_ours else _UNKNOWN
@@ -327,15 +327,15 @@ class MessageReader:
     def read_again(self) -> None:
         """``ask_again`` of all: a call was broken off, perhaps with records in its hands."""
         assigned = self.partitions
-        self._is_paused = self._is_paused or bool(self._intake.held)
-        self._intake.revoked(assigned | set(self._intake.partitions()))
+        self._is_paused = self._is_paused or bool(self._buffer.held)
+        self._buffer.revoked(assigned | set(self._buffer.partitions()))
         self._commits.give_up()
         self._unplaced.update(dict.fromkeys(assigned, _UNKNOWN))
 
     def ask_again(self, partitions: Iterable[int]) -> None:
         """Read again from what the group has committed, which only it knows."""
-        for partition in set(partitions).intersection(self._intake.partitions()):  # not the lost
-            self._intake.revoked([partition])
+        for partition in set(partitions).intersection(self._buffer.partitions()):  # not the lost
+            self._buffer.revoked([partition])
             self._unplaced[partition] = _UNKNOWN
 
     # Commits.
@@ -393,7 +393,7 @@ class MessageReader:
     def _resume(self) -> None:
         if self._is_paused:
             self._is_paused = False
-            held = self._intake.held
+            held = self._buffer.held
             self._group.resume(place for place in self._group.places if place[1] not in held)
 
     def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
@@ -411,7 +411,7 @@ class MessageReader:
             self._unplaced.pop(number, None)
             self._gained_s.pop(number, None)
             self._commits.forget(number)  # it may come back with another's position
-        self._intake.revoked(numbers)
+        self._buffer.revoked(numbers)
         self._member._lost(numbers)
 
     def close(self) -> None:

@@ -11,14 +11,14 @@ from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
-from kafkamq.markers.ack_writer import Verdicts
+from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.last_delivery import process_gate
 from kafkamq.markers.message import MarkersMessage
-from kafkamq.markers.rules.fetch_buffer import Intake
+from kafkamq.markers.rules.fetch_buffer import FetchBuffer
 from kafkamq.markers.rules.handout import has_expired, is_last_delivery
 from kafkamq.markers.rules.leases import Lease, LeaseState
 from kafkamq.markers.start_reports import RouteStarts
-from kafkamq.markers.state import Worker
+from kafkamq.markers.state import ConsumerState
 from kafkamq.markers.wire.markers import MAX_MARKER_BYTES, encode_reference, identity_encoder
 from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
 from kafkamq.transport.clock import monotonic_ms
@@ -116,35 +116,37 @@ class Batch:
 class Starter:
     """Plans the STARTs of one consumer and follows them; its owner thread calls it."""
 
-    def __init__(self, worker: Worker, intake: Intake[MarkersMessage], verdicts: Verdicts) -> None:
-        self._worker = worker
-        self._intake = intake
-        self._verdicts = verdicts
-        self._max_deliveries = worker.queue.max_deliveries
-        self._max_inline_bytes = worker.queue.max_inline_payload_bytes
+    def __init__(
+        self, state: ConsumerState, buffer: FetchBuffer[MarkersMessage], ack_writer: AckWriter
+    ) -> None:
+        self._state = state
+        self._buffer = buffer
+        self._ack_writer = ack_writer
+        self._max_deliveries = state.queue.max_deliveries
+        self._max_inline_bytes = state.queue.max_inline_payload_bytes
         # More takes longer than a transaction may, and would be begun again for ever.
-        self._max_bytes = MAX_TRANSACTION_BYTES if worker.queue.exactly_once else 0
-        self.facts = worker.namespace.facts()  # which STARTs name the messages' topic by
+        self._max_bytes = MAX_TRANSACTION_BYTES if state.queue.exactly_once else 0
+        self.facts = state.namespace.facts()  # which STARTs name the messages' topic by
         self._basis: tuple[object, object] = (None, None)  # what STARTs were encoded with
 
     def _enter(self, now_ms: int, is_last: bool) -> bool:
         """R6; an END that is under way is waited for, as nothing may start beside it."""
-        leases, writer = self._worker.leases, self._worker.writer
+        leases, writer = self._state.leases, self._state.writer
         if process_gate.enter(leases, now_ms, last=is_last):
             return True
         if leases.open_count:
             return False
-        self._verdicts.write_queued()
+        self._ack_writer.write_queued()
         return writer.wait_for(
             lambda: process_gate.enter(leases, monotonic_ms(), last=is_last), _END_S
         )
 
     def plan(self, wanted: int) -> Batch | None:
         """Take up to ``wanted`` messages and encode their STARTs; None: R6 lets none start now."""
-        worker, intake = self._worker, self._intake
-        leases = worker.leases
+        state, buffer = self._state, self._buffer
+        leases = state.leases
         now_ms = monotonic_ms()
-        head = intake.head()
+        head = buffer.head()
         if head is None:
             return None
         is_last = self._is_last(head)
@@ -153,9 +155,9 @@ class Starter:
         batch = Batch()
         batch.is_last = is_last
         try:
-            with worker.lock:
-                worker.renew_id()
-                self._fill(batch, intake.take_many(self._count(wanted, is_last)), now_ms)
+            with state.lock:
+                state.renew_id()
+                self._fill(batch, buffer.take_many(self._count(wanted, is_last)), now_ms)
         except BaseException:
             self.abandon(batch)
             raise
@@ -173,7 +175,7 @@ class Starter:
         if is_last:
             return 1
         count = size = 0
-        for message in self._intake.upcoming(wanted):
+        for message in self._buffer.upcoming(wanted):
             if message._count > 1 and self._is_last(message):
                 break  # when these are settled
             if self._max_bytes:
@@ -185,7 +187,7 @@ class Starter:
 
     def _fill(self, batch: Batch, taken: list[MarkersMessage], now_ms: int) -> None:
         """Give the messages leases. Like ``_encode`` once per message: a good part of its cost."""
-        leases = self._worker.leases
+        leases = self._state.leases
         self._encode(taken)
         start_at, may_be_lapsed = leases.start_at, leases.may_be_lapsed
         add, routes = batch.messages.append, batch.routes
@@ -206,11 +208,11 @@ class Starter:
 
     def prepare(self, wanted: int) -> None:
         """Encode what the next batch will need, while there is nothing else to do."""
-        self._encode(list(self._intake.upcoming(wanted)))
+        self._encode(list(self._buffer.upcoming(wanted)))
 
     def _encode(self, messages: list[MarkersMessage]) -> None:
         """Encode the STARTs that are not, or not for this consumer_id and these topics."""
-        encoder, facts = self._worker.encoder, self.facts
+        encoder, facts = self._state.encoder, self.facts
         encode = encoder.encode_known
         if self._basis[0] is not encoder or self._basis[1] is not facts:
             self._basis = (encoder, facts)
@@ -248,12 +250,12 @@ class Starter:
             BrokerError: They could not be queued; ``abandon`` the batch.
         """
         for partition, starts in batch.starts().items():
-            self._worker.writer.write_many(partition, starts)
+            self._state.writer.write_many(partition, starts)
 
     def is_settled(self, batch: Batch) -> bool:
         """Whether ``wait`` says at once what became of its STARTs."""
         is_known = batch.is_reported or batch.error() is not None
-        return is_known or self._worker.writer.is_idle
+        return is_known or self._state.writer.is_idle
 
     def wait(self, batch: Batch, timeout_s: float, known: Collection[int] = ()) -> bool:
         """Whether all that was written is in the log, by its own reports; waits for it.
@@ -263,7 +265,7 @@ class Starter:
         Raises:
             BrokerError: One of them failed, or will never be reported; ``abandon`` the batch.
         """
-        writer = self._worker.writer
+        writer = self._state.writer
         doing = f"writing STARTs to {writer.topic}"
         batch.waited_ms = batch.waited_ms or monotonic_ms()
         writer.wait_for(lambda: batch.is_reported or batch.is_overdue(known), timeout_s)
@@ -276,14 +278,14 @@ class Starter:
             raise broker_error(error, doing)
         if not is_known:
             return False
-        self._intake.started()
+        self._buffer.started()
         self.started(batch)
         return True
 
     def started(self, batch: Batch) -> None:
         """All its STARTs are in the log."""
-        started = self._worker.leases.started
-        with self._worker.lock:
+        started = self._state.leases.started
+        with self._state.lock:
             for route in batch.routes.values():
                 written_ms = route.written_ms
                 for message, log_ms in route.delivered():
@@ -292,25 +294,25 @@ class Starter:
 
     def finish(self, batch: Batch) -> list[MarkersMessage]:
         """The offsets are committed: what may be handed out, unless its lease has ended (R5)."""
-        worker = self._worker
-        with worker.lock:
+        state = self._state
+        with state.lock:
             # The others are so already, or over: this was broken off and is repeated.
             started = [each for each in batch.leases() if each.state is _STARTED]
-            worker.leases.committed(started, monotonic_ms())
-            worker.renew_id()
+            state.leases.committed(started, monotonic_ms())
+            state.renew_id()
         held = [m for m in batch.messages if m._lease.state is _HELD]
         expired = [
             m for m in held if m._expiry_ms and has_expired(m._expiry_ms, m._lease.log_begin_ms)
         ]
         if not expired:
             return held
-        self._verdicts.reject_expired(expired)
+        self._ack_writer.reject_expired(expired)
         return [m for m in held if m._lease.state is _HELD]
 
     def abandon(self, batch: Batch) -> None:
         """Forget the batch, under a new consumer_id (R5, R7)."""
-        leases = self._worker.leases
-        with self._worker.lock:
+        leases = self._state.leases
+        with self._state.lock:
             self._fail(batch.messages)
             # A START may be in the log although its batch failed; so may one whose report is not
             # there yet: it finds the lease lost.
@@ -325,16 +327,16 @@ class Starter:
         A lease that is not held then is nobody's. Nor may anything be renewed for all: a message
         may have been settled whose END was never written.
         """
-        leases = self._worker.leases
+        leases = self._state.leases
         process_gate.entered(leases)
-        with self._worker.lock:
+        with self._state.lock:
             states = (LeaseState.STARTING, LeaseState.STARTED)
             leases.failed([lease for lease in leases.open() if lease.state in states])
-            self._worker.renew_id()
+            self._state.renew_id()
 
     def _started_late(self, written_ms: int, message: MarkersMessage, log_ms: int) -> None:
-        with self._worker.lock:
-            self._worker.leases.started(message._lease, written_ms, log_ms)
+        with self._state.lock:
+            self._state.leases.started(message._lease, written_ms, log_ms)
 
     def drop(self, batch: Batch, partitions: Iterable[int]) -> None:
         """Forget those of the batch whose partitions went to another member."""
@@ -342,16 +344,16 @@ class Starter:
         lost = [m for m in batch.messages if m.partition in gone]
         if lost:
             batch.messages[:] = [m for m in batch.messages if m.partition not in gone]
-            with self._worker.lock:
+            with self._state.lock:
                 self._fail(lost)
 
     def _fail(self, messages: list[MarkersMessage]) -> None:
-        leases = self._worker.leases
+        leases = self._state.leases
         leases.failed(m._lease for m in messages if m._lease.state is not LeaseState.LOST)
-        self._worker.renew_id()
+        self._state.renew_id()
 
     def undo(self, batch: Batch) -> None:
         """Forget a batch whose transaction did not happen (exactly once)."""
-        with self._worker.lock:
-            self._worker.leases.aborted(batch.leases())
-            self._worker.renew_id()
+        with self._state.lock:
+            self._state.leases.aborted(batch.leases())
+            self._state.renew_id()

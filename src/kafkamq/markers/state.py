@@ -13,10 +13,10 @@ from kafkamq.queue.ids import new_consumer_id
 from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.fork_check import ForkCheck
 
-__all__ = ["Worker"]
+__all__ = ["ConsumerState"]
 
 
-class Worker:
+class ConsumerState:
     """The state behind one ``Consumer``.
 
     ``lock`` guards ``leases`` (and ``encoder``); never write, poll or call the application while
@@ -36,7 +36,7 @@ class Worker:
         self.encoder = self._new_encoder()
         self.writer = MarkerWriter(namespace)
         self.is_closed = False
-        self._guard = ForkCheck("Consumer")
+        self._fork_check = ForkCheck("Consumer")
 
     def check(self) -> None:
         """Refuse work on a closed consumer, and in a forked child.
@@ -44,14 +44,14 @@ class Worker:
         Raises:
             StateError: As said.
         """
-        self._guard.check()
+        self._fork_check.check()
         if self.is_closed:
             raise StateError(f"the consumer of queue {self.queue.queue_id!r} is closed")
 
     @property
     def is_foreign(self) -> bool:
         """Whether this is a forked child of the process that made the consumer."""
-        return self._guard.is_foreign
+        return self._fork_check.is_foreign
 
     def renew_id(self) -> None:
         """Take a fresh consumer_id if the old one is spent (R7); call with ``lock`` held."""

@@ -120,10 +120,10 @@ class ExactCommitter:
         except KafkaMQError:
             producer.abort(timeout_s=_STEP_TIMEOUT_S)
             if not producer.is_ready:  # what is open now must not hold readers back
-                self._settle()
+                self._acknowledge()
             raise
 
-    def _settle(self) -> None:
+    def _acknowledge(self) -> None:
         """End a transaction of unknown outcome; the next one tries again if this fails."""
         try:
             self._producer.init(timeout_s=_STEP_TIMEOUT_S)

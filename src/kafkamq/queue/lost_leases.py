@@ -114,14 +114,16 @@ class LostLeases:
     def _tell_all(self) -> None:
         while True:
             with self._changed:
-                if not self._untold:
-                    self._teller = None
+                each = self._untold.popleft() if self._untold else None
+                if each is None:
                     dropped, self._dropped = self._dropped, 0
-                    self._changed.notify_all()
-                    break
-                each = self._untold.popleft()
-            self._tell(each)
-        if dropped:
+                    if not dropped:  # whoever waits in ``finish`` knows that all is told
+                        self._teller = None
+                        self._changed.notify_all()
+                        return
+            if each is not None:
+                self._tell(each)
+                continue
             _log.warning(
                 "lost leases were not told: on_lease_lost was behind",
                 extra={"queue": self._queue_id, "count": dropped},

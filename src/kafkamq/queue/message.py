@@ -15,19 +15,19 @@ from kafkamq.queue.wire.headers import MessageHeaders, read_message_headers
 from kafkamq.transport.record import RecordLike
 from kafkamq.types import Headers, MessageId, Outcome
 
-__all__ = ["Message", "Settler"]
+__all__ = ["Message", "Acknowledger"]
 
 _ACK = Outcome.ACK  # looking it up in its class takes long
 _log = logging.getLogger(__name__)
 
 
-class Settler(Protocol):
+class Acknowledger(Protocol):
     """Applies the verdicts on messages of one consumer; ``message`` is one of its own."""
 
     @property
     def queue_id(self) -> str: ...
 
-    def settle(
+    def acknowledge(
         self,
         message: Any,
         outcome: Outcome,
@@ -52,17 +52,17 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
     back-off, and the exception as its reason. Each backend has a subclass.
     """
 
-    __slots__ = ("_count", "_headers", "_read", "_record", "_settler")
+    __slots__ = ("_acknowledger", "_count", "_headers", "_read", "_record")
 
     def __init__(
         self,
-        settler: Settler,
+        acknowledger: Acknowledger,
         record: RecordLike,
         headers: Sequence[tuple[str, bytes | None]],
         delivery_count: int = 1,
     ) -> None:
         """Made by a consumer alone."""
-        self._settler = settler
+        self._acknowledger = acknowledger
         self._record = record
         self._headers = headers
         self._count = delivery_count
@@ -100,7 +100,7 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
     @property
     def queue_id(self) -> str:
         """Its queue."""
-        return self._settler.queue_id
+        return self._acknowledger.queue_id
 
     @property
     def delivery_count(self) -> int:
@@ -156,7 +156,7 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
             LeaseLostError: The lease has ended; with ``wait``, also that the verdict came late.
             BrokerError, DeadlineExceededError: Only with ``wait``: Kafka did not confirm.
         """
-        self._settler.settle(self, _ACK, wait=wait)
+        self._acknowledger.acknowledge(self, _ACK, wait=wait)
 
     def nack(
         self, *, delay: float | timedelta | None = None, reason: str = "", wait: bool = False
@@ -173,7 +173,9 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
             ConfigError: A negative delay, or a reason that is no text: the message is still held.
         """
         delay_ms = None if delay is None else milliseconds(delay, name="delay")
-        self._settler.settle(self, Outcome.NACK, wait=wait, reason=reason, delay_ms=delay_ms)
+        self._acknowledger.acknowledge(
+            self, Outcome.NACK, wait=wait, reason=reason, delay_ms=delay_ms
+        )
 
     def reject(self, reason: str, *, wait: bool = False) -> None:
         """Give it up: it goes to the dead letters with this reason, which must not be empty.
@@ -182,7 +184,7 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
             ConfigError: No reason, or one that is no text: the message is still held.
             StateError, LeaseLostError, BrokerError, DeadlineExceededError: As for ``ack``.
         """
-        self._settler.settle(self, Outcome.REJECT, wait=wait, reason=reason)
+        self._acknowledger.acknowledge(self, Outcome.REJECT, wait=wait, reason=reason)
 
     def extend(self, seconds: float | timedelta) -> None:
         """Hold it for at least so long from now, whatever becomes of this process.
@@ -194,20 +196,20 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
             LeaseLostError, StateError: As for ``ack``.
             ConfigError: Not a positive number.
         """
-        self._settler.extend(self, milliseconds(seconds, name="seconds", minimum=1))
+        self._acknowledger.extend(self, milliseconds(seconds, name="seconds", minimum=1))
 
     def __enter__(self) -> Message:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        settler = self._settler
-        if settler.has_verdict(self):  # given inside: it stands
+        acknowledger = self._acknowledger
+        if acknowledger.has_verdict(self):  # given inside: it stands
             return
         if error is None:
-            settler.settle(self, _ACK)
+            acknowledger.acknowledge(self, _ACK)
             return
         try:
-            settler.settle(self, Outcome.NACK, reason=reason_of(error))
+            acknowledger.acknowledge(self, Outcome.NACK, reason=reason_of(error))
         except (LeaseLostError, StateError) as refusal:  # the handler's own error goes on
             _log.warning(
                 "a failed message could not be given back",

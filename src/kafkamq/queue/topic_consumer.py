@@ -128,7 +128,7 @@ class TopicConsumer(Consumer, Generic[M]):
         return monotonic_ms()
 
     def moment_s(self, clock_ms: float) -> float:
-        """See ``TopicSettler.moment_s``; of ``_now_ms``."""
+        """See ``TopicAcknowledger.moment_s``; of ``_now_ms``."""
         return public_s(clock_ms)
 
     # Receiving.
@@ -199,7 +199,7 @@ class TopicConsumer(Consumer, Generic[M]):
 
     # Verdicts: what ``Message`` calls.
 
-    def settle(
+    def acknowledge(
         self,
         message: M,
         outcome: Outcome,
@@ -227,7 +227,7 @@ class TopicConsumer(Consumer, Generic[M]):
     def _claim(self, message: M, outcome: Outcome) -> None:
         """From here on it is settled, whatever becomes of that."""
         with self._changed:
-            if message.state is MessageState.SETTLED:
+            if message.state is MessageState.ACKNOWLEDGED:
                 raise StateError(f"{message!r} has a verdict already: one in all")
             if self._now_ms() > message._deadline_ms:
                 self._lose(message)
@@ -237,7 +237,7 @@ class TopicConsumer(Consumer, Generic[M]):
                     "worker",
                     (message.message_id,),
                 )
-            message.state = MessageState.SETTLED
+            message.state = MessageState.ACKNOWLEDGED
             self._held.pop(id(message), None)
             self._counts[outcome, message._record.partition() or 0] += 1
             self._changed.notify()  # there is room
@@ -294,14 +294,14 @@ class TopicConsumer(Consumer, Generic[M]):
 
     def has_verdict(self, message: M) -> bool:
         """Whether a verdict was given already."""
-        return message.state is MessageState.SETTLED
+        return message.state is MessageState.ACKNOWLEDGED
 
     def extend(self, message: M, extension_ms: int) -> None:
         """Hold a message longer; see ``Message.extend``."""
         require(self._queue.backend, Feature.EXTEND, f"queue {self.queue_id!r}: extend()")
         self._check()
         with self._changed:
-            if message.state is MessageState.SETTLED:
+            if message.state is MessageState.ACKNOWLEDGED:
                 raise StateError(f"{message!r} has a verdict already")
             if message.state is MessageState.LOST or self._now_ms() > message._deadline_ms:
                 raise LeaseLostError(f"the lease of {message!r} has ended", (message.message_id,))

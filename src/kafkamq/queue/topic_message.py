@@ -6,15 +6,15 @@ import math
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
-from kafkamq.queue.message import Message, Settler
+from kafkamq.queue.message import Acknowledger, Message
 from kafkamq.transport.record import RecordLike, headers_of
 
-__all__ = ["MessageState", "TopicMessage", "TopicSettler"]
+__all__ = ["MessageState", "TopicMessage", "TopicAcknowledger"]
 
 P = TypeVar("P")
 
 
-class TopicSettler(Settler, Protocol):
+class TopicAcknowledger(Acknowledger, Protocol):
     """The consumer of such messages."""
 
     def moment_s(self, clock_ms: float) -> float:
@@ -25,7 +25,7 @@ class MessageState(Enum):
     """Whose a delivery is."""
 
     HELD = "held"
-    SETTLED = "settled"  # it has its verdict
+    ACKNOWLEDGED = "settled"  # it has its verdict
     LOST = "lost"  # its lease or partition went before
 
 
@@ -39,11 +39,11 @@ class TopicMessage(Message, Generic[P]):
 
     __slots__ = ("_deadline_ms", "place", "state")
 
-    _settler: TopicSettler
+    _acknowledger: TopicAcknowledger
 
     def __init__(
         self,
-        consumer: TopicSettler,
+        consumer: TopicAcknowledger,
         record: RecordLike,
         *,
         delivery_count: int = 1,
@@ -59,4 +59,4 @@ class TopicMessage(Message, Generic[P]):
     @property
     def deadline(self) -> float:
         """See ``Message.deadline``."""
-        return self._settler.moment_s(self._deadline_ms)
+        return self._acknowledger.moment_s(self._deadline_ms)

@@ -112,7 +112,7 @@ class Member:
         """It will get a verdict; by the member's thread, in ``arrived``."""
         self._open[_place_of(message)] = message
 
-    def settle(self, message: ShareMessage, kind: int, *, is_late: bool = False) -> None:
+    def acknowledge(self, message: ShareMessage, kind: int, *, is_late: bool = False) -> None:
         """AcknowledgeType a message so; any thread. ``is_late``: its lock has ended."""
         if not is_late:  # from here on it waits for its answer, wherever it is meanwhile
             self._unconfirmed[_place_of(message)] = message

@@ -105,7 +105,7 @@ class Moves:
         if move is None:
             return False
         if move.ended_ms:
-            message.member.settle(message, move.kind)
+            message.member.acknowledge(message, move.kind)
         else:
             move.message = message
         return True
@@ -128,7 +128,7 @@ class Moves:
                 self._copy(message, move, key)
             if now_ms > message._deadline_ms:
                 move.message = None
-                member.settle(message, AcknowledgeType.RELEASE, is_late=True)
+                member.acknowledge(message, AcknowledgeType.RELEASE, is_late=True)
 
     def hurry(self) -> None:
         """The consumer ends: whose last delivery it is, is copied now; with the lock held."""
@@ -167,7 +167,7 @@ class Moves:
         if move.verdict is not None and kind is AcknowledgeType.REJECT:
             _log.info("a message is given up; it is a dead letter", extra={"place": key})
         if message is not None:
-            message.member.settle(message, kind)
+            message.member.acknowledge(message, kind)
 
     def _failed(self, key: _Key, move: _Move, failure: BaseException, is_over: bool) -> None:
         """At the end of the consumer only; with the lock held."""

@@ -168,7 +168,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             self._moves.bury(message, (DeadLetterReason.MAX_DELIVERIES, said))
         else:  # handlers have not seen it often enough, and another delivery may come to nothing
             self._moves.send_back(message, message._count)
-        message.state = MessageState.SETTLED
+        message.state = MessageState.ACKNOWLEDGED
 
     def look_after(self, member: Member) -> None:
         """What cannot start any more goes back; what is held beyond its lock is lost."""
@@ -188,7 +188,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
                     self._give_back(message)
                 elif now_ms > message._deadline_ms:
                     self._lose(message)
-                    member.settle(message, AcknowledgeType.RELEASE, is_late=True)
+                    member.acknowledge(message, AcknowledgeType.RELEASE, is_late=True)
             self._ready = type(self._ready)(
                 message for message in self._ready if message.state is MessageState.HELD
             )
@@ -217,7 +217,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
 
     def _give_back(self, message: ShareMessage) -> None:
         """No handler has seen it: the broker counts this delivery, the message's count does not."""
-        message.state = MessageState.SETTLED
+        message.state = MessageState.ACKNOWLEDGED
         key = message.key_of_place
         self._unseen[key] = self._unseen.get(key, 0) + 1
         if len(self._unseen) > _MAX_UNSEEN:
@@ -225,7 +225,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
         if self._moves.is_near_last(message):  # another process knows nothing of this
             self._moves.send_back(message, message._count)
         else:
-            message.member.settle(message, AcknowledgeType.RELEASE)
+            message.member.acknowledge(message, AcknowledgeType.RELEASE)
 
     def put_back(self, messages: Sequence[Message]) -> None:
         for message in cast("Sequence[ShareMessage]", messages):
@@ -261,7 +261,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
 
     def _done(self, message: ShareMessage) -> None:
         self._unseen.pop(message.key_of_place, None)
-        message.member.settle(message, AcknowledgeType.ACCEPT)
+        message.member.acknowledge(message, AcknowledgeType.ACCEPT)
 
     def _park(self, message: ShareMessage, reason: DeadLetterReason, error: str) -> None:
         with self._changed:
@@ -276,7 +276,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             with self._changed:
                 self._moves.send_back(message, message._count + 1)
         else:
-            message.member.settle(message, AcknowledgeType.RELEASE)
+            message.member.acknowledge(message, AcknowledgeType.RELEASE)
 
     def _confirm(self, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s

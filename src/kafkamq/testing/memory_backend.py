@@ -276,7 +276,7 @@ class _MemoryConsumer(TopicConsumer[_Held]):
             if self._is_alive(message):
                 self._ready.append(message)
             else:
-                message.state = MessageState.SETTLED
+                message.state = MessageState.ACKNOWLEDGED
 
     def _lane_of(self, record: MemoryRecord) -> Hashable:
         if self._ordering == "partition":

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["MAX_AGE_MS", "Intake", "Polled", "Waiting"]
+__all__ = ["MAX_AGE_MS", "FetchBuffer", "Polled", "Waiting"]
 
 MAX_AGE_MS = 20_000
 """No START for what was polled longer ago than this (R5)."""
@@ -40,7 +40,7 @@ class Polled(Generic[Record]):
     polled_ms: int
 
 
-class Intake(Generic[Message]):
+class FetchBuffer(Generic[Message]):
     """The polled messages of one consumer, over all its partitions."""
 
     def __init__(self) -> None:

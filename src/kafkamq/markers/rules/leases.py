@@ -8,7 +8,7 @@ tracker ends the lease before the worker does, however late a delivery report is
 ended once does not come back.
 
 A lease is STARTING while its START is under way, STARTED until the offsets are committed, and then
-HELD until its message is SETTLED by a verdict or LOST. The caller of ``Leases`` serialises.
+HELD until its message is ACKNOWLEDGED by a verdict or LOST. The caller of ``Leases`` serialises.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "LeaseState",
     "Leases",
     "Renewal",
-    "Settlement",
+    "Acknowledgement",
 ]
 
 NEW_PARTITION_MS = 60_000
@@ -48,21 +48,21 @@ class LeaseState(Enum):
     STARTING = 0
     STARTED = 1
     HELD = 2
-    SETTLED = 3
+    ACKNOWLEDGED = 3
     LOST = 4  # ended by the worker's clock, or forgotten before it was handed out
 
 
-class Settlement(Enum):
+class Acknowledgement(Enum):
     """Whether a verdict may be written."""
 
     WRITE = 0
-    SETTLED_BEFORE = 1
+    ACKNOWLEDGED_BEFORE = 1
     LOST = 2
 
 
 # Looking a member up in its class takes as long as the rest of a line.
-_STARTING, _STARTED, _HELD, _SETTLED, _LOST = LeaseState
-_WRITE = Settlement.WRITE
+_STARTING, _STARTED, _HELD, _ACKNOWLEDGED, _LOST = LeaseState
+_WRITE = Acknowledgement.WRITE
 
 
 class Lease:
@@ -114,7 +114,7 @@ class Lease:
 
         A verdict alone does not do: until its END is in the log it dies with the process.
         """
-        if self.state is _SETTLED:
+        if self.state is _ACKNOWLEDGED:
             return self.is_end_known or monotonic_ms >= self.deadline_ms
         return self.state is _LOST
 
@@ -360,7 +360,7 @@ class Leases:
                 new_ms = last_ms if last_ms < log_until_ms else log_until_ms  # noqa: FURB136
                 if new_ms > lease.log_deadline_ms:
                     lease.log_deadline_ms = new_ms
-            if state is _SETTLED or monotonic_ms >= lease.deadline_ms:
+            if state is _ACKNOWLEDGED or monotonic_ms >= lease.deadline_ms:
                 continue
             last_ms = lease.begin_ms + max_lease_ms
             new_ms = last_ms if last_ms < until_ms else until_ms  # noqa: FURB136
@@ -414,18 +414,18 @@ class Leases:
             last_ms = lease.log_begin_ms + self._max_lease_ms
             lease.log_deadline_ms = max(lease.log_deadline_ms, min(log_ms + after_ms, last_ms))
 
-    # Verdicts (R8, R9).
+    # AckWriter (R8, R9).
 
-    def settle(self, lease: Lease, monotonic_ms: int) -> Settlement:
+    def acknowledge(self, lease: Lease, monotonic_ms: int) -> Acknowledgement:
         """A verdict on a message that was handed out."""
         if lease.state is _HELD and monotonic_ms < lease.deadline_ms:
             self._open.pop(lease, None)
-            lease.state = _SETTLED  # last: what is broken off before can be settled again
+            lease.state = _ACKNOWLEDGED  # last: what is broken off before can be settled again
             return _WRITE
-        if lease.state is _SETTLED:
-            return Settlement.SETTLED_BEFORE
+        if lease.state is _ACKNOWLEDGED:
+            return Acknowledgement.ACKNOWLEDGED_BEFORE
         self.may_hand_out(lease, monotonic_ms)  # never: it is lost, if it was not before
-        return Settlement.LOST
+        return Acknowledgement.LOST
 
     def ended(self, lease: Lease, log_ms: int) -> bool:
         """Its END is in the log; whether it came before the lease's end (R2, R9)."""
@@ -447,6 +447,6 @@ class Leases:
     def check(self) -> None:
         """Assert the invariants."""
         for lease in self._open:
-            assert lease.state not in (_SETTLED, _LOST)
+            assert lease.state not in (_ACKNOWLEDGED, _LOST)
             if lease.state is not _STARTING:
                 assert 0 <= lease.deadline_ms <= lease.begin_ms + self._max_lease_ms
