@@ -110,11 +110,7 @@ class _Owner:
         self._is_closed = False
 
     async def run(self, name: str, call: Callable[[], T]) -> T:
-        """Its result, or that of the call of this name that was cancelled before it.
-
-        Raises:
-            StateError: ``close`` was called.
-        """
+        """Its result, or that of the call of this name that was cancelled before it."""
         async with self._turn:
             pending = self._pending.get(name)
             if pending is None:
@@ -135,14 +131,11 @@ class _Owner:
             return found
 
     def close(self) -> None:
-        """Take no more calls."""
         self._is_closed = True
         self._thread.shutdown(wait=False)
 
 
 class _Holder(Generic[_Held]):
-    """What consumers and holds have in common."""
-
     def __init__(self, make: Callable[[], _Held]) -> None:
         self._make: Callable[[], _Held] = make
         self._made: _Held | None = None
@@ -183,7 +176,6 @@ class _Holder(Generic[_Held]):
     async def close(
         self, *, release: bool = True, drain: float = 0.0, timeout: float = 30.0
     ) -> None:
-        """See ``kafkamq.claims.Consumer.close``."""
         if self._made is not None:
             await in_thread(self._made.close, release=release, drain=drain, timeout=timeout)
 

@@ -17,11 +17,7 @@ OnLeaseLost = Callable[[Message], "Awaitable[None] | None"]
 
 
 class LeaseLostHook:
-    """Called from a consumer's own thread; calls a function, or a coroutine function, in ``loop``.
-
-    Attributes:
-        loop: Where; None: not known yet, and nobody is told.
-    """
+    """Called in a consumer's thread; calls a function, or a coroutine function, in ``loop``."""
 
     def __init__(self, hook: OnLeaseLost) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -29,12 +25,10 @@ class LeaseLostHook:
         self._tasks: set[asyncio.Future[None]] = set()
 
     def __call__(self, message: sync.Message) -> None:
-        """From any thread."""
         if self.loop is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._tell, Message(message))
 
     def _tell(self, message: Message) -> None:
-        """In the event loop."""
         try:
             told = self._hook(message)
         except Exception:  # noqa: BLE001 - the user's code must not stop the loop's callback

@@ -259,11 +259,7 @@ def set_position(
 
 
 def parse_positions(texts: Sequence[str]) -> dict[tuple[str, int], int | str | datetime]:
-    """``topic:partition=where`` as ``Admin.set_position`` takes it.
-
-    Raises:
-        ConfigError: One is no such text.
-    """
+    """``topic:partition=where`` as ``Admin.set_position`` takes it."""
     found: dict[tuple[str, int], int | str | datetime] = {}
     for text in texts:
         place, equals, where = text.partition("=")

@@ -208,13 +208,7 @@ _PLOTS: tuple[tuple[str, Callable[[Measured], float | None]], ...] = (
 
 
 def render(work: Work, found: Sequence[Measured], *, version: str = "") -> str:
-    """The page.
-
-    Args:
-        work: What was worked on.
-        found: In the order of the columns.
-        version: Of Kafka; empty: not known.
-    """
+    """The page."""
     names = [each.contender for each in found]
     plots = "".join(figure(title, [pick(each) for each in found], names) for title, pick in _PLOTS)
     notes = "".join(

@@ -32,11 +32,7 @@ class Order(Enum):
 
 
 def load_handler(name: str) -> Callable[..., object]:
-    """The function that ``module:function`` names.
-
-    Raises:
-        ConfigError: There is no such module or function.
-    """
+    """The function that ``module:function`` names."""
     found = load_named(name, "handler", form="module:function")
     if not callable(found):
         raise ConfigError(f"the handler {name!r} is no function")

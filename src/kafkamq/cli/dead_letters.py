@@ -58,8 +58,6 @@ def _selection(queue_id: str, reason: str, ids: list[str] | None) -> Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class _Chosen(Selection):
-    """Dead letters that are meant and that SQL has chosen."""
-
     places: frozenset[tuple[int, int]]  # partition and offset
 
     @classmethod
@@ -84,7 +82,6 @@ class _Chosen(Selection):
         )
 
     def __contains__(self, letter: object) -> bool:
-        """Whether a dead letter is meant and was chosen."""
         return (
             isinstance(letter, DeadLetter)
             and (letter.partition, letter.offset) in self.places

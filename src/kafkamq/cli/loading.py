@@ -11,16 +11,7 @@ __all__ = ["load_named"]
 
 
 def load_named(name: str, what: str, *, form: str) -> object:
-    """What stands in a module under a name, which may have dots.
-
-    Args:
-        name: As ``module:name``; modules of the current folder count too.
-        what: "handler", "worker": as errors call it.
-        form: How to name one, for the error.
-
-    Raises:
-        ConfigError: There is no such module or name.
-    """
+    """What stands in a module under a name, which may have dots."""
     module_name, colon, path = name.partition(":")
     if not (module_name and colon and path):
         raise ConfigError(f"the {what} is {name!r}: name it as {form}")

@@ -42,8 +42,6 @@ DEMO_FIELDS = ("queue", "demo")
 
 
 class Engine(Enum):
-    """Which tracker runs."""
-
     SPARK = "spark"
     LOCAL = "local"
 

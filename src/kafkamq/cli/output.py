@@ -64,7 +64,6 @@ def output() -> Console:
 
 
 def errors() -> Console:
-    """The console for everything that is not data."""
     return Console(file=sys.stderr, highlight=False)
 
 
@@ -110,7 +109,6 @@ def _cell(value: object) -> str:
 
 
 def time_of(timestamp_ms: int) -> str:
-    """A broker's timestamp, in UTC."""
     moment = datetime.fromtimestamp(timestamp_ms / 1000, tz=timezone.utc)
     return moment.strftime("%Y-%m-%d %H:%M:%SZ")
 

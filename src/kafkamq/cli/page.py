@@ -24,7 +24,6 @@ text,figcaption{fill:#9db0c0;color:#9db0c0}}
 
 
 def document(title: str, body: str) -> str:
-    """A whole page around ``body``, which is HTML already."""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -61,17 +60,11 @@ def _cell(value: object) -> str:
 
 
 def figure(title: str, values: Sequence[float | None], names: Sequence[str]) -> str:
-    """A chart with its caption."""
     return f"<figure><figcaption>{escape(title)}</figcaption>{chart(values, names)}</figure>"
 
 
 def chart(values: Sequence[float | None], names: Sequence[str]) -> str:
-    """A bar chart as SVG: a name below each bar, its value above while there is room.
-
-    Args:
-        values: Not negative; None: there is no bar.
-        names: One for each.
-    """
+    """A bar chart as SVG: a name below each bar, its value above while there is room."""
     top = max((value for value in values if value is not None), default=0)
     if not top:
         return "<p>None.</p>"

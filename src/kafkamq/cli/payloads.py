@@ -38,12 +38,7 @@ class Line:
 def read_lines(
     lines: Iterable[str], *, source: str, extra_fields: Sequence[str] = ()
 ) -> Iterator[Line]:
-    """Yields the message of each line that is not empty.
-
-    Raises:
-        ConfigError: a line is no object, has an unknown field, or a field of the wrong type;
-            names the line.
-    """
+    """Yields the message of each line that is not empty."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{source}, line {number}"
@@ -54,11 +49,7 @@ def read_lines(
 
 
 def parse_header(text: str) -> tuple[str, bytes]:
-    """``name=value`` of ``--header``.
-
-    Raises:
-        ConfigError: no ``=``, no name, or a value that is no text.
-    """
+    """``name=value`` of ``--header``."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ConfigError(f"--header {text!r}: write it as name=value")

@@ -65,11 +65,7 @@ class CliSettings(BaseSettings):
 
 
 def parse_properties(values: Sequence[str]) -> dict[str, str]:
-    """The ``--property name=value`` options as a mapping.
-
-    Raises:
-        ConfigError: no ``=``, an empty name, or a secret.
-    """
+    """The ``--property name=value`` options as a mapping."""
     result = {}
     for text in values:
         name, equals, value = text.partition("=")
@@ -93,11 +89,7 @@ def load_settings(
     properties: Sequence[str] = (),
     config: Path | None = None,
 ) -> CliSettings:
-    """Merges options over the environment over a file.
-
-    Raises:
-        ConfigError: the file cannot be read, or a setting is unknown or malformed.
-    """
+    """Merges options over the environment over a file."""
     merged: dict[str, Any] = read_file(config) if config is not None else {}
     environment = _environment()
     kafka = {
@@ -115,11 +107,7 @@ def load_settings(
 
 
 def service_config(settings: CliSettings) -> ServiceConfig:
-    """The library's settings from the commands' settings.
-
-    Raises:
-        ConfigError: no broker is named, or a name is not allowed.
-    """
+    """The library's settings from the commands' settings."""
     if not settings.bootstrap_servers:
         raise ConfigError(
             "no broker is named: pass --bootstrap-servers HOST:PORT, set "
@@ -178,11 +166,7 @@ def _complaints(error: ValidationError) -> str:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Settings from a TOML file, or from Java properties (``*.properties``).
-
-    Raises:
-        ConfigError: it cannot be read or parsed.
-    """
+    """Settings from a TOML file, or from Java properties (``*.properties``)."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

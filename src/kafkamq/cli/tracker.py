@@ -27,8 +27,6 @@ __all__ = ["register"]
 
 
 class Engine(Enum):
-    """Which tracker runs."""
-
     SPARK = "spark"
     LOCAL = "local"
 

@@ -19,11 +19,7 @@ __all__ = ["load_worker", "register"]
 
 
 def load_worker(name: str) -> Worker:
-    """The worker that ``module:worker`` names.
-
-    Raises:
-        ConfigError: There is no such module, or no ``Worker`` of that name in it.
-    """
+    """The worker that ``module:worker`` names."""
     found = load_named(name, "worker", form="module:worker")
     if not isinstance(found, Worker):
         raise ConfigError(f"{name} is a {type(found).__name__}: it must be a kafkamq.Worker")

@@ -110,18 +110,7 @@ def fetch_modules(
     java: str = "java",
     ivy_settings: Path | None = None,
 ) -> Path:
-    """The folder that holds the jars of a list, each of them checked.
-
-    Args:
-        name: Of the folder in the cache, with a version in it.
-        modules: All that is wanted: what they depend on is not fetched.
-        cache_dir: As for ``fetch_kafka``, like the others.
-        java: The Java that runs Ivy.
-        ivy_settings: Your own Ivy settings file, for a mirror.
-
-    Raises:
-        ArtifactError, JavaError: As ``fetch_kafka``.
-    """
+    """The folder that holds the jars of a list, each of them checked."""
     cache = (cache_dir or Path.home() / ".cache" / "kafkamq").absolute()
     folder = cache / name
     if verify(folder, modules):

@@ -350,7 +350,6 @@ class _PortTakenError(LocalKafkaError):
 
 
 def _writable(folder: Path) -> Path:
-    """The folder, made if it is not there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

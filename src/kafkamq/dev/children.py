@@ -63,11 +63,7 @@ class Child:
         return self._process.poll() is None
 
     def order(self, orders: Mapping[str, Any]) -> None:
-        """Writes one line to its stdin.
-
-        Raises:
-            ChildError: it has ended.
-        """
+        """Writes one line to its stdin."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(orders).encode() + b"\n")
@@ -76,12 +72,7 @@ class Child:
             raise self._ended() from None
 
     def wait_for(self, event: str, *, timeout_s: float) -> dict[str, Any]:
-        """Waits until it says ``{"event": event, ...}``; what it says before that is dropped.
-
-        Raises:
-            ChildError: it ended, or said an error.
-            DeadlineExceededError: it said nothing of the kind in time.
-        """
+        """Waits until it says ``{"event": event, ...}``; what it says before that is dropped."""
         while True:
             try:
                 said = self._said.get(timeout=timeout_s)
@@ -98,16 +89,13 @@ class Child:
                 return said
 
     def check(self) -> None:
-        """Raises ChildError when it has ended."""
         if not self.is_running:
             raise self._ended()
 
     def pause(self) -> None:
-        """Stops it where it is, until ``resume``."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets it go on."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:

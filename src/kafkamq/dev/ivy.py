@@ -49,11 +49,6 @@ Coordinates = tuple[str, str, str]  # organisation, name, version
 def ivy_jar(cache: Path, work: Path, *, maven: str = "mvn") -> Path:
     """Ivy's jar; the caller's turn in the cache must be its own.
 
-    Args:
-        cache: The jar is kept there, where PySpark, which is not imported, does not bring one.
-        work: For the copy; in the same file system.
-        maven: The command that knows where published jars are.
-
     Raises:
         ArtifactError: It cannot be fetched, or is not the published one.
     """
@@ -98,13 +93,7 @@ class Ivy:
     def fetch(
         self, modules: Sequence[Coordinates], work: Path, *, on_fetched: Callable[[int], None]
     ) -> None:
-        """Fetches exactly ``modules``, without what they depend on; `fetched` lists the result.
-
-        ``on_fetched`` is told how many are downloaded so far.
-
-        Raises:
-            ArtifactError: a module could not be fetched; with the last lines of Ivy's output.
-        """
+        """Fetches exactly ``modules``, without what they depend on; `fetched` lists the result."""
         settings = self.settings
         if settings is None:
             settings = work / "ivysettings.xml"

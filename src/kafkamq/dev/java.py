@@ -33,14 +33,7 @@ def parse_java_version(output: str) -> int:
 
 @functools.lru_cache(maxsize=8)
 def java_command(java: str = "java") -> str:
-    """The path of a usable Java.
-
-    Args:
-        java: A command on the path, or the path of the executable.
-
-    Raises:
-        JavaError: there is none, it does not run, or it is too old.
-    """
+    """The path of a usable Java."""
     path = shutil.which(java)
     if path is None:
         raise JavaError(f"No Java found as {java!r}. {_HINT}")

@@ -35,11 +35,7 @@ class Module:
 
 
 def parse_list(text: str, *, source: str) -> tuple[Module, ...]:
-    """Reads a list; empty lines and lines that begin with ``#`` are skipped.
-
-    Raises:
-        ArtifactError: a line is malformed, or two modules have the same file name.
-    """
+    """Reads a list; empty lines and lines that begin with ``#`` are skipped."""
     modules: list[Module] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
@@ -56,7 +52,6 @@ def parse_list(text: str, *, source: str) -> tuple[Module, ...]:
 
 
 def format_list(version: str, modules: Iterable[Module]) -> str:
-    """A list as it is committed, in a stable order."""
     lines = sorted(f"{module} {module.sha256}" for module in modules)
     head = (
         f"# Apache Kafka {version} as published: org:name:version and the SHA-256 of its jar.\n"
@@ -82,12 +77,7 @@ def sha256_of(path: Path) -> str:
 
 
 def verify(folder: Path, modules: Sequence[Module]) -> list[Module]:
-    """Checks the jars in ``folder`` and returns the modules whose jar is not there.
-
-    Raises:
-        ArtifactError: a jar is not the one on the list. The file is removed: the next call
-            fetches it again.
-    """
+    """Checks jars; returns those that are not there. One that differs is removed, and raises."""
     missing: list[Module] = []
     for module in modules:
         path = folder / module.file_name

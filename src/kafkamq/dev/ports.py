@@ -27,9 +27,6 @@ def free_port_pair(port: int = 0) -> tuple[int, int]:
     a client that tries to reach the broker: on the loopback it then connects to itself.
 
     Another process may still take a port first: whoever binds must be ready to ask again.
-
-    Raises:
-        LocalKafkaError: ``port`` is in use, or there are no free ports.
     """
     if port and not _is_free(port):
         raise LocalKafkaError(f"port {port} on {HOST} is in use: choose another, or 0 for any")
@@ -40,11 +37,7 @@ def free_port_pair(port: int = 0) -> tuple[int, int]:
 
 
 def free_ports(count: int, *, besides: int = 0) -> tuple[int, ...]:
-    """Ports that nobody listens on now, different from each other and from ``besides``.
-
-    Raises:
-        LocalKafkaError: there are not so many.
-    """
+    """Ports that nobody listens on now, different from each other and from ``besides``."""
     low, high = _ephemeral_range()
     ports: list[int] = []
     with contextlib.ExitStack() as bound:  # all at once, so that they differ

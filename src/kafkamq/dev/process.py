@@ -31,14 +31,7 @@ class BrokerProcess:
     def __init__(
         self, command: Sequence[str], *, log_path: Path, grace_s: float, remove: Path | None
     ) -> None:
-        """Starts the command.
-
-        Args:
-            command: What to run.
-            log_path: Its output is appended here.
-            grace_s: How long it may take to end after SIGTERM.
-            remove: A folder that goes when this process ends without `stop` or `kill`.
-        """
+        """Starts the command."""
         self._grace_s = grace_s
         guard = [sys.executable, "-I", "-S", str(_GUARD)]
         arguments = [str(os.getpid()), str(grace_s), str(remove or "")]
@@ -68,21 +61,13 @@ class BrokerProcess:
         return self._guard.poll()
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the command.
-
-        Raises:
-            StateError: it has ended.
-        """
+        """Sends a signal to the command."""
         if not self.is_running:  # the guard reaps its child last: until then the id is its own
             raise StateError("the broker does not run")
         os.kill(self.pid, number)
 
     def pause(self) -> None:
-        """SIGSTOP; returns when all of its threads stand still, as far as ``/proc`` says so.
-
-        Raises:
-            StateError: it has ended.
-        """
+        """SIGSTOP; returns when all of its threads stand still, as far as ``/proc`` says so."""
         self.send(signal.SIGSTOP)
         deadline_s = time.monotonic() + _STOP_TIMEOUT_S
         while not self._stands_still() and time.monotonic() < deadline_s:
@@ -113,7 +98,6 @@ class BrokerProcess:
         return True
 
     def kill(self) -> None:
-        """Ends the command as a crash would."""
         with contextlib.suppress(StateError, ProcessLookupError):  # it ended in between
             self.send(signal.SIGKILL)
         self._guard.wait(_KILL_TIMEOUT_S)

@@ -113,14 +113,6 @@ def server_properties(
 ) -> dict[str, str]:
     """All properties of the broker; ``overrides`` win over our defaults.
 
-    Args:
-        port: Of the open listener.
-        controller_port: Of the controller.
-        data: The data folder.
-        overrides: The user's properties.
-        listeners: More listeners, and their ports.
-        node: Its place in a cluster; None: it is alone, on the loopback.
-
     Raises:
         ConfigError: an override is one of `OWNED`, or the data folder's path has a comma.
     """

@@ -28,12 +28,7 @@ EXECUTOR_SETTINGS = {
 
 
 class LocalSpark:
-    """A master and workers of one core each; context manager.
-
-    Args:
-        folder: For their logs and their executors' files.
-        workers: How many.
-    """
+    """A master and workers of one core each; context manager."""
 
     def __init__(self, folder: Path, *, workers: int) -> None:
         self._folder = folder
@@ -43,11 +38,7 @@ class LocalSpark:
         self.master = f"spark://127.0.0.1:{self._port}"
 
     def start(self) -> LocalSpark:
-        """Start all of it; returns when the workers have joined.
-
-        Raises:
-            StateError: One of them has ended; with what it said.
-        """
+        """Start all of it; returns when the workers have joined."""
         self._folder.mkdir(parents=True, exist_ok=True)
         ports = ["--port", str(self._port), "--web-port", str(self._web_port)]
         self._start("master", *ports)
@@ -57,11 +48,7 @@ class LocalSpark:
         return self
 
     def add_workers(self, count: int) -> None:
-        """Start more of them; returns when they have joined.
-
-        Raises:
-            StateError: A process has ended; with what it said.
-        """
+        """Start more of them; returns when they have joined."""
         for number in range(self._workers, self._workers + count):
             work = str(self._folder / f"work-{number}")
             more = ["--cores", "1", "--memory", "700m", "--host", "127.0.0.1", "--work-dir", work]
@@ -107,7 +94,6 @@ class LocalSpark:
         return "\n".join(path.read_text() for path in sorted(self._folder.glob("*.log")))
 
     def executors(self) -> list[int]:
-        """Processes of executors' JVMs, started by our workers."""
         workers = {each.pid for each in self._processes[1:]}
         found = []
         for path in Path("/proc").glob("[0-9]*/stat"):
@@ -121,7 +107,6 @@ class LocalSpark:
         return found
 
     def stop(self) -> None:
-        """End all of it at once; idempotent."""
         processes, self._processes = self._processes, []
         for process in reversed(processes):
             os.killpg(process.pid, signal.SIGKILL)

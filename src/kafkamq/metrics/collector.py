@@ -18,7 +18,6 @@ class Collector:
     """Gives all of kafkamq's metrics to a registry of prometheus-client."""
 
     def collect(self) -> Iterator[Metric]:
-        """Called at each scrape."""
         from prometheus_client.core import (
             CounterMetricFamily,
             GaugeMetricFamily,

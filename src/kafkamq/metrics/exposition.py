@@ -18,11 +18,7 @@ MISSING = "prometheus-client is not installed: pip install 'kafkamq[metrics]'"
 
 
 def register_metrics(registry: CollectorRegistry | None = None) -> None:
-    """Add kafkamq's metrics to a registry, by default prometheus-client's own; once.
-
-    Raises:
-        ConfigError: prometheus-client is not installed.
-    """
+    """Add kafkamq's metrics to a registry, by default prometheus-client's own; once."""
     try:
         from prometheus_client import REGISTRY
     except ImportError:

@@ -48,7 +48,6 @@ class Family:
         return forget
 
     def values(self) -> dict[Labels, float]:
-        """All values now."""
         with self._lock:
             sources = list(self._sources)
         asked = [source() for source in sources]  # first: one may add what it has noted so far
@@ -71,7 +70,6 @@ class Counter(Family):
     kind = "counter"
 
     def add(self, amount: float, *labels: object) -> None:
-        """Count ``amount`` more."""
         key = self._labels(labels)
         with self._lock:
             self._values[key] = self._values.get(key, 0.0) + amount
@@ -83,7 +81,6 @@ class Gauge(Family):
     kind = "gauge"
 
     def set(self, value: float, *labels: object) -> None:
-        """It is ``value`` now."""
         key = self._labels(labels)
         with self._lock:
             self._values[key] = value
@@ -110,11 +107,9 @@ class Histogram(Family):
         self._distributions: dict[Labels, Distribution] = {}
 
     def observe(self, seconds: float, *labels: object, count: int = 1) -> None:
-        """Count ``count`` observations of the same length."""
         self.observe_all(((seconds, count),), *labels)
 
     def observe_all(self, observed: Iterable[tuple[float, int]], *labels: object) -> None:
-        """Count pairs of seconds and how many."""
         key = self._labels(labels)
         with self._lock:
             found = self._distributions.get(key)
@@ -126,7 +121,6 @@ class Histogram(Family):
                 found.total += seconds * count
 
     def distributions(self) -> dict[Labels, Distribution]:
-        """All of them now."""
         with self._lock:
             return {
                 key: Distribution(list(found.counts), found.total)

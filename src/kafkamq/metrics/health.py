@@ -28,7 +28,6 @@ class LoopState:
 
     @property
     def is_live(self) -> bool:
-        """Whether it has turned lately."""
         return self.age_s <= self.max_age_s
 
 
@@ -66,19 +65,12 @@ class Loop:
         self._last_s = time.monotonic()
 
     def state(self) -> LoopState:
-        """How it is now."""
         age_s = time.monotonic() - self._last_s
         return LoopState(self.name, age_s, self._max_age_s, self._is_ready())
 
 
 class Handlers:
-    """The handlers of one pool; their age is the time for which all of them hang.
-
-    Args:
-        name: For people.
-        max_age_s: After so long the process is not live.
-        slots: The pool at this moment; must not wait.
-    """
+    """The handlers of one pool; their age is the time for which all of them hang."""
 
     def __init__(self, name: str, max_age_s: float, slots: Callable[[], HandlerPool]) -> None:
         self.name = name
@@ -86,7 +78,6 @@ class Handlers:
         self._slots = slots
 
     def state(self) -> LoopState:
-        """How they are now."""
         slots = self._slots()
         now_s = time.monotonic()
         return LoopState(

@@ -34,7 +34,6 @@ class MetricsServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening; idempotent."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -46,14 +45,11 @@ class MetricsServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request."""
-
     server_version = "kafkamq"
     sys_version = ""
     timeout = 10.0  # of a silent client
 
     def do_GET(self) -> None:
-        """Answer."""
         path = self.path.partition("?")[0]
         if path == "/metrics":
             self._answer(200, *_rendered(self.headers.get("Accept", "")))

@@ -78,11 +78,7 @@ class Binder:
             raise ConfigError(f"handler {name} must take a body, a Message, or both")
 
     def arguments(self, message: MessageLike) -> list[Any]:
-        """The arguments for a message.
-
-        Raises:
-            BodyError: The payload is not what the handler takes.
-        """
+        """The arguments for a message."""
         return [parse(message) for parse in self._parse]
 
 
@@ -107,7 +103,6 @@ def _is_message(annotation: Any) -> bool:
 
 
 def _is_plainly_a_body(annotation: Any) -> bool:
-    """Whether nobody means an option of the function by it."""
     kinds = get_args(annotation) if is_union(annotation) else (annotation,)
     return any(
         dataclasses.is_dataclass(kind) or hasattr(kind, "model_validate_json") for kind in kinds

@@ -35,14 +35,7 @@ _HOMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerPlan:
-    """What is known of a consumer's use when it is made.
-
-    Attributes:
-        on_lease_lost: As for ``Queue.consumer``.
-        ordering: What stays in order; None: what the backend has.
-        concurrency: How many handlers there will be; 0: unknown.
-        handler_timeout_ms: The longest that one may take; 0: unknown.
-    """
+    """What is known of a consumer's use when it is made."""
 
     on_lease_lost: Callable[[Message], None] | None = None
     ordering: str | None = None
@@ -65,12 +58,7 @@ class QueueBackend(Protocol):
     def open_consumer(
         self, connections: Connections, queue: QueueConfig, plan: ConsumerPlan
     ) -> Consumer:
-        """A consumer that has begun to work; ``plan.ordering`` is one that the backend has.
-
-        Raises:
-            ConfigError: The cluster lacks what is asked.
-            BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
-        """
+        """A consumer that has begun to work; ``plan.ordering`` is one that the backend has."""
 
     def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
         """A producer; errors as for ``open_consumer``."""
@@ -83,27 +71,16 @@ class QueueBackend(Protocol):
     def stored_payload(
         self, config: ServiceConfig, record: RecordLike, queue_id: str
     ) -> StoredMessage | None:
-        """The message of a record that a dead letter refers to (R11); None: it is none.
-
-        Args:
-            config: Where.
-            record: Of a topic that this backend's messages are kept in.
-            queue_id: The dead letter's queue.
-        """
+        """The message of a record that a dead letter refers to (R11); None: it is none."""
 
 
 def load(backend: Backend) -> QueueBackend:
-    """A backend; imported when it is first asked for."""
     # By name: no layer below the backends imports one of them.
     return cast("QueueBackend", import_module(_HOMES[backend]).backend)
 
 
 def check_order(queue: QueueConfig, plan: ConsumerPlan) -> str:
-    """What stays in order.
-
-    Raises:
-        ConfigError: The backend lacks that.
-    """
+    """What stays in order."""
     ordering = plan.ordering or default_order(queue.backend)
     require(queue.backend, order_feature(ordering), f"queue {queue.queue_id!r}: {ordering=}")
     return ordering

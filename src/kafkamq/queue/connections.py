@@ -21,7 +21,6 @@ class Connections:
     """Owned by a ``Service``, given to backends; thread-safe."""
 
     def __init__(self, config: ServiceConfig) -> None:
-        """Connects to nothing."""
         self.config = config
         self.namespace = Namespace(config)
         self._guard = ForkCheck("Service")
@@ -31,22 +30,13 @@ class Connections:
         self._is_closed = False
 
     def check(self) -> None:
-        """Refuse work on a closed service, and in a forked child.
-
-        Raises:
-            StateError: As said.
-        """
+        """Refuse work on a closed service, and in a forked child."""
         self._guard.check()
         if self._is_closed:
             raise StateError(f"the service of namespace {self.config.namespace!r} is closed")
 
     def sender(self, queue: QueueConfig) -> Sender:
-        """The one that all producers to a queue's topic share: the namespace's, or its own.
-
-        Raises:
-            BrokerError: A topic does not exist, or wrong credentials.
-            DeadlineExceededError: No broker answers.
-        """
+        """The one that all producers to a queue's topic share: the namespace's, or its own."""
         with self._lock:
             sender = self._senders.get(queue.topic)
             if sender is None:
@@ -55,17 +45,12 @@ class Connections:
             return sender
 
     def add(self, consumer: Consumer) -> None:
-        """``close`` closes it, if nobody did so before."""
         with self._lock:
             self._consumers = [each for each in self._consumers if not each.is_closed]
             self._consumers.append(consumer)
 
     def close(self, timeout: float) -> None:
-        """Close all consumers and confirm all sends; idempotent.
-
-        Raises:
-            KafkaMQError: The first failure of these; everything is closed nevertheless.
-        """
+        """Close all consumers and confirm all sends; idempotent."""
         if self._guard.is_foreign:
             return
         with self._lock:

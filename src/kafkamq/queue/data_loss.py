@@ -16,11 +16,7 @@ _log = logging.getLogger(__name__)
 def report_loss(
     config: ServiceConfig, queue: QueueConfig, partition: int, position: int, low: int, high: int
 ) -> None:
-    """Say that the messages' log, from ``low`` to ``high``, does not have the position.
-
-    Raises:
-        DataLossError: Unless the queue's ``on_data_loss`` is "skip".
-    """
+    """Say that the messages' log, from ``low`` to ``high``, does not have the position."""
     where = f"{config.message_topic}[{partition}] of queue {queue.queue_id!r}"
     if position < low:
         text = (

@@ -142,7 +142,6 @@ class DeadLetterWriter:
         )
 
     def park(self, message: Message, reason: DeadLetterReason, error: str) -> Future[None]:
-        """Write a dead letter."""
         letter = Letter(
             topic=self._topic,
             key=join_key(self._queue_id, message.key),
@@ -174,7 +173,6 @@ class DeadLetterWriter:
         return self._copier.write(form)
 
     def close(self, timeout_s: float) -> None:
-        """Flush, and end."""
         try:
             self._writer.close(timeout_s / 2)
         finally:

@@ -111,12 +111,7 @@ def redrive_transactional_id(config: ServiceConfig) -> str:
 
 
 def read_dead_letters(config: ServiceConfig) -> Iterator[DeadLetter]:
-    """All dead letters of a namespace, partition by partition interleaved, each in log order.
-
-    Raises:
-        BrokerError: The topics do not exist, or the broker refuses.
-        DeadlineExceededError: No broker answers.
-    """
+    """All dead letters of a namespace, partition by partition interleaved, each in log order."""
     done, topic_id = _read_done(config)
     for record in scan(config, config.dead_letter_topic):
         yield _dead_letter(record, done, topic_id)
@@ -134,13 +129,6 @@ def redrive(
 
     The message keeps id, key, payload and its sender's headers. It starts anew: its first delivery,
     and its whole TTL; ``kafkamq-redriven-from`` names the dead letter.
-
-    Args:
-        config: The namespace.
-        selection: Which ones.
-        limit: At most so many; None: all.
-        dry_run: Only count.
-        on_progress: Called with the number redriven so far.
 
     Raises:
         FencedError: Another redrive of this namespace has started: it goes on with the rest.

@@ -117,7 +117,6 @@ class Delivery:
         return self._sender.watch.deadline(doing, timeout)
 
     def _report(self, error: KafkaError | None, record: Record) -> None:
-        """Kafka's delivery report."""
         try:
             self._take(error, record)
         finally:

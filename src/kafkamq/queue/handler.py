@@ -58,7 +58,6 @@ class HandlerSpec:
 
     @property
     def is_async(self) -> bool:
-        """Whether calling it gives an awaitable."""
         call = getattr(self.function, "__call__", None)  # noqa: B004 - an async __call__
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
 
@@ -98,12 +97,7 @@ class HandlerOptions(TypedDict, total=False):
 def make_spec(
     queue: QueueConfig, function: Callable[..., Any], options: HandlerOptions
 ) -> HandlerSpec:
-    """A handler that can work.
-
-    Raises:
-        ConfigError: It cannot, or its backend lacks what is asked; names those that have it.
-        TypeError: There is no such option.
-    """
+    """A handler that can work."""
     for name in options:
         if name not in HandlerOptions.__annotations__:
             raise TypeError(f"there is no option {name!r}")
@@ -184,11 +178,7 @@ def _rate(given: float | None, asked: str) -> float | None:
 
 
 def exception_types(given: object) -> tuple[type[BaseException], ...] | None:
-    """What ``retry_on`` names.
-
-    Raises:
-        ConfigError: Something else than kinds of exceptions.
-    """
+    """What ``retry_on`` names."""
     if given is None:
         return None
     found = tuple(given) if isinstance(given, Sequence) else (given,)

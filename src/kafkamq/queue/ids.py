@@ -24,5 +24,4 @@ def uuid7() -> str:
 
 
 def new_consumer_id() -> str:
-    """A consumer_id that nobody else has (R7)."""
     return secrets.token_hex(12)

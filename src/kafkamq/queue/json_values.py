@@ -60,16 +60,11 @@ class BodyError(ValueError):
 
 
 def is_union(annotation: Any) -> bool:
-    """Whether it is ``A | B``."""
     return get_origin(annotation) in (Union, types.UnionType)
 
 
 def check_type(annotation: Any, where: str, _known: frozenset[Any] = frozenset()) -> None:
-    """See that ``convert`` can check values of a type.
-
-    Raises:
-        ConfigError: It knows nothing of it; says what to do.
-    """
+    """See that ``convert`` can check values of a type."""
     plain = _unwrapped(annotation)
     if plain in _known or plain is Any or _is_model(plain) or plain in _PLAIN:
         return
@@ -119,11 +114,7 @@ def _check_key(annotation: Any, where: str) -> None:
 
 
 def convert(value: Any, annotation: Any, where: str) -> Any:
-    """JSON as a value of a type that ``check_type`` has passed.
-
-    Raises:
-        BodyError: It does not fit.
-    """
+    """JSON as a value of a type that ``check_type`` has passed."""
     plain = _unwrapped(annotation)
     origin = get_origin(plain) or plain
     if plain is Any or plain is object:
@@ -149,7 +140,6 @@ def convert(value: Any, annotation: Any, where: str) -> Any:
 
 
 def _unwrapped(annotation: Any) -> Any:
-    """Without ``NewType`` and ``Annotated``."""
     while True:
         if get_origin(annotation) is Annotated:
             annotation = get_args(annotation)[0]

@@ -8,11 +8,7 @@ __all__ = ["group_of", "group_of_workers"]
 
 
 def group_of(config: ServiceConfig, queue_id: str) -> str:
-    """The consumer group of a queue's workers.
-
-    No namespace and no topic has a slash in its name: so no queue of another namespace, whatever
-    it is called, and no tracker shares the group.
-    """
+    """The consumer group of a queue's workers; no namespace or topic has a slash in its name."""
     return f"kafkamq/{config.namespace}/{queue_id}"
 
 

@@ -38,7 +38,6 @@ class NamespaceFacts:
 
     @classmethod
     def of(cls, config: ServiceConfig, topics: Mapping[str, TopicInfo]) -> NamespaceFacts:
-        """Reads them from the descriptions of the topics."""
         messages, markers = topics[config.message_topic], topics[config.marker_topic]
         copies = _max_bytes(messages) - COPY_OVERHEAD_BYTES
         dead_letters = topics.get(config.dead_letter_topic)
@@ -81,12 +80,7 @@ class Namespace:
         self._checked: set[int] = set()  # max_lease_ms that the topics allow
 
     def facts(self) -> NamespaceFacts:
-        """The latest facts; asks when nothing is known yet.
-
-        Raises:
-            BrokerError: A topic does not exist, or wrong credentials.
-            DeadlineExceededError: No broker answers.
-        """
+        """The latest facts; asks when nothing is known yet."""
         facts = self._facts
         if facts is not None:
             return facts
@@ -97,11 +91,7 @@ class Namespace:
             return self._facts
 
     def require(self, max_lease_ms: int) -> NamespaceFacts:
-        """``facts``, of topics that a queue with that longest lease can use (R23, R25).
-
-        Raises:
-            ConfigError: The topics cannot be used; says why and what to do.
-        """
+        """``facts``, of topics that a queue with that longest lease can use (R23, R25)."""
         facts = self.facts()
         if max_lease_ms not in self._checked:
             ours = (self.config.message_topic, self.config.marker_topic)
@@ -139,12 +129,7 @@ class Namespace:
             _log.warning("topics could not be described again", extra={"said": str(error)})
 
     def ask_again(self) -> NamespaceFacts:
-        """The facts of now; the same object while nothing has changed.
-
-        Raises:
-            BrokerError: A topic does not exist (any more), or wrong credentials.
-            DeadlineExceededError: No broker answers.
-        """
+        """The facts of now; the same object while nothing has changed."""
         began_s = time.monotonic()
         facts = self._ask()
         with self._lock:

@@ -162,7 +162,6 @@ class Producer:
     # What a backend with a shared topic, or with delays, does otherwise.
 
     def _key_of(self, key: bytes | str) -> bytes:
-        """The record's key for a sender's."""
         record_key = utf8(key, name="key") if isinstance(key, str) else key
         payload_bytes(record_key, name="key")
         return record_key
@@ -170,7 +169,6 @@ class Producer:
     def _schedule(
         self, payload: bytes | None, key: bytes | None, headers: Headers, id: str, delay_ms: int
     ) -> Delivery:
-        """Send it later; asked of backends with delayed sends only."""
         raise NotImplementedError
 
     def _require(self, feature: Feature, asked: str) -> None:

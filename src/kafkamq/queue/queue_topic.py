@@ -54,12 +54,7 @@ class QueueTopic(Namespace):
 
 
 def require_dead_letters(config: ServiceConfig, queue: QueueConfig) -> None:
-    """See that a queue's topic is there, and the one for what it gives up.
-
-    Raises:
-        BrokerError: The queue's topic does not exist.
-        ConfigError: There is no topic for dead letters.
-    """
+    """See that a queue's topic is there, and the one for what it gives up."""
     with Admin(config, timeout_s=CONNECT_TIMEOUT_S) as admin:
         admin.require_topic(queue.topic)
         if config.dead_letter_topic not in admin.topics([config.dead_letter_topic]):
@@ -77,12 +72,7 @@ def create_queue_topics(
     replication_factor: int,
     timeout_s: float = 30.0,
 ) -> None:
-    """Create what a queue needs and does not exist: its topic, and dead letters.
-
-    Raises:
-        ConfigError: A number cannot work.
-        BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
-    """
+    """Create what a queue needs and does not exist: its topic, and dead letters."""
     if partitions < 1:
         raise ConfigError(f"partitions is {partitions}: it must be >= 1")
     with Admin(config, timeout_s=timeout_s) as admin:

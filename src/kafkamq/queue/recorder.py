@@ -30,11 +30,9 @@ class SendTally:
             self._fold()
 
     def failed(self, queue_id: str) -> None:
-        """A delivery that failed."""
         catalog.SEND_FAILED.add(1, queue_id)
 
     def close(self) -> None:
-        """Count the rest; idempotent."""
         self._fold()
         self._forget()
 

@@ -23,7 +23,6 @@ class Sender(ThreadedProducer):
     """Shared by all producers of a service; thread-safe."""
 
     def __init__(self, namespace: Namespace, **more: object) -> None:
-        """``more`` settings of the client."""
         config = namespace.config
         facts = namespace.facts()
         largest = max(facts.max_message_bytes, facts.max_marker_bytes)
@@ -50,11 +49,9 @@ class Sender(ThreadedProducer):
 
     @property
     def is_full(self) -> bool:
-        """Whether the queue is (nearly) full."""
         return len(self) >= MAX_QUEUED - 1000
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """As ``ThreadedProducer.close``."""
         try:
             super().close(timeout_s)
         finally:

@@ -49,7 +49,6 @@ class Written(Future[None]):
         self.first: Future[None] = Future()
 
     def end(self, error: KafkaMQError | None) -> None:
-        """The last answer."""
         for future in (self, self.first):
             with suppress(InvalidStateError):  # it was given up, or has its answer
                 future.set_result(None) if error is None else future.set_exception(error)
@@ -87,12 +86,7 @@ class SureWriter:
         self._is_closed = False
 
     def write(self, form: Callable[[int], Form]) -> Written:
-        """Write a record; returns at once.
-
-        Args:
-            form: Given how often it was refused for its size, below ``FORMS``, what to write.
-
-        """
+        """Write a record; ``form`` says what, given how often it was refused for its size."""
         write = _Write(form)
         with self._changed:
             if self._is_closed:
@@ -128,7 +122,6 @@ class SureWriter:
             self._producer.close(max(1.0, deadline_s - time.monotonic()))
 
     def _push(self, write: _Write, pause_s: float) -> None:
-        """With ``_changed`` held."""
         heapq.heappush(self._due, (time.monotonic() + pause_s, next(self._number), write))
         self._changed.notify_all()
 

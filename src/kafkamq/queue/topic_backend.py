@@ -18,8 +18,6 @@ __all__ = ["TopicBackend"]
 
 
 class TopicBackend:
-    """A ``QueueBackend``, given its consumer."""
-
     def __init__(
         self,
         make_consumer: Callable[
@@ -32,19 +30,16 @@ class TopicBackend:
     def open_consumer(
         self, connections: Connections, queue: QueueConfig, plan: ConsumerPlan
     ) -> Consumer:
-        """See ``QueueBackend.open_consumer``."""
         config = connections.config
         require_dead_letters(config, queue)
         return self._make_consumer(config, queue, DeadLetterWriter(config, queue), plan)
 
     def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
-        """See ``QueueBackend.open_producer``."""
         return Producer(connections.sender(queue), queue)
 
     def create_topics(
         self, config: ServiceConfig, queue: QueueConfig, *, partitions: int, replication_factor: int
     ) -> None:
-        """See ``QueueBackend.create_topics``."""
         create_queue_topics(
             config, queue, partitions=partitions, replication_factor=replication_factor
         )
@@ -52,6 +47,5 @@ class TopicBackend:
     def stored_payload(
         self, config: ServiceConfig, record: RecordLike, queue_id: str
     ) -> StoredMessage | None:
-        """A record's key is its sender's."""
         del config
         return StoredMessage(join_key(queue_id, record.key()), record.value(), headers_of(record))

@@ -72,13 +72,6 @@ def create_topics(
         ledger_partitions: Of the ledger topic of exactly-once sinks; it holds no records.
         max_lease_ms: The longest lease that queues of this namespace will allow.
         timeout_s: Bound of every single request.
-
-    Returns:
-        The names of those that were created.
-
-    Raises:
-        ConfigError: An argument, or a topic that exists already, cannot work.
-        BrokerError, DeadlineExceededError: The cluster refused, or does not answer.
     """
     _require_positive(
         partitions=partitions,
@@ -151,13 +144,7 @@ def _settings(
 def check_topics(
     config: ServiceConfig, *, max_lease_ms: int = 43_200_000, timeout_s: float = 30.0
 ) -> list[Finding]:
-    """What is wrong with the topics of a namespace, refusals first (R23, R25).
-
-    Args:
-        config: Names the topics.
-        max_lease_ms: The longest lease of its queues.
-        timeout_s: Bound of every single request.
-    """
+    """What is wrong with the topics of a namespace, refusals first (R23, R25)."""
     with Admin(config, timeout_s=timeout_s) as admin:
         return _findings(admin, config, max_lease_ms)
 
@@ -165,11 +152,7 @@ def check_topics(
 def require_topics(
     config: ServiceConfig, *, max_lease_ms: int = 43_200_000, timeout_s: float = 30.0
 ) -> list[Finding]:
-    """``check_topics`` for a start: returns the warnings.
-
-    Raises:
-        ConfigError: All that refuses the start, and what to do about each.
-    """
+    """``check_topics`` for a start: returns the warnings."""
     return _refuse(check_topics(config, max_lease_ms=max_lease_ms, timeout_s=timeout_s))
 
 

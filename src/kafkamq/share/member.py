@@ -53,7 +53,6 @@ class ShareMessage(TopicMessage["Member"]):
 
     @property
     def member(self) -> Member:
-        """Who has fetched it."""
         return self.place
 
     @property

@@ -73,7 +73,6 @@ class Moves:
 
     @property
     def open_count(self) -> int:
-        """Letters and copies that are not written."""
         return len(self._open)
 
     def is_last(self, message: ShareMessage) -> bool:

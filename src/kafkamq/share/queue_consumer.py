@@ -49,7 +49,6 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
     def __init__(
         self, config: ServiceConfig, queue: QueueConfig, letters: ShareLetters, plan: ConsumerPlan
     ) -> None:
-        """Sets up the group, and joins it."""
         super().__init__(queue, letters, plan.on_lease_lost)
         group_id, concurrency = group_of_workers(config, queue), plan.concurrency
         self.limits, self._lock_ms = self._set_up(config, group_id)
@@ -123,12 +122,10 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
 
     @property
     def max_deliveries(self) -> int:
-        """How often a message is handed out."""
         return self._max_deliveries
 
     @property
     def lock_ms(self) -> int:
-        """How long a message is held."""
         return self._lock_ms
 
     # What members tell, each by its own thread.
@@ -198,7 +195,6 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
         self._lost_late(messages)
 
     def has_room(self) -> bool:
-        """Whether more may be fetched."""
         return self.in_flight < self._queue.max_in_flight
 
     def failed(self, member: Member, error: BaseException) -> None:

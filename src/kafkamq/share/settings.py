@@ -49,12 +49,7 @@ class ShareLimits:
 
 
 def read_limits(admin: Admin, group_id: str) -> ShareLimits:
-    """The limits for a group.
-
-    Raises:
-        ConfigError: These brokers have no share groups.
-        BrokerError, DeadlineExceededError: They do not answer, or refuse.
-    """
+    """The limits for a group."""
     cluster = admin.cluster()
     broker = cluster.settings
     if _BROKER_LOCK not in broker or _is_older(admin.config, list(cluster.brokers.values())):
@@ -90,11 +85,7 @@ def _is_older(config: ServiceConfig, addresses: Sequence[str]) -> bool:
 
 
 def share_lock_ms(queue: QueueConfig, limits: ShareLimits) -> int:
-    """The lock that a queue gets: its redelivery timeout, raised to what the broker allows.
-
-    Raises:
-        ConfigError: It is longer than any lock.
-    """
+    """The lock that a queue gets: its redelivery timeout, raised to what the broker allows."""
     wanted = queue.redelivery_timeout_ms
     if wanted > limits.max_lock_ms:
         others = ", ".join(each.value for each in backends_with((Feature.LONG_HANDLERS,)))
@@ -108,11 +99,7 @@ def share_lock_ms(queue: QueueConfig, limits: ShareLimits) -> int:
 def configure_group(
     admin: Admin, group_id: str, *, lock_ms: int, max_deliveries: int, start: str = "earliest"
 ) -> None:
-    """Set a share group's lock, where it starts, and, where it is the group's, its limit.
-
-    Raises:
-        BrokerError, DeadlineExceededError: The brokers refuse, or do not answer.
-    """
+    """Set a share group's lock, where it starts, and, where it is the group's, its limit."""
     wanted = {_LOCK: str(lock_ms), _START: start, _ISOLATION: "read_committed"}
     known = admin.group_settings(group_id)
     if _COUNT in known:
@@ -145,11 +132,7 @@ def shorten_session(admin: Admin, group_id: str, limits: ShareLimits) -> int:
 
 
 def session_ms_of(config: ServiceConfig) -> int:
-    """What is asked for, in ms.
-
-    Raises:
-        ConfigError: It is no number.
-    """
+    """What is asked for, in ms."""
     value = str(config.kafka.get("session.timeout.ms", _SESSION_MS))
     if not value.isdecimal():
         raise ConfigError(f"session.timeout.ms is {value!r}: it must be a number of milliseconds")

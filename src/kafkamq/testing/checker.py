@@ -180,7 +180,6 @@ class Checker:
     # ---- judging
 
     def check(self) -> Verdict:
-        """Judge everything; once."""
         for timeline in self._timelines.values():
             for life in timeline.lives():
                 self._check_life(timeline, life)
@@ -422,7 +421,6 @@ def _reason_of(letter: LogRecord) -> str:
 
 
 def _header(record: LogRecord, name: str) -> bytes | None:
-    """The last value of a header; None when there is none."""
     return next((value for key, value in reversed(record.headers) if key == name), None)
 
 

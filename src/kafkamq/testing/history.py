@@ -75,17 +75,14 @@ class Life:
 
     @property
     def is_extra(self) -> bool:
-        """Its START came after an END of the same message (R12)."""
         return self.after >= 0
 
     @property
     def late_acks(self) -> int:
-        """ACKs that came too late."""
         return len(self.late_at)
 
     @property
     def is_due(self) -> bool:
-        """It fell due."""
         return self.why is not None
 
     @property
@@ -130,7 +127,6 @@ class Timeline:
     last_ms: int = -1
 
     def add(self, record: LogRecord) -> None:
-        """The next record of the partition."""
         at = len(self.records)
         now_ms = self.clocks[-1] if self.clocks else max(0, record.timestamp_ms)
         step_ms = 0
@@ -194,12 +190,10 @@ class Timeline:
     # ---- lives
 
     def lives(self) -> Iterator[Life]:
-        """All lives of all messages."""
         for of_schedule, message_id in self.of_message:
             yield from self.lives_of(message_id, of_schedule)
 
     def lives_of(self, message_id: MessageId, of_schedule: bool = False) -> list[Life]:
-        """The lives of one message, in order."""
         own = self.of_message.get((of_schedule, message_id), [])
         begins = MarkerType.SCHEDULE if of_schedule else MarkerType.START
         lives: list[Life] = []
@@ -388,11 +382,7 @@ def _ending(outcome: Outcome, of_schedule: bool) -> Ending:
 def read_timelines(
     markers: Iterable[LogRecord], *, max_lease_ms: int = 43_200_000
 ) -> dict[int, Timeline]:
-    """The records of a markers topic, in any order, by partition.
-
-    Raises:
-        UnsupportedVersionError: a marker of a newer version (R21).
-    """
+    """The records of a markers topic, in any order, by partition."""
     timelines: dict[int, Timeline] = {}
     for record in sorted(markers, key=lambda record: (record.partition, record.offset)):
         timeline = timelines.get(record.partition)

@@ -76,7 +76,6 @@ class MemoryBackend:
     """A ``QueueBackend`` that plays all others."""
 
     def __init__(self, clock: Clock) -> None:
-        """Its queues go by this clock."""
         self._clock = clock
         self._lock = threading.Lock()
         self._queues: dict[str, MemoryQueue] = {}
@@ -85,12 +84,10 @@ class MemoryBackend:
     def open_consumer(
         self, connections: Connections, queue: QueueConfig, plan: ConsumerPlan
     ) -> Consumer:
-        """See ``QueueBackend.open_consumer``."""
         del connections
         return _CONSUMERS[queue.backend](self._queue(queue), queue, plan)
 
     def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
-        """See ``QueueBackend.open_producer``."""
         return _MemoryProducer(self._queue(queue), connections.config, queue)
 
     def create_topics(
@@ -106,12 +103,10 @@ class MemoryBackend:
     def stored_payload(
         self, config: ServiceConfig, record: RecordLike, queue_id: str
     ) -> StoredMessage | None:
-        """See ``QueueBackend.stored_payload``."""
         del config
         return StoredMessage(join_key(queue_id, record.key()), record.value(), headers_of(record))
 
     def queues(self) -> list[MemoryQueue]:
-        """All that were used."""
         with self._lock:
             return list(self._queues.values())
 
@@ -204,8 +199,6 @@ class _MemoryProducer(Producer):
 
 
 class _Letters:
-    """Keeps dead letters in their queue."""
-
     def __init__(self, queue: MemoryQueue) -> None:
         self._queue = queue
 
@@ -239,7 +232,6 @@ class _MemoryConsumer(TopicConsumer[_Held]):
         return self._memory.clock.now_ms()
 
     def moment_s(self, clock_ms: float) -> float:
-        """Of the service's clock."""
         return clock_ms / 1000
 
     def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
@@ -249,7 +241,6 @@ class _MemoryConsumer(TopicConsumer[_Held]):
         return messages
 
     def expire(self, now_ms: int) -> None:
-        """See ``Holder.expire``."""
         for message in list(self._held.values()):
             if now_ms > message._deadline_ms:
                 self._lose(message)
@@ -435,7 +426,6 @@ def _fire(
 
 
 def _expires_ms(message: _Held) -> int:
-    """When its time to live is over; 0: never."""
     read = read_message_headers(message.raw_headers)
     if read.ttl_ms is None:
         return 0
@@ -452,7 +442,6 @@ class _ShareDouble(_MemoryConsumer):
 
     @property
     def max_deliveries(self) -> int:
-        """How often a message is handed out."""
         return _SHARE_LIMITS.handed_out(self._queue.max_deliveries)
 
     def _deadline_ms(self) -> float:

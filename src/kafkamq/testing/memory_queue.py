@@ -153,7 +153,6 @@ class MemoryQueue:
         self._cancelled: set[int] = set()
 
     def tick(self) -> None:
-        """Do what has fallen due."""
         with self.changed:
             now_ms = self.clock.now_ms()
             while self._due and self._due[0][0] <= now_ms:
@@ -178,7 +177,6 @@ class MemoryQueue:
         return MemoryRecord(log, number, offset, key, payload, headers, self.clock.now_ms())
 
     def add(self, record: MemoryRecord, delivery_count: int = 1) -> None:
-        """A message is in the queue."""
         self.arrived.append(Item(record, delivery_count))
         self.changed.notify_all()
 
@@ -193,11 +191,7 @@ class MemoryQueue:
         self.at(due_ms, fire)
 
     def cancel(self, offset: int) -> None:
-        """Take a delayed message back; again is fine.
-
-        Raises:
-            StateError: It is too late, or there is none.
-        """
+        """Take a delayed message back; again is fine."""
         due_ms = self._schedules.get(offset)
         if due_ms is None:
             raise StateError(f"no delayed message of queue {self.queue_id!r} stands at {offset}")
@@ -208,7 +202,6 @@ class MemoryQueue:
     def give_up(
         self, record: MemoryRecord, delivery_count: int, reason: DeadLetterReason, error: str
     ) -> None:
-        """A dead letter."""
         headers = dead_letter_headers(
             record.fields,
             reason=reason,

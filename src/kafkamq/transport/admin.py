@@ -182,10 +182,7 @@ class Admin:
             time.sleep(0.1)  # a new topic's leader, or a coordinator that loads
 
     def _renew(self, stuck: AdminClient) -> None:
-        """Go on with a new client, unless another thread did so already.
-
-        The old one ends when the last thread that waits for it lets go.
-        """
+        """Go on with a new client; the old one ends when nobody waits for it any more."""
         with self._lock:
             if self._client is stuck and not self._is_closed:
                 self._client = open_admin(admin_settings(self.config), self._watch)

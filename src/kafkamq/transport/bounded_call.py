@@ -31,16 +31,7 @@ class BoundedCall:
         self._thread: threading.Thread | None = None
 
     def run(self, call: Callable[[], object], *, timeout_s: float, client: object) -> None:
-        """Run ``call`` and raise what it raises.
-
-        Args:
-            call: What to run.
-            timeout_s: Bound; the call's own timeout should be well below.
-            client: Kept for ever if the call does not return.
-
-        Raises:
-            CallAbandonedError: It did not return in time. The guard is as new.
-        """
+        """Run ``call`` in time, or raise CallAbandonedError and keep ``client`` for ever."""
         if self._thread is None:
             self._calls = SimpleQueue()
             self._thread = threading.Thread(
@@ -70,7 +61,6 @@ class BoundedCall:
             raise failures[0]
 
     def close(self) -> None:
-        """End the thread, once it is idle; idempotent."""
         if self._thread is not None:
             self._calls.put(None)
             self._thread = None

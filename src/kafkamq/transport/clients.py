@@ -38,15 +38,7 @@ Client = TypeVar("Client")
 
 
 def open_consumer(settings: Mapping[str, object], watch: ErrorWatch | None = None) -> Consumer:
-    """A consumer, which connects by itself.
-
-    Args:
-        settings: From ``transport.settings``.
-        watch: Becomes its error callback; by default one that nobody asks.
-
-    Raises:
-        ConfigError: An unknown property, a value out of range, a file that is not there.
-    """
+    """A consumer, which connects by itself; raises ConfigError where its settings cannot be."""
     if _is_memory(settings):
         from kafkamq.transport.memory.consumer import Consumer as MemoryConsumer
 

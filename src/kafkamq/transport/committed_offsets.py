@@ -30,10 +30,7 @@ _Key = tuple[str, bool]
 
 
 class CommittedOffsets:
-    """Consumers by group, kept for the next question; thread-safe.
-
-    ``kept``: Groups that are asked for often; only their consumers are kept. None: of any.
-    """
+    """Consumers by group, kept for the next question if in ``kept``, or None; thread-safe."""
 
     def __init__(
         self, config: ServiceConfig, watch: ErrorWatch, *, kept: Collection[str] | None = None
@@ -69,7 +66,6 @@ class CommittedOffsets:
         return [next(answers[group]) for group, _ in requests]
 
     def close(self) -> None:
-        """End the consumers; idempotent."""
         with self._lock:
             self._is_closed = True
             consumers, self._idle = list(self._idle.values()), {}

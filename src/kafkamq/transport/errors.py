@@ -207,7 +207,6 @@ _REFUSAL_S = 60.0
 
 
 def kafka_error(error: KafkaError | KafkaException) -> KafkaError:
-    """The KafkaError inside, whichever of the two was caught."""
     if isinstance(error, KafkaException):
         inner = error.args[0] if error.args else None
         return inner if isinstance(inner, KafkaError) else KafkaError(KafkaError._FAIL, str(error))
@@ -219,9 +218,6 @@ def raised_error(error: KafkaException | SystemError) -> KafkaException:
 
     It never reaches ``error_cb``. Where delivery reports were served by the same call, Python wraps
     it into a SystemError (a callback "returned a result with an exception set").
-
-    Raises:
-        SystemError: it is another one.
     """
     cause = error if isinstance(error, KafkaException) else error.__cause__
     if cause is None and "returned NULL without setting an exception" in str(error):
@@ -233,7 +229,6 @@ def raised_error(error: KafkaException | SystemError) -> KafkaException:
 
 
 def meaning(error: BaseException | KafkaError) -> Meaning:
-    """What an error says: Kafka's, or ours that wraps it."""
     if isinstance(error, KafkaException):
         error = kafka_error(error)
     if isinstance(error, KafkaError):
@@ -248,10 +243,6 @@ def is_retriable(error: BaseException | KafkaError, *, or_missing: bool = False)
     """Whether the same call may succeed later, with nothing mended but the cluster.
 
     Of an event that a reader polls: whether polling on is all that is needed.
-
-    Args:
-        error: Kafka's, or ours that wraps it.
-        or_missing: Also where the topic is missing, which is known to be there.
     """
     if isinstance(error, KafkaException):
         error = kafka_error(error)
@@ -282,9 +273,6 @@ def broker_error(error: KafkaError | KafkaException | KafkaMQError, doing: str) 
     Args:
         error: What librdkafka or the broker said; if it is ours already, it stays as it is.
         doing: What was being done, and where, as a participle: "reading topic x".
-
-    Returns:
-        FencedError, DataLossError, DeadlineExceededError or BrokerError, with what to do.
     """
     if isinstance(error, KafkaMQError):
         return error
@@ -342,12 +330,7 @@ class ErrorWatch:
             self._transport = error
 
     def check(self, doing: str) -> None:
-        """Raise what no waiting can mend.
-
-        Raises:
-            BrokerError: Wrong credentials, or the client is unusable.
-            FencedError: Another instance took over.
-        """
+        """Raise what no waiting can mend."""
         error = self._fatal
         if error is None and time.monotonic() - self._refused_s < _REFUSAL_S:
             error = self._refused
@@ -361,12 +344,10 @@ class ErrorWatch:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the client said that it is unusable."""
         return self._fatal is not None
 
     @property
     def is_down(self) -> bool:
-        """Whether no broker could be reached, as far as was told."""
         return self._down_since is not None
 
     def deadline(self, doing: str, timeout_s: float) -> DeadlineExceededError:

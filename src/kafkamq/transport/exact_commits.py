@@ -116,14 +116,7 @@ class _Library:
 
 
 class ExactCommits:
-    """Commits for one consumer; calls may come from any thread, but none after its ``close``.
-
-    Args:
-        consumer: The member of the group.
-        client_id: Its ``client.id``, which must be unique in this process.
-        ordinary: Its commits where they are not exact.
-        is_wanted: Whether they are to be exact.
-    """
+    """Commits for one consumer; calls may come from any thread, but none after its ``close``."""
 
     def __init__(
         self,
@@ -163,11 +156,7 @@ class ExactCommits:
         return not self._is_memory and self._library is None
 
     def commit(self, commits: Sequence[OffsetCommit]) -> None:
-        """Commit and wait for the answer (up to ``socket.timeout.ms``).
-
-        Raises:
-            KafkaException: The first error, of all or of one of them.
-        """
+        """Commit and wait for the answer (up to ``socket.timeout.ms``); raises the first error."""
         library = self._library
         if self._is_memory:
             for each in self._consumer.commit(offsets=plain(commits), asynchronous=False):
@@ -192,11 +181,7 @@ class ExactCommits:
     def committed(
         self, partitions: Sequence[tuple[str, int]], timeout_s: float
     ) -> list[OffsetCommit]:
-        """What the group has committed; a negative offset: nothing.
-
-        Raises:
-            BrokerError, DeadlineExceededError: No answer, or an error for one of them.
-        """
+        """What the group has committed; a negative offset: nothing."""
         try:
             return self._committed(partitions, timeout_s)
         except KafkaException as error:
@@ -236,10 +221,7 @@ class ExactCommits:
         return self._plain.inside()
 
     def tend(self) -> None:
-        """Where commits are not exact: make them without a poll.
-
-        For the thread that polls, while it waits for a commit; in any other one it does nothing.
-        """
+        """In the thread that polls, while it waits for a commit: begin it without a poll."""
         if self.is_plain:
             self._plain.tend()
 
@@ -252,9 +234,6 @@ class ExactCommits:
         """The member as of now: its group, name and generation.
 
         What is committed with it is refused when the member is another one by then.
-
-        Raises:
-            KafkaException: There is no group.
         """
         library = self._library
         if self._is_memory:
@@ -285,18 +264,7 @@ class ExactCommits:
         group: bytes,
         timeout_s: float,
     ) -> None:
-        """Commit in the producer's open transaction.
-
-        Args:
-            producer: Of the transaction.
-            client_id: The producer's.
-            commits: What is done.
-            group: The member that did it, by ``group``, read before it was seen what is done.
-            timeout_s: For the answer.
-
-        Raises:
-            KafkaException: As ``Producer.send_offsets_to_transaction`` does.
-        """
+        """Commit in the open transaction; ``group`` was read before it was seen what is done."""
         library = self._library
         handle = 0
         if not isinstance(producer, _Producer):
@@ -369,7 +337,6 @@ def _taken(library: _Library, error: int) -> KafkaError:
 
 
 def _library_path() -> str:
-    """Where the librdkafka is that confluent-kafka has loaded."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         found = re.search(r"(/\S*librdkafka[^/]*)$", line)
         if found:
@@ -378,12 +345,7 @@ def _library_path() -> str:
 
 
 def _handle_of(client: Consumer | Producer, client_id: str, library: _Library) -> int:
-    """The ``rd_kafka_t`` of a client: the first field behind the object's head.
-
-    Raises:
-        OSError: That is not the address of anything.
-        ValueError: It is not the address of this client.
-    """
+    """The ``rd_kafka_t`` of a client: the first field behind the object's head."""
     address = ctypes.c_void_p.from_address(id(client) + object.__basicsize__).value or 0
     name = client_id.encode() + b"#"
     descriptor = os.open("/proc/self/mem", os.O_RDONLY)

@@ -100,14 +100,10 @@ class Follower:
 
     @property
     def places(self) -> frozenset[Place]:
-        """What is assigned."""
         return frozenset(self._placed)
 
     def place(self, positions: Mapping[Place, int]) -> None:
-        """Read these partitions from there, whether they are read already or not.
-
-        Those that are paused stay so.
-        """
+        """Read these partitions from there, whether they are read already or not."""
         for place in positions:
             self.ends.pop(place, None)
             self.outside.pop(place, None)
@@ -141,7 +137,6 @@ class Follower:
         self.client.pause(partitions_of(places))
 
     def resume(self, places: Iterable[Place]) -> None:
-        """Fetch these again."""
         partitions = partitions_of(places)
         if partitions:
             self.client.resume(partitions)
@@ -158,11 +153,7 @@ class Follower:
     # Reading.
 
     def poll(self, limit: int, timeout_s: float) -> Sequence[Record]:
-        """Up to so many records, those of a partition in order; waits for the first one alone.
-
-        Raises:
-            BrokerError: What no waiting mends.
-        """
+        """Up to so many records, those of a partition in order; waits for the first one alone."""
         if self._failure is not None:
             self._raise_failure()
         self.watch.check(self._doing)
@@ -227,11 +218,7 @@ class Follower:
             self._failure = broker_error(error, doing)
 
     def require_inside(self) -> None:
-        """Raise that records are gone, if a position is not in the log.
-
-        Raises:
-            DataLossError: Names the first such position, and where the log begins and ends.
-        """
+        """Raise that records are gone (DataLossError), if a position is not in the log."""
         for place, position in self.outside.items():
             low, high = self.bounds(place)
             raise DataLossError(
@@ -244,11 +231,7 @@ class Follower:
     # Questions.
 
     def bounds(self, place: Place, *, timeout_s: float = REQUEST_S) -> tuple[int, int]:
-        """The first offset of a partition, and the one behind the last that it may read.
-
-        Raises:
-            BrokerError, DeadlineExceededError: No answer.
-        """
+        """The first offset of a partition, and the one behind the last that it may read."""
         topic, number = place
         low, high = self._answer(
             lambda: self.client.get_watermark_offsets(TopicPartition(topic, number), timeout_s),
@@ -268,9 +251,6 @@ class Follower:
         """The first offsets of these partitions whose times are not before those; -1: none is.
 
         A time of -1 asks for the end of what may be read, -2 for the start.
-
-        Raises:
-            BrokerError, DeadlineExceededError: No answer.
         """
         if not times_ms:
             return {}
@@ -289,12 +269,6 @@ class Follower:
         return {each.partition: each.offset for each in found}
 
     def partition_count(self, topic: str, *, timeout_s: float = REQUEST_S) -> int:
-        """Partitions of a topic.
-
-        Raises:
-            BrokerError: There is no such topic. DeadlineExceededError: No answer.
-        """
-
         def ask() -> int:
             found = self._in_slices(
                 lambda slice_s: self.client.list_topics(topic, timeout=slice_s).topics[topic],
@@ -341,7 +315,6 @@ class Follower:
         return self.watch.deadline(self._doing, timeout_s)
 
     def close(self) -> None:
-        """End the client; idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._placed.clear()
@@ -349,10 +322,8 @@ class Follower:
 
 
 def partitions_of(places: Iterable[Place]) -> list[TopicPartition]:
-    """The client's own names of these."""
     return [TopicPartition(*place) for place in places]
 
 
 def targets_of(positions: Mapping[Place, int]) -> list[TopicPartition]:
-    """The client's own names of these, each with its offset."""
     return [TopicPartition(*place, offset) for place, offset in positions.items()]

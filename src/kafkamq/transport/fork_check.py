@@ -39,11 +39,7 @@ class ForkCheck:
         return self._generation != _generation
 
     def check(self) -> None:
-        """Refuse in a forked child.
-
-        Raises:
-            StateError: The object belongs to the parent process.
-        """
+        """Refuse in a forked child."""
         if self._generation != _generation:
             raise StateError(
                 f"this {self._what} was made before a fork and belongs to the parent process; "

@@ -96,19 +96,11 @@ class GroupOffsets(Follower):
         return {(each.topic, each.partition): each.offset for each in found}
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
-        """Commit, and wait until Kafka has all of it.
-
-        Raises:
-            BrokerError, DeadlineExceededError: Some of it is not committed, or not known to be.
-        """
+        """Commit, and wait until Kafka has all of it."""
         commit_all(self.client, offsets, f"committing: {self._doing}")
 
     def commit_soon(self, offsets: Mapping[Place, int]) -> None:
-        """Begin to commit; nobody hears of a failure.
-
-        Raises:
-            BrokerError: It cannot be begun.
-        """
+        """Begin to commit; nobody hears of a failure."""
         try:
             self.client.commit(offsets=targets_of(offsets), asynchronous=True)
         except KafkaException as error:
@@ -140,19 +132,7 @@ class GroupConsumer(GroupOffsets):
         on_commit: OnCommit | None = None,
         **settings: object,
     ) -> None:
-        """Open the client.
-
-        Args:
-            config: The cluster.
-            owner: Whom it tells.
-            topics: What is read; names that begin with ^ are patterns.
-            group_id: The group.
-            strategy: How partitions are shared out, unless the user says or the broker does it.
-            session_ms: A member that was killed is missed after so long.
-            ignores: As a ``Follower`` has it.
-            on_commit: As a ``Follower`` has it.
-            **settings: The client's properties, ``_`` for ``.``.
-        """
+        """Open the client."""
         if config.kafka.get("group.protocol") != "consumer":  # there these are the broker's
             settings = {
                 "partition_assignment_strategy": strategy,
@@ -172,11 +152,6 @@ class GroupConsumer(GroupOffsets):
     # The group.
 
     def join(self) -> None:
-        """Become a member, at the next ``poll``.
-
-        Raises:
-            BrokerError: A pattern that is none.
-        """
         try:
             self.client.subscribe(
                 self._topics,

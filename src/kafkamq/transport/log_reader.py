@@ -71,7 +71,6 @@ class LogReader(Follower):
         )
 
     def log_starts(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
-        """First offset that each partition still has."""
         return self._offsets(topic, partitions, _LOG_BEGIN)
 
     def log_ends(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:

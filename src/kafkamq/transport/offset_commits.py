@@ -60,11 +60,7 @@ class Committer:
         self._pending = self._thread.submit(commit_all, consumer, wanted, doing)
 
     def wait(self, timeout_s: float) -> Commit:
-        """What became of the pending commit, after waiting for it.
-
-        Raises:
-            BrokerError: It failed, and would fail again.
-        """
+        """What became of the pending commit, after waiting for it."""
         pending = self._pending
         assert pending is not None, "a commit was begun"
         wait_for([pending], timeout_s)
@@ -113,11 +109,7 @@ class Committer:
 def commit_offsets(
     consumer: KafkaConsumer, offsets: Mapping[Place, int]
 ) -> dict[Place, KafkaError]:
-    """Commit, and wait for the answer: what was refused, by topic and partition.
-
-    Raises:
-        KafkaException: All of it was.
-    """
+    """Commit, and wait for the answer: what was refused, by topic and partition."""
     wanted = [TopicPartition(*place, offset) for place, offset in offsets.items()]
     answers = consumer.commit(offsets=wanted, asynchronous=False) or ()
     return {
@@ -128,11 +120,7 @@ def commit_offsets(
 
 
 def commit_all(consumer: KafkaConsumer, offsets: Mapping[Place, int], doing: str) -> None:
-    """Commit, and wait until Kafka has all of it.
-
-    Raises:
-        BrokerError, DeadlineExceededError: Some of it is not committed, or not known to be.
-    """
+    """Commit, and wait until Kafka has all of it."""
     try:
         for refused in commit_offsets(consumer, offsets).values():
             raise broker_error(refused, doing)

@@ -85,11 +85,7 @@ class PlainCommits:
             self._is_inside = False
 
     def commit(self, commits: Sequence[OffsetCommit]) -> None:
-        """Commit and wait for the answer; in any other thread than the one that polls.
-
-        Raises:
-            KafkaException: The first error, of all or of one of them.
-        """
+        """Commit and wait for the answer; in any other thread than the one that polls."""
         request = _Request(plain(commits))
         self._waiting.append(request)
         deadline_s = monotonic() + ANSWER_S
@@ -124,7 +120,6 @@ class PlainCommits:
                 request.answer(kafka_error(error))
 
     def heard(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """The client's answer to a commit."""
         told = _places(partitions)
         for request in self._begun:
             if _places(request.offsets) == told:
@@ -133,10 +128,7 @@ class PlainCommits:
                 return
 
     def tend(self) -> None:
-        """Called while the polling thread waits for a commit; in any other thread it does nothing.
-
-        Outside of a poll whoever commits does so from here on; inside of one it is done here.
-        """
+        """While the polling thread waits for a commit, whoever commits does so by itself."""
         if threading.get_ident() != self._owner:
             return
         if not self._is_inside:
@@ -167,20 +159,13 @@ class PlainCommits:
             self._group = group
 
     def group(self) -> bytes:
-        """The member as of the last ``note_group``; empty: it was never one.
-
-        An older one than now is refused by Kafka.
-        """
+        """The member as of the last ``note_group``; empty: it was never one."""
         return self._group
 
     def committed(
         self, partitions: Sequence[tuple[str, int]], timeout_s: float
     ) -> list[OffsetCommit]:
-        """What the group has committed, with metadata up to a NUL; by the polling thread.
-
-        Raises:
-            KafkaException: No answer, or an error for one of them.
-        """
+        """What the group has committed, with metadata up to a NUL; by the polling thread."""
         asked = [TopicPartition(topic, number) for topic, number in partitions]
         result = []
         for each in self._client.committed(asked, timeout=timeout_s):
@@ -200,7 +185,6 @@ class PlainCommits:
 
 
 def plain(commits: Iterable[OffsetCommit]) -> list[TopicPartition]:
-    """As confluent-kafka takes them."""
     return [
         TopicPartition(each.topic, each.partition, each.offset, each.metadata)
         if each.metadata

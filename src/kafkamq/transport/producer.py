@@ -149,12 +149,7 @@ class IdempotentProducer:
         return StateError(f"the {self._owner} is closed; it writes no more")
 
     def check(self, doing: str) -> None:
-        """Raise what no waiting can mend.
-
-        Raises:
-            StateError: Closed, or in a forked child.
-            BrokerError: Wrong credentials.
-        """
+        """Raise what no waiting can mend."""
         self._fork.check()
         if self._is_closed:
             raise self._closed()
@@ -225,12 +220,7 @@ class IdempotentProducer:
             self._make_room()
 
     def produce_many(self, topic: str, partition: int, records: list[dict[str, Any]]) -> None:
-        """Queue records of one partition: value, key and callback of each; waits for nothing.
-
-        Raises:
-            BrokerError: As ``produce``; records that are not queued have an ``_error``.
-            StateError: Closed.
-        """
+        """Queue records of one partition, without a wait; those not queued have an ``_error``."""
         self._fork.check()
         with self._lock:
             if self._is_closed:
@@ -255,10 +245,7 @@ class IdempotentProducer:
                 del record["_error"]
 
     def _refresh(self, client: Producer, topic: str, error: KafkaException) -> bool:
-        """Whether the client may not have known a new partition, and does.
-
-        librdkafka looks for new partitions every five minutes; R26 lets them be added at any time.
-        """
+        """Whether the client knows a new partition now (R26); it looks every five minutes."""
         if meaning(error) is not Meaning.NO_PARTITION:
             return False
         with self._asking:  # it takes seconds: others may write meanwhile
@@ -284,11 +271,7 @@ class IdempotentProducer:
     # Reports.
 
     def serve(self, timeout_s: float) -> None:
-        """Serve reports for that long, or until there are some; a client that failed is replaced.
-
-        Raises:
-            BrokerError: Wrong credentials; or the client failed for want of a right.
-        """
+        """Serve reports for so long, or until there are some; a client that failed is replaced."""
         self._serve(methodcaller("poll", timeout_s))
         self.watch.check(self._verb)
         refusal, self._refusal = self._refusal, None
@@ -296,12 +279,7 @@ class IdempotentProducer:
             raise broker_error(refusal, f"{self._verb} to {self._servers}")
 
     def flush(self, timeout_s: float) -> None:
-        """Serve reports until nothing is under way, or the time is over.
-
-        Raises:
-            BrokerError: The client failed for good while it held records. It was recreated; what it
-                held is reported.
-        """
+        """Serve reports until nothing is under way, or the time is over."""
         self._raise(self._serve(partial(_flush, timeout_s=timeout_s)))
 
     def wait_for(self, is_known: Callable[[], bool], timeout_s: float) -> bool:
@@ -309,9 +287,6 @@ class IdempotentProducer:
 
         Other records that are under way are not waited for. Also False, and at once, when nothing
         is under way any more: then the report will never come.
-
-        Raises:
-            BrokerError: As ``flush``.
         """
         deadline_s = time.monotonic() + timeout_s
         self.flush(min(timeout_s, _SET_OUT_S))
@@ -324,12 +299,7 @@ class IdempotentProducer:
         return True
 
     def confirm(self, is_known: Callable[[], bool], doing: str, timeout_s: float) -> None:
-        """Serve reports until ``is_known()``, which reads what they said.
-
-        Raises:
-            BrokerError: As ``flush``; wrong credentials.
-            DeadlineExceededError: Not in time, or not all of it will be reported.
-        """
+        """As ``wait_for``; raises DeadlineExceededError where it is not known in time."""
         deadline_s = time.monotonic() + timeout_s
         while not self.wait_for(is_known, min(_CONFIRM_S, deadline_s - time.monotonic())):
             self.check(doing)
@@ -450,11 +420,7 @@ class ThreadedProducer(IdempotentProducer):
         time.sleep(_ROOM_S)  # the thread does
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until everything queued so far is confirmed or failed, each by its own report.
-
-        Raises:
-            DeadlineExceededError: Not in time; nothing was dropped.
-        """
+        """Wait until everything queued so far is confirmed or failed, each by its own report."""
         deadline_s = time.monotonic() + timeout_s
         while self.reported < self.queued:
             self.check("flushing")
@@ -464,11 +430,7 @@ class ThreadedProducer(IdempotentProducer):
             time.sleep(_TURN_S)
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Flush and end; idempotent.
-
-        Raises:
-            DeadlineExceededError: Some records were not confirmed in time; they are given up.
-        """
+        """Flush and end; idempotent."""
         if self._is_closed or self._fork.is_foreign:
             return
         try:

@@ -29,12 +29,7 @@ _SLICE_S = 0.1
 def require_brokers(
     config: ServiceConfig, *, patience_s: float = PATIENCE_S, timeout_s: float = TIMEOUT_S
 ) -> None:
-    """Return when a broker has answered, whatever it said.
-
-    Raises:
-        BrokerError: Credentials are refused.
-        DeadlineExceededError: No broker answers; names the servers and the cause.
-    """
+    """Return when a broker has answered, whatever it said."""
     watch = ErrorWatch(config.bootstrap_servers)
     client = open_admin(admin_settings(config), watch, quiet=True)
     try:

@@ -24,10 +24,7 @@ _FOR_EVER_S = 1e9
 
 
 class RecordReader:
-    """A read_committed reader of one topic; one owner thread.
-
-    It never commits: of the group it needs the right to describe it.
-    """
+    """A read_committed reader of one topic; one owner thread."""
 
     def __init__(self, config: ServiceConfig, topic: str, *, group_id: str = READER_GROUP) -> None:
         self._config = config
@@ -80,9 +77,6 @@ class RecordReader:
         An offset without a record (deleted, or aborted) comes with None. One beyond the log's end
         is waited for, because the caller has seen it: after a change of leaders the end may step
         back for a moment. ``end_grace_s`` ends that wait with None.
-
-        Raises:
-            BrokerError, DeadlineExceededError: Not all were read within ``timeout_s``.
         """
         scans = {number: _Scan(offsets) for number, offsets in wanted.items() if offsets}
         if not scans:
@@ -144,7 +138,6 @@ class RecordReader:
             self._connected().bounds((self._topic, partition), timeout_s=timeout_s)
 
     def close(self) -> None:
-        """End the client; idempotent."""
         follower, self._follower = self._follower, None
         if follower is not None:
             follower.close()

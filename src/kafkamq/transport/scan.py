@@ -26,13 +26,6 @@ def scan(
 ) -> Generator[Record, None, None]:
     """The committed records of a topic up to the end of each partition, each in log order.
 
-    Args:
-        config: The cluster.
-        topic: What to read.
-        starts: First offset by partition; partitions that are missing are not read. None: all,
-            from their beginning.
-        group_id: Whose right to describe the group is used; nothing is committed.
-
     Raises:
         BrokerError: The topic does not exist, a start is outside the log, or the broker refuses.
         DeadlineExceededError: No broker answers.

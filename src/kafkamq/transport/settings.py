@@ -27,8 +27,6 @@ __all__ = [
 
 
 class Role(Enum):
-    """What a client is for."""
-
     CONSUMER = "consumer"
     PRODUCER = "producer"
     TRANSACTIONAL = "transactional producer"
@@ -145,13 +143,7 @@ def is_secret(name: str) -> bool:
 
 
 def consumer_settings(config: ServiceConfig, *, group_id: str, **ours: object) -> dict[str, object]:
-    """Properties of a read_committed consumer without automatic commits.
-
-    Args:
-        config: Where, and the user's own properties.
-        group_id: Its group.
-        **ours: Properties that the caller owns or proposes, ``_`` for ``.``.
-    """
+    """Properties of a read_committed consumer without automatic commits."""
     return _settings(config, Role.CONSUMER, {"group.id": group_id, **_dotted(ours)})
 
 
@@ -179,10 +171,7 @@ def transactional_settings(
 
 
 def marker_settings(config: ServiceConfig, **ours: object) -> dict[str, object]:
-    """``producer_settings`` whose records fail within 30 s: R5 and R12 rest on that.
-
-    And which looks for a broker that returns as often as leases need it.
-    """
+    """``producer_settings`` with failure within 30 s (R5, R12), and quick reconnects."""
     settings = producer_settings(config, **ours)
     _cap_timeout(settings, MAX_START_MS)
     for name in ("reconnect.backoff.ms", "reconnect.backoff.max.ms"):
@@ -203,15 +192,11 @@ def _cap(settings: dict[str, object], name: str, limit: int) -> None:
 
 
 def admin_settings(config: ServiceConfig, **ours: object) -> dict[str, object]:
-    """Properties of an admin client."""
     return _settings(config, Role.ADMIN, _dotted(ours))
 
 
 def share_settings(config: ServiceConfig, *, group_id: str, **ours: object) -> dict[str, object]:
-    """Properties of a member of a share group that acknowledges explicitly.
-
-    Built for ``ShareConsumer``, which takes neither a logger nor consumers' own properties.
-    """
+    """For ``ShareConsumer``: no logger, none of consumers' own properties; explicit acks."""
     return _settings(config, Role.SHARE, {"group.id": group_id, **_dotted(ours)})
 
 

@@ -45,10 +45,6 @@ class TransactionalProducer:
     Every method raises ``FencedError`` when another producer of the same id was initialised later,
     ``TransactionAbortedError`` when the transaction is known not to have happened, and
     ``OutcomeUnknownError`` when only ``init`` and a look into the log can tell.
-
-    Attributes:
-        transactional_id: Its id.
-        too_large: Deliveries of the last transaction that the broker refused for their size.
     """
 
     def __init__(self, config: ServiceConfig, transactional_id: str, **settings: object) -> None:
@@ -72,9 +68,6 @@ class TransactionalProducer:
         """Fence earlier producers of the id; what they had under way is settled when it returns.
 
         Makes a new client where this one is unusable: a fenced one can never be used again.
-
-        Raises:
-            BrokerError, DeadlineExceededError: Not reached; may be repeated.
         """
         self._discard()
         self._watch = ErrorWatch(self._config.bootstrap_servers)
@@ -92,7 +85,6 @@ class TransactionalProducer:
         self._is_ready = True
 
     def begin(self) -> None:
-        """Begin a transaction."""
         producer = self._ready()
         self.too_large = 0
         try:
@@ -115,14 +107,7 @@ class TransactionalProducer:
         *,
         timeout_s: float = 30.0,
     ) -> None:
-        """Queue records of one partition; quicker than one by one.
-
-        Args:
-            topic: Where to.
-            partition: Of the topic.
-            messages: value, key and callback of each, as ``produce_batch`` takes them.
-            timeout_s: Bound of the wait while the queue is full.
-        """
+        """Queue records of one partition; quicker than one by one."""
         doing = f"producing to {topic}"
         deadline_s = time.monotonic() + timeout_s
         left = list(messages)
@@ -190,10 +175,7 @@ class TransactionalProducer:
         )
 
     def call(self, call: Callable[[Producer, str, float], object], *, timeout_s: float) -> None:
-        """Do something else in the open transaction, again until the bound while it may succeed.
-
-        It gets the client, its ``client.id``, and the seconds that one call may take.
-        """
+        """Do something else in the open transaction, again until the bound while it may succeed."""
         producer, client_id = self._ready(), self._client_id
         self._bounded(
             f"in a transaction of {self.transactional_id}",

@@ -15,12 +15,7 @@ __all__ = ["render"]
 
 
 def render(audit: Audit, *, made_ms: int) -> str:
-    """The whole page.
-
-    Args:
-        audit: What it shows.
-        made_ms: When it was computed, Unix time.
-    """
+    """The whole page."""
     queues = "\n".join(_queue(queue, audit) for queue in audit.queues)
     span = (
         f"Attempts from {time_of(audit.begin_ms)} to {time_of(audit.end_ms)} (broker time)"

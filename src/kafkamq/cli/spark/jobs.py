@@ -46,11 +46,7 @@ Until = Annotated[str, typer.Option("--to", metavar="TIME", help=f"Before: {_TIM
 
 
 def parse_moment(text: str, *, option: str) -> int | None:
-    """A moment in milliseconds; None for an empty text. Without a zone it is UTC.
-
-    Raises:
-        ConfigError: The text is no time.
-    """
+    """A moment in milliseconds; None for an empty text. Without a zone it is UTC."""
     if not text:
         return None
     if text.isascii() and text.isdigit():
@@ -67,7 +63,6 @@ def parse_moment(text: str, *, option: str) -> int | None:
 
 
 def _bounds(since: str, until: str) -> tuple[int | None, int | None]:
-    """``--from`` and ``--to`` in milliseconds."""
     begin, end = parse_moment(since, option="--from"), parse_moment(until, option="--to")
     if begin is not None and end is not None and end <= begin:
         raise ConfigError(f"--to is {until!r}: it must be later than --from, {since!r}")
@@ -142,7 +137,6 @@ def _converse(spark: SparkSession, limit: int, *, as_json: bool) -> bool:
 
 
 def _try(spark: SparkSession, statement: str, limit: int, *, as_json: bool) -> bool:
-    """Answer, or say why not."""
     try:
         _answer(spark, statement, limit, as_json=as_json)
     except KafkaMQError as error:

@@ -38,11 +38,7 @@ _LINE = re.compile(r"(\S+?)(?:\s*[=:]\s*|\s+)(.*)")
 
 
 def spark_settings(conf: Sequence[str] | None, file: Path | None) -> dict[str, str]:
-    """Spark's properties from both options.
-
-    Raises:
-        ConfigError: One is no ``spark.NAME=VALUE``, is a secret, or the file cannot be read.
-    """
+    """Spark's properties from both options."""
     found = {} if file is None else _read(file)
     for text in conf or ():
         name, equals, value = text.partition("=")

@@ -42,11 +42,7 @@ def split_statements(text: str) -> tuple[list[str], str]:
 
 
 def check_statement(statement: str, *, option: str) -> None:
-    """Refuse what cannot be right.
-
-    Raises:
-        ConfigError: What is wrong, where, and what may have been meant.
-    """
+    """Refuse what cannot be right."""
     tokens = _checked(statement, option)
     if not tokens:
         raise ConfigError(f"{option}: the statement is empty")
@@ -62,11 +58,7 @@ def check_statement(statement: str, *, option: str) -> None:
 
 
 def check_condition(condition: str, *, option: str) -> None:
-    """As ``check_statement``, for what stands behind WHERE.
-
-    Raises:
-        ConfigError: What is wrong, where, and what may have been meant.
-    """
+    """As ``check_statement``, for what stands behind WHERE."""
     tokens = _checked(condition, option)
     if not tokens:
         raise ConfigError(f"{option}: the condition is empty")

@@ -43,69 +43,47 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseFacts:
-    """One phase of one contender.
+    """One phase of one contender."""
 
-    Attributes:
-        messages: How many there were.
-        done: How many of them have ended.
-        seconds: From its begin until all had ended; None: not all have.
-        runs: Calls of the handler for each message, on average; planned failures not counted.
-        waits_ms: From the begin until each handler's first call, ascending; None: not called.
-        busy: Handlers that ran at the same time, at most.
-        keys: How many keys there were.
-        keys_in_order: Of these, all messages one after the other, in the order of sending.
-    """
-
-    messages: int
-    done: int
-    seconds: float | None
-    runs: float
+    messages: int  # how many there were
+    done: int  # how many of them have ended
+    seconds: float | None  # from its begin until all had ended; None: not all have
+    runs: float  # calls of the handler for each message, on average; planned failures not counted
+    # From the begin until each handler's first call, ascending; None: not called.
     waits_ms: dict[int, float] = field(repr=False)
-    busy: int
-    keys: int
-    keys_in_order: int
+    busy: int  # handlers that ran at the same time, at most
+    keys: int  # how many keys there were
+    keys_in_order: int  # of these, all messages one after the other, in the order of sending
 
 
 @dataclass(kw_only=True)
 class Measured:
-    """One contender; None where something was not measured, and ``notes`` say why.
+    """One contender; None where something was not measured, and ``notes`` say why."""
 
-    Attributes:
-        contender: Its name.
-        ordering: What it was to keep in order.
-        per_second: Messages of the throughput phase.
-        seconds: Of that phase; ``ideal_s``: the same work with every handler busy all the time.
-        latency_p50_ms: From send to handler, one message at a time; p99 likewise.
-        blocking_s: With slow messages among them; ``blocking_ideal_s`` as above.
-        blocked_p99_ms: How long messages that are not slow then wait for their handler.
-        recovery_s: From SIGKILL of a process until every message had ended.
-        keys_in_order: Of ``keys``, with failures among them.
-        runs: Calls of the handler for each message, over all phases but the recovery.
-        lost: Messages that nobody has ended.
-        extra_records: In the logs for each message, beside the message; ``extra_bytes`` likewise.
-    """
-
-    contender: str
-    ordering: str = ""
-    per_second: float | None = None
+    contender: str  # its name
+    ordering: str = ""  # what it was to keep in order
+    per_second: float | None = None  # messages of the throughput phase
+    # Of that phase; ``ideal_s``: the same work with every handler busy all the time.
     seconds: float | None = None
     ideal_s: float | None = None
-    latency_p50_ms: float | None = None
+    latency_p50_ms: float | None = None  # from send to handler, one message at a time; p99 likewise
     latency_p99_ms: float | None = None
-    blocking_s: float | None = None
+    blocking_s: float | None = None  # with slow messages among them; ``blocking_ideal_s`` as above
     blocking_ideal_s: float | None = None
+    # How long messages that are not slow then wait for their handler.
     blocked_p99_ms: float | None = None
-    recovery_s: float | None = None
-    keys_in_order: int | None = None
+    recovery_s: float | None = None  # from SIGKILL of a process until every message had ended
+    keys_in_order: int | None = None  # of ``keys``, with failures among them
     keys: int | None = None
+    # Calls of the handler for each message, over all phases but the recovery.
     runs: float | None = None
-    lost: int | None = None
+    lost: int | None = None  # messages that nobody has ended
+    # In the logs for each message, beside the message; ``extra_bytes`` likewise.
     extra_records: float | None = None
     extra_bytes: float | None = None
     notes: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
         return asdict(self)
 
 
@@ -118,13 +96,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def judge(items: Sequence[Item], events: Iterable[Event], *, begin_ns: int) -> PhaseFacts:
-    """What became of these messages.
-
-    Args:
-        items: What was sent, in that order.
-        events: Of any messages, in any order.
-        begin_ns: When the work could begin.
-    """
+    """What became of these messages, in the order of sending, by events in any order."""
     wanted = {item.number: item for item in items}
     ours = sorted(
         (event for event in events if event.number in wanted), key=lambda event: event.at_ns
@@ -156,13 +128,7 @@ def judge(items: Sequence[Item], events: Iterable[Event], *, begin_ns: int) -> P
 def keys_in_order(
     items: Iterable[Item], begins: Mapping[int, int], ends: Mapping[int, int]
 ) -> tuple[int, int]:
-    """How many keys there are, and of how many all messages were worked on one after the other.
-
-    Args:
-        items: In the order of sending; those without a key do not count.
-        begins: When each was begun first.
-        ends: When each had ended first.
-    """
+    """How many keys there are, and of how many all messages were worked on one after the other."""
     last: dict[str, int] = {}
     wrong: set[str] = set()
     for item in items:

@@ -35,7 +35,6 @@ class HistoryReader:
         self._read = 0
 
     def read(self) -> Iterator[Event]:
-        """What is new."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read)

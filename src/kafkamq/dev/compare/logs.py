@@ -74,13 +74,6 @@ def written_between(
 
     Records of topics with the prefix count, and those of Kafka's own whose key names it.
 
-    Args:
-        config: Where.
-        prefix: Of topics, groups and transactional ids.
-        before: From ``ends_of``.
-        after: Likewise, later.
-        messages: The topic of the messages: of it only copies count.
-
     Returns:
         None when Kafka's own topics cannot be read.
     """
@@ -164,7 +157,6 @@ def remove(config: ServiceConfig, prefix: str, *, groups: Sequence[str]) -> list
 
 
 def _forget_settings(admin: Admin, groups: Sequence[str]) -> None:
-    """The settings of share groups outlive them."""
     for group in groups:
         entries = [
             ConfigEntry(name, None, incremental_operation=AlterConfigOpType.DELETE)

@@ -63,37 +63,22 @@ class Slow:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The same for every contender.
+    """The same for every contender."""
 
-    Attributes:
-        messages: Of the phases that measure throughput.
-        handler_ms: How long a handler sleeps, uniform between the two.
-        slow: The share of messages that block others, in the phase that has them.
-        failure: Share of messages whose first delivery is given back.
-        keys: How many there are, dealt in turn; 0: none.
-        processes: Worker processes.
-        concurrency: Handlers at once in each.
-        partitions: Of the topic.
-        lease_s: Redelivery timeout, and session timeout of groups (6 s at least).
-        payload_bytes: Of a message, at least 64.
-        keeps_order: Let each contender keep the order that it can; False: none.
-        limit_s: For one phase; what has not ended by then is said.
-        seed: Draws what is slow and what fails.
-    """
-
-    messages: int = 5000
+    messages: int = 5000  # of the phases that measure throughput
+    # How long a handler sleeps, uniform between the two.
     handler_ms: tuple[float, float] = (0.0, 5.0)
-    slow: Slow = Slow()
-    failure: float = 0.0
-    keys: int = 1000
-    processes: int = 2
-    concurrency: int = 100
-    partitions: int = 8
-    lease_s: float = 10.0
-    payload_bytes: int = 100
-    keeps_order: bool = True
-    limit_s: float = 60.0
-    seed: int = 1
+    slow: Slow = Slow()  # the share of messages that block others, in the phase that has them
+    failure: float = 0.0  # share of messages whose first delivery is given back
+    keys: int = 1000  # how many there are, dealt in turn; 0: none
+    processes: int = 2  # worker processes
+    concurrency: int = 100  # handlers at once in each
+    partitions: int = 8  # of the topic
+    lease_s: float = 10.0  # redelivery timeout, and session timeout of groups (6 s at least)
+    payload_bytes: int = 100  # of a message, at least 64
+    keeps_order: bool = True  # let each contender keep the order that it can; False: none
+    limit_s: float = 60.0  # for one phase; what has not ended by then is said
+    seed: int = 1  # draws what is slow and what fails
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -142,7 +127,6 @@ class Phase:
 
     @property
     def numbers(self) -> range:
-        """Of its messages."""
         return range(self.items[0].number, self.items[-1].number + 1)
 
 
@@ -216,7 +200,6 @@ def _slowed(chance: random.Random, work: Work) -> list[tuple[int, int]]:
 
 
 def encode(item: Item, *, size: int) -> bytes:
-    """A payload of ``size`` bytes."""
     return f"{item.number} {item.us} {item.fails} ".encode().ljust(size, b".")
 
 
@@ -233,11 +216,7 @@ def ideal_s(items: Sequence[Item], at_once: int) -> float:
 
 
 def parse_range(text: str) -> tuple[float, float]:
-    """``"0-5"`` or ``"3"``: milliseconds.
-
-    Raises:
-        ConfigError: Neither, or too much.
-    """
+    """``"0-5"`` or ``"3"``: milliseconds."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:-\s*(\d+(?:\.\d+)?)\s*)?", text)
     if found is None:
         raise ConfigError(f"--handler-ms is {text!r}: give milliseconds, as 0-5 or 3")
@@ -249,11 +228,7 @@ def parse_range(text: str) -> tuple[float, float]:
 
 
 def parse_slow(text: str) -> Slow:
-    """``"1%:1000"``: the share of messages and their milliseconds.
-
-    Raises:
-        ConfigError: It is no such thing.
-    """
+    """``"1%:1000"``: the share of messages and their milliseconds."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*:\s*(\d+)\s*", text)
     if found is None:
         raise ConfigError(f"--slow is {text!r}: give share and milliseconds, as 1%:1000")

@@ -43,13 +43,6 @@ def compare(
 ) -> list[Measured]:
     """Measure them on one cluster; all that is made there is removed, unless ``keep``.
 
-    Args:
-        config: Where; topics and groups begin with its namespace and ``-compare-``.
-        work: What is worked on.
-        contenders: Who is measured.
-        say: Is told of each step.
-        keep: Leave topics, groups and histories.
-
     Raises:
         KafkaMQError: No contender can be measured: the cluster does not answer, or refuses.
     """
@@ -95,7 +88,6 @@ def why_not(config: ServiceConfig, contender: Contender) -> str:
 
 
 def _measured(stage: Stage, say: Say) -> Measured:
-    """As ``measure``; what goes wrong is a note."""
     result = Measured(contender=stage.name, ordering=ordering_of(stage.contender, stage.work))
     try:
         with stage:

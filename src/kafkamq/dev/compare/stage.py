@@ -36,17 +36,7 @@ _JOIN_S = 12.0  # for every process to get messages; of claims one may have all 
 
 
 class Stage:
-    """A contender's own namespace, with worker processes; a context manager; one thread.
-
-    Args:
-        config: Where; its namespace is a prefix of the contender's own.
-        work: How many processes, handlers and partitions.
-        contender: Who.
-        folder: For histories and the logs of processes.
-        module: What worker processes run.
-        name: What they are told to run, if it is none of ours.
-        keep: Leave topics and groups.
-    """
+    """A contender's own namespace, with worker processes; a context manager; one thread."""
 
     def __init__(
         self,
@@ -97,7 +87,6 @@ class Stage:
 
     @property
     def topic(self) -> str:
-        """Where its messages are."""
         return self.queue.config.topic or self.config.message_topic
 
     def __enter__(self) -> Stage:
@@ -179,11 +168,7 @@ class Stage:
         return begin_ns
 
     def warm_up(self, *, limit_s: float = 60.0) -> None:
-        """Messages to all partitions, until they are through at once and everybody has joined.
-
-        Raises:
-            DeadlineExceededError: They never are.
-        """
+        """Messages to all partitions, until they are through at once and everybody has joined."""
         deadline_s = time.monotonic() + limit_s
         joined_s = time.monotonic() + _JOIN_S
         quick = 0
@@ -208,11 +193,7 @@ class Stage:
     # What happens.
 
     def follow(self) -> None:
-        """Read what workers have written.
-
-        Raises:
-            ChildError: A process has ended by itself.
-        """
+        """Read what workers have written."""
         for reader in self._readers:
             for event in reader.read():
                 self.events.append(event)
@@ -220,7 +201,6 @@ class Stage:
                     self.ended.add(event.number)
 
     def wait(self, numbers: Sequence[int], limit_s: float) -> bool:
-        """Whether all of these have ended, in time."""
         deadline_s = time.monotonic() + limit_s
         open_numbers = set(numbers)
         while True:
@@ -234,7 +214,6 @@ class Stage:
             time.sleep(_FOLLOW_S)
 
     def wait_for_share(self, numbers: Sequence[int], share: float, limit_s: float) -> bool:
-        """Whether that share of them has ended, in time."""
         deadline_s = time.monotonic() + limit_s
         wanted = set(numbers)
         while len(wanted & self.ended) < share * len(wanted):

@@ -75,7 +75,6 @@ class DemoFollower:
             )
 
     def stop(self) -> None:
-        """Ends the thread; idempotent."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(5.0)

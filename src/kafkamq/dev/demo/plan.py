@@ -80,11 +80,7 @@ def from_input(
 
 
 def check_input(messages: Sequence[tuple[int, OutgoingMessage]], *, source: str) -> None:
-    """Refuses what the verdict could not tell apart.
-
-    Raises:
-        ConfigError: there is nothing, or an id occurs twice; names both lines.
-    """
+    """Refuses what the verdict could not tell apart."""
     if not messages:
         raise ConfigError(f"{source}: it holds no message")
     seen: dict[str, int] = {}

@@ -31,13 +31,11 @@ class Tally:
     ticks: int = 0
 
     def message(self, place: Place, queue_id: str, *, is_first: bool) -> None:
-        """A record of the messages topic."""
         self.queue_of[place] = queue_id
         if is_first:
             self.first_copies[queue_id] += 1
 
     def dead_letter(self, queue_id: str) -> None:
-        """A record of the dead letters topic."""
         self.dead[queue_id] += 1
 
     def marker(self, place: Place, marker: Marker) -> None:

@@ -41,11 +41,7 @@ POLL_S = 0.2
 
 
 def run_demo(planned: Sequence[Planned], options: DemoOptions, show: Show) -> Verdict:
-    """Runs the demo; everything that it starts ends with it, also on Ctrl-C.
-
-    Raises:
-        KafkaMQError: a part did not start or ended by itself; the folder with the logs is kept.
-    """
+    """Runs the demo; everything that it starts ends with it, also on Ctrl-C."""
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="kafkamq-demo-"))
     keep = options.keep

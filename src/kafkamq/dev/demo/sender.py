@@ -19,8 +19,6 @@ TIMEOUT_S = 30.0
 
 
 class Sender:
-    """One producer per queue; counts what Kafka confirmed."""
-
     def __init__(self, config: ServiceConfig, planned: Sequence[Planned], *, per_s: int) -> None:
         self._config = config
         self._planned = planned
@@ -35,12 +33,10 @@ class Sender:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises what ended the thread early."""
         if self._error is not None:
             raise self._error
 
     def stop(self) -> None:
-        """Ends the thread; idempotent."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(5.0)

@@ -21,8 +21,6 @@ PLAIN_INTERVAL_S = 2.0
 
 
 class Show:
-    """Writes to one console; one thread."""
-
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
@@ -49,7 +47,6 @@ class Show:
             yield
 
     def fetching(self, done: int, total: int) -> None:
-        """Progress of the first run's download."""
         if done == 0 or done - self._fetched >= 10 or done == total:
             self._fetched = done
             self.say(f"Fetching Kafka's jars (only once): {done} of {total or '?'}")
@@ -67,7 +64,6 @@ class Show:
         self._live = None
 
     def progress(self, seen: Snapshot, *, workers: int) -> None:
-        """The state of the topics."""
         if self._live is not None:
             self._live.update(self._picture(seen, workers))
             return

@@ -113,7 +113,6 @@ def _run_queue(
 
 
 def main() -> None:
-    """Runs until the demo says stop, or is gone."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     orders = Orders()
     first = orders.first

@@ -163,11 +163,7 @@ _ORDER_FEATURES = {
 
 
 def backend_of(value: str | Backend) -> Backend:
-    """The backend that is meant.
-
-    Raises:
-        ConfigError: There is none of that name.
-    """
+    """The backend that is meant."""
     try:
         return Backend(value)
     except ValueError:
@@ -176,11 +172,7 @@ def backend_of(value: str | Backend) -> Backend:
 
 
 def order_feature(ordering: str) -> Feature:
-    """What an ordering asks for.
-
-    Raises:
-        ConfigError: There is no such ordering.
-    """
+    """What an ordering asks for."""
     found = _ORDER_FEATURES.get(ordering)
     if found is None:
         known = ", ".join(repr(each) for each in _ORDER_FEATURES)
@@ -194,27 +186,16 @@ def default_order(backend: Backend) -> str:
 
 
 def has(backend: Backend, feature: Feature) -> bool:
-    """Whether it has that."""
     return feature in CAPABILITIES[backend].features
 
 
 def backends_with(features: Iterable[Feature]) -> tuple[Backend, ...]:
-    """Those that have all of these."""
     wanted = frozenset(features)
     return tuple(each for each, found in CAPABILITIES.items() if wanted <= found.features)
 
 
 def require(backend: Backend, feature: Feature, asked: str) -> None:
-    """See that a backend has what is asked of it.
-
-    Args:
-        backend: Of the queue.
-        feature: What is needed.
-        asked: What asked for it, for the error: ``"queue 'mail': delay=5"``.
-
-    Raises:
-        ConfigError: It has not; names the backends that have.
-    """
+    """See that a backend has what is asked of it."""
     if has(backend, feature):
         return
     note = CAPABILITIES[backend].notes.get(feature)
@@ -262,7 +243,6 @@ def _cell(found: Capabilities, feature: Feature) -> str:
 
 
 def markdown_table() -> str:
-    """The table as Markdown."""
     heads = ("", *(f"`{each.value}`" for each in Backend))
     lines = [heads, tuple("---" for _ in heads), *rows()]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -32,10 +32,7 @@ class GiveUp:
 def judge(
     verdict: Ack | Nack | Reject, *, attempt: int, max_attempts: int | None
 ) -> Done | Retry | GiveUp:
-    """What follows from a verdict on the ``attempt``-th attempt (from 1).
-
-    A rejection counts at once, a nack as long as there are attempts left.
-    """
+    """What follows from the ``attempt``-th attempt (from 1); a rejection counts at once."""
     if isinstance(verdict, Ack):
         return Done()
     if isinstance(verdict, Reject):

@@ -78,7 +78,6 @@ class Waiting(Generic[T]):
         self._put(lane, item, due_ms)
 
     def drop(self, lane: Hashable) -> None:
-        """Forget a lane and all that is in it."""
         self._lanes.pop(lane, None)
         self.keep(lambda other, _: other != lane)
 

@@ -73,11 +73,7 @@ class Origin:
 
     @classmethod
     def decode(cls, value: bytes) -> Origin:
-        """The reverse of ``encode``.
-
-        Raises:
-            WireError: the value has another form.
-        """
+        """The reverse of ``encode``."""
         parts = value.split(b"/") if len(value) <= _MAX_ORIGIN_BYTES else []
         if len(parts) != 4 or not parts[0] or not parts[0].isascii():
             raise WireError("an origin is topic/partition/offset/timestamp_ms")
@@ -163,14 +159,7 @@ def message_headers(
 def copy_headers(
     headers: Iterable[tuple[str, bytes | None]], *, delivery_count: int, origin: Origin | None
 ) -> Headers:
-    """The headers of a copy (R14): those of the message, with its new count and its origin.
-
-    Args:
-        headers: All headers of the message that is copied.
-        delivery_count: What the copy's delivery will be.
-        origin: Where the message stands; used when it names no origin itself. None for a SCHEDULE,
-            whose copy is the first one.
-    """
+    """The headers of a copy (R14): those of the message, with its new count and its origin."""
     kept, known = _without(headers, _OF_A_COPY)
     first = known if known is not None else origin
     if first is not None:
@@ -220,10 +209,7 @@ def dead_letter_headers(
 
 
 def redrive_headers(headers: Iterable[tuple[str, bytes | None]]) -> Headers:
-    """The headers of a dead letter that goes back into its queue.
-
-    It starts anew, with its first delivery and its whole ttl; id and the user's headers stay.
-    """
+    """The headers of a dead letter that goes back into its queue."""
     return tuple([header for header in headers if header[0] not in _OF_A_DELIVERY])
 
 

@@ -14,11 +14,7 @@ _SEPARATOR = b"\0"
 
 
 def join_key(queue_id: str | bytes, user_key: str | bytes | None = None) -> bytes:
-    """The record key of a message; None means no user key, an empty one is a key.
-
-    Raises:
-        ConfigError: the queue id is empty or holds a NUL; the key is neither text nor bytes.
-    """
+    """The record key of a message; None means no user key, an empty one is a key."""
     prefix = utf8(queue_id, name="queue_id") if isinstance(queue_id, str) else queue_id
     if not prefix or _SEPARATOR in prefix:
         raise ConfigError(f"queue_id is {queue_id!r}: it must not be empty nor hold a NUL")

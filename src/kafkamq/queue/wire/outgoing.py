@@ -23,11 +23,7 @@ OWN_HEADER_BYTES = len(ID) + _UUID_BYTES + len(TTL_MS) + _INT64_DIGITS + 2 * _HE
 
 
 def checked_id(id: str) -> bytes:
-    """The id as it travels.
-
-    Raises:
-        ConfigError: No text of 1-1024 bytes.
-    """
+    """The id as it travels."""
     encoded = utf8(id, name="id")
     if not 0 < len(encoded) <= MAX_ID_BYTES:
         raise ConfigError(f"id is {id!r:.80}: it must be a text of 1-{MAX_ID_BYTES} bytes of UTF-8")
@@ -60,11 +56,7 @@ def checked_headers(headers: Mapping[str, bytes] | None) -> tuple[Headers, int]:
 
 
 def payload_bytes(payload: bytes | None, *, name: str = "payload") -> int:
-    """The size of a payload, or of a header's value.
-
-    Raises:
-        ConfigError: Neither bytes nor None.
-    """
+    """The size of a payload, or of a header's value."""
     if payload is None:
         return 0
     if not isinstance(payload, bytes):

@@ -40,7 +40,6 @@ __all__ = ["main"]
 
 
 def main(role: str, settings: str) -> None:
-    """Play a role until SIGTERM, or until it is over."""
     _log_with_partitions()
     faulthandler.register(signal.SIGUSR1)  # what every thread is doing, into the log
     stop = threading.Event()
@@ -132,7 +131,6 @@ class _Worker:
         self._confirmed_s = time.monotonic()
 
     def run(self, stop: threading.Event) -> None:
-        """Until ``stop``; errors are written down and lived with."""
         part = self._part
         with _service(part) as service:
             queue = service.queue(

@@ -182,7 +182,6 @@ class _Run:
         self.report = Report(Verdict())
 
     def check(self, *, must_be_settled: bool, judge_logs: bool) -> None:
-        """All that does not depend on how long something took."""
         report = self.report
         report.sent = len(self._events["sent"])
         known = {event["id"] for op in ("sent", "unsent") for event in self._events[op]}

@@ -33,16 +33,7 @@ class OpenEntries:
             self._last[partition] = last
 
     def passed_over(self, partition: int, position: int, end: int) -> int | None:
-        """An entry that begins before a position and ends behind what the log held then.
-
-        Args:
-            partition: Of markers.
-            position: What was committed there.
-            end: The log's end, seen after the position.
-
-        Returns:
-            Where it begins; None: there is none.
-        """
+        """Where an entry begins that begins before ``position`` and ends behind ``end``."""
         count = bisect_left(self._begins.get(partition, []), position)
         if not count:
             return None

@@ -44,7 +44,6 @@ def _parse(text: str) -> range:
 
 
 def main() -> int:
-    """Run them; 1: some failed."""
     parser = argparse.ArgumentParser(prog="python -m kafkamq.testing.simulation")
     parser.add_argument("seeds", type=_parse, help="A..B, both included")
     parser.add_argument("--jobs", type=int, default=2, help="processes")

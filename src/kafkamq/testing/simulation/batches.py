@@ -47,27 +47,21 @@ class _State:
     chunks: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
 
     def copy(self) -> _State:
-        """The next batch's."""
         return _State(self.index, dict(self.chunks))
 
     def get(self) -> tuple[Any, ...] | None:
-        """The index."""
         return self.index
 
     def update(self, newValue: tuple[Any, ...]) -> None:  # noqa: N803 - Spark's names
-        """The index."""
         self.index = newValue
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:  # noqa: N802
-        """A chunk."""
         return self.chunks.get(key)
 
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:  # noqa: N802
-        """A chunk."""
         self.chunks[key] = value
 
     def removeKey(self, key: tuple[Any, ...]) -> None:  # noqa: N802
-        """A chunk."""
         self.chunks.pop(key, None)
 
 
@@ -105,7 +99,6 @@ class BatchTracker:
         self._done: list[dict[int, int]] = []  # ends of batches that nobody was told of
 
     def main(self, _: Process) -> None:
-        """Until it is told to close, or fails."""
         epoch, token = self._claim(), self._world.rng.randbytes(8).hex()
         keeper = TickKeeper(
             self._config,

@@ -16,8 +16,6 @@ Callback = Callable[["_Future"], object]
 
 
 class _Queue:
-    """A queue, bounded when ``maxsize`` is positive."""
-
     threading: Threading
 
     def __init__(self, maxsize: int = 0) -> None:
@@ -83,8 +81,6 @@ class Queues:
 
 
 class _Future:
-    """A future."""
-
     threading: Threading
 
     def __init__(self) -> None:
@@ -161,8 +157,6 @@ class _Future:
 
 
 class _Executor:
-    """A pool of threads."""
-
     threading: Threading
     future: type[_Future]
 

@@ -87,8 +87,6 @@ class _Lock:
 
 
 class _Condition:
-    """A condition variable."""
-
     def __init__(self, scheduler: Scheduler, lock: _Lock) -> None:
         self._scheduler = scheduler
         self._lock = lock
@@ -137,8 +135,6 @@ class _Condition:
 
 
 class _Event:
-    """An event."""
-
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._is_set = False
@@ -260,8 +256,6 @@ class _Thread:
 
 
 class _Local:
-    """Attributes per thread."""
-
     _scheduler: Scheduler
 
     def __init__(self, scheduler: Scheduler) -> None:

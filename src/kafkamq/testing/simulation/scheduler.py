@@ -77,15 +77,12 @@ class Process:
         self.is_frozen = True
 
     def thaw(self) -> None:
-        """SIGCONT."""
         self.is_frozen = False
         held, self._held = self._held, []
         self._scheduler.ready.extend(held)
 
 
 class Task:
-    """One thread of a process."""
-
     __slots__ = (
         "call",
         "greenlet",
@@ -206,7 +203,6 @@ class Scheduler:
             self.ready.append(task)
 
     def sleep(self, seconds: float) -> None:
-        """Wait for nothing but time."""
         if seconds <= 0:
             self.give_way()
         else:
@@ -230,7 +226,6 @@ class Scheduler:
         return process
 
     def spawn(self, process: Process, name: str, call: Callable[[], object]) -> Task:
-        """Start a thread."""
         if self.is_over:
             self._end_thread()
         from greenlet import greenlet
@@ -262,11 +257,7 @@ class Scheduler:
     # ---- the hub
 
     def run(self, name: str, call: Callable[[], object]) -> None:
-        """Run ``call`` as the first thread until it returns, and raise what it raises.
-
-        Raises:
-            StuckError: Nobody can run and nobody waits for a time, or a bound is reached.
-        """
+        """Run ``call`` as the first thread until it returns, and raise what it raises."""
         from greenlet import getcurrent
 
         self._hub = getcurrent()

@@ -48,7 +48,6 @@ STATES = frozenset([*_LINES, _FENCED, *_OF_LOGS])  # _PART is counted, and seldo
 
 
 def of_line(message: str, extra: Mapping[str, object]) -> list[str]:
-    """The states that a line of log tells of."""
     found = [state for state, begin in _LINES.items() if message.startswith(begin)]
     if extra.get("actions") and extra.get("error") == "FencedError":
         found.append(_FENCED)
@@ -58,7 +57,6 @@ def of_line(message: str, extra: Mapping[str, object]) -> list[str]:
 
 
 def of_logs(markers: Sequence[LogRecord], dead_letters: Sequence[LogRecord]) -> Counter[str]:
-    """The states that the logs tell of."""
     found: Counter[str] = Counter()
     for letter in dead_letters:
         reason = dict(letter.headers).get(REASON) or b""

@@ -39,14 +39,10 @@ _TIMEOUT_S = 60.0
 
 
 class AdminClient(Client):
-    """As confluent_kafka's."""
-
     def __exit__(self, *_: object) -> None:
-        """End the client."""
         self._is_closed = True
 
     def poll(self, timeout: float = -1) -> int:
-        """As confluent_kafka's."""
         with self.cluster.changed:
             self._look_around()
         return self._serve_errors()
@@ -85,13 +81,10 @@ class AdminClient(Client):
     # ---- the cluster and its topics
 
     def describe_cluster(self, **options: Any) -> Future[Any]:
-        """As confluent_kafka's."""
         node = self._node()
         return self._ask(lambda: DescribeClusterResult(node, [node], self.cluster.name), options)
 
     def describe_topics(self, topics: Any, **options: Any) -> dict[str, Future[Any]]:
-        """As confluent_kafka's."""
-
         def describe(name: str) -> TopicDescription:
             topic = self._topic(name)
             if topic is None:
@@ -105,8 +98,6 @@ class AdminClient(Client):
         return self._ask_each(topics.topic_names, describe, options)
 
     def describe_configs(self, resources: list[Any], **options: Any) -> dict[Any, Future[Any]]:
-        """As confluent_kafka's."""
-
         def describe(resource: Any) -> dict[str, ConfigEntry]:
             settings = self.cluster.settings
             if resource.restype is ResourceType.TOPIC:
@@ -121,8 +112,6 @@ class AdminClient(Client):
     def incremental_alter_configs(
         self, resources: list[Any], **options: Any
     ) -> dict[Any, Future[Any]]:
-        """As confluent_kafka's, of topics; values are set."""
-
         def alter(resource: Any) -> None:
             topic = self.cluster.topics.get(resource.name)
             if resource.restype is not ResourceType.TOPIC or topic is None:
@@ -133,7 +122,6 @@ class AdminClient(Client):
         return self._ask_each(resources, alter, options)
 
     def create_topics(self, new_topics: list[Any], **options: Any) -> dict[str, Future[Any]]:
-        """As confluent_kafka's."""
         wanted = {each.topic: each for each in new_topics}
 
         def create(name: str) -> None:
@@ -149,13 +137,11 @@ class AdminClient(Client):
         return self._ask_each(wanted, create, options)
 
     def delete_topics(self, topics: list[str], **options: Any) -> dict[str, Future[Any]]:
-        """As confluent_kafka's."""
         return self._ask_each(topics, self.cluster.delete_topic, options)
 
     def list_offsets(
         self, topic_partition_offsets: dict[TopicPartition, Any], **options: Any
     ) -> dict[TopicPartition, Future[Any]]:
-        """As confluent_kafka's."""
         is_committed = options.get("isolation_level") is IsolationLevel.READ_COMMITTED
 
         def find(place: TopicPartition) -> ListOffsetsResultInfo:
@@ -178,8 +164,6 @@ class AdminClient(Client):
     # ---- groups
 
     def list_consumer_groups(self, **options: Any) -> Future[Any]:
-        """As confluent_kafka's."""
-
         def list_groups() -> ListConsumerGroupsResult:
             listed = [
                 ConsumerGroupListing(
@@ -216,8 +200,6 @@ class AdminClient(Client):
     def delete_consumer_groups(
         self, group_ids: list[str], **options: Any
     ) -> dict[str, Future[Any]]:
-        """As confluent_kafka's."""
-
         def delete(group: str) -> None:
             code = self.cluster.groups.delete(group)
             if code is not None:

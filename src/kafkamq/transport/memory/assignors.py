@@ -18,14 +18,7 @@ def assign(
     topics: Mapping[str, Sequence[str]],
     owned: Mapping[str, set[Place]],
 ) -> Assignment:
-    """Spread partitions over members.
-
-    Args:
-        strategy: range, roundrobin, or sticky ones by any other name.
-        counts: Partitions by topic.
-        topics: What each member wants, by member.
-        owned: What each member has, by member; only sticky ones keep it so.
-    """
+    """Spread partitions over members."""
     if strategy == "range":
         return _range(counts, topics)
     if strategy == "roundrobin":

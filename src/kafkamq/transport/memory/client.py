@@ -29,7 +29,6 @@ T = TypeVar("T")
 
 
 def int_of(settings: Mapping[str, Any], default: int, *names: str) -> int:
-    """A setting by any of its names."""
     for name in names:
         if name in settings:
             return int(float(str(settings[name])))
@@ -37,13 +36,7 @@ def int_of(settings: Mapping[str, Any], default: int, *names: str) -> int:
 
 
 class Client:
-    """One client of a cluster in memory.
-
-    Attributes:
-        client_id: Its ``client.id``.
-        cluster: The cluster that ``bootstrap.servers`` names.
-        known: Partitions by topic, as this client last heard.
-    """
+    """One client of a cluster in memory."""
 
     _closed_text = "Handle has been closed"
 
@@ -61,7 +54,6 @@ class Client:
             raise RuntimeError(self._closed_text)
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        """As confluent_kafka's."""
         self._check_open()
         prefix = "Failed to get metadata: "
         return self._request(
@@ -110,17 +102,7 @@ class Client:
         retriable: bool = False,
         down: int = KafkaError._TIMED_OUT,
     ) -> T:
-        """Ask the brokers: what ``effect`` does and returns, unless something is wrong.
-
-        Args:
-            kind: For ``Faults.plan``.
-            effect: What the brokers do; it may raise what they answer.
-            timeout: In seconds.
-            prefix: Of error texts.
-            place: The partition that it is about.
-            retriable: Whether the call may be repeated after a timeout, and goes on then.
-            down: The error's code where no broker was there to be asked.
-        """
+        """What the brokers do (``effect``) and answer; ``kind``, ``place``: for ``Faults.plan``."""
         cluster = self.cluster
         with cluster.changed:
             now_s = cluster.tick()

@@ -15,7 +15,6 @@ def kafka_error(
     retriable: bool = False,
     abort: bool = False,
 ) -> KafkaError:
-    """An error; without a text it says librdkafka's own."""
     return KafkaError(code, text, fatal, retriable, abort)
 
 

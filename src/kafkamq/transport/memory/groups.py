@@ -294,7 +294,6 @@ class Groups:
     # ---- administration
 
     def listing(self) -> list[tuple[str, str, str]]:
-        """Name, state and kind of all groups."""
         names = sorted({*self.offsets, *self.groups})
         return [
             (name, self._state(name), "CLASSIC" if self._is_classic(name) else "CONSUMER")
@@ -312,7 +311,6 @@ class Groups:
         return group is None or group.is_classic
 
     def describe(self, name: str) -> tuple[str, list[tuple[str, str, set[Place]]]]:
-        """The state, and name, client and partitions of each member."""
         group = self.groups.get(name)
         members = [] if group is None else list(group.members.values())
         found = [

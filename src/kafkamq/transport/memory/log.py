@@ -51,13 +51,7 @@ class LogRecord:
 
 
 class Partition:
-    """One partition's log. Control records take an offset each and are never handed out.
-
-    Attributes:
-        start: The first offset that is still there.
-        records: From ``start`` on; None is a control record.
-        leader_epoch: How often its leader has changed.
-    """
+    """One partition's log. Control records take an offset each and are never handed out."""
 
     def __init__(self, topic: Topic, number: int) -> None:
         self.topic = topic
@@ -69,7 +63,6 @@ class Partition:
 
     @property
     def end(self) -> int:
-        """The high watermark: behind the last record."""
         return self.start + len(self.records)
 
     @property
@@ -79,7 +72,6 @@ class Partition:
         return min(opened.values()) if opened else self.start + len(self.records)
 
     def append(self, record: LogRecord) -> int:
-        """Append a record and tell its offset."""
         offset = self.end
         self.records.append(record)
         transaction = record.transaction
@@ -89,7 +81,6 @@ class Partition:
         return offset
 
     def end_transaction(self, transaction: Transaction) -> None:
-        """Append the control record."""
         if self._open.pop(transaction, None) is not None:
             self.records.append(None)
 

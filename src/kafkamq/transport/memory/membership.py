@@ -29,12 +29,7 @@ _MISSING_S = 1.0  # topics that are missing are looked for so often
 
 
 class Membership:
-    """The group's half of ``Consumer``; what its background thread does, ``work`` does here.
-
-    Attributes:
-        max_poll_s: How long the group waits for it in a round, and it for its own ``poll``.
-        strategies: Its assignors, the preferred one first.
-    """
+    """The group's half of ``Consumer``; what its background thread does, ``work`` does here."""
 
     cluster: MemoryKafka
     client_id: str
@@ -83,7 +78,6 @@ class Membership:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has ended."""
         return self._is_closed
 
     # ---- the application's calls
@@ -95,7 +89,6 @@ class Membership:
         on_revoke: Any = None,
         on_lost: Any = None,
     ) -> None:
-        """As confluent_kafka's."""
         with self.cluster.changed:
             self._check_open()
             for topic in topics:
@@ -115,7 +108,6 @@ class Membership:
             self.cluster.due(0.0)
 
     def unsubscribe(self) -> None:
-        """As confluent_kafka's."""
         with self.cluster.changed:
             self._check_open()
             self._wanted = []
@@ -126,17 +118,14 @@ class Membership:
             self.cluster.changed.notify_all()
 
     def consumer_group_metadata(self) -> Any:
-        """As confluent_kafka's."""
         self._check_open()
         return encode_member(self._group, self._generation, self._member_id)
 
     def memberid(self) -> str | None:
-        """As confluent_kafka's."""
         self._check_open()
         return self._member_id or None
 
     def close(self) -> None:
-        """As confluent_kafka's."""
         with self.cluster.changed:
             if self._is_closed:
                 return
@@ -266,7 +255,6 @@ class Membership:
         self.cluster.changed.notify_all()
 
     def is_member(self, member: Member) -> bool:
-        """Whether it speaks for this member still."""
         return self._member is member
 
     def next_heartbeat_s(self) -> float:

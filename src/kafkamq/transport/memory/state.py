@@ -25,14 +25,7 @@ class _Pumped(Protocol):
 
 
 class State:
-    """The lower half of ``MemoryKafka``.
-
-    Attributes:
-        now_ms: The broker's time, which may step.
-        changed: Guards everything, and is notified of every change.
-        topics: By name.
-        faults: What is wrong now.
-    """
+    """The lower half of ``MemoryKafka``."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.now_ms = now_ms
@@ -44,7 +37,6 @@ class State:
         self._backlog: dict[_Pumped, None] = {}
 
     def partition(self, place: Place) -> Partition | None:
-        """The partition, if there is one."""
         topic = self.topics.get(place[0])
         if topic is None or not 0 <= place[1] < len(topic.partitions):
             return None

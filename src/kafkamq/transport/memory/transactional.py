@@ -26,12 +26,10 @@ _MAGIC = b"CGMDv2:"
 
 
 def encode_member(group: str, generation: int, member: str) -> bytes:
-    """A member as ``consumer_group_metadata`` tells it."""
     return _MAGIC + struct.pack("<i", generation) + f"{group}\0{member}\0".encode() + b"\1"
 
 
 def decode_member(data: bytes) -> tuple[str, int, str]:
-    """Group, generation and member."""
     (generation,) = struct.unpack_from("<i", data, len(_MAGIC))
     group, member, _ = data[len(_MAGIC) + 4 :].split(b"\0")
     return group.decode(), generation, member.decode()
@@ -149,7 +147,6 @@ class Transactional:
     # ---- the calls
 
     def init_transactions(self, timeout: float = -1) -> None:
-        """As confluent_kafka's."""
         with self.cluster.changed:
             self._require(_State.INIT)
             name = self._name or ""
@@ -171,7 +168,6 @@ class Transactional:
             self._state = _State.READY
 
     def begin_transaction(self) -> None:
-        """As confluent_kafka's."""
         with self.cluster.changed:
             self._require(_State.READY)
             self._state = _State.OPEN
@@ -188,7 +184,6 @@ class Transactional:
     def send_offsets_to_transaction(
         self, positions: list[TopicPartition], group_metadata: Any, timeout: float = -1
     ) -> None:
-        """As confluent_kafka's."""
         with self.cluster.changed:
             self._require(_State.OPEN)
             if not positions:
@@ -225,7 +220,6 @@ class Transactional:
                 self._require()
 
     def commit_transaction(self, timeout: float = -1) -> None:
-        """As confluent_kafka's; begins with a flush."""
         deadline_s = time.monotonic() + (timeout if timeout >= 0 else 1e9)
         with self.cluster.changed:
             self._require(_State.OPEN, _State.COMMITTING, _State.COMMITTED)

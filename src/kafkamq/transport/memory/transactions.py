@@ -46,11 +46,7 @@ class Transactions:
         return each.epoch
 
     def current(self, name: str, epoch: int) -> Transaction:
-        """The open transaction; begun if there is none.
-
-        Raises:
-            StaleEpochError: The epoch is not the last one.
-        """
+        """The open transaction; begun if there is none."""
         each = self._checked(name, epoch)
         if each.open is None:
             each.open = Transaction(time.monotonic())
@@ -58,11 +54,7 @@ class Transactions:
         return each.open
 
     def end(self, name: str, epoch: int, *, is_committed: bool) -> bool:
-        """Commit or abort; the same again changes nothing. False: it was ended otherwise.
-
-        Raises:
-            StaleEpochError: The epoch is not the last one.
-        """
+        """Commit or abort; the same again changes nothing. False: it was ended otherwise."""
         each = self._checked(name, epoch)
         if each.open is None:
             return each.last_was_committed is is_committed

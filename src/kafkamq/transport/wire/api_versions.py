@@ -47,14 +47,7 @@ def _compact(text: str) -> bytes:
 
 
 def release_of(response: bytes) -> str:
-    """The release that answered, as "4.2"; "4.2 or newer" beyond those that are known.
-
-    Args:
-        response: Without its length.
-
-    Raises:
-        WireError: It is no such response, or says nothing of metadata.
-    """
+    """The release that answered, as "4.2"; "4.2 or newer" beyond those that are known."""
     level = _metadata_level(_Reader(response))
     for highest, release in _RELEASES:
         if level <= highest:
