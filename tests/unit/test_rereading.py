@@ -17,7 +17,7 @@ from kafkamq.markers.wire.markers import encode_start
 from kafkamq.queue.topics import create_topics
 from kafkamq.transport.admin import uuid_bytes
 from kafkamq.transport.clients import open_producer
-from kafkamq.transport.memory.cluster import Cluster, cluster_of, forget_cluster
+from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 from kafkamq.transport.record import Record
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.settings import producer_settings
@@ -29,7 +29,7 @@ WAIT_S = 20.0
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[MemoryKafka]:
     create_topics(CONFIG, partitions=PARTITIONS, marker_partitions=1)
     yield cluster_of(CONFIG.bootstrap_servers)
     forget_cluster("rereading")
@@ -42,7 +42,7 @@ def rereader() -> Iterator[Rereader]:
     rereader.close()
 
 
-def write(cluster: Cluster, count: int, size: int = 10) -> list[Settle]:
+def write(cluster: MemoryKafka, count: int, size: int = 10) -> list[Settle]:
     """So many messages in turn in the partitions, their STARTs by reference, and these due."""
     known = uuid_bytes(cluster.topics[CONFIG.message_topic].topic_id)
     producer = open_producer(producer_settings(CONFIG))
@@ -93,7 +93,7 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 
 def test_all_partitions_are_read_at_once(
-    cluster: Cluster, rereader: Rereader, sweeps: list[list[int]]
+    cluster: MemoryKafka, rereader: Rereader, sweeps: list[list[int]]
 ) -> None:
     rows = write(cluster, 100)
     found = read(rereader, rows)
@@ -103,7 +103,7 @@ def test_all_partitions_are_read_at_once(
 
 
 def test_what_is_held_at_once_is_bounded(
-    cluster: Cluster, rereader: Rereader, sweeps: list[list[int]]
+    cluster: MemoryKafka, rereader: Rereader, sweeps: list[list[int]]
 ) -> None:
     rows = write(cluster, 60, size=1000)
     assert numbers(read(rereader, rows)) == list(range(60))
@@ -113,14 +113,14 @@ def test_what_is_held_at_once_is_bounded(
 
 
 def test_one_that_is_larger_than_the_bound_comes_alone(
-    cluster: Cluster, rereader: Rereader
+    cluster: MemoryKafka, rereader: Rereader
 ) -> None:
     rows = write(cluster, 5, size=20_000)
     assert numbers(read(rereader, rows)) == list(range(5))
 
 
 def test_what_a_part_left_is_not_read_again(
-    cluster: Cluster, rereader: Rereader, sweeps: list[list[int]]
+    cluster: MemoryKafka, rereader: Rereader, sweeps: list[list[int]]
 ) -> None:
     rows = write(cluster, 20)
     part = rereader.rows(0, rows, deadline_s=time.monotonic() + WAIT_S)
@@ -130,7 +130,7 @@ def test_what_a_part_left_is_not_read_again(
     assert len(sweeps) == 1
 
 
-def test_what_is_gone_or_another_message_is_lost(cluster: Cluster, rereader: Rereader) -> None:
+def test_what_is_gone_or_another_message_is_lost(cluster: MemoryKafka, rereader: Rereader) -> None:
     rows = write(cluster, 8)
     cluster.delete_records(CONFIG.message_topic, 0, 2)  # messages 0 and 2
     for at, changes in (
@@ -146,7 +146,7 @@ def test_what_is_gone_or_another_message_is_lost(cluster: Cluster, rereader: Rer
 
 
 def test_a_partition_that_cannot_be_read_loses_nothing(
-    cluster: Cluster, rereader: Rereader
+    cluster: MemoryKafka, rereader: Rereader
 ) -> None:
     rows = write(cluster, 6)
     cluster.faults.offline.add((CONFIG.message_topic, 1))
@@ -156,7 +156,7 @@ def test_a_partition_that_cannot_be_read_loses_nothing(
     assert numbers(read(rereader, rows)) == list(range(6))
 
 
-def test_a_topic_that_was_made_anew_is_noticed(cluster: Cluster, rereader: Rereader) -> None:
+def test_a_topic_that_was_made_anew_is_noticed(cluster: MemoryKafka, rereader: Rereader) -> None:
     """Its messages stand where the old ones stood, in a first epoch as these were."""
     rows = write(cluster, 4)
     assert rereader.topic(CONFIG.message_topic)  # and this answer is young enough

@@ -35,21 +35,11 @@ class RecordReader:
 
     def read(self, partition: int, offset: int, *, timeout_s: float = 30.0) -> Record | None:
         """The record at one offset, or None; also when it lies beyond the log's end."""
-        if self._is_beyond(partition, offset):
-            return None
         for _offset, message in self.stream(
             partition, (offset,), timeout_s=timeout_s, end_grace_s=_END_GRACE_S
         ):
             return message
         return None
-
-    def _is_beyond(self, partition: int, offset: int) -> bool:
-        """Whether the log did not come so far when that was waited for, and has not since."""
-        end, seen_s = self._ends.get(partition, (1 << 62, 0.0))
-        if offset < end or time.monotonic() - seen_s > _END_MEMORY_S:
-            return False
-        _, end = self._connected().bounds((self._topic, partition))
-        return offset >= end
 
     def stream(
         self,
@@ -119,6 +109,10 @@ class RecordReader:
         if scan.waited_s() > end_grace_s:
             self._ends[partition] = (scan.position, time.monotonic())
             yield from scan.pass_to(1 << 62)
+        elif scan.is_waiting and end_grace_s < _FOR_EVER_S:
+            end, seen_s = self._ends.get(partition, (1 << 62, 0.0))
+            if scan.target >= end and time.monotonic() - seen_s < _END_MEMORY_S:
+                yield from scan.pass_to(1 << 62)  # it was waited for, and has not come since
 
     def _connected(self) -> Follower:
         if self._follower is None:
@@ -190,6 +184,11 @@ class _Scan:
             self._advance()
         if self.remains and self._end_s is None:
             self._end_s = time.monotonic()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the log ends before the target."""
+        return self._end_s is not None
 
     def waited_s(self) -> float:
         """How long the log has ended before the target."""
