@@ -273,11 +273,14 @@ class Admin:
     def group_assignments(self, group: str) -> list[frozenset[str]]:
         """The topics that each member of a group reads now; empty without such a group.
 
-        Asked only when every broker has answered just now: while a group's coordinator goes away,
-        librdkafka's question about the group can end the process (``committed.py``).
+        Asked only of a group that is listed, when every broker has answered just now: while its
+        coordinator comes or goes, librdkafka's question about a group can end the process.
         """
         doing = f"describing group {group}"
-        self._ask(doing, _groups, attempt_s=_ATTEMPT_S)
+        if group not in self._ask(doing, _groups, attempt_s=_ATTEMPT_S):
+            # It does not exist, or we may not see it, which only this question tells.
+            self.committed([(group, (self.config.marker_topic, 0))], stable=False)
+            return []
         return self._ask(doing, partial(_group_assignments, group), attempt_s=_COORDINATOR_S)
 
     def committed(
