@@ -94,7 +94,9 @@ def test_a_full_partition_that_goes_and_comes_back_is_read(bootstrap: str, names
     gate = threading.Event()
     first = make(bootstrap, topic, namespace, max_open=20, revoke_timeout=0.2)
     first.poll(lambda record: gate.wait(60) and None)
-    wait_until(lambda: [duty.is_paused for duty in first._engine.duties()] == [True, True])
+    wait_until(
+        lambda: [assignment.is_paused for assignment in first._engine.assignments()] == [True, True]
+    )
     second = make(bootstrap, topic, namespace)
     second.poll(Seen())
     wait_until(lambda: len(second.health().partitions) == 1, what="a partition each")

@@ -128,11 +128,15 @@ def test_a_full_partition_is_paused_and_others_go_on(
     with make(bootstrap, topic, namespace, max_open=20, concurrency=1500) as consumer:
         consumer.poll(handle)
         wait_until(lambda: committed(bootstrap, namespace, topic, 1) == (5000, ""))
-        duties = {duty.place[1]: duty for duty in consumer._engine.duties()}
-        wait_until(lambda: duties[0].is_paused, what="its pause")
-        tracker = duties[0].lane.tracker
+        assignments = {
+            assignment.place[1]: assignment for assignment in consumer._engine.assignments()
+        }
+        wait_until(lambda: assignments[0].is_paused, what="its pause")
+        tracker = assignments[0].partition.tracker
         assert 20 <= tracker.open_count < 1020  # and one poll
-        assert duties[0].lane.in_flight_count == (tracker.open_count if is_in_flight else 1)
+        assert assignments[0].partition.in_flight_count == (
+            tracker.open_count if is_in_flight else 1
+        )
         gate.set()
         wait_until(lambda: committed(bootstrap, namespace, topic) == (5000, ""))
 

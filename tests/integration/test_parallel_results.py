@@ -121,7 +121,7 @@ def test_where_nothing_is_committed_an_aborted_transaction_begins_again_where_it
 
         producer.commit = fail
         consumer.poll_and_produce(seen)
-        wait_until(lambda: consumer._engine.duties())
+        wait_until(lambda: consumer._engine.assignments())
         fill(bootstrap, topic, [f"k{n}" for n in range(20)])
         failures = consumer._engine.stats.commit_failures
         wait_until(lambda: consumer._engine.stats.commit_failures > failures + 2)

@@ -239,15 +239,15 @@ def test_results_without_their_offsets_are_never_committed(bootstrap: str, names
         engine.committer.send = told
         consumer.poll_and_produce(handle)
         assert sent.wait(60)
-        wait_until(lambda: engine.desk.open_count() == 0, what="all results")
-        with engine.desk.lock:  # as if the partition had gone with no commit in time
-            (duty,) = engine.duties()
-            engine.desk.scheduler.close(duty.lane)
+        wait_until(lambda: engine.work_queue.open_count() == 0, what="all results")
+        with engine.work_queue.lock:  # as if the partition had gone with no commit in time
+            (assignment,) = engine.assignments()
+            engine.work_queue.scheduler.close(assignment.partition)
         gone.set()
         consumer.commit_soon()
         wait_until(lambda: engine.stats.commit_failures == 1, what="the abort")
         consumer.commit_soon()
-        wait_until(lambda: engine.desk.open_count() == 0 and engine.stats.processed >= 4)
+        wait_until(lambda: engine.work_queue.open_count() == 0 and engine.stats.processed >= 4)
     # A transaction's offsets are seen a moment after its commit.
     wait_until(lambda: committed(bootstrap, namespace, topic) == (2, ""), what="the commit")
     values = Counter(record.value() for record in read_all(bootstrap, results, 2))

@@ -1,7 +1,7 @@
 """The scheduler against a model that looks at every record there ever was.
 
-The model keeps one entry for each record of each lane and derives all else from them: who may be
-handed out now, in which order, and what must not wait. A crash forgets all but the commits.
+The model keeps one entry for each record of each assignment and derives all else from them: who may
+be handed out now, in which order, and what must not wait. A crash forgets all but the commits.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.examples import examples
 from tests.unit.shard_records import Sample
 
-from kafkamq.parallel.rules.lanes import Lane, LaneState, Run
 from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.rules.partitions import PartitionPhase, PartitionState, Run
 from kafkamq.parallel.rules.shards import NullKeys, Ordering, Scheduler
 
 PARTITIONS = 2
@@ -34,7 +34,7 @@ class Status(Enum):
 
 @dataclass
 class Entry:
-    """All that the model knows of a record in its present lane."""
+    """All that the model knows of a record in its present assignment."""
 
     record: Sample
     group: object  # records of one group stay in order; None: no order
@@ -45,16 +45,16 @@ class Entry:
 
 @dataclass
 class Partition:
-    """A partition's log, what is committed of it, and the lane that works on it."""
+    """A partition's log, what is committed of it, and the state that works on it."""
 
     log: list[Sample]
     committed: tuple[int, int, tuple[int, ...]]
-    lane: Lane[Sample] | None = None
+    state: PartitionState[Sample] | None = None
     entries: dict[int, Entry] | None = None
     position: int = 0
     began: int = 0
-    skipped: set[int] = field(default_factory=set)  # done when the lane began
-    done: set[int] = field(default_factory=set)  # ever, by a lane that counted
+    skipped: set[int] = field(default_factory=set)  # done when the assignment began
+    done: set[int] = field(default_factory=set)  # ever, by a assignment that counted
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -77,7 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.runs: list[Run[Sample]] = []
         for partition in self.partitions:
-            partition.lane = partition.entries = None
+            partition.state = partition.entries = None
         for index in range(PARTITIONS):
             self.assign(index)
 
@@ -96,9 +96,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         partition = self.partitions[index]
         offset, highest, holes = partition.committed
         tracker = OffsetTracker(offset, highest_seen=highest, incompletes=holes)
-        epoch = partition.lane.epoch if partition.lane is not None else 0
-        partition.lane = self.scheduler.assign(index, tracker)
-        assert partition.lane.epoch > epoch
+        epoch = partition.state.epoch if partition.state is not None else 0
+        partition.state = self.scheduler.assign(index, tracker)
+        assert partition.state.epoch > epoch
         partition.entries, partition.position, partition.began = {}, offset, offset
         partition.skipped = set(range(offset, highest + 1)).difference(holes)
         lost = {r.offset for r in partition.log if r.offset < offset} | partition.skipped
@@ -111,29 +111,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         partition = self.partitions[index]
         if what == "crash":
             self.start()
-        elif partition.lane is None or what == "assign":
+        elif partition.state is None or what == "assign":
             self.assign(index)
         elif what == "close":
-            self.scheduler.close(partition.lane)
-            partition.lane = partition.entries = None
+            self.scheduler.close(partition.state)
+            partition.state = partition.entries = None
         elif what == "commit":
-            progress = partition.lane.tracker.progress()
+            progress = partition.state.tracker.progress()
             partition.committed = (
                 progress.committable_offset,
                 progress.highest_succeeded,
                 progress.incompletes,
             )
-        elif partition.lane.state is LaneState.OPEN:
-            self.scheduler.hold(partition.lane)
+        elif partition.state.phase is PartitionPhase.OPEN:
+            self.scheduler.hold(partition.state)
         else:
-            self.scheduler.resume(partition.lane)
+            self.scheduler.resume(partition.state)
 
     @rule(index=st.integers(0, PARTITIONS - 1), above=st.none() | st.integers(-1, 20))
     def set_ceiling(self, index: int, above: int | None) -> None:
-        lane = self.partitions[index].lane
-        if lane is not None:
-            ceiling = None if above is None else lane.tracker.committable_offset() + above
-            self.scheduler.set_ceiling(lane, ceiling)
+        state = self.partitions[index].state
+        if state is not None:
+            ceiling = None if above is None else state.tracker.committable_offset() + above
+            self.scheduler.set_ceiling(state, ceiling)
 
     # Work.
 
@@ -152,7 +152,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.poll_more(partition)
 
     def poll_more(self, partition: Partition) -> None:
-        if partition.lane is None or partition.entries is None:
+        if partition.state is None or partition.entries is None:
             return
         batch = [record for record in partition.log if record.offset >= partition.position][:10]
         wanted = [
@@ -160,7 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for record in batch
             if record.offset not in partition.entries and record.offset not in partition.skipped
         ]
-        assert self.scheduler.add(partition.lane, batch) == len(wanted)
+        assert self.scheduler.add(partition.state, batch) == len(wanted)
         for record in wanted:
             partition.entries[record.offset] = Entry(record, self.group(record))
         if batch:
@@ -172,12 +172,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         runs = self.scheduler.take(self.now_ms, max_records)
         taken = 0
         for run in runs:
-            entries = self.entries_of(run.lane)
+            entries = self.entries_of(run.partition)
             assert entries is not None and 0 < len(run.records) <= self.max_run
             taken += len(run.records)
             for record in run.records:
                 entry = entries[record.offset]
-                assert entry in self.eligible(run.lane), "not its turn"
+                assert entry in self.eligible(run.partition), "not its turn"
                 assert run.failures(record) == entry.failures
                 if entry.group is not None:
                     before = [e for e in entries.values() if e.group == entry.group]
@@ -192,26 +192,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.runs += runs
         assert taken <= max_records
         if taken < max_records:
-            assert not any(self.eligible(lane) for lane in self.scheduler.lanes), "work waits"
+            assert not any(self.eligible(state) for state in self.scheduler.partitions), (
+                "work waits"
+            )
 
-    def partition_of(self, lane: Lane[Sample]) -> Partition:
-        assert isinstance(lane.partition, int)
-        return self.partitions[lane.partition]
+    def partition_of(self, state: PartitionState[Sample]) -> Partition:
+        assert isinstance(state.place, int)
+        return self.partitions[state.place]
 
-    def entries_of(self, lane: Lane[Sample]) -> dict[int, Entry] | None:
-        partition = self.partition_of(lane)
-        return partition.entries if partition.lane is lane else None
+    def entries_of(self, state: PartitionState[Sample]) -> dict[int, Entry] | None:
+        partition = self.partition_of(state)
+        return partition.entries if partition.state is state else None
 
-    def eligible(self, lane: Lane[Sample]) -> list[Entry]:
+    def eligible(self, state: PartitionState[Sample]) -> list[Entry]:
         """Which records may be handed out now: of a group, those before the first that may not."""
-        entries = self.entries_of(lane)
-        if entries is None or lane.state is not LaneState.OPEN:
+        entries = self.entries_of(state)
+        if entries is None or state.phase is not PartitionPhase.OPEN:
             return []
         result, closed_groups = [], set()
         for entry in sorted(entries.values(), key=lambda e: e.record.offset):
             if entry.group in closed_groups or entry.status is Status.DONE:
                 continue
-            too_high = lane.ceiling is not None and entry.record.offset > lane.ceiling
+            too_high = state.ceiling is not None and entry.record.offset > state.ceiling
             if entry.status is Status.OUT or entry.due_ms > self.now_ms or too_high:
                 if entry.group is not None:
                     closed_groups.add(entry.group)
@@ -233,7 +235,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         due_ms = self.now_ms + delay
         done = [record for record in tried if record not in failed]
         if rng.randrange(2):
-            self.scheduler.complete(run.lane, [record.offset for record in done])
+            self.scheduler.complete(run.partition, [record.offset for record in done])
             self.scheduler.release(
                 run, processed=processed, failed=[(record, due_ms) for record in failed]
             )
@@ -241,8 +243,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.release(
                 run, processed=processed, failed=[(record, due_ms) for record in failed]
             )
-            self.scheduler.complete(run.lane, [record.offset for record in done])
-        entries = self.entries_of(run.lane)
+            self.scheduler.complete(run.partition, [record.offset for record in done])
+        entries = self.entries_of(run.partition)
         if entries is None:
             assert run.is_stale
             return
@@ -262,7 +264,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.finish(chosen)
         for run in chosen:
             self.runs = [other for other in self.runs if other is not run]
-            entries = self.entries_of(run.lane)
+            entries = self.entries_of(run.partition)
             if entries is not None:
                 self.settle(run, entries, run.records)
 
@@ -274,7 +276,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         run = rng.choice(self.runs)
         rest = run.records[rng.randint(int(run.shard.is_serial), len(run.records)) :]
         self.scheduler.reclaim(run, list(rest))
-        entries = self.entries_of(run.lane)
+        entries = self.entries_of(run.partition)
         if entries is not None:
             for record in rest:
                 entries[record.offset].status = Status.WAITING
@@ -284,16 +286,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         """A record is parked elsewhere, whether it waits or is in a worker's hands."""
         rng = random.Random(seed)
         partition = rng.choice(self.partitions)
-        lane, entries = partition.lane, partition.entries
+        state, entries = partition.state, partition.entries
         open_ones = [e for e in (entries or {}).values() if e.status is not Status.DONE]
-        if lane is None or not open_ones:
+        if state is None or not open_ones:
             return
         entry = rng.choice(open_ones)
-        found = self.scheduler.find(lane, entry.record.offset)
+        found = self.scheduler.find(state, entry.record.offset)
         assert (found is entry.record) == (entry.status is Status.WAITING)
         if entry.status is Status.WAITING:
-            self.scheduler.withdraw(lane, entry.record.offset)
-            self.scheduler.complete(lane, [entry.record.offset])
+            self.scheduler.withdraw(state, entry.record.offset)
+            self.scheduler.complete(state, [entry.record.offset])
             entry.status, entry.failures = Status.DONE, 0
             partition.done.add(entry.record.offset)
             group = [e for e in entries.values() if e.group == entry.group] if entries else []
@@ -328,7 +330,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             entry = entries[record.offset]
             assert entry.status is Status.OUT
             entry.status, entry.failures = Status.DONE, 0
-            self.partition_of(run.lane).done.add(record.offset)
+            self.partition_of(run.partition).done.add(record.offset)
 
     # What must hold.
 
@@ -336,14 +338,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def counts_agree(self) -> None:
         self.scheduler.check()
         for partition in self.partitions:
-            if partition.lane is None or partition.entries is None:
+            if partition.state is None or partition.entries is None:
                 continue
             statuses = [entry.status for entry in partition.entries.values()]
-            assert partition.lane.waiting_count == statuses.count(Status.WAITING)
-            assert partition.lane.in_flight_count == statuses.count(Status.OUT)
-            assert partition.lane.tracker.open_count == len(statuses) - statuses.count(Status.DONE)
+            assert partition.state.waiting_count == statuses.count(Status.WAITING)
+            assert partition.state.in_flight_count == statuses.count(Status.OUT)
+            assert partition.state.tracker.open_count == len(statuses) - statuses.count(Status.DONE)
             failures = {o: e.failures for o, e in partition.entries.items() if e.failures}
-            assert partition.lane.failures == failures
+            assert partition.state.failures == failures
 
     @invariant()
     def the_next_due_time_is_known(self) -> None:
@@ -361,16 +363,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Whatever happened: once workers only succeed, everything gets done."""
         if not hasattr(self, "scheduler"):
             return
-        for lane in self.scheduler.lanes:
-            self.scheduler.set_ceiling(lane, None)
-            self.scheduler.resume(lane)
+        for state in self.scheduler.partitions:
+            self.scheduler.set_ceiling(state, None)
+            self.scheduler.resume(state)
         self.scheduler.finish(self.runs)
         self.now_ms += 1_000
         while runs := self.scheduler.take(self.now_ms, 10):
             self.scheduler.finish(runs)
-        for lane in self.scheduler.lanes:
-            assert lane.tracker.open_count == lane.waiting_count == lane.in_flight_count == 0
-            assert not lane.serial and lane.parallel is None
+        for state in self.scheduler.partitions:
+            assert state.tracker.open_count == state.waiting_count == state.in_flight_count == 0
+            assert not state.serial and state.parallel is None
         assert self.scheduler.next_due_ms() is None
 
 

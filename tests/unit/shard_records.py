@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kafkamq.parallel.rules.lanes import Lane, Run
 from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.rules.partitions import PartitionState, Run
 from kafkamq.parallel.rules.shards import NullKeys, Ordering, Scheduler
 
 
@@ -35,12 +35,12 @@ def scheduler(
     return Scheduler(ordering=ordering, max_run=max_run, null_keys=null_keys)
 
 
-def lane_with(
+def partition_with(
     target: Scheduler[Sample], keys: Sequence[str | None], partition: int = 0
-) -> Lane[Sample]:
-    lane = target.assign(partition, OffsetTracker(0))
-    assert target.add(lane, samples(keys)) == len(keys)
-    return lane
+) -> PartitionState[Sample]:
+    partition = target.assign(partition, OffsetTracker(0))
+    assert target.add(partition, samples(keys)) == len(keys)
+    return partition
 
 
 def offsets(runs: Iterable[Run[Sample]]) -> list[list[int]]:

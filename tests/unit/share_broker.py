@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import AcknowledgeType, TopicPartition
 
 from kafkamq.config import QueueConfig
-from kafkamq.queue.dead_letter_writer import DeadLetterWriter
+from kafkamq.queue.dead_letter_writer import TopicDeadLetterWriter
 from kafkamq.queue.sure_writer import Form
 from kafkamq.share import member as share_member
 from kafkamq.share import queue_consumer as share
@@ -76,7 +76,7 @@ class Broker:
         self.lock = threading.Lock()
         self.lock_s = lock_s
         self.log: list[Entry] = []
-        self.letters: list[Form] = []
+        self.dead_letters: list[Form] = []
         self.refuses_letters = False
         self._held: list[tuple[Form, Future[None]]] = []
 
@@ -94,7 +94,7 @@ class Broker:
             held, self._held = self._held, []
         for form, future in held:
             if not future.cancelled():
-                self.letters.append(form)
+                self.dead_letters.append(form)
                 future.set_result(None)
 
     def write(self, make: Any) -> Future[None]:
@@ -107,7 +107,7 @@ class Broker:
                 self._held.append((form, future))
             return future
         else:
-            self.letters.append(form)
+            self.dead_letters.append(form)
         future.set_result(None)
         return future
 
@@ -178,7 +178,7 @@ class Client:
     def close(self) -> None: ...
 
 
-class Box(DeadLetterWriter):
+class Box(TopicDeadLetterWriter):
     """The real one, whose writers write to the broker in memory."""
 
     def __init__(self, broker: Broker, queue: QueueConfig) -> None:

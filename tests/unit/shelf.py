@@ -95,13 +95,13 @@ class Shelf:
                 self._idle.append(slot)
             return taken
 
-    def settle(self, slot: Slot[Any], record: Any, outcome: object) -> bool:
+    def acknowledge(self, slot: Slot[Any], record: Any, outcome: object) -> bool:
         with self._lock:
             self.outcomes.append((record, outcome))
         return True
 
-    async def settle_async(self, slot: Slot[Any], record: Any, outcome: object) -> bool:
-        return self.settle(slot, record, outcome)
+    async def acknowledge_async(self, slot: Slot[Any], record: Any, outcome: object) -> bool:
+        return self.acknowledge(slot, record, outcome)
 
     def done(self, slot: Slot[Any], run: Batch, processed: int | None = None) -> None:
         with self._lock:

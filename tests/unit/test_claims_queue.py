@@ -68,13 +68,13 @@ class Claims:
     def flush(self, timeout: float) -> None: ...
 
 
-class Letters:
+class DeadLetterWriter:
     """Writes a dead letter when it is told to."""
 
     def __init__(self) -> None:
         self.letter: Future[None] = Future()
 
-    def park(self, *_: object) -> Future[None]:
+    def write(self, *_: object) -> Future[None]:
         return self.letter
 
     def close(self, timeout_s: float) -> None: ...
@@ -82,13 +82,13 @@ class Letters:
 
 class Desk:
     def __init__(self) -> None:
-        self.letters = Letters()
+        self.dead_letters = DeadLetterWriter()
         self.lost: list[int] = []
         queue = QueueConfig(queue_id="q", backend=Backend.CLAIMS, topic="t", max_deliveries=1)
         self.consumer = ClaimsConsumer(
             ServiceConfig(bootstrap_servers="x:1"),
             queue,
-            self.letters,
+            self.dead_letters,
             ConsumerPlan(on_lease_lost=lambda message: self.lost.append(message.message_id.offset)),
         )
         self.claims: Claims = self.consumer._claims  # type: ignore[assignment]
@@ -130,7 +130,7 @@ def test_a_dead_letter_of_a_claim_that_has_ended_moves_nothing_on(desk: Desk) ->
     desk.end(End.EXPIRED)
     desk.begin(token=2)
     (first,) = desk.take()
-    desk.letters.letter.set_result(None)
+    desk.dead_letters.letter.set_result(None)
     assert desk.take() == []
     first.ack()
     (second,) = desk.take()

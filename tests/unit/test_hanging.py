@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 from tests.unit import parallel_handlers as handlers
 from tests.unit.shelf import Batch
-from tests.unit.test_parallel_desk import Room
 from tests.unit.test_parallel_processes import Work, records
+from tests.unit.test_parallel_work_queue import Room
 from tests.waiting import wait_until
 
 from kafkamq import ConfigError, Worker
@@ -177,25 +177,25 @@ def test_the_desk_knows_what_workers_are_at() -> None:
     room.speed_up()
     room.add("aaaabbbb")
     one, two = room.workers
-    assert room.desk.calls(room.workers) == []
-    room.desk.take(one)
-    assert [str(call) for call in room.desk.calls(room.workers)] == ["topic-0@0"]  # not begun yet
+    assert room.queue.calls(room.workers) == []
+    room.queue.take(one)
+    assert [str(call) for call in room.queue.calls(room.workers)] == ["topic-0@0"]  # not begun yet
     room.work(one, 2)  # two are done, the third is begun
-    assert [str(call) for call in room.desk.calls(room.workers)] == ["topic-0@2"]
-    room.desk.tend()  # takes back what is behind it
-    (call,) = room.desk.calls(room.workers)
+    assert [str(call) for call in room.queue.calls(room.workers)] == ["topic-0@2"]
+    room.queue.tend()  # takes back what is behind it
+    (call,) = room.queue.calls(room.workers)
     assert (str(call), call.began_s) == ("topic-0@2", one.began_s)
-    room.desk.take(two)
-    assert len(room.desk.calls(room.workers)) == 2
+    room.queue.take(two)
+    assert len(room.queue.calls(room.workers)) == 2
 
 
 def test_a_list_is_named_by_its_first_record() -> None:
     room = Room(batch_size=4)
     room.add("abcd")
     one, _ = room.workers
-    room.desk.take(one)
+    room.queue.take(one)
     list(one.pending)
-    assert [str(call) for call in room.desk.calls(room.workers)] == ["topic-0@0"]
+    assert [str(call) for call in room.queue.calls(room.workers)] == ["topic-0@0"]
 
 
 def test_a_process_that_goes_on_in_its_list_does_not_hang(

@@ -6,11 +6,11 @@ import random
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from tests.unit.test_parallel_desk import Room
+from tests.unit.test_parallel_work_queue import Room
 
 from kafkamq.errors import BrokerError, DeadlineExceededError, LeaseLostError
-from kafkamq.parallel.commits import Committer, Duty, _cut, plan_commits
-from kafkamq.parallel.rules.flow import FlowLimits, PartitionFlow, StallGuard
+from kafkamq.parallel.commits import Assignment, Committer, _cut, plan_commits
+from kafkamq.parallel.rules.flow import FlowLimits, PartitionFlow, StallDetector
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.wire.offsets import decode, encode
 from kafkamq.transport.exact_commits import OffsetCommit
@@ -43,28 +43,30 @@ def test_that_a_map_was_cut_is_counted_each_time_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     room = Room()
-    desk, lane = room.desk, room.lane
-    lane.tracker.add(range(60_000))
+    queue, partition = room.queue, room.partition
+    partition.tracker.add(range(60_000))
     chance = random.Random(3)
     done = [offset for offset in range(1, 60_000) if chance.random() < 0.5]
-    lane.tracker.complete(done[:-3])
+    partition.tracker.complete(done[:-3])
     limits = FlowLimits()
-    duty = Duty(lane, PartitionFlow(limits), StallGuard(stall_after_ms=1000), 0, -1)
+    assignment = Assignment(
+        partition, PartitionFlow(limits), StallDetector(stall_after_ms=1000), 0, -1
+    )
     for offset in done[-3:]:
-        lane.tracker.complete([offset])
-        plan = plan_commits([duty], desk, room.stats, limits, with_maps=True)
+        partition.tracker.complete([offset])
+        plan = plan_commits([assignment], queue, room.stats, limits, with_maps=True)
         (commit,) = plan.commits
         assert 3000 < len(commit.metadata) <= 4096
         found = decode(0, commit.metadata)
         assert set(found.incompletes).isdisjoint(done)  # what it says is true as far as it goes
-        assert lane.ceiling == offset
+        assert partition.ceiling == offset
     assert room.stats.maps_cut == 3
     assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
     assert "is cut" in caplog.text
-    lane.tracker.complete(range(60_000))
-    (commit,) = plan_commits([duty], desk, room.stats, limits, with_maps=True).commits
+    partition.tracker.complete(range(60_000))
+    (commit,) = plan_commits([assignment], queue, room.stats, limits, with_maps=True).commits
     assert (commit.offset, commit.metadata) == (60_000, "")
-    assert lane.ceiling is None and not duty.is_cut
+    assert partition.ceiling is None and not assignment.is_cut
 
 
 class Commits:
@@ -98,12 +100,19 @@ def test_the_last_commit_of_a_partition_is_made_again(
     codes: list[int], committed: list[int]
 ) -> None:
     room, commits = Room(), Commits(*codes)
-    duty = Duty(room.lane, PartitionFlow(FlowLimits()), StallGuard(stall_after_ms=1000), 0, -1)
+    assignment = Assignment(
+        room.partition, PartitionFlow(FlowLimits()), StallDetector(stall_after_ms=1000), 0, -1
+    )
     committer = Committer(
-        room.desk.config, room.desk, commits, lambda: [duty], room.stats, pytest.fail
+        room.queue.config,
+        room.queue,
+        commits,
+        lambda: [assignment],
+        room.stats,
+        pytest.fail,
     )
     room.add("a")
-    room.lane.tracker.complete([0])
+    room.partition.tracker.complete([0])
     committer.start()
     try:
         assert committer.commit_at_last(20)
@@ -126,12 +135,19 @@ def test_the_last_commit_of_a_partition_is_made_again(
 )
 def test_done_is_what_kafka_has_confirmed(codes: list[int], error: type[Exception] | None) -> None:
     room, commits, failures = Room(), Commits(*codes), []
-    duty = Duty(room.lane, PartitionFlow(FlowLimits()), StallGuard(stall_after_ms=1000), 0, -1)
+    assignment = Assignment(
+        room.partition, PartitionFlow(FlowLimits()), StallDetector(stall_after_ms=1000), 0, -1
+    )
     committer = Committer(
-        room.desk.config, room.desk, commits, lambda: [duty], room.stats, failures.append
+        room.queue.config,
+        room.queue,
+        commits,
+        lambda: [assignment],
+        room.stats,
+        failures.append,
     )
     room.add("a")
-    room.lane.tracker.complete([0])
+    room.partition.tracker.complete([0])
     committer.start()
     try:
         if error is None:
@@ -149,16 +165,20 @@ def test_done_is_what_kafka_has_confirmed(codes: list[int], error: type[Exceptio
 
 def test_what_went_before_its_commit_is_not_done() -> None:
     room, commits = Room(), Commits(*[KafkaError.COORDINATOR_NOT_AVAILABLE] * 10_000)
-    duty = Duty(room.lane, PartitionFlow(FlowLimits()), StallGuard(stall_after_ms=1000), 0, -1)
+    assignment = Assignment(
+        room.partition, PartitionFlow(FlowLimits()), StallDetector(stall_after_ms=1000), 0, -1
+    )
 
-    def duties() -> list[Duty]:
+    def assignments() -> list[Assignment]:
         if room.stats.commit_failures == 2:
-            room.desk.scheduler.close(room.lane)
-        return [duty]
+            room.queue.scheduler.close(room.partition)
+        return [assignment]
 
-    committer = Committer(room.desk.config, room.desk, commits, duties, room.stats, pytest.fail)
+    committer = Committer(
+        room.queue.config, room.queue, commits, assignments, room.stats, pytest.fail
+    )
     room.add("a")
-    room.lane.tracker.complete([0])
+    room.partition.tracker.complete([0])
     committer.start()
     try:
         with pytest.raises(LeaseLostError):
@@ -186,9 +206,16 @@ def test_maps_that_were_refused_are_tried_again_later(monkeypatch: pytest.Monkey
     now_s = [1000.0]
     monkeypatch.setattr("kafkamq.parallel.commits.monotonic", lambda: now_s[0])
     room, commits = Room(), ShortMetadata()
-    duty = Duty(room.lane, PartitionFlow(FlowLimits()), StallGuard(stall_after_ms=1000), 0, -1)
+    assignment = Assignment(
+        room.partition, PartitionFlow(FlowLimits()), StallDetector(stall_after_ms=1000), 0, -1
+    )
     committer = Committer(
-        room.desk.config, room.desk, commits, lambda: [duty], room.stats, pytest.fail
+        room.queue.config,
+        room.queue,
+        commits,
+        lambda: [assignment],
+        room.stats,
+        pytest.fail,
     )
     room.add("abcdefgh")
     done = iter(range(1, 8))
@@ -196,9 +223,9 @@ def test_maps_that_were_refused_are_tried_again_later(monkeypatch: pytest.Monkey
     def commit_after(seconds: float) -> list[bool]:
         """One more is done, behind one that is not; whether each commit that follows has a map."""
         now_s[0] += seconds
-        room.lane.tracker.complete([next(done)])
+        room.partition.tracker.complete([next(done)])
         commits.metadata.clear()
-        while duty.committed_version != room.lane.tracker.version:
+        while assignment.committed_version != room.partition.tracker.version:
             committer._commit()
         return [bool(each) for each in commits.metadata]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tests.unit.parallel_handlers import order_of, shout
 from tests.unit.shelf import Batch, Shelf
-from tests.unit.test_parallel_desk import Room
 from tests.unit.test_parallel_processes import Work
 from tests.unit.test_parallel_verdicts import Office
+from tests.unit.test_parallel_work_queue import Room
 
 from kafkamq import ConfigError, Nack, ParallelRecord, Reject
 from kafkamq.parallel.calls import called
@@ -97,7 +97,7 @@ def test_a_handler_may_be_annotated_for_the_value() -> None:
 
 def test_a_value_that_cannot_be_read_is_a_dead_letter_at_once() -> None:
     office = Office(max_attempts=5, dead_letter_topic="dead")
-    assert office.settler.settle(record(b"x"), BodyError("the payload is no JSON")) is None
+    assert office.policy.apply(record(b"x"), BodyError("the payload is no JSON")) is None
     ((_, reason, said),) = office.letters
     assert reason is DeadLetterReason.REJECTED
     assert said == "the body cannot be read: the payload is no JSON"
@@ -105,11 +105,11 @@ def test_a_value_that_cannot_be_read_is_a_dead_letter_at_once() -> None:
 
 def test_only_some_exceptions_are_worth_another_attempt() -> None:
     office = Office(max_attempts=5, dead_letter_topic="dead", retry_on=(OSError,))
-    assert office.settler.settle(record(b"x"), TimeoutError("again")) is not None
-    assert office.settler.settle(record(b"x"), HandlerTimeoutError("again")) is not None
-    assert office.settler.settle(record(b"x"), Nack()) is not None
+    assert office.policy.apply(record(b"x"), TimeoutError("again")) is not None
+    assert office.policy.apply(record(b"x"), HandlerTimeoutError("again")) is not None
+    assert office.policy.apply(record(b"x"), Nack()) is not None
     assert office.letters == []
-    assert office.settler.settle(record(b"x"), ValueError("never")) is None
+    assert office.policy.apply(record(b"x"), ValueError("never")) is None
     ((_, reason, said),) = office.letters
     assert (reason, said) == (DeadLetterReason.REJECTED, "ValueError: never")
 

@@ -1,15 +1,15 @@
-"""Where the desk has taken work back before a worker has begun it; and the loop that is gone."""
+"""Where the work queue takes work back before a worker has begun it; a loop that is gone."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from tests.unit.test_parallel_desk import Room
+from tests.unit.test_parallel_work_queue import Room
 
+from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.handling import Handling
-from kafkamq.parallel.settling import Settler
-from kafkamq.parallel.work_queue import Worker
+from kafkamq.parallel.work_queue import PoolWorker
 from kafkamq.runtime.inside import enter, is_inside
 from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.thread_executor import ThreadExecutor
@@ -20,13 +20,13 @@ def handling(room: Room, failures: list[BaseException]) -> Handling:
     def no_dead_letters(*_: object) -> None:
         raise AssertionError("none is written here")
 
-    settler = Settler(
-        room.desk.config, room.stats, no_dead_letters, failures.append, no_dead_letters
+    policy = FailurePolicy(
+        room.queue.config, room.stats, no_dead_letters, failures.append, no_dead_letters
     )
-    return Handling(room.desk, settler)
+    return Handling(room.queue, policy)
 
 
-def begun(worker: Worker) -> Worker:
+def begun(worker: PoolWorker) -> PoolWorker:
     run = next(worker.pending)
     worker.current, worker.failed = (run, iter(run.records)), None
     return worker
@@ -38,11 +38,11 @@ def test_nobody_is_called_with_an_empty_list() -> None:
     calls: list[object] = []
     pool = ThreadExecutor(handling(room, []), HandlerCall(function=calls.append), 1)
     one, _ = room.workers
-    assert room.desk.take(one)
-    room.desk.recall([room.lane])
+    assert room.queue.take(one)
+    room.queue.recall([room.partition])
     pool._process_list(one, calls.append)
     assert calls == []
-    assert room.desk.take(one) == []
+    assert room.queue.take(one) == []
     assert room.committable == 0
 
     async def handle(records: object) -> None:
@@ -53,8 +53,8 @@ def test_nobody_is_called_with_an_empty_list() -> None:
     loop = asyncio.new_event_loop()
     coroutines = LoopExecutor(handling(room, []), HandlerCall(function=handle), 1, loop)
     one, _ = room.workers
-    assert room.desk.take(one)
-    room.desk.recall([room.lane])
+    assert room.queue.take(one)
+    room.queue.recall([room.partition])
     loop.run_until_complete(coroutines._process_list(one, handle))
     loop.close()
     assert calls == []
@@ -90,8 +90,8 @@ def test_an_error_of_cancelling_is_an_attempt_unless_it_is_the_worker_that_is_ca
 
     loop = asyncio.new_event_loop()
     one, two = room.workers
-    assert room.desk.take(one)
-    assert room.desk.take(two)
+    assert room.queue.take(one)
+    assert room.queue.take(two)
     pool = LoopExecutor(handling(room, []), HandlerCall(function=handle), 1, loop)
     loop.run_until_complete(pool._process(begun(one), handle))
     assert one.failed is not None
@@ -125,16 +125,16 @@ def test_a_worker_in_order_goes_on_behind_what_was_taken_back(count: int) -> Non
     room.add("aaaaa")
     room.speed_up()
     one, two = room.workers
-    (run,) = room.desk.take(one)
+    (run,) = room.queue.take(one)
     room.work(one, count)
-    room.desk.tend()
+    room.queue.tend()
     assert [record.offset for record in run.records] == list(range(count + 1))
-    assert room.desk.take(two) == []  # the key is still the first one's
+    assert room.queue.take(two) == []  # the key is still the first one's
     assert room.committable == count
     one.finished.append(run)
-    room.desk.settle(one)
+    room.queue.collect(one)
     assert room.committable == count + 1
     room.speed_up()
-    taken = [record.offset for each in room.desk.take(two) for record in each.records]
+    taken = [record.offset for each in room.queue.take(two) for record in each.records]
     assert taken == list(range(count + 1, 5))
-    room.desk.scheduler.check()
+    room.queue.scheduler.check()

@@ -19,16 +19,16 @@ from typing import Any
 import pytest
 from tests.unit import parallel_handlers as handlers
 from tests.unit.shelf import Batch, Shelf
-from tests.unit.test_parallel_desk import PLACE, Room
+from tests.unit.test_parallel_work_queue import PLACE, Room
 from tests.waiting import wait_until
 
 from kafkamq import Ack, ConfigError, Nack, OutgoingRecord
 from kafkamq.config import Backoff
 from kafkamq.parallel.calls import processes_of
 from kafkamq.parallel.config import is_async_handler
+from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.settling import Settler
 from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime import process_executor
 from kafkamq.runtime.process_executor import ProcessExecutor
@@ -76,7 +76,7 @@ class Work:
         self.shelf = Shelf()
         wants_results = options.pop("wants_results", False)
         kill_after_ms = options.pop("kill_after_ms", 0)
-        config = Room(processes=options.pop("count", 1), **options).desk.config
+        config = Room(processes=options.pop("count", 1), **options).queue.config
         is_async = is_async_handler(handler)
         processes = processes_of(config, handler, is_async=is_async, wants_results=wants_results)
         if kill_after_ms:  # by the parent alone
@@ -176,30 +176,30 @@ def test_innocents_are_processed_once_and_are_no_dead_letters(
     room = Room(processes=1, backoff=Backoff(first=0.001, max=0.002, jitter=0.0), **options)
     letters: list[int] = []
 
-    def park(record: ParallelRecord, *_: object) -> object:
+    def write(record: ParallelRecord, *_: object) -> object:
         letters.append(record.offset)
         written = Written()
         written.end(None)
         return written
 
-    letters_to: Any = park
-    settler = Settler(room.desk.config, room.stats, letters_to, pytest.fail, pytest.fail)
-    processes = processes_of(room.desk.config, handlers.accept, is_async=False)
-    pool = ProcessExecutor(Handling(room.desk, settler), processes)
+    letters_to: Any = write
+    policy = FailurePolicy(room.queue.config, room.stats, letters_to, pytest.fail, pytest.fail)
+    processes = processes_of(room.queue.config, handlers.accept, is_async=False)
+    pool = ProcessExecutor(Handling(room.queue, policy), processes)
     room.speed_up()
-    room.desk.add(room.lane, records("a", "b", "c", "d", "poison"))
+    room.queue.add(room.partition, records("a", "b", "c", "d", "poison"))
     pool.start()
     try:
 
         def is_done() -> bool:
-            room.desk.tend()
+            room.queue.tend()
             return room.committable == 5
 
         wait_until(is_done)
         assert letters == [4]
         assert seen() == Counter(range(4))
     finally:
-        room.desk.stop()
+        room.queue.stop()
         pool.cancel()
         assert pool.join(10)
 
@@ -406,23 +406,23 @@ def test_the_records_of_a_key_are_in_one_process_in_order(
     seen: Callable[[], Counter[int]],
 ) -> None:
     room = Room(processes=2, threads=4)
-    settler = Settler(room.desk.config, room.stats, pytest.fail, pytest.fail, pytest.fail)
-    processes = processes_of(room.desk.config, handlers.note_ends, is_async=False)
-    pool = ProcessExecutor(Handling(room.desk, settler), processes)
+    policy = FailurePolicy(room.queue.config, room.stats, pytest.fail, pytest.fail, pytest.fail)
+    processes = processes_of(room.queue.config, handlers.note_ends, is_async=False)
+    pool = ProcessExecutor(Handling(room.queue, policy), processes)
     pool.start()
     wait_until(lambda: len(pool.pids) == 2, "both processes")
     count, keys = 2000, 20
     for start in range(0, count, 500):
-        room.desk.add(room.lane, records(*[f"k{n % keys}" for n in range(500)], start=start))
+        room.queue.add(room.partition, records(*[f"k{n % keys}" for n in range(500)], start=start))
     try:
 
         def is_done() -> bool:
-            room.desk.tend()
+            room.queue.tend()
             return room.committable == count
 
         wait_until(is_done)
     finally:
-        room.desk.stop()
+        room.queue.stop()
         assert pool.join(10)
         pool.cancel()
     lines = Path(os.environ[handlers.SEEN]).read_text().splitlines()
@@ -435,10 +435,10 @@ def test_the_records_of_a_key_are_in_one_process_in_order(
     for found in of_key.values():  # each ends before the next one begins, wherever
         assert found == sorted(found, key=lambda each: (each[0], each[1] == "end"))
     assert sum(map(len, of_key.values())) == 2 * count
-    room.desk.scheduler.check()
+    room.queue.scheduler.check()
 
 
 def test_a_handler_that_cannot_be_pickled_is_refused() -> None:
     with pytest.raises(ConfigError, match="can be imported"):
-        processes_of(Room(processes=1).desk.config, lambda record: None, is_async=False)
+        processes_of(Room(processes=1).queue.config, lambda record: None, is_async=False)
     assert pickle.loads(pickle.dumps(handlers.note)) is handlers.note

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
-from tests.unit.test_parallel_desk import Room
+from tests.unit.test_parallel_work_queue import Room
 from tests.waiting import wait_until
 
 from kafkamq import Ack, Reject
 from kafkamq.config import Backoff
+from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OutgoingRecord, ProducePublisher, Publisher
-from kafkamq.parallel.settling import Settler
 from kafkamq.parallel.streams import ResultStream
 from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime.loop_executor import LoopExecutor
@@ -58,15 +58,15 @@ class Works:
     def __init__(self, **settings: Any) -> None:
         self.room = Room(backoff=SOON, **settings)
         self.letters: list[int] = []
-        self.settler = Settler(
-            self.room.desk.config, self.room.stats, self.park, pytest.fail, pytest.fail
+        self.policy = FailurePolicy(
+            self.room.queue.config, self.room.stats, self.write, pytest.fail, pytest.fail
         )
 
-    def park(self, record: ParallelRecord, *_: object) -> Written:
+    def write(self, record: ParallelRecord, *_: object) -> Written:
         self.letters.append(record.offset)
-        parked = Written()
-        parked.end(None)
-        return parked
+        written = Written()
+        written.end(None)
+        return written
 
     def work(
         self,
@@ -78,7 +78,7 @@ class Works:
         is_done: Callable[[], bool],
     ) -> None:
         takes_all = isinstance(publisher, ResultStream)
-        queue = Handling(self.room.desk, self.settler, publisher, takes_all=takes_all)
+        queue = Handling(self.room.queue, self.policy, publisher, takes_all=takes_all)
         call = HandlerCall(function=handler, wants_all=takes_all)
         pool: Executor = ThreadExecutor(queue, call, 1)
         if is_async:
@@ -93,19 +93,19 @@ class Works:
         pool.start()
 
         def tended() -> bool:
-            self.room.desk.tend()
+            self.room.queue.tend()
             return is_done()
 
         try:
             wait_until(tended, "all results")
         finally:
-            self.room.desk.stop()
+            self.room.queue.stop()
             pool.join(30)
 
     def produce(self, refusals: dict[bytes, int], keys: str, *, is_async: bool) -> list[int]:
         results = ResultProducer(refusals)
         publisher = ProducePublisher(
-            self.room.desk, self.settler, results, timeout_s=5, on_produced=None
+            self.room.queue, self.policy, results, timeout_s=5, on_produced=None
         )
 
         def handle(record: ParallelRecord) -> OutgoingRecord:
@@ -115,7 +115,7 @@ class Works:
         self.work(
             handle, publisher, keys, is_async=is_async, is_done=lambda: self.room.committable == end
         )
-        self.room.desk.scheduler.check()
+        self.room.queue.scheduler.check()
         return results.log
 
 
@@ -154,7 +154,7 @@ def test_only_the_first_refusal_of_a_key_is_an_attempt() -> None:
 def test_a_stream_waits_for_results_alone() -> None:
     """Records with a verdict, and those that are given up, are done without being taken."""
     works = Works(max_attempts=1, dead_letter_topic="dead")
-    stream = ResultStream(works.room.desk)
+    stream = ResultStream(works.room.queue)
 
     def handle(record: ParallelRecord) -> object:
         if record.offset == 0:
@@ -172,12 +172,12 @@ def test_a_stream_waits_for_results_alone() -> None:
     assert sorted(found) == list(range(3, 12))
     assert sorted(works.letters) == [0, 1]
     assert works.room.stats.processed == 12
-    works.room.desk.scheduler.check()
+    works.room.queue.scheduler.check()
 
 
 def test_a_stream_waits_behind_a_failure() -> None:
     works = Works()
-    stream = ResultStream(works.room.desk)
+    stream = ResultStream(works.room.queue)
 
     def handle(record: ParallelRecord) -> int:
         if record.offset == 2 and record.attempt < 3:

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
-from tests.unit.test_parallel_desk import PLACE, Room
+from tests.unit.test_parallel_work_queue import PLACE, Room
 
 from kafkamq.errors import BrokerError
 from kafkamq.parallel import transactions
-from kafkamq.parallel.commits import Duty
+from kafkamq.parallel.commits import Assignment
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OutgoingRecord
-from kafkamq.parallel.rules.flow import FlowLimits, PartitionFlow, StallGuard
+from kafkamq.parallel.rules.flow import FlowLimits, PartitionFlow, StallDetector
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.transactions import TransactionCommitter
-from kafkamq.parallel.work_queue import Worker
+from kafkamq.parallel.work_queue import PoolWorker
 from kafkamq.transport.exact_commits import OffsetCommit
 
 
@@ -74,45 +74,45 @@ class Commits:
 
 
 class Hall(Room):
-    """A desk with a committer of transactions."""
+    """A work queue with a committer of transactions."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         monkeypatch.setattr(transactions, "TransactionalProducer", Producer)
-        self.desk.is_deferred = True
+        self.queue.is_deferred = True
         self.rewinds = 0
         self.commits = Commits()
-        self.duty = self.duty_of_lane()
+        self.assignment = self.assignment_of()
         self.committer = TransactionCommitter(
-            self.desk.config,
-            self.desk,
+            self.queue.config,
+            self.queue,
             self.commits,  # type: ignore[arg-type]
-            lambda: [self.duty],
+            lambda: [self.assignment],
             self.stats,
             pytest.fail,
             self.rewind,
         )
         self.producer: Producer = self.committer._producer  # type: ignore[assignment]
 
-    def duty_of_lane(self) -> Duty:
-        flow, guard = PartitionFlow(FlowLimits()), StallGuard(stall_after_ms=1000)
-        return Duty(self.lane, flow, guard, 0, self.lane.tracker.version)
+    def assignment_of(self) -> Assignment:
+        flow, stalls = PartitionFlow(FlowLimits()), StallDetector(stall_after_ms=1000)
+        return Assignment(self.partition, flow, stalls, 0, self.partition.tracker.version)
 
     def rewind(self) -> None:
         self.rewinds += 1
 
     def again(self) -> None:
         """The partition is read again from its start."""
-        self.lane = self.desk.assign(PLACE, OffsetTracker(0))
-        self.duty = self.duty_of_lane()
+        self.partition = self.queue.assign(PLACE, OffsetTracker(0))
+        self.assignment = self.assignment_of()
         self.end = 0
 
-    def handled(self, keys: str, sizes: dict[int, int] | None = None) -> Worker:
+    def handled(self, keys: str, sizes: dict[int, int] | None = None) -> PoolWorker:
         """A worker with results that it has not published."""
         self.add(keys)
         self.speed_up()
         worker = self.workers[0]
-        for run in self.desk.take(worker):
+        for run in self.queue.take(worker):
             worker.finished.append(run)
             worker.outputs += [(record, self.result(record, sizes or {})) for record in run.records]
         return worker
@@ -137,7 +137,7 @@ def test_results_of_a_partition_that_has_gone_are_aborted(monkeypatch: pytest.Mo
     worker = hall.handled("abc")
     hall.committer.refused(worker)
     hall.committer.send(worker)
-    hall.desk.scheduler.close(hall.lane)  # behind the commit of its revocation
+    hall.queue.scheduler.close(hall.partition)  # behind the commit of its revocation
     assert hall.committer._commit()
     assert (hall.producer.committed, hall.producer.offsets) == ([], [])
     assert (hall.producer.aborts, hall.rewinds) == (1, 1)
@@ -154,7 +154,7 @@ def test_what_a_member_did_is_committed_by_that_member_alone(
     call = hall.producer.call
 
     def late(*args: Any, **more: Any) -> None:
-        hall.desk.scheduler.close(hall.lane)
+        hall.queue.scheduler.close(hall.partition)
         hall.commits.generation = b"2"
         call(*args, **more)
 
@@ -168,7 +168,7 @@ def test_results_of_an_old_assignment_are_not_sent(monkeypatch: pytest.MonkeyPat
     hall = Hall(monkeypatch)
     worker = hall.handled("abc")
     hall.committer.refused(worker)
-    hall.desk.scheduler.close(hall.lane)
+    hall.queue.scheduler.close(hall.partition)
     hall.committer.send(worker)
     assert not hall.committer._commit()
     assert hall.producer.committed == []

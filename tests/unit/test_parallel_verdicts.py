@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 from tests.unit.parallel_handlers import SpeechlessError
-from tests.unit.test_parallel_desk import Placed, Room
+from tests.unit.test_parallel_work_queue import Placed, Room
 from tests.waiting import wait_until
 
 from kafkamq import Ack, BrokerError, ConfigError, Nack, Reject
 from kafkamq.config import Backoff
 from kafkamq.parallel.config import Hooks, OnExhausted
+from kafkamq.parallel.dead_letters import ParallelDeadLetters
+from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.handling import Handling
-from kafkamq.parallel.letters import Letters
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.settling import Settler
 from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.verdicts import is_verdict, understood
@@ -45,22 +45,26 @@ async def later() -> None:
 
 
 class Office:
-    """A settler whose dead letters are kept here."""
+    """A failure policy whose dead letters are kept here."""
 
     def __init__(self, **settings: object) -> None:
         settings.setdefault("backoff", Backoff(first=60.0, max=60.0, jitter=0.0))
         self.room = Room(**settings)
         self.failures: list[BaseException] = []
         self.letters: list[tuple[int, DeadLetterReason, str]] = []
-        self.settler = Settler(
-            self.room.desk.config, self.room.stats, self.park, self.failures.append, pytest.fail
+        self.policy = FailurePolicy(
+            self.room.queue.config,
+            self.room.stats,
+            self.write,
+            self.failures.append,
+            pytest.fail,
         )
 
-    def park(self, record: ParallelRecord, reason: DeadLetterReason, said: str) -> Written:
+    def write(self, record: ParallelRecord, reason: DeadLetterReason, said: str) -> Written:
         self.letters.append((record.offset, reason, said))
-        parked = Written()
-        parked.end(None)
-        return parked
+        written = Written()
+        written.end(None)
+        return written
 
 
 @pytest.mark.parametrize(
@@ -80,11 +84,11 @@ class Office:
 def test_what_cannot_be_understood_is_a_failure_of_its_record(outcome: object, said: str) -> None:
     office = Office(max_attempts=2, dead_letter_topic="dead")
     record = Placed(0, "a")
-    due_ms = office.settler.settle(record, outcome)
+    due_ms = office.policy.apply(record, outcome)
     assert due_ms is not None
     assert due_ms > monotonic_ms() + 30_000  # with the back-off
     assert (record.attempt, office.letters) == (2, [])
-    assert asyncio.run(office.settler.settle_async(record, outcome)) is None
+    assert asyncio.run(office.policy.apply_async(record, outcome)) is None
     ((offset, reason, text),) = office.letters
     assert (offset, reason) == (0, DeadLetterReason.MAX_DELIVERIES)
     assert said in text
@@ -94,7 +98,7 @@ def test_what_cannot_be_understood_is_a_failure_of_its_record(outcome: object, s
 
 def test_an_awaitable_of_a_plain_handler_ends_the_consumer() -> None:
     office = Office(max_attempts=2, dead_letter_topic="dead")
-    office.settler.settle(Placed(0, "a"), later())
+    office.policy.apply(Placed(0, "a"), later())
     (failure,) = office.failures
     assert "async def" in str(failure)
     assert office.letters == []
@@ -103,14 +107,14 @@ def test_an_awaitable_of_a_plain_handler_ends_the_consumer() -> None:
 @pytest.mark.parametrize("outcome", [Array(), [Array()], {"a": 1}, "text", 5, False, Ack()])
 def test_what_is_no_verdict_is_done(outcome: object) -> None:
     office = Office()
-    assert office.settler.settle(Placed(0, "a"), outcome) is None
+    assert office.policy.apply(Placed(0, "a"), outcome) is None
     assert is_verdict(outcome) == isinstance(outcome, Ack)
 
 
 @pytest.mark.parametrize("delay", [5, 5.0, timedelta(seconds=5)])
 def test_a_delay_is_a_number_of_seconds_or_a_timedelta(delay: object) -> None:
     office = Office()
-    due_ms = office.settler.settle(Placed(0, "a"), Nack(delay=delay))  # type: ignore[arg-type]
+    due_ms = office.policy.apply(Placed(0, "a"), Nack(delay=delay))  # type: ignore[arg-type]
     assert due_ms is not None
     assert 0 < due_ms - monotonic_ms() <= 5000
 
@@ -136,7 +140,7 @@ def test_a_reason_is_whatever_can_be_said_of_it(reason: object, text: str) -> No
 @pytest.mark.parametrize("told", [math.nan, "soon", None, Array()])
 def test_a_function_of_the_back_off_that_says_nothing_means_a_second(told: object) -> None:
     office = Office(backoff=lambda record: told)
-    due_ms = office.settler.settle(Placed(0, "a"), ValueError())
+    due_ms = office.policy.apply(Placed(0, "a"), ValueError())
     assert due_ms is not None
     assert 500 < due_ms - monotonic_ms() <= 1000
 
@@ -144,7 +148,7 @@ def test_a_function_of_the_back_off_that_says_nothing_means_a_second(told: objec
 @pytest.mark.parametrize("told", [Nack(delay=math.nan), Reject, Array()])
 def test_an_odd_verdict_of_a_hook_is_a_nack(told: Any) -> None:
     office = Office(hooks=Hooks(on_failure=lambda record, error: told))
-    assert office.settler.settle(Placed(0, "a"), ValueError()) is not None
+    assert office.policy.apply(Placed(0, "a"), ValueError()) is not None
     assert office.failures == []
 
 
@@ -153,12 +157,12 @@ def test_a_rejection_without_a_place_for_it_is_tried_again(
 ) -> None:
     """A default is nobody's wish to lose it."""
     office = Office()
-    due_ms = office.settler.settle(Placed(0, "a"), Reject("no use"))
+    due_ms = office.policy.apply(Placed(0, "a"), Reject("no use"))
     assert due_ms is not None
     assert "dead_letter_topic" in caplog.text
     assert office.room.stats.skipped == 0
     office = Office(on_exhausted=OnExhausted.SKIP)
-    assert office.settler.settle(Placed(0, "a"), Reject("no use")) is None
+    assert office.policy.apply(Placed(0, "a"), Reject("no use")) is None
     assert office.room.stats.skipped == 1
 
 
@@ -172,11 +176,11 @@ def test_dead_letters_that_are_asked_for_need_a_topic() -> None:
 def work_off(office: Office, handler: Callable[..., object], keys: str) -> None:
     """In one thread, until nothing is ready."""
     room = office.room
-    pool = ThreadExecutor(Handling(room.desk, office.settler), HandlerCall(function=handler), 1)
+    pool = ThreadExecutor(Handling(room.queue, office.policy), HandlerCall(function=handler), 1)
     pool.start()
     room.add(keys)
-    wait_until(lambda: not (room.desk.scheduler.has_ready or room.desk.in_flight_count()))
-    room.desk.stop()
+    wait_until(lambda: not (room.queue.scheduler.has_ready or room.queue.in_flight_count()))
+    room.queue.stop()
     assert pool.join(30)
 
 
@@ -188,27 +192,27 @@ def test_the_others_go_on() -> None:
 
     work_off(office, handle, "abc")
     assert office.failures == []
-    assert office.room.lane.tracker.progress().incompletes == (0,)
+    assert office.room.partition.tracker.progress().incompletes == (0,)
 
 
 def test_a_letter_gives_its_record_up_when_it_is_written_or_goes_with_its_partition() -> None:
     """Nobody waits for it: it is written in its time, unless there is no need any more."""
     room = Room(dead_letter_topic="dead")
-    letters = Letters(room.desk.config, room.desk, room.stats)
+    letters = ParallelDeadLetters(room.queue.config, room.queue, room.stats)
     room.add("abcd")
     room.speed_up()
     worker, _ = room.workers
-    records = [record for run in room.desk.take(worker) for record in run.records]
+    records = [record for run in room.queue.take(worker) for record in run.records]
     first, second, third = asked = [Written() for _ in range(3)]
     for record, written in zip(records, asked, strict=False):
-        letters.hold(room.lane, record, DeadLetterReason.REJECTED, written)
+        letters.hold(room.partition, record, DeadLetterReason.REJECTED, written)
     first.first.set_exception(BrokerError("no rights", code="X"))
     letters.tend()
     assert (room.committable, room.stats.dead_lettered) == (0, 0)
     first.end(None)
     second.end(None)
     assert (room.committable, room.stats.dead_lettered) == (2, 2)
-    room.desk.scheduler.close(room.lane)
+    room.queue.scheduler.close(room.partition)
     letters.tend()
     assert third.cancelled()
     third.end(None)  # too late: whoever has the partition decides anew

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 from tests.unit import parallel_handlers as handlers
-from tests.unit.test_parallel_desk import Room
 from tests.unit.test_parallel_processes import Work, records, runs, seen, working
+from tests.unit.test_parallel_work_queue import Room
 from tests.waiting import wait_until
 
 from kafkamq import ConfigError, DeadlineExceededError
 from kafkamq.parallel.calls import processes_of
+from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.rules.offsets import OffsetTracker
-from kafkamq.parallel.settling import Settler
 from kafkamq.runtime.process_executor import ProcessExecutor
 from kafkamq.runtime.verdicts import understood
 from kafkamq.runtime.work_queue import WorkerDiedError
@@ -85,26 +85,26 @@ def test_of_a_partition_that_goes_no_process_begins_what_waits_behind_another(
 ) -> None:
     """Also of few records, of which each could have a handler if they were of many keys."""
     room = Room(processes=1, threads=8)
-    settler = Settler(room.desk.config, room.stats, pytest.fail, pytest.fail, pytest.fail)
-    processes = processes_of(room.desk.config, handlers.step_out, is_async=False)
-    pool = ProcessExecutor(Handling(room.desk, settler), processes)
-    other = room.desk.assign(("topic", 1), OffsetTracker(0))
+    policy = FailurePolicy(room.queue.config, room.stats, pytest.fail, pytest.fail, pytest.fail)
+    processes = processes_of(room.queue.config, handlers.step_out, is_async=False)
+    pool = ProcessExecutor(Handling(room.queue, policy), processes)
+    other = room.queue.assign(("topic", 1), OffsetTracker(0))
     path = os.environ[handlers.SEEN]
-    room.desk.add(room.lane, records(*"aaa"))
+    room.queue.add(room.partition, records(*"aaa"))
     pool.start()
     try:
         wait_until(Path(f"{path}.begun-0").exists)
         if is_lost:
-            room.desk.close(room.lane)
+            room.queue.close(room.partition)
         else:
-            room.desk.recall([room.lane])
-        room.desk.add(other, records("b", start=10))  # the process is told one after the other
+            room.queue.recall([room.partition])
+        room.queue.add(other, records("b", start=10))  # the process is told one after the other
         wait_until(Path(f"{path}.begun-10").exists)
         for offset in (0, 1, 2, 10):
             Path(f"{path}.{offset}").touch()
         wait_until(lambda: seen()[0] and not pool.slots().calls)
     finally:
-        room.desk.stop()
+        room.queue.stop()
         assert pool.join(10)
         pool.cancel()
     assert seen() == Counter((0, 10))

@@ -5,11 +5,18 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.unit.shard_records import Sample, all_offsets, lane_with, offsets, samples, scheduler
+from tests.unit.shard_records import (
+    Sample,
+    all_offsets,
+    offsets,
+    partition_with,
+    samples,
+    scheduler,
+)
 
 from kafkamq.errors import ConfigError, StateError
-from kafkamq.parallel.rules.lanes import LaneState
 from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.rules.partitions import PartitionPhase
 from kafkamq.parallel.rules.shards import NullKeys, Ordering, Scheduler
 
 ORDERINGS = list(Ordering)
@@ -20,35 +27,35 @@ ORDERINGS = list(Ordering)
 
 def test_one_key_is_in_one_worker_at_a_time_while_others_pass() -> None:
     target = scheduler(max_run=2)
-    lane = lane_with(target, ["a", "b", "a", "a", "c", "b"])
+    partition = partition_with(target, ["a", "b", "a", "a", "c", "b"])
     first = target.take(0, 2)
     assert offsets(first) == [[0, 2]]
     assert offsets(target.take(0, 10)) == [[1, 5], [4]]
     assert target.take(0, 10) == []
     target.finish(first)
     assert offsets(target.take(0, 10)) == [[3]]
-    assert lane.in_flight_count == 4
+    assert partition.in_flight_count == 4
     target.check()
 
 
 def test_a_blocked_key_does_not_stop_what_others_commit() -> None:
     target = scheduler()
-    lane = lane_with(target, ["a", "b", "b", "c"])
+    partition = partition_with(target, ["a", "b", "b", "c"])
     stuck, *others = target.take(0, 10)
     target.finish(others)
     assert offsets([stuck]) == [[0]]
-    assert lane.tracker.progress().incompletes == (0,)
-    assert lane.tracker.highest_succeeded == 3
+    assert partition.tracker.progress().incompletes == (0,)
+    assert partition.tracker.highest_succeeded == 3
     target.finish([stuck])
-    assert lane.tracker.progress().is_complete
-    assert not lane.serial
+    assert partition.tracker.progress().is_complete
+    assert not partition.serial
 
 
 def test_records_that_arrive_while_their_key_is_out_wait_for_it() -> None:
     target = scheduler()
-    lane = lane_with(target, ["a"])
+    partition = partition_with(target, ["a"])
     out = target.take(0, 10)
-    target.add(lane, samples(["a", "a"], first=1))
+    target.add(partition, samples(["a", "a"], first=1))
     assert target.take(0, 10) == []
     target.finish(out)
     assert offsets(target.take(0, 10)) == [[1, 2]]
@@ -56,8 +63,8 @@ def test_records_that_arrive_while_their_key_is_out_wait_for_it() -> None:
 
 def test_by_partition() -> None:
     target = scheduler(Ordering.PARTITION, max_run=2)
-    lane_with(target, ["a", "b", "c"], partition=0)
-    lane_with(target, ["a", "b"], partition=1)
+    partition_with(target, ["a", "b", "c"], partition=0)
+    partition_with(target, ["a", "b"], partition=1)
     runs = target.take(0, 10)
     assert offsets(runs) == [[0, 1], [0, 1]]
     assert target.take(0, 10) == []
@@ -67,24 +74,24 @@ def test_by_partition() -> None:
 
 def test_unordered_is_cut_into_chunks() -> None:
     target = scheduler(Ordering.UNORDERED, max_run=3)
-    lane = lane_with(target, ["a"] * 8)
+    partition = partition_with(target, ["a"] * 8)
     assert offsets(target.take(0, 5)) == [[0, 1, 2], [3, 4]]
     assert offsets(target.take(0, 100)) == [[5, 6, 7]]
-    assert lane.parallel is None
-    target.add(lane, samples(["a"], first=8))
+    assert partition.parallel is None
+    target.add(partition, samples(["a"], first=8))
     assert offsets(target.take(0, 100)) == [[8]]
 
 
 def test_records_without_a_key_are_serial_by_default() -> None:
     target = scheduler()
-    lane_with(target, [None, "a", None])
+    partition_with(target, [None, "a", None])
     assert offsets(target.take(0, 1)) == [[0]]
     assert offsets(target.take(0, 10)) == [[1]]
 
 
 def test_records_without_a_key_in_no_order() -> None:
     target = scheduler(null_keys=NullKeys.PARALLEL)
-    lane_with(target, [None, "a", None, "a", None])
+    partition_with(target, [None, "a", None, "a", None])
     assert offsets(target.take(0, 3)) == [[1, 3], [0]]
     assert offsets(target.take(0, 1)) == [[2]]
     assert offsets(target.take(0, 9)) == [[4]]
@@ -92,44 +99,44 @@ def test_records_without_a_key_in_no_order() -> None:
 
 def test_equal_keys_are_one_shard_whatever_object_they_are() -> None:
     target = scheduler()
-    lane = target.assign(0, OffsetTracker(0))
-    target.add(lane, [Sample(0, b"key"), Sample(1, bytes(bytearray(b"key")))])
+    partition = target.assign(0, OffsetTracker(0))
+    target.add(partition, [Sample(0, b"key"), Sample(1, bytes(bytearray(b"key")))])
     assert offsets(target.take(0, 1)) == [[0]]
     assert target.take(0, 9) == []
 
 
 def test_equal_keys_of_two_partitions_are_two_shards() -> None:
     target = scheduler()
-    lane_with(target, ["a"], partition=0)
-    lane_with(target, ["a"], partition=1)
+    partition_with(target, ["a"], partition=0)
+    partition_with(target, ["a"], partition=1)
     assert len(target.take(0, 10)) == 2
 
 
 def test_a_long_shard_in_many_small_runs() -> None:
     target = scheduler(max_run=7)
-    lane = lane_with(target, ["a"] * 1_000)
+    partition = partition_with(target, ["a"] * 1_000)
     seen: list[int] = []
     first = 1_000
     while runs := target.take(0, 7):
         assert len(runs) == 1
         seen += [record.offset for record in runs[0].records]
         if first < 6_000:
-            first += target.add(lane, samples(["a"] * 13, first=first))
+            first += target.add(partition, samples(["a"] * 13, first=first))
         target.finish(runs)
         if len(seen) % 500 < 7:
             target.check()
     assert seen == list(range(first))
-    assert lane.tracker.progress().is_complete
+    assert partition.tracker.progress().is_complete
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_a_long_shard_lets_go_of_what_is_done(ordering: Ordering) -> None:
     """Or an endless hot key would keep all of its records in memory."""
     target = scheduler(ordering, max_run=10)
-    lane = lane_with(target, ["a"] * 1_000)
+    partition = partition_with(target, ["a"] * 1_000)
     kept = 0
     for first in range(1_000, 21_000, 10):
-        target.add(lane, samples(["a"] * 10, first=first))
+        target.add(partition, samples(["a"] * 10, first=first))
         (run,) = target.take(0, 10)
         kept = max(kept, len(run.shard.records))
         target.finish([run])
@@ -142,23 +149,23 @@ def test_a_long_shard_lets_go_of_what_is_done(ordering: Ordering) -> None:
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_partitions_take_turns(ordering: Ordering) -> None:
     target = scheduler(ordering)
-    lanes = [
-        lane_with(
+    partitions = [
+        partition_with(
             target, [f"{partition}-{i}" for i in range(40 * 10 ** (partition % 2))], partition
         )
         for partition in range(5)
     ]
     for _ in range(4):
-        turn = [target.take(0, 8) for _ in lanes]
-        assert [runs[0].lane for runs in turn] == lanes
+        turn = [target.take(0, 8) for _ in partitions]
+        assert [runs[0].partition for runs in turn] == partitions
         for runs in turn:
             target.finish(runs)
 
 
 def test_keys_take_turns() -> None:
     target = scheduler(max_run=4)
-    lane = lane_with(target, ["hot"] * 100)
-    target.add(lane, samples(["a", "b", "c"], first=100))
+    partition = partition_with(target, ["hot"] * 100)
+    target.add(partition, samples(["a", "b", "c"], first=100))
     served = []
     for _ in range(8):
         runs = target.take(0, 4)
@@ -169,8 +176,8 @@ def test_keys_take_turns() -> None:
 
 def test_records_without_an_order_take_turns_with_keys() -> None:
     target = scheduler(null_keys=NullKeys.PARALLEL, max_run=4)
-    lane = lane_with(target, [None] * 20)
-    target.add(lane, samples(["a", "b"], first=20))
+    partition = partition_with(target, [None] * 20)
+    target.add(partition, samples(["a", "b"], first=20))
     served = [run.shard.key for _ in range(4) for run in target.take(0, 4)]
     assert served[:4] == [None, b"a", b"b", None]
 
@@ -178,7 +185,7 @@ def test_records_without_an_order_take_turns_with_keys() -> None:
 def test_a_poison_record_without_delay_does_not_keep_the_others_waiting() -> None:
     for ordering in (Ordering.KEY, Ordering.UNORDERED):
         target = scheduler(ordering)
-        lane_with(target, ["bad", "a", "b", "c"])
+        partition_with(target, ["bad", "a", "b", "c"])
         done = set()
         for _ in range(8):
             (run,) = target.take(0, 1)
@@ -192,7 +199,7 @@ def test_a_poison_record_without_delay_does_not_keep_the_others_waiting() -> Non
 
 def test_a_worker_never_gets_more_than_it_asked_for() -> None:
     target = scheduler()
-    lane_with(target, [f"{index}" for index in range(60)] + ["hot"] * 90)
+    partition_with(target, [f"{index}" for index in range(60)] + ["hot"] * 90)
     assert target.take(0, 0) == []
     assert len(all_offsets(target.take(0, 50))) == 50
     assert len(all_offsets(target.take(0, 500))) == 10 + 64
@@ -203,44 +210,44 @@ def test_a_worker_never_gets_more_than_it_asked_for() -> None:
 
 def test_a_closed_lane_counts_nothing() -> None:
     target = scheduler()
-    lane = lane_with(target, ["a", "b", "c", "a"])
-    target.set_ceiling(lane, 2)
+    partition = partition_with(target, ["a", "b", "c", "a"])
+    target.set_ceiling(partition, 2)
     first, second, third = target.take(0, 3)
     target.release(second, failed=[(second.records[0], 50)])
-    target.close(lane)
+    target.close(partition)
     assert first.is_stale
-    assert target.lanes == ()
+    assert target.partitions == ()
     assert target.take(100, 10) == []
     assert target.next_due_ms() is None
-    progress = lane.tracker.progress()
+    progress = partition.tracker.progress()
     target.finish([first])
-    target.complete(lane, [0, 1, 2, 3])
+    target.complete(partition, [0, 1, 2, 3])
     target.release(third, processed=0)
-    assert target.add(lane, samples(["a"], first=4)) == 0
-    target.set_ceiling(lane, None)
-    target.resume(lane)
+    assert target.add(partition, samples(["a"], first=4)) == 0
+    target.set_ceiling(partition, None)
+    target.resume(partition)
     assert target.take(100, 10) == []
-    assert lane.tracker.progress() == progress
-    assert (lane.waiting_count, lane.in_flight_count, lane.failures) == (0, 0, {})
-    target.close(lane)
+    assert partition.tracker.progress() == progress
+    assert (partition.waiting_count, partition.in_flight_count, partition.failures) == (0, 0, {})
+    target.close(partition)
     target.check()
 
 
 def test_closing_a_lane_leaves_the_delays_of_others() -> None:
     target = scheduler()
-    gone, stays = (lane_with(target, ["a"], partition) for partition in (0, 1))
+    gone, stays = (partition_with(target, ["a"], partition) for partition in (0, 1))
     for run, due_ms in zip(target.take(0, 2), (10, 20), strict=True):
         target.release(run, failed=[(run.records[0], due_ms)])
     target.close(gone)
     assert target.next_due_ms() == 20
     (run,) = target.take(20, 9)
-    assert run.lane is stays
+    assert run.partition is stays
 
 
 def test_closing_a_lane_keeps_the_delays_of_others_in_order() -> None:
     target = scheduler()
     keys = [f"{index}" for index in range(40)]
-    gone, stays = (lane_with(target, keys, partition) for partition in (0, 1))
+    gone, stays = (partition_with(target, keys, partition) for partition in (0, 1))
     due = random.Random(3).sample(range(1_000), 80)
     for run, due_ms in zip(target.take(0, 80), due, strict=True):
         target.release(run, failed=[(run.records[0], due_ms)])
@@ -250,53 +257,53 @@ def test_closing_a_lane_keeps_the_delays_of_others_in_order() -> None:
     while (due_ms := target.next_due_ms()) is not None:
         seen.append(due_ms)
         (run,) = target.take(due_ms, 9)
-        assert run.lane is stays
+        assert run.partition is stays
     assert seen == expected
 
 
 def test_an_assignment_that_comes_again_has_a_higher_epoch() -> None:
     target = scheduler()
-    first = lane_with(target, ["a"])
+    first = partition_with(target, ["a"])
     (run,) = target.take(0)
     second = target.assign(0, OffsetTracker(0))
-    assert first.state is LaneState.CLOSED
+    assert first.phase is PartitionPhase.CLOSED
     assert second.epoch > first.epoch
     assert target.add(second, samples(["a"])) == 1
     target.finish([run])  # of the old epoch
     assert second.tracker.open_count == 1
     assert second.in_flight_count == 0
     target.close(first)
-    assert target.lanes == (second,)
+    assert target.partitions == (second,)
 
 
 def test_a_held_lane_hands_out_nothing_and_counts_what_is_in_flight() -> None:
     target = scheduler()
-    lane = lane_with(target, ["a", "b", "c", "a"])
+    partition = partition_with(target, ["a", "b", "c", "a"])
     runs = target.take(0, 3)
     assert offsets(runs) == [[0, 3], [1]]
-    target.hold(lane)
+    target.hold(partition)
     target.release(runs[0], processed=1, failed=[(runs[0].records[0], 5)])
     assert target.take(99, 10) == []
-    assert target.add(lane, samples(["d"], first=4)) == 1
+    assert target.add(partition, samples(["d"], first=4)) == 1
     assert target.take(99, 10) == []
-    target.complete(lane, [1])
+    target.complete(partition, [1])
     target.check()
-    target.resume(lane)
+    target.resume(partition)
     assert all_offsets(target.take(99, 10)) == [0, 2, 3, 4]  # 1 is with its worker
 
 
 def test_records_that_are_done_are_left_out() -> None:
     target = scheduler()
-    lane = target.assign(0, OffsetTracker(10, highest_seen=13, incompletes=(11,)))
-    assert target.add(lane, samples(["a"] * 5, first=10)) == 2
+    partition = target.assign(0, OffsetTracker(10, highest_seen=13, incompletes=(11,)))
+    assert target.add(partition, samples(["a"] * 5, first=10)) == 2
     assert offsets(target.take(0, 9)) == [[11, 14]]
-    assert target.add(lane, samples(["a"] * 5, first=10)) == 0
+    assert target.add(partition, samples(["a"] * 5, first=10)) == 0
 
 
 def test_runs_of_several_lanes_are_finished_together() -> None:
     target = scheduler()
-    first = lane_with(target, ["a", "b"], partition=0)
-    second = lane_with(target, ["a", "b", "c"], partition=1)
+    first = partition_with(target, ["a", "b"], partition=0)
+    second = partition_with(target, ["a", "b", "c"], partition=1)
     runs = target.take(0, 9)
     target.finish([runs[4], runs[0], runs[2]])
     assert (first.tracker.open_count, second.tracker.open_count) == (1, 1)
@@ -307,20 +314,20 @@ def test_runs_of_several_lanes_are_finished_together() -> None:
 def test_a_key_that_comes_again_after_its_last_record_was_done() -> None:
     for done_first in (True, False):
         target = scheduler()
-        lane = lane_with(target, ["a"])
+        partition = partition_with(target, ["a"])
         (run,) = target.take(0)
         if done_first:
-            target.complete(lane, [0])
+            target.complete(partition, [0])
         target.release(run)
-        assert not lane.serial
-        target.complete(lane, [0])
-        target.add(lane, samples(["a"], first=1))
+        assert not partition.serial
+        target.complete(partition, [0])
+        target.add(partition, samples(["a"], first=1))
         assert offsets(target.take(0)) == [[1]]
 
 
 def test_a_run_is_released_once() -> None:
     target = scheduler()
-    lane_with(target, ["a"])
+    partition_with(target, ["a"])
     (run,) = target.take(0)
     target.finish([run])
     with pytest.raises(StateError, match="released before"):
@@ -340,35 +347,35 @@ def test_max_run_is_at_least_one() -> None:
 @pytest.mark.parametrize("ordering", ORDERINGS)
 def test_nothing_above_the_ceiling_is_handed_out(ordering: Ordering) -> None:
     target = scheduler(ordering)
-    lane = lane_with(target, ["a", "b"] * 5)
-    target.set_ceiling(lane, 6)
+    partition = partition_with(target, ["a", "b"] * 5)
+    target.set_ceiling(partition, 6)
     runs = target.take(0, 100)
     assert all_offsets(runs) == [0, 1, 2, 3, 4, 5, 6]
     target.finish(runs)
-    target.add(lane, samples(["c"], first=10))
+    target.add(partition, samples(["c"], first=10))
     assert target.take(0, 100) == []
     target.check()
-    target.set_ceiling(lane, 8)
+    target.set_ceiling(partition, 8)
     target.check()
     runs = target.take(0, 100)
     assert all_offsets(runs) == [7, 8]
     target.finish(runs)
-    target.set_ceiling(lane, None)
+    target.set_ceiling(partition, None)
     assert all_offsets(target.take(0, 100)) == [9, 10]
 
 
 def test_a_ceiling_holds_back_its_own_partition_only() -> None:
     target = scheduler()
-    lane = lane_with(target, ["a", "b"], partition=0)
-    lane_with(target, ["a", "b"], partition=1)
-    target.set_ceiling(lane, -1)
-    assert [run.lane.partition for run in target.take(0, 9)] == [1, 1]
+    partition = partition_with(target, ["a", "b"], partition=0)
+    partition_with(target, ["a", "b"], partition=1)
+    target.set_ceiling(partition, -1)
+    assert [run.partition.place for run in target.take(0, 9)] == [1, 1]
 
 
 def test_a_failed_record_below_the_ceiling_is_tried_again() -> None:
     target = scheduler()
-    lane = lane_with(target, ["a", "b", "a"])
+    partition = partition_with(target, ["a", "b", "a"])
     run = target.take(0, 2)[0]
     target.release(run, processed=1, failed=[(run.records[0], 10)])
-    target.set_ceiling(lane, 1)
+    target.set_ceiling(partition, 1)
     assert all_offsets(target.take(10, 9)) == [0, 1]

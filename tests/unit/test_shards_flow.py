@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.shard_records import lane_with, scheduler
+from tests.unit.shard_records import partition_with, scheduler
 
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.rules.flow import (
@@ -11,7 +11,7 @@ from kafkamq.parallel.rules.flow import (
     MapVerdict,
     PartitionFlow,
     Stall,
-    StallGuard,
+    StallDetector,
 )
 from kafkamq.parallel.rules.offsets import OffsetTracker
 from kafkamq.parallel.wire.offsets import encode
@@ -40,37 +40,37 @@ def test_holes_of_a_map_do_not_count_as_held() -> None:
 def test_a_full_map_holds_back_new_work_until_its_holes_are_filled() -> None:
     flow = PartitionFlow(FlowLimits(max_free_map_chars=40, max_map_chars=50))
     target = scheduler()
-    lane = lane_with(target, ["stuck", *[f"{index % 97}" for index in range(1_000)]])
+    partition = partition_with(target, ["stuck", *[f"{index % 97}" for index in range(1_000)]])
 
     def judge() -> MapVerdict:
-        progress = lane.tracker.progress()
+        progress = partition.tracker.progress()
         metadata = encode(
             progress.committable_offset, progress.highest_succeeded, progress.incompletes
         )
         verdict = flow.judge_map(0 if progress.is_complete else len(metadata), progress)
-        target.set_ceiling(lane, verdict.ceiling)
+        target.set_ceiling(partition, verdict.ceiling)
         return verdict
 
     assert judge() == MapVerdict(is_written=True, ceiling=None)
     stuck = target.take(0, 1)
     target.finish(target.take(0, 300))
     verdict = judge()
-    assert verdict.ceiling == lane.tracker.highest_succeeded
+    assert verdict.ceiling == partition.tracker.highest_succeeded
     assert not verdict.is_written
     rounds = 0
     while judge().ceiling is not None:
         runs = target.take(0, 50)
         assert runs, "what is below the ceiling goes on"
-        assert all(r.offset <= lane.ceiling for run in runs for r in run.records)
+        assert all(r.offset <= partition.ceiling for run in runs for r in run.records)
         target.finish(runs)
         rounds += 1
     assert rounds
-    assert lane.tracker.committable_offset() == 0
+    assert partition.tracker.committable_offset() == 0
     target.finish(stuck)
     while runs := target.take(0, 50):
         target.finish(runs)
         judge()
-    assert lane.tracker.progress().is_complete
+    assert partition.tracker.progress().is_complete
 
 
 def test_limits_of_a_map() -> None:
@@ -101,20 +101,20 @@ def test_limits_that_cannot_work(name: str, limits: dict[str, int]) -> None:
 
 
 def test_a_record_that_holds_the_offset_back_is_reported_once() -> None:
-    tracker, guard = OffsetTracker(0), StallGuard(stall_after_ms=1_000)
-    assert guard.observe(tracker.first_open(), 0) is None
+    tracker, stalls = OffsetTracker(0), StallDetector(stall_after_ms=1_000)
+    assert stalls.observe(tracker.first_open(), 0) is None
     tracker.add([0, 1, 2, 3])
-    assert guard.observe(tracker.first_open(), 5_000) is None  # the clock starts here
+    assert stalls.observe(tracker.first_open(), 5_000) is None  # the clock starts here
     tracker.complete([1, 3])
-    assert guard.observe(tracker.first_open(), 5_999) is None
-    assert guard.observe(tracker.first_open(), 6_100) == Stall(offset=0, held_ms=1_100)
-    assert guard.observe(tracker.first_open(), 9_000) is None
+    assert stalls.observe(tracker.first_open(), 5_999) is None
+    assert stalls.observe(tracker.first_open(), 6_100) == Stall(offset=0, held_ms=1_100)
+    assert stalls.observe(tracker.first_open(), 9_000) is None
     tracker.complete([0])
-    assert guard.observe(tracker.first_open(), 9_000) is None  # 2 is another one
-    assert guard.observe(tracker.first_open(), 10_000) == Stall(offset=2, held_ms=1_000)
+    assert stalls.observe(tracker.first_open(), 9_000) is None  # 2 is another one
+    assert stalls.observe(tracker.first_open(), 10_000) == Stall(offset=2, held_ms=1_000)
     tracker.complete([2])
-    assert guard.observe(tracker.first_open(), 99_000) is None
-    assert guard.observe(tracker.first_open(), 199_000) is None
+    assert stalls.observe(tracker.first_open(), 99_000) is None
+    assert stalls.observe(tracker.first_open(), 199_000) is None
 
 
 def test_large_records_are_held_in_smaller_numbers() -> None:
@@ -138,12 +138,12 @@ def test_large_records_are_held_in_smaller_numbers() -> None:
 
 
 def test_a_stall_is_told_once() -> None:
-    guard = StallGuard(stall_after_ms=100)
-    assert guard.observe(7, 0) is None
-    assert guard.observe(7, 100) is not None
-    assert guard.observe(7, 1_000) is None
-    assert guard.observe(8, 1_001) is None
-    assert guard.observe(8, 1_101) is not None
+    stalls = StallDetector(stall_after_ms=100)
+    assert stalls.observe(7, 0) is None
+    assert stalls.observe(7, 100) is not None
+    assert stalls.observe(7, 1_000) is None
+    assert stalls.observe(8, 1_001) is None
+    assert stalls.observe(8, 1_101) is not None
 
 
 def test_holes_that_are_still_to_be_polled_are_no_stall() -> None:

@@ -12,14 +12,14 @@ from tests.unit.share_broker import Broker, open_share, share_group
 
 from kafkamq import Worker
 from kafkamq.queue import topic_consumer as base
-from kafkamq.queue.dead_letter_writer import DeadLetterWriter
+from kafkamq.queue.dead_letter_writer import TopicDeadLetterWriter
 from kafkamq.queue.topic_message import TopicMessage
 from kafkamq.testing import MemoryService
 from kafkamq.types import DeadLetterReason
 
 
 def payloads(broker: Broker) -> Counter[bytes | None]:
-    return Counter(form.value for form in broker.letters)
+    return Counter(form.value for form in broker.dead_letters)
 
 
 def test_what_is_rejected_while_dead_letters_are_refused_is_kept(
@@ -35,14 +35,14 @@ def test_what_is_rejected_while_dead_letters_are_refused_is_kept(
             for message in take(consumer, 5):
                 message.reject("no good")
             wait_until(lambda: len(broker.log) >= 10, "copies at the tail")
-            assert broker.letters == []
+            assert broker.dead_letters == []
             broker.mend()
             wait_until(lambda: broker.is_done, "the end of all of them")
         finally:
             consumer.close()
         assert broker.archived == []
         assert set(payloads(broker)) == {b"0", b"1", b"2", b"3", b"4"}
-        headers = [dict(form.headers) for form in broker.letters]
+        headers = [dict(form.headers) for form in broker.dead_letters]
         assert {each["kafkamq-reason"] for each in headers} == {b"rejected"}
         assert {each["kafkamq-error"] for each in headers} == {b"no good"}
         assert {each["kafkamq-delivery-count"] for each in headers} == {b"1"}
@@ -69,7 +69,7 @@ def test_what_was_delivered_too_often_is_kept_while_dead_letters_are_refused(
         finally:
             consumer.close()
         assert broker.archived == []
-        (letter,) = broker.letters
+        (letter,) = broker.dead_letters
         headers = dict(letter.headers)
         assert headers["kafkamq-reason"] == b"max-deliveries"
         assert headers["kafkamq-delivery-count"] == b"4"
@@ -91,7 +91,7 @@ def test_a_close_while_dead_letters_are_refused_loses_nothing(
         assert [entry.state for entry in broker.log] == ["ACCEPT", ""]
         broker.mend()
         consumer = open_share(broker)
-        wait_until(lambda: broker.letters and broker.is_done, "its dead letter")
+        wait_until(lambda: broker.dead_letters and broker.is_done, "its dead letter")
         consumer.close()
         assert (payloads(broker), broker.archived) == ({b"poison": 1}, [])
 
@@ -115,7 +115,7 @@ def test_what_no_handler_saw_is_no_dead_letter(monkeypatch: pytest.MonkeyPatch) 
         )
         with Worker(service, drain=1) as worker:
             wait_until(lambda: worker.handled >= 300 and broker.is_done, "all of them")
-        assert (broker.letters, broker.archived) == ([], [])
+        assert (broker.dead_letters, broker.archived) == ([], [])
         assert len(seen) == 300
 
 
@@ -140,7 +140,7 @@ def test_a_nack_in_the_last_delivery_but_one_costs_no_message(
         finally:
             consumer.close()
         assert broker.archived == []
-        (letter,) = broker.letters
+        (letter,) = broker.dead_letters
         assert dict(letter.headers)["kafkamq-error"] == b"again"
         assert dict(letter.headers)["kafkamq-delivery-count"] == b"4"
 
@@ -156,12 +156,12 @@ def test_a_letter_that_is_too_large_refers_to_its_payload() -> None:
         timestamp=lambda: (1, 1000),
     )
     made: list = []
-    box = DeadLetterWriter.__new__(DeadLetterWriter)
-    box._topic, box._queue_id = "letters", "q"
+    box = TopicDeadLetterWriter.__new__(TopicDeadLetterWriter)
+    box._topic, box._queue_id = "dead_letters", "q"
     box._writer = SimpleNamespace(write=made.append)  # type: ignore[assignment]
     acknowledger = SimpleNamespace(queue_id="q")
     message = TopicMessage(acknowledger, record, place=None)  # type: ignore[arg-type]
-    box.park(message, DeadLetterReason.REJECTED, "no good")
+    box.write(message, DeadLetterReason.REJECTED, "no good")
     whole, referring, bare = (made[0](refusals) for refusals in range(3))
     assert (whole.key, whole.value) == (b"q\x00k", b"x" * 1000)
     assert dict(whole.headers)["kafkamq-origin"] == b"t/3/7/1000"  # not another queue's

@@ -67,10 +67,10 @@ class ParallelConsumer(ParallelBase):
         self._check_stream()
         _check_async(handler)
         engine = self._engine
-        stream = ResultStream(engine.desk)
+        stream = ResultStream(engine.work_queue)
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._begin, handler, lambda *_: stream, takes_all=True, loop=loop)
-        has_ended = lambda: engine.desk.is_stopped or engine.ended.is_set()  # noqa: E731
+        has_ended = lambda: engine.work_queue.is_stopped or engine.ended.is_set()  # noqa: E731
         async for found in stream.results_async(has_ended):
             yield found
         if engine.failure is not None:
@@ -117,7 +117,7 @@ class ParallelConsumer(ParallelBase):
         Raises:
             DeadlineExceededError: Leaving the group takes longer, and goes on.
         """
-        if self._guard.is_foreign:
+        if self._fork_check.is_foreign:
             return
         engine = self._engine
         engine.end(timeout_s=timeout, drain_s=drain)

@@ -15,7 +15,7 @@ from kafkamq.claims.topic import coordination_topic, heartbeat_s
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import KafkaMQError, LeaseLostError
 from kafkamq.queue.backend import ConsumerPlan
-from kafkamq.queue.dead_letter_writer import Letters
+from kafkamq.queue.dead_letter_writer import DeadLetterWriter
 from kafkamq.queue.message import Message
 from kafkamq.queue.names import group_of
 from kafkamq.queue.rules.waiting import Waiting
@@ -54,10 +54,14 @@ class ClaimsConsumer(TopicConsumer[_Held]):
     """
 
     def __init__(
-        self, config: ServiceConfig, queue: QueueConfig, letters: Letters, plan: ConsumerPlan
+        self,
+        config: ServiceConfig,
+        queue: QueueConfig,
+        dead_letters: DeadLetterWriter,
+        plan: ConsumerPlan,
     ) -> None:
         """Begins to claim."""
-        super().__init__(queue, letters, plan.on_lease_lost)
+        super().__init__(queue, dead_letters, plan.on_lease_lost)
         # The coordination log's records are separated by slashes.
         group_id = queue.group_id or group_of(config, queue.queue_id).replace("/", ".")
         self._is_serial = plan.ordering != "unordered"

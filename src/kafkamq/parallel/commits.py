@@ -16,12 +16,12 @@ from kafkamq.errors import DeadlineExceededError, KafkaMQError, LeaseLostError
 from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.config import ParallelConfig, Partition
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.rules.flow import FlowLimits, MapVerdict, PartitionFlow, StallGuard
-from kafkamq.parallel.rules.lanes import Lane, LaneState
+from kafkamq.parallel.rules.flow import FlowLimits, MapVerdict, PartitionFlow, StallDetector
 from kafkamq.parallel.rules.offsets import Progress
+from kafkamq.parallel.rules.partitions import PartitionPhase, PartitionState
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.wire import offsets as offset_maps
-from kafkamq.parallel.work_queue import Desk
+from kafkamq.parallel.work_queue import ParallelWorkQueue
 from kafkamq.runtime.inside import enter
 from kafkamq.transport.errors import (
     KafkaException,
@@ -33,7 +33,7 @@ from kafkamq.transport.errors import (
 )
 from kafkamq.transport.exact_commits import ExactCommits, OffsetCommit
 
-__all__ = ["Committer", "Duty", "Plan", "plan_commits"]
+__all__ = ["Committer", "Assignment", "Plan", "plan_commits"]
 
 _TURN_S = 0.02  # who waits for a commit looks so often whether its thread must make it
 _SOON_S = 0.05  # until the next commit, while a map is too long
@@ -43,12 +43,12 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Duty:
+class Assignment:
     """One assignment of a partition, as its owner and the committer see it."""
 
-    lane: Lane[ParallelRecord]
+    partition: PartitionState[ParallelRecord]
     flow: PartitionFlow
-    guard: StallGuard
+    stalls: StallDetector
     committed_offset: int
     committed_version: int  # of the tracker's progress; -1: nothing is committed
     is_paused: bool = False
@@ -58,7 +58,7 @@ class Duty:
     @property
     def place(self) -> Partition:
         """Its partition."""
-        place = self.lane.partition
+        place = self.partition.place
         assert isinstance(place, tuple)
         return place
 
@@ -67,13 +67,13 @@ class Duty:
 class Plan:
     """One commit: of one moment."""
 
-    parts: list[tuple[Duty, Progress, MapVerdict]] = field(default_factory=list)
+    parts: list[tuple[Assignment, Progress, MapVerdict]] = field(default_factory=list)
     commits: list[OffsetCommit] = field(default_factory=list)
 
 
 def plan_commits(
-    duties: Iterable[Duty],
-    desk: Desk,
+    assignments: Iterable[Assignment],
+    work_queue: ParallelWorkQueue,
     stats: Stats,
     limits: FlowLimits,
     *,
@@ -81,15 +81,15 @@ def plan_commits(
     is_exact: bool = True,
 ) -> Plan:
     """What there is to commit now; ``is_exact`` as ``wire.offsets.encode`` has it."""
-    with desk.lock:
+    with work_queue.lock:
         wanted = [
-            (duty, duty.lane.tracker.progress())
-            for duty in duties
-            if duty.lane.state is not LaneState.CLOSED
-            and duty.lane.tracker.version != duty.committed_version
+            (assignment, assignment.partition.tracker.progress())
+            for assignment in assignments
+            if assignment.partition.phase is not PartitionPhase.CLOSED
+            and assignment.partition.tracker.version != assignment.committed_version
         ]
     plan = Plan()
-    for duty, progress in wanted:
+    for assignment, progress in wanted:
         metadata = ""
         if progress.needs_map and with_maps:
             metadata = offset_maps.encode(
@@ -98,26 +98,26 @@ def plan_commits(
                 progress.incompletes,
                 is_exact=is_exact,
             )
-        verdict = duty.flow.judge_map(len(metadata), progress)
+        verdict = assignment.flow.judge_map(len(metadata), progress)
         if not verdict.is_written:
             stats.maps_cut += 1
             whole = len(metadata)
             metadata, end = _cut(progress, whole, limits, is_exact=is_exact)
-            if not duty.is_cut:  # such commits follow each other quickly
+            if not assignment.is_cut:  # such commits follow each other quickly
                 _log.warning(
                     "an offset map is too long and is cut: after a restart what is done beyond its"
                     " end is done again",
-                    extra={"partition": duty.place, "chars": whole, "end": end},
+                    extra={"partition": assignment.place, "chars": whole, "end": end},
                 )
-        duty.is_cut = not verdict.is_written
-        duty.map_chars = len(metadata)
-        topic, partition = duty.place
-        plan.parts.append((duty, progress, verdict))
+        assignment.is_cut = not verdict.is_written
+        assignment.map_chars = len(metadata)
+        topic, partition = assignment.place
+        plan.parts.append((assignment, progress, verdict))
         plan.commits.append(OffsetCommit(topic, partition, progress.committable_offset, metadata))
-    with desk.lock:
-        for duty, _, verdict in plan.parts:
-            if duty.lane.state is not LaneState.CLOSED:
-                desk.scheduler.set_ceiling(duty.lane, verdict.ceiling)
+    with work_queue.lock:
+        for assignment, _, verdict in plan.parts:
+            if assignment.partition.phase is not PartitionPhase.CLOSED:
+                work_queue.scheduler.set_ceiling(assignment.partition, verdict.ceiling)
     return plan
 
 
@@ -146,16 +146,16 @@ class Committer:
     def __init__(
         self,
         config: ParallelConfig,
-        desk: Desk,
+        work_queue: ParallelWorkQueue,
         commits: ExactCommits,
-        duties: Callable[[], list[Duty]],
+        assignments: Callable[[], list[Assignment]],
         stats: Stats,
         fail: Callable[[BaseException], None],
     ) -> None:
         self._config = config
-        self._desk = desk
+        self._work_queue = work_queue
         self._commits = commits
-        self._duties = duties
+        self._assignments = assignments
         self._stats = stats
         self._fail = fail
         self._no_maps_s = _NO_MAPS_S
@@ -204,13 +204,24 @@ class Committer:
             DeadlineExceededError: No answer in time, or failures up to then; it may still come.
         """
         deadline_s = monotonic() + timeout_s
-        with self._desk.lock:
-            wanted = [(duty, duty.lane.tracker.version) for duty in self._duties()]
+        with self._work_queue.lock:
+            wanted = [
+                (assignment, assignment.partition.tracker.version)
+                for assignment in self._assignments()
+            ]
         while True:
             is_answered = self._commit_by(deadline_s)
-            with self._desk.lock:
-                missing = [duty for duty, version in wanted if duty.committed_version < version]
-                gone = [duty.place for duty in missing if duty.lane.state is LaneState.CLOSED]
+            with self._work_queue.lock:
+                missing = [
+                    assignment
+                    for assignment, version in wanted
+                    if assignment.committed_version < version
+                ]
+                gone = [
+                    assignment.place
+                    for assignment in missing
+                    if assignment.partition.phase is PartitionPhase.CLOSED
+                ]
             if not missing:
                 return
             error, is_passing_by = self._refusal or (None, True)
@@ -284,8 +295,8 @@ class Committer:
         """One commit; says whether a map holds work back."""
         self._may_succeed = False
         plan = plan_commits(
-            self._duties(),
-            self._desk,
+            self._assignments(),
+            self._work_queue,
             self._stats,
             self._config.limits,
             with_maps=self._with_maps,
@@ -332,10 +343,10 @@ class Committer:
 
     def confirm(self, plan: Plan) -> None:
         """Note that Kafka has it, and tell the user."""
-        with self._desk.lock:
-            for duty, progress, _ in plan.parts:
-                duty.committed_version = progress.version
-                duty.committed_offset = progress.committable_offset
+        with self._work_queue.lock:
+            for assignment, progress, _ in plan.parts:
+                assignment.committed_version = progress.version
+                assignment.committed_offset = progress.committable_offset
         self._refusal = None
         if any(each.metadata for each in plan.commits):
             self._no_maps_s = _NO_MAPS_S

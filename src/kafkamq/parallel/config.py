@@ -109,7 +109,7 @@ class ParallelConfig:
     send_timeout_ms: int = 30_000  # sendTimeout
     revoke_timeout_ms: int = 2_000  # for what is in flight, when partitions are revoked
     stall_after_ms: int = 60_000  # thresholdForTimeSpendInQueueWarning
-    park_stalled: bool = False  # a stalled record that waits for a retry: to the dead letters
+    gives_up_stalled: bool = False  # a stalled record that waits for a retry: to the dead letters
     hung_after_ms: int = 43_200_000  # handlers that all hang for so long: not alive
     max_rate: float | None = None  # records a second, of this consumer
     limits: FlowLimits = field(default_factory=FlowLimits)  # messageBufferSize, per partition
@@ -168,7 +168,7 @@ class ParallelConfig:
             wanted = "on_exhausted='dead-letter'"
         elif self.on_exhausted is None and self.max_attempts is not None:
             wanted = "max_attempts"
-        elif self.park_stalled:
+        elif self.gives_up_stalled:
             wanted = "on_stall='dead-letter'"
         if wanted and not self.dead_letter_topic:
             raise ConfigError(

@@ -12,13 +12,13 @@ from kafkamq.errors import ConfigError, DeadlineExceededError, StateError
 from kafkamq.parallel.calls import called, processes_of
 from kafkamq.parallel.config import is_async_handler
 from kafkamq.parallel.engine import Engine, State
+from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.health import Health, health_of
 from kafkamq.parallel.metrics import watch_engine
 from kafkamq.parallel.options import ParallelOptions, make_config
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OnProduced, ProducePublisher, Publisher
-from kafkamq.parallel.settling import Settler
 from kafkamq.parallel.streams import ResultStream
 from kafkamq.parallel.transactions import TransactionCommitter, TransactionPublisher
 from kafkamq.runtime.inside import is_inside
@@ -70,7 +70,7 @@ class ParallelBase:
         self._config = make_config(
             service, topics, group_id, ordering=ordering, concurrency=concurrency, options=options
         )
-        self._guard = ForkCheck("ParallelConsumer")
+        self._fork_check = ForkCheck("ParallelConsumer")
         self._engine = Engine(self._config)
 
     def __repr__(self) -> str:
@@ -100,13 +100,13 @@ class ParallelBase:
         """Begin no more records, and stay in the group; what is in flight goes on."""
         if self._engine.state is State.RUNNING:
             self._engine.state = State.PAUSED
-            self._engine.desk.pause()
+            self._engine.work_queue.pause()
 
     def resume(self) -> None:
         """Go on after ``pause``."""
         if self._engine.state is State.PAUSED:
             self._engine.state = State.RUNNING
-            self._engine.desk.resume()
+            self._engine.work_queue.resume()
 
     def commit_soon(self) -> None:
         """Commit without waiting for the end of the interval."""
@@ -115,24 +115,24 @@ class ParallelBase:
     def _begin(
         self,
         handler: Callable[..., object],
-        publisher: Callable[[Engine, Settler], Publisher | None] = lambda *_: None,
+        publisher: Callable[[Engine, FailurePolicy], Publisher | None] = lambda *_: None,
         *,
         takes_all: bool = False,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """Give the engine its handler; once."""
         is_async = is_async_handler(handler)
-        self._guard.check()
+        self._fork_check.check()
         engine, config = self._engine, self._config
         if engine.state is not State.UNUSED:
             raise StateError(
                 f"this parallel consumer is {engine.state.value}: each is given one handler, once"
             )
-        settler = Settler(
-            config, engine.stats, engine.letters.write, engine.fail, engine.hold_letter
+        policy = FailurePolicy(
+            config, engine.stats, engine.dead_letters.write, engine.fail, engine.hold_dead_letter
         )
-        results = publisher(engine, settler)
-        queue = Handling(engine.desk, settler, results, takes_all=takes_all)
+        results = publisher(engine, policy)
+        queue = Handling(engine.work_queue, policy, results, takes_all=takes_all)
         call = HandlerCall(
             function=called(handler, config.middleware, takes_lists=bool(config.batch_size)),
             takes_lists=bool(config.batch_size),
@@ -158,7 +158,7 @@ class ParallelBase:
         if self._config.is_transactional:
             raise ConfigError("a stream of results cannot be part of a transaction")
 
-    def _polling(self, engine: Engine, _: Settler) -> Publisher | None:
+    def _polling(self, engine: Engine, _: FailurePolicy) -> Publisher | None:
         """Offsets alone may be committed in transactions as well."""
         committer = engine.committer
         if isinstance(committer, TransactionCommitter):
@@ -169,16 +169,20 @@ class ParallelBase:
 
     def _producing(
         self, on_produced: OnProduced | None
-    ) -> Callable[[Engine, Settler], Publisher | None]:
-        def make(engine: Engine, settler: Settler) -> Publisher:
+    ) -> Callable[[Engine, FailurePolicy], Publisher | None]:
+        def make(engine: Engine, policy: FailurePolicy) -> Publisher:
             committer = engine.committer
             if isinstance(committer, TransactionCommitter):
                 if on_produced is not None:
                     raise ConfigError("in transactions there is no callback per result")
-                return TransactionPublisher(engine.desk, committer, settler)
+                return TransactionPublisher(engine.work_queue, committer, policy)
             timeout_s = self._config.send_timeout_ms / 1000
             return ProducePublisher(
-                engine.desk, settler, engine.results, timeout_s=timeout_s, on_produced=on_produced
+                engine.work_queue,
+                policy,
+                engine.results,
+                timeout_s=timeout_s,
+                on_produced=on_produced,
             )
 
         return make
@@ -248,13 +252,13 @@ class ParallelConsumer(ParallelBase):
             ConfigError, StateError, BrokerError: As ``poll``.
         """
         self._check_stream()
-        stream = ResultStream(self._engine.desk)
+        stream = ResultStream(self._engine.work_queue)
         self._begin(handler, lambda *_: stream, takes_all=True)
         return self._results(stream)
 
     def _results(self, stream: ResultStream) -> Iterator[tuple[ParallelRecord, object]]:
         engine = self._engine
-        yield from stream.results(lambda: engine.desk.is_stopped or engine.ended.is_set())
+        yield from stream.results(lambda: engine.work_queue.is_stopped or engine.ended.is_set())
         if engine.failure is not None:
             raise engine.failure
 
@@ -306,7 +310,7 @@ class ParallelConsumer(ParallelBase):
             DeadlineExceededError: Leaving the group takes longer, and goes on.
         """
         engine = self._engine
-        if self._guard.is_foreign:
+        if self._fork_check.is_foreign:
             return
         engine.end(timeout_s=timeout, drain_s=drain)
         if is_inside(self._config):

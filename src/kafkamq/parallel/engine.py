@@ -1,4 +1,4 @@
-"""The thread that owns the consumer: polls, feeds the desk, and looks after everything in time."""
+"""The thread that owns the consumer: polls, feeds the work queue, commits, takes revokes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from enum import Enum
 from time import monotonic, sleep
 
 from kafkamq.parallel.callbacks import tell
-from kafkamq.parallel.commits import Committer, Duty
+from kafkamq.parallel.commits import Assignment, Committer
 from kafkamq.parallel.config import CommitMode, ParallelConfig, Partition
-from kafkamq.parallel.letters import Letters
+from kafkamq.parallel.dead_letters import ParallelDeadLetters
 from kafkamq.parallel.positions import Position
 from kafkamq.parallel.record import ParallelRecord, make_records
 from kafkamq.parallel.result_producer import ResultProducer
-from kafkamq.parallel.rules.flow import PartitionFlow, Stall, StallGuard
-from kafkamq.parallel.rules.lanes import Lane
+from kafkamq.parallel.rules.flow import PartitionFlow, Stall, StallDetector
+from kafkamq.parallel.rules.partitions import PartitionState
 from kafkamq.parallel.source import Source
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.transactions import TransactionCommitter
 from kafkamq.parallel.wire.offset_zstd import require_zstandard
-from kafkamq.parallel.work_queue import Desk
+from kafkamq.parallel.work_queue import ParallelWorkQueue
 from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime.inside import enter
 from kafkamq.runtime.rules.hanging import Slots
@@ -58,15 +58,15 @@ class Engine:
         require_zstandard()
         self.config = config
         self.stats = Stats()
-        self.desk = Desk(config, self.stats)
+        self.work_queue = ParallelWorkQueue(config, self.stats)
         self.results = ResultProducer(config)
-        self.letters = Letters(config, self.desk, self.stats)
+        self.dead_letters = ParallelDeadLetters(config, self.work_queue, self.stats)
         self.state = State.UNUSED
         self.failure: BaseException | None = None
         self.ended = threading.Event()
         self.on_turn: Callable[[], None] = _nothing  # each turn of the thread
         self.on_end: Callable[[], None] = _nothing
-        self._duties: dict[Partition, Duty] = {}
+        self._assignments: dict[Partition, Assignment] = {}
         self._source = Source(config, self, self.stats)
         self._must_rewind = False
         self._is_leaving_late = False
@@ -80,7 +80,13 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="kafkamq-parallel", daemon=True)
 
     def _make_committer(self) -> Committer:
-        given = (self.config, self.desk, self._source.commits, self._all_duties, self.stats)
+        given = (
+            self.config,
+            self.work_queue,
+            self._source.commits,
+            self._all_assignments,
+            self.stats,
+        )
         if not self.config.is_transactional:
             return Committer(*given, self.fail)
         return TransactionCommitter(*given, self.fail, self._rewind_soon)
@@ -95,12 +101,12 @@ class Engine:
         """Whether commit metadata is exact (``transport.exact_commits``)."""
         return self._source.commits.is_exact
 
-    def _all_duties(self) -> list[Duty]:
-        return list(self._duties.values())
+    def _all_assignments(self) -> list[Assignment]:
+        return list(self._assignments.values())
 
-    def duties(self) -> list[Duty]:
+    def assignments(self) -> list[Assignment]:
         """The partitions assigned at the moment."""
-        return self._all_duties()
+        return self._all_assignments()
 
     def slots(self) -> Slots:
         """What its handlers are at; from any thread."""
@@ -124,7 +130,7 @@ class Engine:
             self._thread.start()
         except BaseException as error:  # such as transactions that may not be, too many threads
             self.failure = error
-            self.desk.stop()
+            self.work_queue.stop()
             self._committer.end(self.config.commit_timeout_ms / 1000)
             self._source.close()
             self.state = State.FAILED
@@ -151,7 +157,7 @@ class Engine:
             self.ended.set()
             return
         if drain_s <= 0:
-            self.desk.stop()
+            self.work_queue.stop()
         drain_until_s, close_until_s = now_s + drain_s, now_s + drain_s + timeout_s
         if self._is_ending.is_set():  # the earlier end counts: a close ends a drain
             drain_until_s = min(drain_until_s, self._drain_until_s)
@@ -182,16 +188,16 @@ class Engine:
         assert pool is not None
         if self.failure is None and self._drain_until_s > monotonic():
             self.state = State.DRAINING
-            self.desk.resume()
-            while self.desk.open_count() and monotonic() < self._drain_until_s:
+            self.work_queue.resume()
+            while self.work_queue.open_count() and monotonic() < self._drain_until_s:
                 self._stay()
         self.state = State.CLOSING
-        self.desk.stop()
+        self.work_queue.stop()
         while not pool.join(0) and monotonic() < self._close_until_s:
             self._stay()
         pool.cancel()
         timeout_s = self.config.commit_timeout_ms / 1000
-        self.letters.close(max(1.0, self._close_until_s - monotonic()))
+        self.dead_letters.close(max(1.0, self._close_until_s - monotonic()))
         self.results.close(max(1.0, self._close_until_s - monotonic()))
         is_idle = self._committer.commit_at_last(timeout_s)  # also when it fails: done is done
         self._tell_of_refusal()
@@ -199,7 +205,7 @@ class Engine:
             _log.warning("a last commit has no answer; leaving the group goes on behind it")
             self._is_leaving_late = True  # a client must not be ended with a commit inside of it
             return
-        self._forget(list(self._duties))
+        self._forget(list(self._assignments))
         self._source.close()
 
     def _tell_of_refusal(self) -> None:
@@ -240,51 +246,56 @@ class Engine:
     def _rewind(self) -> None:
         """A transaction was aborted: read again from what is committed."""
         self._must_rewind = False
-        begun = {place: duty.committed_offset for place, duty in self._duties.items()}
+        begun = {
+            place: assignment.committed_offset for place, assignment in self._assignments.items()
+        }
         self._forget(list(begun))
         self.assigned(self._source.rewind(begun))
 
     def _take_in(self, groups: Sequence[tuple[Partition, Sequence[Record]]]) -> None:
-        crowded: Duty | None = None
+        crowded: Assignment | None = None
         for place, messages in groups:
-            duty = self._duties.get(place)
-            if duty is None:  # went in the same poll
+            assignment = self._assignments.get(place)
+            if assignment is None:  # went in the same poll
                 continue
             records = make_records(messages)
             self.stats.polled += len(records)
-            self.desk.add(duty.lane, records)
-            duty.flow.observe(list(map(len, messages[::_SAMPLE])))
-            if duty.lane.tracker.open_count >= duty.flow.max_open:
-                crowded = duty
+            self.work_queue.add(assignment.partition, records)
+            assignment.flow.observe(list(map(len, messages[::_SAMPLE])))
+            if assignment.partition.tracker.open_count >= assignment.flow.max_open:
+                crowded = assignment
         for place, offset in self._source.ends.items():
-            duty = self._duties.get(place)
-            if duty is not None:
-                with self.desk.lock:
-                    duty.lane.tracker.advance(offset)
+            assignment = self._assignments.get(place)
+            if assignment is not None:
+                with self.work_queue.lock:
+                    assignment.partition.tracker.advance(offset)
         if crowded is not None:
             self._make_room(crowded)
 
-    def _make_room(self, crowded: Duty) -> None:
+    def _make_room(self, crowded: Assignment) -> None:
         """Wait a moment, as pausing throws away what is fetched ahead; then pause."""
-        self.desk.await_room(crowded.lane, crowded.flow.resume_open, ROOM_S)
-        for duty in self._duties.values():
-            if not duty.flow.fetch(duty.lane.tracker.open_count) and not duty.is_paused:
-                duty.is_paused = True
-                self._source.pause([duty.place])
+        self.work_queue.await_room(crowded.partition, crowded.flow.resume_open, ROOM_S)
+        for assignment in self._assignments.values():
+            if (
+                not assignment.flow.fetch(assignment.partition.tracker.open_count)
+                and not assignment.is_paused
+            ):
+                assignment.is_paused = True
+                self._source.pause([assignment.place])
 
     def _tend(self, now_s: float) -> None:
-        self.desk.tend()
-        self.letters.tend()
+        self.work_queue.tend()
+        self.dead_letters.tend()
         now_ms = int(now_s * 1000)
-        for duty in list(self._duties.values()):
-            tracker = duty.lane.tracker
-            if duty.is_paused and duty.flow.fetch(tracker.open_count):
-                duty.is_paused = False
-                self._source.resume([duty.place])
-            with self.desk.lock:
-                stall = duty.guard.observe(tracker.first_open(), now_ms)
+        for assignment in list(self._assignments.values()):
+            tracker = assignment.partition.tracker
+            if assignment.is_paused and assignment.flow.fetch(tracker.open_count):
+                assignment.is_paused = False
+                self._source.resume([assignment.place])
+            with self.work_queue.lock:
+                stall = assignment.stalls.observe(tracker.first_open(), now_ms)
             if stall is not None:
-                self._stalled(duty, stall)
+                self._stalled(assignment, stall)
         if self.config.commit_mode is CommitMode.SYNCHRONOUS:
             self._commit_in_step(now_s)
 
@@ -293,9 +304,9 @@ class Engine:
             self._committed_s = now_s
             self._committer.commit_now(self.config.commit_timeout_ms / 1000)
 
-    def _stalled(self, duty: Duty, stall: Stall) -> None:
+    def _stalled(self, assignment: Assignment, stall: Stall) -> None:
         self.stats.stalls += 1
-        topic, partition = duty.place
+        topic, partition = assignment.place
         _log.warning(
             "a record holds the committed offset back",
             extra={
@@ -307,37 +318,42 @@ class Engine:
         )
         held_s = stall.held_ms / 1000
         tell("on_stall", self.config.hooks.on_stall, topic, partition, stall.offset, held_s)
-        if self.config.park_stalled:
-            self._park(duty, stall.offset, f"held the committed offset back for {held_s:g} s")
+        if self.config.gives_up_stalled:
+            self._give_up_stalled(
+                assignment, stall.offset, f"held the committed offset back for {held_s:g} s"
+            )
 
-    def _park(self, duty: Duty, offset: int, said: str) -> None:
+    def _give_up_stalled(self, assignment: Assignment, offset: int, said: str) -> None:
         """Make a dead letter of a record that holds others up; then the offset moves."""
-        record = self.desk.find(duty.lane, offset)
+        record = self.work_queue.find(assignment.partition, offset)
         if record is not None:
             reason = DeadLetterReason.MAX_LEASE
-            written = self.letters.write(record, reason, said)
-            self.letters.hold(duty.lane, record, reason, written)
+            written = self.dead_letters.write(record, reason, said)
+            self.dead_letters.hold(assignment.partition, record, reason, written)
 
-    def hold_letter(
+    def hold_dead_letter(
         self, record: ParallelRecord, reason: DeadLetterReason, written: Written
     ) -> None:
-        """See ``Letters.hold``; any thread."""
-        duty = self._duties.get((record.topic, record.partition))
-        if duty is not None and self.desk.find(duty.lane, record.offset) is record:
-            self.letters.hold(duty.lane, record, reason, written)
+        """See ``ParallelDeadLetters.hold``; any thread."""
+        assignment = self._assignments.get((record.topic, record.partition))
+        if (
+            assignment is not None
+            and self.work_queue.find(assignment.partition, record.offset) is record
+        ):
+            self.dead_letters.hold(assignment.partition, record, reason, written)
 
     # Membership, told by the source inside ``poll``.
 
     def assigned(self, positions: Sequence[Position]) -> None:
-        """New lanes."""
+        """New partitions."""
         config = self.config
         for position in positions:
             place = (position.topic, position.partition)
-            lane = self.desk.assign(place, position.tracker)
-            self._duties[place] = Duty(
-                lane,
+            partition = self.work_queue.assign(place, position.tracker)
+            self._assignments[place] = Assignment(
+                partition,
                 PartitionFlow(config.limits),
-                StallGuard(stall_after_ms=config.stall_after_ms),
+                StallDetector(stall_after_ms=config.stall_after_ms),
                 position.offset,
                 position.tracker.version if position.is_committed else -1,
             )
@@ -349,20 +365,22 @@ class Engine:
 
     def revoked(self, partitions: Sequence[Partition]) -> None:
         """Commit what is done of these, within the budget, and forget them."""
-        duties = [self._duties[place] for place in partitions if place in self._duties]
-        self._settle_in_flight([duty.lane for duty in duties])
-        if duties and not self._committer.commit_at_last(self.config.commit_timeout_ms / 1000):
+        assignments = [
+            self._assignments[place] for place in partitions if place in self._assignments
+        ]
+        self._await_in_flight([assignment.partition for assignment in assignments])
+        if assignments and not self._committer.commit_at_last(self.config.commit_timeout_ms / 1000):
             _log.warning("no answer to the commit of revoked partitions")
         self._tell_of_refusal()
         self._forget(partitions)
         _log.info("partitions were revoked", extra={"partitions": list(partitions)})
         tell("on_revoked", self.config.hooks.on_revoked, list(partitions), False)
 
-    def _settle_in_flight(self, lanes: Sequence[Lane[ParallelRecord]]) -> None:
+    def _await_in_flight(self, partitions: Sequence[PartitionState[ParallelRecord]]) -> None:
         """Hand out nothing of these any more, and wait for what is in flight (bounded)."""
-        self.desk.recall(lanes)
+        self.work_queue.recall(partitions)
         deadline_s = monotonic() + self.config.revoke_timeout_ms / 1000
-        while self.desk.has_in_flight(lanes) and monotonic() < deadline_s:
+        while self.work_queue.has_in_flight(partitions) and monotonic() < deadline_s:
             sleep(0.001)
 
     def lost(self, partitions: Sequence[Partition]) -> None:
@@ -385,9 +403,9 @@ class Engine:
 
     def _forget(self, partitions: Sequence[Partition]) -> None:
         for place in partitions:
-            duty = self._duties.pop(place, None)
-            if duty is not None:
-                self.desk.close(duty.lane)
+            assignment = self._assignments.pop(place, None)
+            if assignment is not None:
+                self.work_queue.close(assignment.partition)
 
 
 def _nothing() -> None:

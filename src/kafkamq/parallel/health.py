@@ -55,9 +55,9 @@ def health_of(engine: Engine) -> Health:
     """The engine at this moment; from any thread, at once."""
     slots = engine.slots()
     now_s = monotonic()
-    stats, scheduler = engine.stats, engine.desk.scheduler
+    stats, scheduler = engine.stats, engine.work_queue.scheduler
     since_poll_s = now_s - stats.last_poll_s if stats.last_poll_s else None
-    duties = engine.duties()
+    assignments = engine.assignments()
     is_alive = (
         engine.state in _ALIVE
         and (since_poll_s is None or since_poll_s < MAX_SILENCE_S)
@@ -67,11 +67,11 @@ def health_of(engine: Engine) -> Health:
     return Health(
         state=engine.state.value,
         is_alive=is_alive,
-        is_ready=is_alive and bool(duties) and slots.is_ready(now_s),
-        partitions=tuple(sorted(duty.place for duty in duties)),
+        is_ready=is_alive and bool(assignments) and slots.is_ready(now_s),
+        partitions=tuple(sorted(assignment.place for assignment in assignments)),
         waiting=scheduler.waiting_count,
-        in_flight=engine.desk.in_flight_count(),
-        uncommitted=sum(d.lane.tracker.version != d.committed_version for d in duties),
+        in_flight=engine.work_queue.in_flight_count(),
+        uncommitted=sum(d.partition.tracker.version != d.committed_version for d in assignments),
         since_poll_s=since_poll_s,
         since_commit_s=now_s - stats.last_commit_s if stats.last_commit_s else None,
         error="" if engine.failure is None else str(engine.failure),

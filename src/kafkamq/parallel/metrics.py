@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from kafkamq.metrics import Counter, Gauge, health, register
 from kafkamq.metrics.families import Labels
 from kafkamq.metrics.health import Handlers
-from kafkamq.parallel.commits import Duty
+from kafkamq.parallel.commits import Assignment
 from kafkamq.parallel.engine import Engine, State
 
 __all__ = ["watch_engine"]
@@ -55,15 +55,15 @@ register(OPEN, COMMITTED, HIGHEST_DONE, MAP_CHARS, PAUSED)
 
 def watch_engine(engine: Engine) -> Callable[[], None]:
     """Show an engine's figures, and watch over its loop, from now on; the result ends that."""
-    group, stats, scheduler = engine.config.group_id, engine.stats, engine.desk.scheduler
+    group, stats, scheduler = engine.config.group_id, engine.stats, engine.work_queue.scheduler
 
     def figure(ask: Callable[[], float]) -> Callable[[], Mapping[Labels, float]]:
         return lambda: {(group,): float(ask())}
 
-    def of_partitions(ask: Callable[[Duty], float]) -> Callable[[], Mapping[Labels, float]]:
+    def of_partitions(ask: Callable[[Assignment], float]) -> Callable[[], Mapping[Labels, float]]:
         return lambda: {
-            (group, f"{duty.place[0]}/{duty.place[1]}"): float(ask(duty))
-            for duty in engine.duties()
+            (group, f"{assignment.place[0]}/{assignment.place[1]}"): float(ask(assignment))
+            for assignment in engine.assignments()
         }
 
     ends = [
@@ -78,18 +78,20 @@ def watch_engine(engine: Engine) -> Callable[[], None]:
         MAPS_CUT.watch(figure(lambda: stats.maps_cut)),
         MAPS_IGNORED.watch(figure(lambda: stats.maps_ignored)),
         WAITING.watch(figure(lambda: scheduler.waiting_count)),
-        IN_FLIGHT.watch(figure(engine.desk.in_flight_count)),
+        IN_FLIGHT.watch(figure(engine.work_queue.in_flight_count)),
         RUNNING.watch(figure(lambda: engine.state is State.RUNNING)),
-        OPEN.watch(of_partitions(lambda duty: duty.lane.tracker.open_count)),
-        COMMITTED.watch(of_partitions(lambda duty: duty.committed_offset)),
-        HIGHEST_DONE.watch(of_partitions(lambda duty: duty.lane.tracker.highest_succeeded)),
-        MAP_CHARS.watch(of_partitions(lambda duty: duty.map_chars)),
-        PAUSED.watch(of_partitions(lambda duty: duty.is_paused)),
+        OPEN.watch(of_partitions(lambda assignment: assignment.partition.tracker.open_count)),
+        COMMITTED.watch(of_partitions(lambda assignment: assignment.committed_offset)),
+        HIGHEST_DONE.watch(
+            of_partitions(lambda assignment: assignment.partition.tracker.highest_succeeded)
+        ),
+        MAP_CHARS.watch(of_partitions(lambda assignment: assignment.map_chars)),
+        PAUSED.watch(of_partitions(lambda assignment: assignment.is_paused)),
     ]
     loop = health.add(
         f"parallel consumer of {group}",
         max_age_s=MAX_SILENCE_S,
-        is_ready=lambda: engine.state is State.RUNNING and bool(engine.duties()),
+        is_ready=lambda: engine.state is State.RUNNING and bool(engine.assignments()),
     )
     engine.on_turn = loop.beat
     handlers = Handlers(

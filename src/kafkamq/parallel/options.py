@@ -162,7 +162,7 @@ def make_config(
         revoke_timeout_ms=milliseconds(options.get("revoke_timeout", 2.0), name="revoke_timeout"),
         stall_after_ms=_ms("stall_after", options.get("stall_after", 60.0)),
         hung_after_ms=_ms("hung_after", options.get("hung_after", 43_200.0)),
-        park_stalled=options.get("on_stall") == "dead-letter",
+        gives_up_stalled=options.get("on_stall") == "dead-letter",
         max_rate=max_rate,
         limits=_limits(max_open, options),
         start=options.get("start", "earliest"),

@@ -13,7 +13,7 @@ from kafkamq.parallel.metrics import watch_engine
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.slots import Slot, SlotPool
 from kafkamq.queue.backend import ConsumerPlan
-from kafkamq.queue.dead_letter_writer import Letters
+from kafkamq.queue.dead_letter_writer import DeadLetterWriter
 from kafkamq.queue.names import group_of_workers
 from kafkamq.queue.topic_consumer import TopicConsumer
 from kafkamq.queue.topic_message import MessageState, TopicMessage
@@ -26,7 +26,7 @@ class _Puller(ParallelBase):
     """A parallel consumer without a handler."""
 
     def begin(self, make_pool: Callable[[Engine], SlotPool]) -> Engine:
-        self._guard.check()
+        self._fork_check.check()
         engine = self._engine
         engine.start(make_pool(engine))
         engine.on_end = watch_engine(engine)
@@ -43,10 +43,14 @@ class OffsetsConsumer(TopicConsumer[_Held]):
     """
 
     def __init__(
-        self, config: ServiceConfig, queue: QueueConfig, letters: Letters, plan: ConsumerPlan
+        self,
+        config: ServiceConfig,
+        queue: QueueConfig,
+        dead_letters: DeadLetterWriter,
+        plan: ConsumerPlan,
     ) -> None:
         """Joins the group."""
-        super().__init__(queue, letters, plan.on_lease_lost)
+        super().__init__(queue, dead_letters, plan.on_lease_lost)
         self._puller = _Puller(
             queue.topic,
             group_id=group_of_workers(config, queue),
@@ -61,11 +65,11 @@ class OffsetsConsumer(TopicConsumer[_Held]):
         self._engine = self._puller.begin(self._make_pool)
 
     def _make_pool(self, engine: Engine) -> SlotPool:
-        self._slots = SlotPool(engine.desk, self._queue.max_in_flight, self._wake)
+        self._slots = SlotPool(engine.work_queue, self._queue.max_in_flight, self._wake)
         return self._slots
 
     def _wake(self) -> None:
-        # Called with the desk's lock held, which a receive takes with ours held: so not ours.
+        # Called with the work queue's lock held, which a receive takes with ours held: so not ours.
         if self._changed.acquire(blocking=False):
             self._changed.notify()
             self._changed.release()
@@ -115,7 +119,7 @@ class OffsetsConsumer(TopicConsumer[_Held]):
         self._check_failure()
         if engine.state is State.CLOSED:
             return
-        engine.desk.recall(())  # also what is done of runs that slots have not ended counts
+        engine.work_queue.recall(())  # also what is done of runs that slots have not ended counts
         engine.committer.see_committed(timeout_s)
 
     def _end(self, timeout_s: float) -> None:
@@ -124,7 +128,7 @@ class OffsetsConsumer(TopicConsumer[_Held]):
                 message = self._ready.popleft()
                 message.place[0].is_busy = False
         engine = self._engine
-        engine.desk.stop()
+        engine.work_queue.stop()
         for message in list(self._held.values()):  # handed out and not settled: it comes again
             message.place[0].is_busy = False
         self._slots.cancel()

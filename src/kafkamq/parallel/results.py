@@ -11,10 +11,10 @@ from typing import Protocol, TypeAlias
 
 from kafkamq.errors import ConfigError, DeadlineExceededError, KafkaMQError
 from kafkamq.parallel.callbacks import tell
+from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.result_producer import ResultProducer
-from kafkamq.parallel.settling import Settler
-from kafkamq.parallel.work_queue import Desk, Trouble, Worker
+from kafkamq.parallel.work_queue import FailedRun, ParallelWorkQueue, PoolWorker
 from kafkamq.transport.errors import KafkaError, broker_error
 from kafkamq.transport.record import Record
 
@@ -84,13 +84,13 @@ OnProduced: TypeAlias = Callable[[ParallelRecord, OutgoingRecord, int, int], obj
 class Publisher(Protocol):
     """Decides when what workers finished counts as done.
 
-    It empties the worker's ``outputs`` and ``troubles``; what is left in ``finished`` is done.
+    It empties the worker's ``outputs`` and ``failed_runs``; what is left in ``finished`` is done.
     """
 
-    def publish(self, worker: Worker) -> None:
+    def publish(self, worker: PoolWorker) -> None:
         """After a worker's runs, before it takes more; may wait."""
 
-    async def publish_async(self, worker: Worker) -> None:
+    async def publish_async(self, worker: PoolWorker) -> None:
         """As ``publish``, without blocking the event loop."""
 
 
@@ -169,21 +169,21 @@ class ProducePublisher:
 
     def __init__(
         self,
-        desk: Desk,
-        settler: Settler,
+        work_queue: ParallelWorkQueue,
+        policy: FailurePolicy,
         results: ResultProducer,
         *,
         timeout_s: float,
         on_produced: OnProduced | None,
     ) -> None:
-        self._desk = desk
-        self._settler = settler
+        self._work_queue = work_queue
+        self._policy = policy
         self._producer = results
         self._timeout_s = timeout_s
         self._on_produced = on_produced
-        desk.is_deferred = True
+        work_queue.is_deferred = True
 
-    def publish(self, worker: Worker) -> None:
+    def publish(self, worker: PoolWorker) -> None:
         """Send, and wait until Kafka has it."""
         if not worker.outputs:
             self._end(worker)
@@ -194,10 +194,10 @@ class ProducePublisher:
             in_time = sent.wait(self._timeout_s)
             for record, error in self._failures(outputs, sent, in_time=in_time):
                 if record not in behind:
-                    behind.update(put_off(worker, record, self._settler.settle(record, error)))
+                    behind.update(put_off(worker, record, self._policy.apply(record, error)))
         self._end(worker)
 
-    async def publish_async(self, worker: Worker) -> None:
+    async def publish_async(self, worker: PoolWorker) -> None:
         """As ``publish``."""
         if not worker.outputs:
             self._end(worker)
@@ -208,13 +208,13 @@ class ProducePublisher:
             in_time = await sent.wait_async(self._timeout_s)
             for record, error in self._failures(outputs, sent, in_time=in_time):
                 if record not in behind:
-                    due_ms = await self._settler.settle_async(record, error)
+                    due_ms = await self._policy.apply_async(record, error)
                     behind.update(put_off(worker, record, due_ms))
         self._end(worker)
 
-    def _end(self, worker: Worker) -> None:
+    def _end(self, worker: PoolWorker) -> None:
         worker.outputs = []
-        self._desk.release_all(worker)
+        self._work_queue.release_all(worker)
 
     def _send(self, outputs: Outputs) -> _Outstanding:
         sent = _Outstanding()
@@ -261,7 +261,7 @@ class ProducePublisher:
 
 
 def put_off(
-    worker: Worker, record: ParallelRecord, due_ms: int | None
+    worker: PoolWorker, record: ParallelRecord, due_ms: int | None
 ) -> Collection[ParallelRecord]:
     """Its result could not be published: if it is to be tried again, its run is not finished.
 
@@ -272,31 +272,31 @@ def put_off(
     """
     if due_ms is None:
         return ()
-    trouble = _trouble_of(worker, record)
-    run = trouble.run
+    failed_run = _failed_run_of(worker, record)
+    run = failed_run.run
     if not run.shard.is_serial:
-        failed = [*trouble.failed, (record, due_ms)]
-        trouble.failed = sorted(failed, key=lambda each: each[0].offset)
+        failed = [*failed_run.failed, (record, due_ms)]
+        failed_run.failed = sorted(failed, key=lambda each: each[0].offset)
         return ()
-    trouble.processed = 1 + run.records.index(record)
-    trouble.failed = [(record, due_ms)]
-    behind = set(run.records[trouble.processed :])
+    failed_run.processed = 1 + run.records.index(record)
+    failed_run.failed = [(record, due_ms)]
+    behind = set(run.records[failed_run.processed :])
     worker.outputs = [each for each in worker.outputs if each[0] not in behind]
     return behind
 
 
-def _trouble_of(worker: Worker, record: ParallelRecord) -> Trouble:
+def _failed_run_of(worker: PoolWorker, record: ParallelRecord) -> FailedRun:
     """What is known of a record's run; from here on it is no finished one."""
-    for trouble in worker.troubles:
-        if record in trouble.run.records:
-            return trouble
+    for failed_run in worker.failed_runs:
+        if record in failed_run.run.records:
+            return failed_run
     run = next(each for each in worker.finished if record in each.records)
     worker.finished = [other for other in worker.finished if other is not run]
-    worker.troubles.append(Trouble(run, None, []))
-    return worker.troubles[-1]
+    worker.failed_runs.append(FailedRun(run, None, []))
+    return worker.failed_runs[-1]
 
 
-def _waves(worker: Worker, behind: Collection[ParallelRecord]) -> Iterator[Outputs]:
+def _waves(worker: PoolWorker, behind: Collection[ParallelRecord]) -> Iterator[Outputs]:
     """What may be sent at once: behind a record that failed before, nothing that is in its order.
 
     So what has to be done again for its sake is done again once. ``behind`` grows meanwhile.
@@ -305,7 +305,7 @@ def _waves(worker: Worker, behind: Collection[ParallelRecord]) -> Iterator[Outpu
     if all(record._failure is None for record, _ in outputs):
         yield outputs
         return
-    runs = [*worker.finished, *(trouble.run for trouble in worker.troubles)]
+    runs = [*worker.finished, *(failed_run.run for failed_run in worker.failed_runs)]
     run_of = {record: run for run in runs if run.shard.is_serial for record in run.records}
     while outputs:
         now: Outputs = []

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.rules.lanes import LaneState
-from kafkamq.parallel.work_queue import Desk, Worker
+from kafkamq.parallel.rules.partitions import PartitionPhase
+from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
 from kafkamq.runtime.rules.hanging import Slots
 
 __all__ = ["Slot", "SlotPool"]
 
 
-class Slot(Worker):
+class Slot(PoolWorker):
     """One record at a time."""
 
     __slots__ = ("is_at_run", "is_busy")
@@ -34,14 +34,16 @@ class SlotPool:
     """The slots of one consumer.
 
     Args:
-        desk: Where they get their records.
+        work queue: Where they get their records.
         count: How many records may be out at once.
         on_woken: Called when ``advance_woken`` has something to do; from any thread, with the
-            desk's lock held.
+            work queue's lock held.
     """
 
-    def __init__(self, desk: Desk, count: int, on_woken: Callable[[], None]) -> None:
-        self._desk = desk
+    def __init__(
+        self, work_queue: ParallelWorkQueue, count: int, on_woken: Callable[[], None]
+    ) -> None:
+        self._work_queue = work_queue
         self._slots = [Slot() for _ in range(count)]
         self._woken: deque[Slot] = deque()
         self._on_woken = on_woken
@@ -50,10 +52,10 @@ class SlotPool:
 
     def start(self) -> None:
         """Begin."""
-        self._desk.join(self._slots, self)
+        self._work_queue.join(self._slots, self)
         self._woken.extend(self._slots)
 
-    def wake(self, workers: Sequence[Worker]) -> None:
+    def wake(self, workers: Sequence[PoolWorker]) -> None:
         """They are looked after at the next receive."""
         for worker in workers:
             assert isinstance(worker, Slot)
@@ -115,8 +117,8 @@ class SlotPool:
             if slot.is_at_run:
                 assert slot.current is not None
                 run, records = slot.current
-                if run.shard.lane.state is LaneState.CLOSED:
-                    self._desk.done(slot, run, 0)
+                if run.shard.partition.phase is PartitionPhase.CLOSED:
+                    self._work_queue.done(slot, run, 0)
                     slot.is_at_run = False
                     continue
                 record = next(records, None)
@@ -127,7 +129,7 @@ class SlotPool:
             if run_or_none is not None:
                 slot.current, slot.failed = (run_or_none, iter(run_or_none.records)), None
                 slot.is_at_run = True
-            elif not self._desk.take(slot):
+            elif not self._work_queue.take(slot):
                 return None
 
     def _leave_run(self, slot: Slot) -> None:
@@ -139,5 +141,5 @@ class SlotPool:
             processed = None
             if run.shard.is_serial:
                 processed = 1 + run.records.index(slot.failed[0][0])
-            self._desk.done(slot, run, processed)
+            self._work_queue.done(slot, run, processed)
         slot.is_at_run = False

@@ -1,4 +1,4 @@
-"""What a parallel consumer counts; written under the desk's lock or by one thread, read by any."""
+"""What a parallel consumer counts; written under one lock or by one thread, read by any."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from queue import Empty, Full, Queue
 
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.rules.lanes import Lane
-from kafkamq.parallel.work_queue import Desk, Worker
+from kafkamq.parallel.rules.partitions import PartitionState
+from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
 
 __all__ = ["ResultStream"]
 
@@ -20,33 +20,33 @@ _ASYNC_SLICE_S = 0.002
 class ResultStream:
     """A queue between workers and one iterator; what was iterated over is done."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._waiting: Queue[tuple[Lane[ParallelRecord], ParallelRecord, object]] = Queue(
+    def __init__(self, work_queue: ParallelWorkQueue) -> None:
+        self._work_queue = work_queue
+        self._waiting: Queue[tuple[PartitionState[ParallelRecord], ParallelRecord, object]] = Queue(
             MAX_WAITING
         )
-        desk.is_deferred = True
+        work_queue.is_deferred = True
 
-    def publish(self, worker: Worker) -> None:
+    def publish(self, worker: PoolWorker) -> None:
         """Queue the results, and wait while there is no room."""
         outputs, worker.outputs = worker.outputs, []
-        lanes = self._desk.hand_on(worker, [record for record, _ in outputs])
+        partitions = self._work_queue.hand_on(worker, [record for record, _ in outputs])
         for record, result in outputs:
-            while not self._desk.is_stopped:
+            while not self._work_queue.is_stopped:
                 try:
-                    self._waiting.put((lanes[record], record, result), timeout=_SLICE_S)
+                    self._waiting.put((partitions[record], record, result), timeout=_SLICE_S)
                     break
                 except Full:
                     continue
 
-    async def publish_async(self, worker: Worker) -> None:
+    async def publish_async(self, worker: PoolWorker) -> None:
         """As ``publish``."""
         outputs, worker.outputs = worker.outputs, []
-        lanes = self._desk.hand_on(worker, [record for record, _ in outputs])
+        partitions = self._work_queue.hand_on(worker, [record for record, _ in outputs])
         for record, result in outputs:
-            while not self._desk.is_stopped:
+            while not self._work_queue.is_stopped:
                 try:
-                    self._waiting.put_nowait((lanes[record], record, result))
+                    self._waiting.put_nowait((partitions[record], record, result))
                     break
                 except Full:
                     await asyncio.sleep(_ASYNC_SLICE_S)
@@ -55,11 +55,11 @@ class ResultStream:
         """Record and result; the record is done when the next one is asked for."""
         while not has_ended():
             try:
-                lane, record, result = self._waiting.get(timeout=_SLICE_S)
+                partition, record, result = self._waiting.get(timeout=_SLICE_S)
             except Empty:
                 continue
             yield record, result
-            self._desk.complete(lane, [record.offset])
+            self._work_queue.complete(partition, [record.offset])
 
     async def results_async(
         self, has_ended: Callable[[], bool]
@@ -67,9 +67,9 @@ class ResultStream:
         """As ``results``."""
         while not has_ended():
             try:
-                lane, record, result = self._waiting.get_nowait()
+                partition, record, result = self._waiting.get_nowait()
             except Empty:
                 await asyncio.sleep(_ASYNC_SLICE_S)
                 continue
             yield record, result
-            self._desk.complete(lane, [record.offset])
+            self._work_queue.complete(partition, [record.offset])

@@ -21,14 +21,14 @@ from contextlib import contextmanager
 from typing import TypeAlias, cast
 
 from kafkamq.errors import BrokerError, KafkaMQError, StateError
-from kafkamq.parallel.commits import Committer, Duty, Plan, plan_commits
+from kafkamq.parallel.commits import Assignment, Committer, Plan, plan_commits
 from kafkamq.parallel.config import ParallelConfig
+from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.results import OutgoingRecord, outgoing, put_off
-from kafkamq.parallel.rules.lanes import Lane, LaneState
-from kafkamq.parallel.settling import Settler
+from kafkamq.parallel.rules.partitions import PartitionPhase, PartitionState
 from kafkamq.parallel.stats import Stats
-from kafkamq.parallel.work_queue import Desk, Worker
+from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import KafkaError, KafkaException, Meaning, broker_error, meaning
 from kafkamq.transport.exact_commits import ExactCommits
@@ -76,14 +76,14 @@ class TransactionCommitter(Committer):
     def __init__(
         self,
         config: ParallelConfig,
-        desk: Desk,
+        work_queue: ParallelWorkQueue,
         commits: ExactCommits,
-        duties: Callable[[], list[Duty]],
+        assignments: Callable[[], list[Assignment]],
         stats: Stats,
         fail: Callable[[BaseException], None],
         rewind: Callable[[], None],
     ) -> None:
-        super().__init__(config, desk, commits, duties, stats, fail)
+        super().__init__(config, work_queue, commits, assignments, stats, fail)
         self.gate = _Gate()
         self._rewind = rewind
         self._producer = TransactionalProducer(
@@ -94,7 +94,9 @@ class TransactionCommitter(Committer):
         )
         self._has_begun = False
         self._failure: BaseException | None = None  # of a send: the transaction must not commit
-        self._lanes: set[Lane[ParallelRecord]] = set()  # whose results are in the transaction
+        self._partitions: set[PartitionState[ParallelRecord]] = (
+            set()
+        )  # whose results are in the transaction
         self._suspects: list[tuple[int, ParallelRecord, BaseException]] = []  # with sizes
         self._fatal: BaseException | None = None  # that no abort can mend
         self._blamed: dict[_Place, tuple[int, BaseException]] = {}  # attempts, and the last error
@@ -110,18 +112,18 @@ class TransactionCommitter(Committer):
         self._producer.init()
         super().start()
 
-    def send(self, worker: Worker) -> None:
+    def send(self, worker: PoolWorker) -> None:
         """Inside the gate: put a worker's results into the transaction and settle what it did."""
-        runs = [*worker.finished, *(each.run for each in worker.troubles)]
-        lanes = {record: run.lane for run in runs for record in run.records}
+        runs = [*worker.finished, *(each.run for each in worker.failed_runs)]
+        partitions = {record: run.partition for run in runs for record in run.records}
         outputs, worker.outputs = worker.outputs, []
         for record, result in outputs:
-            lane = lanes[record]
-            if lane.state is not LaneState.CLOSED:
-                self._lanes.add(lane)
+            partition = partitions[record]
+            if partition.phase is not PartitionPhase.CLOSED:
+                self._partitions.add(partition)
                 self._send_one(record, cast("Sequence[OutgoingRecord]", result))
-        self._desk.settle(worker)
-        self._desk.release_all(worker)
+        self._work_queue.collect(worker)
+        self._work_queue.release_all(worker)
 
     def _send_one(self, record: ParallelRecord, results: Sequence[OutgoingRecord]) -> None:
         if self._failure is not None:
@@ -169,8 +171,10 @@ class TransactionCommitter(Committer):
         """Those that are done after all, or of partitions that went."""
         if not self._blamed:
             return
-        trackers = {duty.place: duty.lane.tracker for duty in self._duties()}
-        with self._desk.lock:
+        trackers = {
+            assignment.place: assignment.partition.tracker for assignment in self._assignments()
+        }
+        with self._work_queue.lock:
             for place in list(self._blamed):
                 tracker = trackers.get(place[:2])
                 if tracker is None or not (
@@ -178,7 +182,7 @@ class TransactionCommitter(Committer):
                 ):
                     del self._blamed[place]
 
-    def refused(self, worker: Worker) -> list[tuple[ParallelRecord, BaseException | None]]:
+    def refused(self, worker: PoolWorker) -> list[tuple[ParallelRecord, BaseException | None]]:
         """Take those of a worker's results that cannot be sent, and say why; end with ``decided``.
 
         None: another worker settles the record at this moment. An abort has brought it here again,
@@ -225,11 +229,11 @@ class TransactionCommitter(Committer):
 
     def _commit(self) -> bool:
         with self.gate.passing():
-            # Before the lanes: a member that has lost some of them since is refused by Kafka.
+            # Before the partitions: a member that has lost some of them since is refused by Kafka.
             group = self._commits.group()
             plan = plan_commits(
-                self._duties(),
-                self._desk,
+                self._assignments(),
+                self._work_queue,
                 self._stats,
                 self._config.limits,
                 with_maps=self._with_maps,
@@ -240,7 +244,9 @@ class TransactionCommitter(Committer):
             try:
                 if self._failure is not None:
                     raise self._failure
-                if not self._lanes <= {duty.lane for duty, _, _ in plan.parts}:
+                if not self._partitions <= {
+                    assignment.partition for assignment, _, _ in plan.parts
+                }:
                     raise StateError("it holds results of a partition that has gone")
                 if not self._has_begun:
                     self._producer.begin()
@@ -249,7 +255,7 @@ class TransactionCommitter(Committer):
                     self._send_offsets(plan, group)
                 self._producer.commit(timeout_s=self._config.commit_timeout_ms / 1000)
                 self._has_begun = False
-                self._lanes.clear()
+                self._partitions.clear()
             except (KafkaMQError, KafkaException) as error:
                 if meaning(error) is Meaning.METADATA_TOO_LARGE:
                     self._go_without_maps()
@@ -279,7 +285,7 @@ class TransactionCommitter(Committer):
         self._stats.commit_failures += 1
         self._failure = None
         self._has_begun = False
-        self._lanes.clear()
+        self._partitions.clear()
         if self._suspects:
             _, record, refusal = max(self._suspects, key=lambda suspect: suspect[0])
             self._suspects.clear()
@@ -287,8 +293,8 @@ class TransactionCommitter(Committer):
         _log.warning(
             "a transaction is aborted; what it held is processed again", extra={"said": str(error)}
         )
-        for duty in self._duties():  # what is settled from here on belongs to no lane
-            self._desk.close(duty.lane)
+        for assignment in self._assignments():  # what is done from here on counts nowhere
+            self._work_queue.close(assignment.partition)
         self._producer.abort()
         if not self._producer.is_ready:
             self._producer.init()
@@ -307,19 +313,21 @@ class TransactionCommitter(Committer):
 class TransactionPublisher:
     """Hands results to the transaction."""
 
-    def __init__(self, desk: Desk, committer: TransactionCommitter, settler: Settler) -> None:
+    def __init__(
+        self, work_queue: ParallelWorkQueue, committer: TransactionCommitter, policy: FailurePolicy
+    ) -> None:
         self._committer = committer
-        self._settler = settler
-        desk.is_deferred = True
+        self._policy = policy
+        work_queue.is_deferred = True
 
-    def publish(self, worker: Worker) -> None:
+    def publish(self, worker: PoolWorker) -> None:
         """Wait for the gate, and pass."""
         behind: set[ParallelRecord] = set()
         refused = self._committer.refused(worker)
         try:
             for record, error in refused:
                 if record not in behind:
-                    due_ms = _soon() if error is None else self._settler.settle(record, error)
+                    due_ms = _soon() if error is None else self._policy.apply(record, error)
                     behind |= self._refuse(worker, record, due_ms)
         finally:
             self._committer.decided(refused)
@@ -327,21 +335,21 @@ class TransactionPublisher:
             self._committer.send(worker)
 
     def _refuse(
-        self, worker: Worker, record: ParallelRecord, due_ms: int | None
+        self, worker: PoolWorker, record: ParallelRecord, due_ms: int | None
     ) -> set[ParallelRecord]:
         if due_ms is None:
             self._committer.give_up(record)
         return set(put_off(worker, record, due_ms))
 
-    async def publish_async(self, worker: Worker) -> None:
+    async def publish_async(self, worker: PoolWorker) -> None:
         """As ``publish``."""
         behind: set[ParallelRecord] = set()
         refused = self._committer.refused(worker)
         try:
             for record, error in refused:
                 if record not in behind:
-                    settle = self._settler.settle_async
-                    due_ms = _soon() if error is None else await settle(record, error)
+                    apply = self._policy.apply_async
+                    due_ms = _soon() if error is None else await apply(record, error)
                     behind |= self._refuse(worker, record, due_ms)
         finally:
             self._committer.decided(refused)

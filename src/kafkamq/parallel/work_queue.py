@@ -15,8 +15,8 @@ from time import monotonic
 
 from kafkamq.parallel.config import ParallelConfig, Partition
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.rules.lanes import Lane, Run
 from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.rules.partitions import PartitionState, Run
 from kafkamq.parallel.rules.shards import Scheduler
 from kafkamq.parallel.stats import Stats
 from kafkamq.runtime.rules.hanging import Call
@@ -24,7 +24,7 @@ from kafkamq.runtime.rules.pace import RateLimit, RunSize
 from kafkamq.runtime.work_queue import Slot, Waker
 from kafkamq.transport.clock import monotonic_ms
 
-__all__ = ["Desk", "Failed", "Trouble", "Worker"]
+__all__ = ["ParallelWorkQueue", "Failed", "FailedRun", "PoolWorker"]
 
 MAX_TAKE = 512  # records in one worker's hands
 MAX_RUN = 64  # records of one shard in the hands of a process
@@ -32,7 +32,7 @@ STUCK_S = 0.02  # a worker that is at it for so long keeps only what it has begu
 Failed = list[tuple[ParallelRecord, int]] | None
 
 
-class Worker(Slot[ParallelRecord]):
+class PoolWorker(Slot[ParallelRecord]):
     """One of those who call handlers.
 
     Attributes:
@@ -40,16 +40,16 @@ class Worker(Slot[ParallelRecord]):
         outputs: What its handlers returned, with the records, until it is published.
     """
 
-    __slots__ = ("outputs", "troubles")
+    __slots__ = ("failed_runs", "outputs")
 
     def __init__(self) -> None:
         super().__init__()
-        self.troubles: list[Trouble] = []
+        self.failed_runs: list[FailedRun] = []
         self.outputs: list[tuple[ParallelRecord, object]] = []
 
 
 @dataclass(slots=True, eq=False)
-class Trouble:
+class FailedRun:
     """A run that cannot be finished as a whole.
 
     Attributes:
@@ -68,7 +68,7 @@ class Trouble:
         return [record.offset for record in tried if record.offset not in wrong]
 
 
-class Desk:
+class ParallelWorkQueue:
     """The scheduler behind a lock, and who works on it."""
 
     def __init__(self, config: ParallelConfig, stats: Stats) -> None:
@@ -82,8 +82,8 @@ class Desk:
         self._stats = stats
         self._is_paused = False
         self._waker: Waker | None = None
-        self._workers: list[Worker] = []
-        self._idle: list[Worker] = []
+        self._workers: list[PoolWorker] = []
+        self._idle: list[PoolWorker] = []
         self._width = self._concurrency = config.concurrency
         self._pace = RunSize(max_records=MAX_TAKE)
         self._batch_size = config.batch_size
@@ -91,27 +91,27 @@ class Desk:
         self._batch_since_s: float | None = None
         self._rate = None if config.max_rate is None else RateLimit(config.max_rate)
         self._room = threading.Event()
-        self._crowded: Lane[ParallelRecord] | None = None
+        self._crowded: PartitionState[ParallelRecord] | None = None
         self._room_below = 0
 
     # Workers.
 
-    def make_slot(self) -> Worker:
+    def make_slot(self) -> PoolWorker:
         """See ``WorkQueue.make_slot``."""
-        return Worker()
+        return PoolWorker()
 
-    def join(self, workers: Sequence[Worker], waker: Waker) -> None:
+    def join(self, workers: Sequence[PoolWorker], waker: Waker) -> None:
         """See ``WorkQueue.join``."""
         self._workers = list(workers)
         self._width = sum([worker.width for worker in workers])
         self._waker = waker
 
-    def take(self, worker: Worker, limit: int = 0) -> list[Run[ParallelRecord]]:
+    def take(self, worker: PoolWorker, limit: int = 0) -> list[Run[ParallelRecord]]:
         """See ``WorkQueue.take``."""
         now_s = monotonic()
         with self.lock:
             if worker.taken or worker.finished:  # also a run that it was relieved of as a whole
-                self._settle(worker, now_s)
+                self._collect(worker, now_s)
             runs = [] if self._is_paused or self.is_stopped else self._take(now_s, limit)
             if runs:
                 self._hand_out(worker, runs, limit)
@@ -123,7 +123,7 @@ class Desk:
                 self._idle.append(worker)
         return runs
 
-    def _hand_out(self, worker: Worker, runs: list[Run[ParallelRecord]], limit: int) -> None:
+    def _hand_out(self, worker: PoolWorker, runs: list[Run[ParallelRecord]], limit: int) -> None:
         count = sum([len(run.records) for run in runs])
         if limit:  # a process takes more before it is through with what it has
             worker.taken += count
@@ -135,7 +135,7 @@ class Desk:
             worker.runs = runs
             worker.pending = iter(runs)
 
-    def _settle(self, worker: Worker, now_s: float) -> None:
+    def _collect(self, worker: PoolWorker, now_s: float) -> None:
         finished = worker.finished
         worker.finished = []
         self.scheduler.finish(finished)
@@ -150,11 +150,11 @@ class Desk:
         if self._crowded is not None:
             self._look_for_room(self._crowded)
 
-    def settle(self, worker: Worker) -> None:
+    def collect(self, worker: PoolWorker) -> None:
         """Settle what the worker finished, without giving it more."""
         with self.lock:
             if worker.taken or worker.finished:
-                self._settle(worker, monotonic())
+                self._collect(worker, monotonic())
 
     def _take(self, now_s: float, limit: int) -> list[Run[ParallelRecord]]:
         scheduler = self.scheduler
@@ -190,67 +190,75 @@ class Desk:
         runs = self.scheduler.ready_runs(min(limit, self._width))
         return max(1, min(limit // max(runs, 1), MAX_RUN))
 
-    def done(self, worker: Worker, run: Run[ParallelRecord], processed: int | None = None) -> None:
+    def done(
+        self, worker: PoolWorker, run: Run[ParallelRecord], processed: int | None = None
+    ) -> None:
         """See ``WorkQueue.done``."""
         failed = worker.failed or []
         if not failed and processed is None:
             worker.finished.append(run)
             return
-        trouble = Trouble(run, processed, failed)
+        failed_run = FailedRun(run, processed, failed)
         if self.is_deferred:
-            worker.troubles.append(trouble)
+            worker.failed_runs.append(failed_run)
         else:
-            self.release(worker, trouble)
+            self.release(worker, failed_run)
 
-    def release_all(self, worker: Worker) -> None:
+    def release_all(self, worker: PoolWorker) -> None:
         """Release the worker's troubled runs, after what they brought was published."""
-        for trouble in worker.troubles:
-            self.release(worker, trouble)
-        worker.troubles = []
+        for failed_run in worker.failed_runs:
+            self.release(worker, failed_run)
+        worker.failed_runs = []
 
     def hand_on(
-        self, worker: Worker, kept: Collection[ParallelRecord]
-    ) -> dict[ParallelRecord, Lane[ParallelRecord]]:
+        self, worker: PoolWorker, kept: Collection[ParallelRecord]
+    ) -> dict[ParallelRecord, PartitionState[ParallelRecord]]:
         """Let go of all that the worker has tried; what is ``kept`` is not done with that.
 
-        ``complete`` counts it later, in the lanes that this returns by record.
+        ``complete`` counts it later, in the partitions that this returns by record.
         """
-        finished, troubles = worker.finished, worker.troubles
-        tried = [*(Trouble(run, None, []) for run in finished), *troubles]
-        lanes = {record: trouble.run.lane for trouble in tried for record in trouble.run.records}
-        waiting = {(lanes[record], record.offset) for record in kept}
+        finished, failed_runs = worker.finished, worker.failed_runs
+        tried = [*(FailedRun(run, None, []) for run in finished), *failed_runs]
+        partitions = {
+            record: failed_run.run.partition
+            for failed_run in tried
+            for record in failed_run.run.records
+        }
+        waiting = {(partitions[record], record.offset) for record in kept}
         with self.lock:
-            for trouble in tried:  # others are done by a verdict, or by a dead letter
-                lane = trouble.run.lane
-                done = [offset for offset in trouble.done() if (lane, offset) not in waiting]
-                self.scheduler.complete(lane, done)
+            for failed_run in tried:  # others are done by a verdict, or by a dead letter
+                partition = failed_run.run.partition
+                done = [
+                    offset for offset in failed_run.done() if (partition, offset) not in waiting
+                ]
+                self.scheduler.complete(partition, done)
                 self._stats.processed += len(done)
             for run in finished:
                 self.scheduler.release(run)
-            worker.finished, worker.troubles = [], []
-        for trouble in troubles:
-            self.release(worker, trouble, is_done=False)
+            worker.finished, worker.failed_runs = [], []
+        for failed_run in failed_runs:
+            self.release(worker, failed_run, is_done=False)
         worker.taken -= sum([len(run.records) for run in finished])
-        return lanes
+        return partitions
 
-    def release(self, worker: Worker, trouble: Trouble, *, is_done: bool = True) -> None:
+    def release(self, worker: PoolWorker, failed_run: FailedRun, *, is_done: bool = True) -> None:
         """Settle a run with failures; ``is_done``: what did not fail counts as done now."""
-        run = trouble.run
+        run = failed_run.run
         with self.lock:
-            is_open = run.lane.tracker.is_open
-            failed = [each for each in trouble.failed if is_open(each[0].offset)]
+            is_open = run.partition.tracker.is_open
+            failed = [each for each in failed_run.failed if is_open(each[0].offset)]
             worker.taken -= len(run.records)
             self._stats.failed += len(failed)
             if is_done and not run.is_stale:
-                done = trouble.done()
+                done = failed_run.done()
                 self._stats.processed += len(done)
-                self.scheduler.complete(run.lane, done)
-            self.scheduler.release(run, processed=trouble.processed, failed=failed)
+                self.scheduler.complete(run.partition, done)
+            self.scheduler.release(run, processed=failed_run.processed, failed=failed)
 
-    def complete(self, lane: Lane[ParallelRecord], offsets: Sequence[int]) -> None:
+    def complete(self, partition: PartitionState[ParallelRecord], offsets: Sequence[int]) -> None:
         """These are done; their run was let go of before."""
         with self.lock:
-            self.scheduler.complete(lane, offsets)
+            self.scheduler.complete(partition, offsets)
             self._stats.processed += len(offsets)
             if self._crowded is not None:
                 self._look_for_room(self._crowded)
@@ -276,15 +284,19 @@ class Desk:
 
     # The owner of the consumer.
 
-    def assign(self, partition: Partition, tracker: OffsetTracker) -> Lane[ParallelRecord]:
+    def assign(
+        self, partition: Partition, tracker: OffsetTracker
+    ) -> PartitionState[ParallelRecord]:
         """A partition came."""
         with self.lock:
             return self.scheduler.assign(partition, tracker)
 
-    def add(self, lane: Lane[ParallelRecord], records: Sequence[ParallelRecord]) -> None:
+    def add(
+        self, partition: PartitionState[ParallelRecord], records: Sequence[ParallelRecord]
+    ) -> None:
         """Records were polled."""
         with self.lock:
-            self.scheduler.add(lane, records)
+            self.scheduler.add(partition, records)
             self._wake_for_work()
 
     def tend(self) -> None:
@@ -300,7 +312,7 @@ class Desk:
                 self._wake(1)
             self._wake_for_work()
 
-    def _relieve(self, worker: Worker) -> int:
+    def _relieve(self, worker: PoolWorker) -> int:
         """Settle what the worker has done, and take back what it has not begun."""
         if worker.give_back is not None:
             worker.give_back()
@@ -319,69 +331,71 @@ class Desk:
                 wrong = {record.offset for record, _ in worker.failed or ()}
                 done = [each.offset for each in run.records[:-1] if each.offset not in wrong]
                 if not self.is_deferred:
-                    self.scheduler.complete(run.lane, done)
+                    self.scheduler.complete(run.partition, done)
         finished = worker.finished
         while finished and not self.is_deferred:
             self.scheduler.finish([finished.pop()])
         worker.taken -= relieved
         return relieved
 
-    def recall(self, lanes: Sequence[Lane[ParallelRecord]]) -> None:
-        """Hand out nothing of these lanes, and take back what no worker has begun."""
+    def recall(self, partitions: Sequence[PartitionState[ParallelRecord]]) -> None:
+        """Hand out nothing of these partitions, and take back what no worker has begun."""
         with self.lock:
-            for lane in lanes:
-                self.scheduler.hold(lane)
+            for partition in partitions:
+                self.scheduler.hold(partition)
             for worker in self._workers:
                 self._relieve(worker)
             self._wake_for_work()
 
-    def close(self, lane: Lane[ParallelRecord]) -> None:
+    def close(self, partition: PartitionState[ParallelRecord]) -> None:
         """The partition is not ours any more: who is at a run of it begins no more of that."""
         with self.lock:
-            self.scheduler.close(lane)
+            self.scheduler.close(partition)
             for worker in self._workers:
                 if worker.give_back is not None:
                     worker.give_back()
-                if worker.current is not None and worker.current[0].lane is lane:
+                if worker.current is not None and worker.current[0].partition is partition:
                     for _ in worker.current[1]:
                         pass
 
-    def has_in_flight(self, lanes: Sequence[Lane[ParallelRecord]]) -> bool:
-        """Whether workers are at records of these lanes."""
+    def has_in_flight(self, partitions: Sequence[PartitionState[ParallelRecord]]) -> bool:
+        """Whether workers are at records of these partitions."""
         with self.lock:
-            return any(lane.in_flight_count for lane in lanes)
+            return any(partition.in_flight_count for partition in partitions)
 
-    def find(self, lane: Lane[ParallelRecord], offset: int) -> ParallelRecord | None:
+    def find(self, partition: PartitionState[ParallelRecord], offset: int) -> ParallelRecord | None:
         """A record that is open, wherever it is."""
         with self.lock:
             for worker in self._workers:
                 runs: list[Run[ParallelRecord]] = list(worker.runs)
                 for run in runs:
-                    if run.lane is lane:
+                    if run.partition is partition:
                         for record in run.records:
                             if record.offset == offset:
                                 return record
-            return self.scheduler.find(lane, offset)
+            return self.scheduler.find(partition, offset)
 
-    def give_up(self, lane: Lane[ParallelRecord], offset: int) -> None:
+    def give_up(self, partition: PartitionState[ParallelRecord], offset: int) -> None:
         """It is kept elsewhere, and done; whoever is at it still does not count any more."""
         with self.lock:
-            self.scheduler.withdraw(lane, offset)
-            self.scheduler.complete(lane, [offset])
+            self.scheduler.withdraw(partition, offset)
+            self.scheduler.complete(partition, [offset])
             self._wake_for_work()
 
-    def await_room(self, lane: Lane[ParallelRecord], below: int, timeout_s: float) -> None:
-        """Wait until a lane has at most so many records open."""
+    def await_room(
+        self, partition: PartitionState[ParallelRecord], below: int, timeout_s: float
+    ) -> None:
+        """Wait until a partition has at most so many records open."""
         self._room.clear()
         with self.lock:
-            self._crowded, self._room_below = lane, below
-            self._look_for_room(lane)
+            self._crowded, self._room_below = partition, below
+            self._look_for_room(partition)
         self._room.wait(timeout_s)
         with self.lock:
             self._crowded = None
 
-    def _look_for_room(self, lane: Lane[ParallelRecord]) -> None:
-        if lane.tracker.open_count <= self._room_below:
+    def _look_for_room(self, partition: PartitionState[ParallelRecord]) -> None:
+        if partition.tracker.open_count <= self._room_below:
             self._crowded = None
             self._room.set()
 
@@ -406,7 +420,7 @@ class Desk:
                 self._relieve(worker)
             self._wake(len(self._idle))
 
-    def calls(self, slots: Sequence[Worker]) -> list[Call]:
+    def calls(self, slots: Sequence[PoolWorker]) -> list[Call]:
         """See ``WorkQueue.calls``.
 
         No time is kept of each record: one that takes longer than a moment was begun when its
@@ -426,14 +440,14 @@ class Desk:
     def open_count(self) -> int:
         """Records polled and not done."""
         with self.lock:
-            return sum([lane.tracker.open_count for lane in self.scheduler.lanes])
+            return sum([partition.tracker.open_count for partition in self.scheduler.partitions])
 
     def now_ms(self) -> int:
         """The clock that due times are of."""
         return monotonic_ms()
 
 
-def _at(worker: Worker) -> ParallelRecord | None:
+def _at(worker: PoolWorker) -> ParallelRecord | None:
     """The record that a worker is at, the first one of a list; None: it is between two."""
     current, runs = worker.current, worker.runs
     if current is not None and current[0] in runs:

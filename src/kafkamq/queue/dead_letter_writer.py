@@ -25,10 +25,10 @@ from kafkamq.queue.wire.keys import join_key
 from kafkamq.types import DeadLetterReason, Headers
 
 __all__ = [
+    "TopicDeadLetterWriter",
+    "OutgoingDeadLetter",
     "DeadLetterWriter",
-    "Letter",
-    "Letters",
-    "ShareLetters",
+    "RequeueWriter",
     "Verdict",
     "carried_verdict",
     "origin_of",
@@ -41,17 +41,17 @@ _ANY_PARTITION = -1
 _log = logging.getLogger(__name__)
 
 
-class Letters(Protocol):
+class DeadLetterWriter(Protocol):
     """Where a consumer puts what it gives up."""
 
-    def park(self, message: Message, reason: DeadLetterReason, error: str) -> Future[None]:
+    def write(self, message: Message, reason: DeadLetterReason, error: str) -> Future[None]:
         """Write a dead letter, however long that takes; done when it is kept."""
 
     def close(self, timeout_s: float) -> None:
         """Write no more; what is not written by then has failed."""
 
 
-class ShareLetters(Letters, Protocol):
+class RequeueWriter(DeadLetterWriter, Protocol):
     """And where it puts what must leave the place where it stands, and is not done."""
 
     def copy(self, message: Message, count: int, verdict: Verdict | None) -> Future[None]:
@@ -91,7 +91,7 @@ def carried_verdict(message: Message) -> Verdict | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
+class OutgoingDeadLetter:
     """A dead letter; where it is too large it refers to its payload (R11)."""
 
     topic: str
@@ -126,7 +126,7 @@ class Letter:
         return Form(self.topic, _ANY_PARTITION, key, None if refusals else self.value, headers)
 
 
-class DeadLetterWriter:
+class TopicDeadLetterWriter:
     """Writes to the namespace's dead letters, with the key that messages of a namespace have."""
 
     def __init__(self, config: ServiceConfig, queue: QueueConfig) -> None:
@@ -134,15 +134,15 @@ class DeadLetterWriter:
         self._queue_id = queue.queue_id
         place = QueueTopic(config, queue)
         # Kafka refuses a whole batch for its size: each letter has its own.
-        letters = partial(Sender, place, batch_num_messages=1)
-        self._writer = SureWriter(letters, f"a dead letter of queue {queue.queue_id!r}")
+        dead_letters = partial(Sender, place, batch_num_messages=1)
+        self._writer = SureWriter(dead_letters, f"a dead letter of queue {queue.queue_id!r}")
         # Apart: what waits for one topic would hold up the other one in the same producer.
         self._copier = SureWriter(
             partial(Sender, place), f"a copy of a message of queue {queue.queue_id!r}"
         )
 
-    def park(self, message: Message, reason: DeadLetterReason, error: str) -> Future[None]:
-        letter = Letter(
+    def write(self, message: Message, reason: DeadLetterReason, error: str) -> Future[None]:
+        letter = OutgoingDeadLetter(
             topic=self._topic,
             key=join_key(self._queue_id, message.key),
             value=message.payload,
@@ -157,7 +157,7 @@ class DeadLetterWriter:
         return self._writer.write(letter.form)
 
     def copy(self, message: Message, count: int, verdict: Verdict | None) -> Future[None]:
-        """Write it once more to its own partition; see ``ShareLetters``."""
+        """Write it once more to its own partition; see ``RequeueWriter``."""
 
         def form(refusals: int) -> Form:
             headers = list(redrive_headers(message.raw_headers))

@@ -8,7 +8,7 @@ from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.queue.backend import ConsumerPlan, StoredMessage
 from kafkamq.queue.connections import Connections
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.dead_letter_writer import DeadLetterWriter
+from kafkamq.queue.dead_letter_writer import TopicDeadLetterWriter
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.queue_topic import create_queue_topics, require_dead_letters
 from kafkamq.queue.wire.keys import join_key
@@ -21,7 +21,7 @@ class TopicBackend:
     def __init__(
         self,
         make_consumer: Callable[
-            [ServiceConfig, QueueConfig, DeadLetterWriter, ConsumerPlan], Consumer
+            [ServiceConfig, QueueConfig, TopicDeadLetterWriter, ConsumerPlan], Consumer
         ],
     ) -> None:
         """What it makes owns the writer of dead letters."""
@@ -32,7 +32,7 @@ class TopicBackend:
     ) -> Consumer:
         config = connections.config
         require_dead_letters(config, queue)
-        return self._make_consumer(config, queue, DeadLetterWriter(config, queue), plan)
+        return self._make_consumer(config, queue, TopicDeadLetterWriter(config, queue), plan)
 
     def open_producer(self, connections: Connections, queue: QueueConfig) -> Producer:
         return Producer(connections.sender(queue), queue)

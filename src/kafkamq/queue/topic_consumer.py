@@ -24,7 +24,7 @@ from kafkamq.errors import (
 from kafkamq.metrics import catalog
 from kafkamq.metrics.families import Counter, Labels
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.dead_letter_writer import Letters
+from kafkamq.queue.dead_letter_writer import DeadLetterWriter
 from kafkamq.queue.lost_leases import LostLeases
 from kafkamq.queue.message import Message
 from kafkamq.queue.rules.capabilities import Feature, require
@@ -59,18 +59,18 @@ class TopicConsumer(Consumer, Generic[M]):
     def __init__(
         self,
         queue: QueueConfig,
-        letters: Letters,
+        dead_letters: DeadLetterWriter,
         on_lease_lost: Callable[[Message], None] | None = None,
     ) -> None:
         """Made by ``Queue.consumer``."""
         super().__init__(queue)
-        self._letters = letters
+        self._dead_letters = dead_letters
         self._lost_leases = LostLeases(queue.queue_id, on_lease_lost, queue.max_in_flight)
-        self._guard = ForkCheck("Consumer")
+        self._fork_check = ForkCheck("Consumer")
         self._changed = threading.Condition(threading.RLock())
         self._ready: deque[M] = deque()
         self._held: dict[int, M] = {}  # handed out, without a verdict
-        self._parking = 0  # dead letters under way
+        self._unwritten_count = 0  # dead letters under way
         self._has_closed = False
         self._counts: Count[tuple[object, int]] = Count()
         self._forget_metrics = [
@@ -248,7 +248,7 @@ class TopicConsumer(Consumer, Generic[M]):
         verdict = Reject(reason) if outcome is Outcome.REJECT else Nack(delay_s, reason)
         decision = judge(verdict, attempt=message.delivery_count, max_attempts=self.max_deliveries)
         if isinstance(decision, GiveUp):
-            self._park(message, decision.reason, reason)
+            self._write_dead_letter(message, decision.reason, reason)
         elif isinstance(decision, Retry):
             self._again(message, self._delay_ms(message, delay_ms))
         else:
@@ -260,12 +260,12 @@ class TopicConsumer(Consumer, Generic[M]):
             return delay_ms
         return backoff_delay_ms(self._queue.backoff, message.delivery_count, random.random())
 
-    def _park(self, message: M, reason: DeadLetterReason, error: str) -> None:
+    def _write_dead_letter(self, message: M, reason: DeadLetterReason, error: str) -> None:
         """A dead letter first, however long that takes; the message is done when Kafka has it."""
         with self._changed:
-            self._parking += 1
+            self._unwritten_count += 1
 
-        def parked(outcome: Future[None]) -> None:
+        def written(outcome: Future[None]) -> None:
             failure = outcome.exception()
             try:
                 if failure is None:
@@ -283,14 +283,14 @@ class TopicConsumer(Consumer, Generic[M]):
                 self._lost_late((message,))
             finally:
                 with self._changed:
-                    self._parking -= 1
+                    self._unwritten_count -= 1
                     self._changed.notify_all()
 
-        self._letters.park(message, reason, error).add_done_callback(parked)
+        self._dead_letters.write(message, reason, error).add_done_callback(written)
 
     def _unwritten(self) -> int:
         """Dead letters under way."""
-        return self._parking
+        return self._unwritten_count
 
     def has_verdict(self, message: M) -> bool:
         """Whether a verdict was given already."""
@@ -352,7 +352,7 @@ class TopicConsumer(Consumer, Generic[M]):
 
     def close(self, timeout: float = 30.0) -> None:
         """See ``Consumer.close``."""
-        if self._guard.is_foreign:
+        if self._fork_check.is_foreign:
             return
         with self._changed:
             if self._closing.is_set():
@@ -373,14 +373,14 @@ class TopicConsumer(Consumer, Generic[M]):
                 forget()
             self._fold_counts()
             try:
-                self._letters.close(max(1.0, deadline_s - time.monotonic()))
+                self._dead_letters.close(max(1.0, deadline_s - time.monotonic()))
             finally:
                 self._lost_leases.finish(deadline_s - time.monotonic())
         if failure is not None:
             raise failure
 
     def _check(self) -> None:
-        self._guard.check()
+        self._fork_check.check()
         if self._has_closed:
             raise StateError(f"{self!r} is closed")
 

@@ -121,13 +121,13 @@ class Calls:
 
     # Verdicts.
 
-    def settle(self, message: Message, outcome: object) -> None:
+    def acknowledge(self, message: Message, outcome: object) -> None:
         """Give the verdict that an outcome means, or give the message back; never raises."""
         try:
             if outcome is None or isinstance(outcome, Ack):
                 message.ack()
             else:
-                self._settle(message, outcome)
+                self._acknowledge(message, outcome)
         except LeaseLostError as error:
             _log.warning("a verdict came too late", extra={"said": str(error)})
         except StateError as error:  # the handler has given it itself, or the consumer is closed
@@ -143,7 +143,7 @@ class Calls:
         except KafkaMQError as error:  # it has its verdict, or its lease has ended
             _log.debug("a message is not given back", extra={"said": str(error)})
 
-    def _settle(self, message: Message, outcome: object) -> None:
+    def _acknowledge(self, message: Message, outcome: object) -> None:
         verdict, error = understood(outcome, self.spec.retry_on)
         if isinstance(verdict, Reject):
             self._reject(message, verdict.reason or "rejected by its handler", error)

@@ -156,7 +156,7 @@ class _Inbox(Inbox[_Run, _Item]):
             slot.pending = iter(runs)
             return runs
 
-    def settle(self, slot: Slot[_Item], item: _Item, outcome: object) -> bool:
+    def acknowledge(self, slot: Slot[_Item], item: _Item, outcome: object) -> bool:
         """Tell the parent."""
         run, index, _ = item
         outcome, data = _packed(outcome)

@@ -192,7 +192,7 @@ class Feeder:
         if len(fine) < len(messages):
             for message in messages:
                 if self._calls.is_spent(message):
-                    self._calls.settle(message, _SPENT)
+                    self._calls.acknowledge(message, _SPENT)
         self._submitted += len(fine)
         self._queue.add(fine)
         if self._rate is not None:

@@ -17,7 +17,7 @@ T = TypeVar("T")  # the records of a run
 
 
 class Inbox(Generic[R, T]):
-    """Lines up, parks and wakes; ``take`` and ``settle`` are its heirs'.
+    """Lines up, parks and wakes; ``take`` and ``acknowledge`` are its heirs'.
 
     Attributes:
         lock: Around all of it.
@@ -66,13 +66,13 @@ class Inbox(Generic[R, T]):
             self.wake(len(self._idle))
         return found
 
-    def settle(self, slot: Slot[T], record: T, outcome: object) -> bool:
+    def acknowledge(self, slot: Slot[T], record: T, outcome: object) -> bool:
         """See ``WorkQueue``."""
         raise NotImplementedError
 
-    async def settle_async(self, slot: Slot[T], record: T, outcome: object) -> bool:
-        """As ``settle``, which never waits."""
-        return self.settle(slot, record, outcome)
+    async def acknowledge_async(self, slot: Slot[T], record: T, outcome: object) -> bool:
+        """As ``acknowledge``, which never waits."""
+        return self.acknowledge(slot, record, outcome)
 
     def done(self, slot: Slot[T], run: Any, processed: int | None = None) -> None:
         """See ``WorkQueue``; each record has had its outcome."""

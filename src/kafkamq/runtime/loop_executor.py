@@ -208,7 +208,7 @@ class LoopExecutor(Generic[R]):
                     outcome = error
                 except BaseException as error:  # noqa: BLE001 - the queue decides
                     outcome = error
-                if (outcome is not None or wants_all) and not await queue.settle_async(
+                if (outcome is not None or wants_all) and not await queue.acknowledge_async(
                     slot, record, outcome
                 ):
                     processed = 1 + run.records.index(record)
@@ -235,7 +235,7 @@ class LoopExecutor(Generic[R]):
             slot.failed = None
             for record, outcome in zip(run.records, outcomes, strict=False):
                 if outcome is not None or wants_all:
-                    await queue.settle_async(slot, record, outcome)
+                    await queue.acknowledge_async(slot, record, outcome)
             queue.done(slot, run)
 
     def _raise_if_ended(self) -> None:

@@ -100,16 +100,16 @@ class MessageQueue(Inbox[Message, Message]):
         self._since_s = now_s
         return [_Run([ready.popleft() for _ in range(min(self._size, len(ready)))])]
 
-    def settle(self, slot: Slot[Message], message: Message, outcome: object) -> bool:
+    def acknowledge(self, slot: Slot[Message], message: Message, outcome: object) -> bool:
         """Give the verdict."""
         del slot
-        self._calls.settle(message, outcome)
+        self._calls.acknowledge(message, outcome)
         return True
 
     def abandon(self, slot: Slot[Message], records: Sequence[Message]) -> None:
         """The worker ends: give them back."""
         for message in records:
-            self._calls.settle(message, STOPPED)
+            self._calls.acknowledge(message, STOPPED)
         with self.lock:
             self.finished += slot.taken
             slot.taken = 0

@@ -371,7 +371,7 @@ class _Port(Generic[R]):
         self._finished += tried
         slot.failed = None
         for index, outcome in self._told.pop(number, ()):
-            self._queue.settle(slot, run.records[index], outcome)
+            self._queue.acknowledge(slot, run.records[index], outcome)
         if tried == count and slot.failed is None:
             slot.finished.append(run)
         else:

@@ -162,7 +162,7 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
                 self.park(slot)
         return taken
 
-    def settle(self, slot: Slot[_RemoteCall], record: _RemoteCall, outcome: object) -> bool:
+    def acknowledge(self, slot: Slot[_RemoteCall], record: _RemoteCall, outcome: object) -> bool:
         """The call has ended."""
         del slot
         self._end(record, outcome)

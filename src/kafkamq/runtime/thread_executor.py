@@ -128,7 +128,9 @@ class ThreadExecutor(Generic[R]):
                     raise
                 except BaseException as error:  # noqa: BLE001 - the queue decides
                     outcome = error
-                if (outcome is not None or wants_all) and not queue.settle(slot, record, outcome):
+                if (outcome is not None or wants_all) and not queue.acknowledge(
+                    slot, record, outcome
+                ):
                     processed = 1 + run.records.index(record)
                     break
         if processed is None and slot.failed is None:
@@ -155,7 +157,7 @@ class ThreadExecutor(Generic[R]):
             slot.failed = None
             for record, outcome in zip(run.records, outcomes, strict=False):
                 if outcome is not None or wants_all:
-                    queue.settle(slot, record, outcome)
+                    queue.acknowledge(slot, record, outcome)
             queue.done(slot, run)
 
     # Handlers that take too long.
@@ -203,7 +205,7 @@ class ThreadExecutor(Generic[R]):
         else:
             assert slot.current is not None
             run, _ = slot.current
-            if self._queue.settle(slot, lost, error):
+            if self._queue.acknowledge(slot, lost, error):
                 self._process(slot, call)
             else:
                 self._queue.done(slot, run, 1 + run.records.index(lost))

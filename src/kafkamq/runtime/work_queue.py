@@ -8,8 +8,8 @@
   nothing is parked until the queue wakes it.
 - Order is the queue's: of what must stay in order it hands out one run at a time, and the next
   one when that is given back. So the records of a key are with one slot, hence in one process.
-- What an outcome means is the queue's, too: ``settle`` is asked at once about each outcome that
-  is no plain success. A queue of acknowledgements wants to know of every outcome.
+- What an outcome means is the queue's, too: ``acknowledge`` is called at once for each outcome
+  that is no plain success. A queue of acknowledgements wants to know of every outcome.
 - A run that was not handled to its end, or of which records failed, goes back by ``done``; all
   others are put into ``finished``. ``publish`` follows when the slot has handled all that it took.
 - A handler that takes too long loses its *claim*: whoever takes the claim out gives the outcome.
@@ -153,11 +153,11 @@ class WorkQueue(Protocol[R_contra]):
                 limit takes is added to what it has.
         """
 
-    def settle(self, slot: Any, record: R_contra, outcome: object) -> bool:
+    def acknowledge(self, slot: Any, record: R_contra, outcome: object) -> bool:
         """What a handler returned or raised; False: its run ends here. May wait."""
 
-    async def settle_async(self, slot: Any, record: R_contra, outcome: object) -> bool:
-        """As ``settle``, on an event loop."""
+    async def acknowledge_async(self, slot: Any, record: R_contra, outcome: object) -> bool:
+        """As ``acknowledge``, on an event loop."""
 
     def done(self, slot: Any, run: Any, processed: int | None = None) -> None:
         """A run, of which so many records were tried (None: all), and some perhaps have failed."""

@@ -19,7 +19,7 @@ import logging
 import threading
 from concurrent.futures import Future
 
-from kafkamq.queue.dead_letter_writer import ShareLetters, Verdict
+from kafkamq.queue.dead_letter_writer import RequeueWriter, Verdict
 from kafkamq.share.member import Member, ShareMessage
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.record import AcknowledgeType
@@ -57,13 +57,13 @@ class Moves:
 
     def __init__(
         self,
-        letters: ShareLetters,
+        dead_letters: RequeueWriter,
         changed: threading.Condition,
         *,
         limit: int,
         lock_ms: int,
     ) -> None:
-        self._letters = letters
+        self._dead_letters = dead_letters
         self._changed = changed
         self._limit = limit
         self._lock_ms = lock_ms
@@ -87,7 +87,7 @@ class Moves:
         """M1; with the lock held."""
         move = _Move(message, verdict, message.delivery_count + 1)
         self._open[message.key_of_place] = move
-        move.letter = self._letters.park(message, *verdict)
+        move.letter = self._dead_letters.write(message, *verdict)
         self._watch(message.key_of_place, move, move.letter, AcknowledgeType.REJECT)
 
     def send_back(self, message: ShareMessage, count: int) -> None:
@@ -136,7 +136,7 @@ class Moves:
                 self._copy(move.message, move, key)
 
     def _copy(self, message: ShareMessage, move: _Move, key: _Key | None = None) -> None:
-        move.copy = self._letters.copy(message, move.count, move.verdict)
+        move.copy = self._dead_letters.copy(message, move.count, move.verdict)
         self._watch(key or message.key_of_place, move, move.copy, AcknowledgeType.ACCEPT)
 
     def _watch(self, key: _Key, move: _Move, future: Future[None], kind: AcknowledgeType) -> None:

@@ -10,7 +10,7 @@ from typing import cast
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import DeadlineExceededError
 from kafkamq.queue.backend import ConsumerPlan
-from kafkamq.queue.dead_letter_writer import ShareLetters, carried_verdict, earlier_deliveries
+from kafkamq.queue.dead_letter_writer import RequeueWriter, carried_verdict, earlier_deliveries
 from kafkamq.queue.message import Message
 from kafkamq.queue.names import group_of_workers
 from kafkamq.queue.topic_consumer import TopicConsumer
@@ -47,9 +47,13 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
     """Many consumers per partition, no order; locks are short and cannot be renewed."""
 
     def __init__(
-        self, config: ServiceConfig, queue: QueueConfig, letters: ShareLetters, plan: ConsumerPlan
+        self,
+        config: ServiceConfig,
+        queue: QueueConfig,
+        dead_letters: RequeueWriter,
+        plan: ConsumerPlan,
     ) -> None:
-        super().__init__(queue, letters, plan.on_lease_lost)
+        super().__init__(queue, dead_letters, plan.on_lease_lost)
         group_id, concurrency = group_of_workers(config, queue), plan.concurrency
         self.limits, self._lock_ms = self._set_up(config, group_id)
         self._max_deliveries = self.limits.handed_out(queue.max_deliveries)
@@ -58,7 +62,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             tuple[int, int, int], int
         ] = {}  # given back without a handler, how often
         self._moves = Moves(
-            letters,
+            dead_letters,
             self._changed,
             limit=self.limits.after_set_up(queue.max_deliveries),
             lock_ms=self._lock_ms,
@@ -259,7 +263,9 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
         self._unseen.pop(message.key_of_place, None)
         message.member.acknowledge(message, AcknowledgeType.ACCEPT)
 
-    def _park(self, message: ShareMessage, reason: DeadLetterReason, error: str) -> None:
+    def _write_dead_letter(
+        self, message: ShareMessage, reason: DeadLetterReason, error: str
+    ) -> None:
         with self._changed:
             self._moves.bury(message, (reason, error))
 

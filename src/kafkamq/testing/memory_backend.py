@@ -198,17 +198,17 @@ class _MemoryProducer(Producer):
 # Receiving.
 
 
-class _Letters:
+class _MemoryDeadLetterWriter:
     def __init__(self, queue: MemoryQueue) -> None:
         self._queue = queue
 
-    def park(self, message: Message, reason: DeadLetterReason, error: str) -> Future[None]:
+    def write(self, message: Message, reason: DeadLetterReason, error: str) -> Future[None]:
         with self._queue.changed:
             record = cast("_Held", message).place[1].record
             self._queue.give_up(record, message.delivery_count, reason, error)
-        parked: Future[None] = Future()
-        parked.set_result(None)
-        return parked
+        written: Future[None] = Future()
+        written.set_result(None)
+        return written
 
     def close(self, timeout_s: float) -> None:
         del timeout_s
@@ -221,7 +221,7 @@ class _MemoryConsumer(TopicConsumer[_Held]):
     """As of ``claims``: it holds messages while it lives, and counts deliveries."""
 
     def __init__(self, memory: MemoryQueue, queue: QueueConfig, plan: ConsumerPlan) -> None:
-        super().__init__(queue, _Letters(memory), plan.on_lease_lost)
+        super().__init__(queue, _MemoryDeadLetterWriter(memory), plan.on_lease_lost)
         self._memory = memory
         self._changed = memory.changed
         self._ordering = plan.ordering
@@ -452,7 +452,7 @@ class _ShareDouble(_MemoryConsumer):
             return True
         message._count -= 1  # this delivery is not handed out
         said = f"{message._count} deliveries ended without a verdict, or were given back"
-        self._park(message, DeadLetterReason.MAX_DELIVERIES, said)
+        self._write_dead_letter(message, DeadLetterReason.MAX_DELIVERIES, said)
         return False
 
     def _lease_ended(self, message: _Held) -> None:

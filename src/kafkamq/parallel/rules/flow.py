@@ -27,7 +27,7 @@ __all__ = [
     "MapVerdict",
     "PartitionFlow",
     "Stall",
-    "StallGuard",
+    "StallDetector",
 ]
 
 _SIZE_WEIGHT = 1 / 16  # of one record in the mean of their sizes
@@ -120,7 +120,7 @@ class Stall:
     held_ms: int
 
 
-class StallGuard:
+class StallDetector:
     """Notices when the committable offset of a partition stands still for long."""
 
     def __init__(self, *, stall_after_ms: int) -> None:

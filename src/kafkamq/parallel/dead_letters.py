@@ -13,10 +13,10 @@ from functools import partial
 from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.config import ParallelConfig
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.rules.lanes import Lane, LaneState
+from kafkamq.parallel.rules.partitions import PartitionPhase, PartitionState
 from kafkamq.parallel.stats import Stats
-from kafkamq.parallel.work_queue import Desk
-from kafkamq.queue.dead_letter_writer import Letter
+from kafkamq.parallel.work_queue import ParallelWorkQueue
+from kafkamq.queue.dead_letter_writer import OutgoingDeadLetter
 from kafkamq.queue.sure_writer import SureWriter, Written
 from kafkamq.queue.wire.headers import Origin
 from kafkamq.runtime.inside import enter
@@ -24,21 +24,21 @@ from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import DeadLetterReason
 
-__all__ = ["Letters"]
+__all__ = ["ParallelDeadLetters"]
 
 _log = logging.getLogger(__name__)
 
 
-class Letters:
+class ParallelDeadLetters:
     """Those of one consumer; at most one for each open record."""
 
-    def __init__(self, config: ParallelConfig, desk: Desk, stats: Stats) -> None:
+    def __init__(self, config: ParallelConfig, work_queue: ParallelWorkQueue, stats: Stats) -> None:
         self._config = config
-        self._desk = desk
+        self._work_queue = work_queue
         self._stats = stats
         what = f"a dead letter of group {config.group_id!r}"
         self._writer = SureWriter(self._open_producer, what)
-        self._held: dict[Written, tuple[Lane[ParallelRecord], ParallelRecord]] = {}
+        self._held: dict[Written, tuple[PartitionState[ParallelRecord], ParallelRecord]] = {}
 
     def _open_producer(self) -> ThreadedProducer:
         service = self._config.service
@@ -56,7 +56,7 @@ class Letters:
         """Write one; returns at once."""
         origin = Origin(record.topic, record.partition, record.offset, record.timestamp_ms)
         failure = record._failure
-        letter = Letter(
+        letter = OutgoingDeadLetter(
             topic=self._config.dead_letter_topic,
             key=record.key,
             value=record.value,
@@ -72,20 +72,20 @@ class Letters:
 
     def hold(
         self,
-        lane: Lane[ParallelRecord],
+        partition: PartitionState[ParallelRecord],
         record: ParallelRecord,
         reason: DeadLetterReason,
         written: Written,
     ) -> None:
         """Nobody waits for it: its record is given up when Kafka has it; any thread."""
-        self._held[written] = lane, record
-        written.add_done_callback(partial(self._ended, lane, record, reason))
+        self._held[written] = partition, record
+        written.add_done_callback(partial(self._ended, partition, record, reason))
 
     def tend(self) -> None:
         """Give up those whose partitions went, for others to decide anew, or that are done."""
-        for written, (lane, record) in list(self._held.items()):
-            is_gone = lane.state is LaneState.CLOSED
-            if is_gone or self._desk.find(lane, record.offset) is not record:
+        for written, (partition, record) in list(self._held.items()):
+            is_gone = partition.phase is PartitionPhase.CLOSED
+            if is_gone or self._work_queue.find(partition, record.offset) is not record:
                 written.cancel()
 
     def close(self, timeout_s: float) -> None:
@@ -97,7 +97,7 @@ class Letters:
 
     def _ended(
         self,
-        lane: Lane[ParallelRecord],
+        partition: PartitionState[ParallelRecord],
         record: ParallelRecord,
         reason: DeadLetterReason,
         written: Future[None],
@@ -106,7 +106,7 @@ class Letters:
         self._held.pop(written, None)
         if written.cancelled() or written.exception() is not None:
             return
-        self._desk.give_up(lane, record.offset)
+        self._work_queue.give_up(partition, record.offset)
         self._stats.dead_lettered += 1
         _log.warning(
             "a record is given up; it is a dead letter",

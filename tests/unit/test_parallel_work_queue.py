@@ -11,11 +11,11 @@ import pytest
 from kafkamq.config import ServiceConfig
 from kafkamq.parallel.config import ParallelConfig
 from kafkamq.parallel.record import ParallelRecord
-from kafkamq.parallel.rules.lanes import Lane
 from kafkamq.parallel.rules.offsets import OffsetTracker
+from kafkamq.parallel.rules.partitions import PartitionState
 from kafkamq.parallel.rules.shards import Ordering
 from kafkamq.parallel.stats import Stats
-from kafkamq.parallel.work_queue import STUCK_S, Desk, Trouble, Worker
+from kafkamq.parallel.work_queue import STUCK_S, FailedRun, ParallelWorkQueue, PoolWorker
 from kafkamq.transport.clock import monotonic_ms
 
 PLACE = ("topic", 0)
@@ -32,7 +32,7 @@ class Placed(ParallelRecord):
 
 
 class Room:
-    """A desk with two workers and one partition."""
+    """A work queue with two workers and one partition."""
 
     def __init__(self, ordering: Ordering = Ordering.KEY, **settings: Any) -> None:
         config = ParallelConfig(
@@ -44,26 +44,26 @@ class Room:
             **settings,
         )
         self.stats = Stats()
-        self.desk = Desk(config, self.stats)
-        self.workers = [Worker(), Worker()]
-        self.woken: list[Worker] = []
-        self.desk.join(self.workers, self)
-        self.lane: Lane[ParallelRecord] = self.desk.assign(PLACE, OffsetTracker(0))
+        self.queue = ParallelWorkQueue(config, self.stats)
+        self.workers = [PoolWorker(), PoolWorker()]
+        self.woken: list[PoolWorker] = []
+        self.queue.join(self.workers, self)
+        self.partition: PartitionState[ParallelRecord] = self.queue.assign(PLACE, OffsetTracker(0))
         self.end = 0
 
-    def wake(self, workers: Sequence[Worker]) -> None:
+    def wake(self, workers: Sequence[PoolWorker]) -> None:
         self.woken += workers
 
     def add(self, keys: str) -> None:
         records = [Placed(self.end + number, key) for number, key in enumerate(keys)]
         self.end += len(keys)
-        self.desk.add(self.lane, records)
+        self.queue.add(self.partition, records)
 
     def speed_up(self) -> None:
         """As if records took nothing."""
-        self.desk._pace.observe(100_000, 1.0)
+        self.queue._pace.observe(100_000, 1.0)
 
-    def work(self, worker: Worker, count: int) -> list[int]:
+    def work(self, worker: PoolWorker, count: int) -> list[int]:
         """Process so many of what the worker has, and be stuck in the next one."""
         done: list[int] = []
         for run in worker.pending:
@@ -79,7 +79,7 @@ class Room:
 
     @property
     def committable(self) -> int:
-        return self.lane.tracker.committable_offset()
+        return self.partition.tracker.committable_offset()
 
 
 @pytest.mark.parametrize("ordering", [Ordering.KEY, Ordering.UNORDERED])
@@ -88,13 +88,13 @@ def test_a_stuck_worker_keeps_only_what_it_is_at(ordering: Ordering) -> None:
     room.add("abcdefgh")
     room.speed_up()
     one, two = room.workers
-    assert sum(len(run.records) for run in room.desk.take(one)) == 8
-    assert room.desk.take(two) == []  # parked
+    assert sum(len(run.records) for run in room.queue.take(one)) == 8
+    assert room.queue.take(two) == []  # parked
     assert room.work(one, 3) == [0, 1, 2]
-    room.desk.tend()
+    room.queue.tend()
     assert room.woken == [two]
     room.speed_up()
-    taken = [record.offset for run in room.desk.take(two) for record in run.records]
+    taken = [record.offset for run in room.queue.take(two) for record in run.records]
     assert taken == [4, 5, 6, 7]
     assert room.committable == 3  # what the stuck one has done counts
     assert [run.records[-1].offset for run in [one.current[0]] if one.current] == [3]
@@ -105,27 +105,27 @@ def test_of_one_key_the_rest_stays_behind_the_stuck_record() -> None:
     room.add("aaaaab")
     room.speed_up()
     one, two = room.workers
-    room.desk.take(one)
-    room.desk.take(two)
+    room.queue.take(one)
+    room.queue.take(two)
     room.work(one, 2)
-    room.desk.tend()
+    room.queue.tend()
     room.speed_up()
-    taken = [record.offset for run in room.desk.take(two) for record in run.records]
+    taken = [record.offset for run in room.queue.take(two) for record in run.records]
     assert taken == [5]
     assert room.committable == 2
 
 
 def test_results_that_are_not_published_do_not_count() -> None:
     room = Room()
-    room.desk.is_deferred = True
+    room.queue.is_deferred = True
     room.add("baaaa")
     room.speed_up()
     one, _ = room.workers
-    room.desk.take(one)
+    room.queue.take(one)
     room.work(one, 3)
-    room.desk.tend()
+    room.queue.tend()
     assert room.committable == 0
-    room.desk.settle(one)
+    room.queue.collect(one)
     assert room.committable == 1  # what it finished before
 
 
@@ -134,13 +134,13 @@ def test_what_failed_before_its_run_was_stuck_is_not_done() -> None:
     room.add("abcd")
     room.speed_up()
     one, _ = room.workers
-    room.desk.take(one)
+    room.queue.take(one)
     room.work(one, 2)
     assert one.current is not None
     one.failed = [(one.current[0].records[0], monotonic_ms() + 60_000)]
-    room.desk.tend()
+    room.queue.tend()
     assert room.committable == 0
-    assert not room.lane.tracker.is_open(1)
+    assert not room.partition.tracker.is_open(1)
 
 
 def test_partitions_that_go_are_taken_back_from_workers() -> None:
@@ -148,11 +148,11 @@ def test_partitions_that_go_are_taken_back_from_workers() -> None:
     room.add("abcdefgh")
     room.speed_up()
     one, two = room.workers
-    room.desk.take(one)
+    room.queue.take(one)
     room.work(one, 3)
-    room.desk.recall([room.lane])
-    assert room.desk.has_in_flight([room.lane])
-    assert room.desk.take(two) == []  # nothing of it is handed out
+    room.queue.recall([room.partition])
+    assert room.queue.has_in_flight([room.partition])
+    assert room.queue.take(two) == []  # nothing of it is handed out
     assert room.committable == 3
     assert room.work(one, 100) == []  # nor begun by who had it
 
@@ -161,39 +161,39 @@ def test_a_failure_after_the_record_was_given_up_is_nothing() -> None:
     room = Room()
     room.add("ab")
     one, _ = room.workers
-    (run,) = room.desk.take(one)
-    record = room.desk.find(room.lane, 0)
+    (run,) = room.queue.take(one)
+    record = room.queue.find(room.partition, 0)
     assert record is run.records[0]
-    room.desk.give_up(room.lane, 0)
+    room.queue.give_up(room.partition, 0)
     assert room.committable == 1
-    room.desk.release(one, Trouble(run, 1, [(record, monotonic_ms())]))
+    room.queue.release(one, FailedRun(run, 1, [(record, monotonic_ms())]))
     assert room.stats.failed == 0
-    assert room.desk.scheduler.waiting_count == 1
-    room.desk.scheduler.check()
+    assert room.queue.scheduler.waiting_count == 1
+    room.queue.scheduler.check()
 
 
 def test_paused_and_stopped() -> None:
     room = Room()
     room.add("ab")
     one, two = room.workers
-    room.desk.pause()
-    assert room.desk.take(one) == []
-    room.desk.resume()
+    room.queue.pause()
+    assert room.queue.take(one) == []
+    room.queue.resume()
     assert room.woken == [one]
-    assert room.desk.take(one)
-    room.desk.stop()
-    assert room.desk.take(two) == []
-    assert room.desk.is_stopped
+    assert room.queue.take(one)
+    room.queue.stop()
+    assert room.queue.take(two) == []
+    assert room.queue.is_stopped
 
 
 def test_lists_wait_a_moment_to_be_full() -> None:
     room = Room(batch_size=4, batch_linger_ms=60_000)
     room.add("abc")
     one, two = room.workers
-    assert room.desk.take(one) == []
+    assert room.queue.take(one) == []
     room.add("d")
-    assert sum(len(run.records) for run in room.desk.take(two)) == 4
+    assert sum(len(run.records) for run in room.queue.take(two)) == 4
     room.add("e")
-    assert room.desk.take(one) == []
-    room.desk._batch_since_s = monotonic() - 61
-    assert sum(len(run.records) for run in room.desk.take(one)) == 1
+    assert room.queue.take(one) == []
+    room.queue._batch_since_s = monotonic() - 61
+    assert sum(len(run.records) for run in room.queue.take(one)) == 1

@@ -1,7 +1,7 @@
 """What waits for workers in one assigned partition: its shards, in line; pure.
 
-A *lane* is one assignment of a partition: with the next one comes a new lane and a higher epoch, so
-whatever belongs to an old lane is stale. A *shard* is work kept in order: one key's records, or all
+A ``PartitionState`` is of one assignment: the next one brings a new state and a higher epoch, so
+whatever belongs to an old one is stale. A *shard* is work kept in order: one key's records, or all
 of the partition's. A *run* is a piece of a shard in a worker's hands; while it is there, nothing
 else of a serial shard is handed out. ``Scheduler`` (``shards``) is the only one that changes them.
 """
@@ -17,7 +17,15 @@ from typing import Generic, Protocol, TypeVar
 
 from kafkamq.parallel.rules.offsets import OffsetTracker
 
-__all__ = ["Lane", "LaneState", "Record", "Run", "Shard", "ShardState", "check_lanes"]
+__all__ = [
+    "PartitionState",
+    "PartitionPhase",
+    "Record",
+    "Run",
+    "Shard",
+    "ShardState",
+    "check_partitions",
+]
 
 
 class Record(Protocol):
@@ -35,8 +43,8 @@ class Record(Protocol):
 R = TypeVar("R", bound=Record)
 
 
-class LaneState(Enum):
-    """Whether work of a lane is handed out, and whether it counts."""
+class PartitionPhase(Enum):
+    """Whether work of a partition is handed out, and whether it counts."""
 
     OPEN = 0
     HELD = 1  # nothing is handed out; what is in flight counts
@@ -46,10 +54,10 @@ class LaneState(Enum):
 class ShardState(Enum):
     """Where a shard is; one that is nowhere has no records and is forgotten."""
 
-    READY = 0  # in its lane's line
+    READY = 0  # in its partition's line
     OWNED = 1  # serial, and a worker has a run of it
     DELAYED = 2  # its first record is due later
-    BLOCKED = 3  # its first record is above the lane's ceiling
+    BLOCKED = 3  # its first record is above the partition's ceiling
 
 
 _MAX_CUT_OFF = 512  # records that stay referenced in front of a long shard
@@ -59,7 +67,7 @@ _MAX_CUT_OFF = 512  # records that stay referenced in front of a long shard
 class Shard(Generic[R]):
     """Records in order, most of them not handed out yet."""
 
-    lane: Lane[R]
+    partition: PartitionState[R]
     key: Hashable
     is_serial: bool
     records: list[R]
@@ -111,9 +119,9 @@ class Run(Generic[R]):
     is_released: bool = False
 
     @property
-    def lane(self) -> Lane[R]:
+    def partition(self) -> PartitionState[R]:
         """Where it belongs."""
-        return self.shard.lane
+        return self.shard.partition
 
     @property
     def is_serial(self) -> bool:
@@ -123,20 +131,20 @@ class Run(Generic[R]):
     @property
     def is_stale(self) -> bool:
         """The partition has gone elsewhere: stop, whatever is done now does not count."""
-        return self.shard.lane.state is LaneState.CLOSED
+        return self.shard.partition.phase is PartitionPhase.CLOSED
 
     def failures(self, record: R) -> int:
         """How often the record was tried before, and failed."""
-        return self.shard.lane.failures.get(record.offset, 0)
+        return self.shard.partition.failures.get(record.offset, 0)
 
 
 @dataclass(slots=True, eq=False)
-class Lane(Generic[R]):
+class PartitionState(Generic[R]):
     """One assignment of a partition; read it freely, only the scheduler changes it.
 
     Attributes:
-        partition: The owner's name for the partition.
-        epoch: Higher than that of every earlier lane.
+        place: The owner's name for the partition.
+        epoch: Higher than that of every earlier assignment.
         tracker: What of it is done.
         ceiling: Nothing above this offset is handed out; None: no ceiling.
         waiting_count: Records not in a worker's hands.
@@ -144,10 +152,10 @@ class Lane(Generic[R]):
         delayed_count: Shards that wait for a time.
     """
 
-    partition: Hashable
+    place: Hashable
     epoch: int
     tracker: OffsetTracker
-    state: LaneState = LaneState.OPEN
+    phase: PartitionPhase = PartitionPhase.OPEN
     ceiling: int | None = None
     waiting_count: int = 0
     in_flight_count: int = 0
@@ -159,31 +167,49 @@ class Lane(Generic[R]):
     blocked: list[Shard[R]] = field(default_factory=list)
     failures: dict[int, int] = field(default_factory=dict)  # by offset, of what is open
 
+    def clear(self) -> None:
+        """Forget all that was not done."""
+        self.waiting_count = self.in_flight_count = self.delayed_count = 0
+        self.parallel = None
+        for collection in (self.serial, self.ready, self.blocked, self.failures):
+            collection.clear()
 
-def check_lanes(
-    lanes: Collection[Lane[R]], delayed: Collection[Shard[R]], line: Collection[Lane[R]]
+    def forget(self, shard: Shard[R]) -> None:
+        """A shard has nothing any more."""
+        self.ready = deque(other for other in self.ready if other is not shard)
+        self.blocked = [other for other in self.blocked if other is not shard]
+        if shard is self.parallel:
+            self.parallel = None
+        if shard.is_serial:
+            del self.serial[shard.key]
+
+
+def check_partitions(
+    partitions: Collection[PartitionState[R]],
+    delayed: Collection[Shard[R]],
+    line: Collection[PartitionState[R]],
 ) -> None:
-    """Assert what holds of all open lanes, of the shards that wait for a time, and of the line."""
-    for lane in lanes:
-        mine = [shard for shard in delayed if shard.lane is lane]
-        idle = [*lane.ready, *lane.blocked, *mine]
-        assert len(mine) == lane.delayed_count
+    """Assert what holds of all open partitions, of delayed shards, and of the line."""
+    for partition in partitions:
+        mine = [shard for shard in delayed if shard.partition is partition]
+        idle = [*partition.ready, *partition.blocked, *mine]
+        assert len(mine) == partition.delayed_count
         assert len({id(shard) for shard in idle}) == len(idle), "a shard is in one place"
         assert all(len(shard) for shard in idle), "what is in line has records"
-        owned = [s for s in lane.serial.values() if s.state is ShardState.OWNED]
-        assert {id(s) for s in lane.serial.values()} == {
+        owned = [s for s in partition.serial.values() if s.state is ShardState.OWNED]
+        assert {id(s) for s in partition.serial.values()} == {
             id(s) for s in [*owned, *idle] if s.is_serial
         }
-        assert lane.waiting_count == sum(map(len, [*owned, *idle]))
-        assert lane.parallel is None or lane.parallel in idle
-        is_in_line = bool(lane.ready) and lane.state is LaneState.OPEN
-        assert is_in_line == lane.is_in_line == (lane in line)
+        assert partition.waiting_count == sum(map(len, [*owned, *idle]))
+        assert partition.parallel is None or partition.parallel in idle
+        is_in_line = bool(partition.ready) and partition.phase is PartitionPhase.OPEN
+        assert is_in_line == partition.is_in_line == (partition in line)
         for state, shards in (
-            (ShardState.READY, lane.ready),
-            (ShardState.BLOCKED, lane.blocked),
+            (ShardState.READY, partition.ready),
+            (ShardState.BLOCKED, partition.blocked),
             (ShardState.DELAYED, mine),
         ):
             assert all(shard.state is state for shard in shards)
-        assert all(lane.tracker.is_open(offset) for offset in lane.failures)
-        lane.tracker.check()
-    assert all(shard.lane.state is not LaneState.CLOSED for shard in delayed)
+        assert all(partition.tracker.is_open(offset) for offset in partition.failures)
+        partition.tracker.check()
+    assert all(shard.partition.phase is not PartitionPhase.CLOSED for shard in delayed)

@@ -22,7 +22,7 @@ from kafkamq.runtime.verdicts import VERDICTS, seconds, understood
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import Ack, DeadLetterReason, Nack
 
-__all__ = ["Hold", "Park", "Settler"]
+__all__ = ["Hold", "WriteDeadLetter", "FailurePolicy"]
 
 _HELD_MS = 366 * 86_400_000  # who is given up is not tried again: its letter ends this
 _MAX_DELAY_S = 366 * 86_400.0
@@ -30,17 +30,17 @@ _DELAY_S = 1.0  # where the user's function of it fails
 _STOPPED_S = 3600.0  # a record that stops the consumer is not tried again by it
 _log = logging.getLogger(__name__)
 
-Park = Callable[[ParallelRecord, DeadLetterReason, str], Written]
+WriteDeadLetter = Callable[[ParallelRecord, DeadLetterReason, str], Written]
 Hold = Callable[[ParallelRecord, DeadLetterReason, Written], None]
 
 
-class Settler:
+class FailurePolicy:
     """Applies the retry policy; thread-safe.
 
     Args:
         config: The policy.
         stats: Where dead letters and skips are counted.
-        park: Writes a dead letter until Kafka has it.
+        write: Writes a dead letter until Kafka has it.
         fail: Stops the consumer.
         hold: Takes over a dead letter that Kafka has refused, or not confirmed in time.
     """
@@ -49,13 +49,13 @@ class Settler:
         self,
         config: ParallelConfig,
         stats: Stats,
-        park: Park,
+        write: WriteDeadLetter,
         fail: Callable[[BaseException], None],
         hold: Hold,
     ) -> None:
         self.config = config
         self._stats = stats
-        self._park = park
+        self._write = write
         self._fail = fail
         self._hold = hold
 
@@ -63,7 +63,7 @@ class Settler:
         """A worker cannot go on, by no fault of its handler: stop the consumer."""
         self._fail(error)
 
-    def settle(self, record: ParallelRecord, outcome: object) -> int | None:
+    def apply(self, record: ParallelRecord, outcome: object) -> int | None:
         """What becomes of a record whose handler raised or returned ``outcome``.
 
         Returns:
@@ -72,30 +72,30 @@ class Settler:
         decision, error = self._decide(record, outcome)
         if not isinstance(decision, GiveUp):
             return self._due(record, decision, error)
-        parked = self._give_up(record, decision, error)
-        if parked is None:
+        written = self._give_up(record, decision, error)
+        if written is None:
             return self._due_if_stopped()
         try:
-            parked.first.result(self.config.send_timeout_ms / 1000)
+            written.first.result(self.config.send_timeout_ms / 1000)
         except (KafkaMQError, FutureTimeoutError):
-            return self._not_parked(record, decision, parked)
-        self._parked(record, decision)
+            return self._hold_dead_letter(record, decision, written)
+        self._tell_dead_letter(record, decision)
         return None
 
-    async def settle_async(self, record: ParallelRecord, outcome: object) -> int | None:
-        """As ``settle``, on an event loop."""
+    async def apply_async(self, record: ParallelRecord, outcome: object) -> int | None:
+        """As ``apply``, on an event loop."""
         decision, error = self._decide(record, outcome)
         if not isinstance(decision, GiveUp):
             return self._due(record, decision, error)
-        parked = self._give_up(record, decision, error)
-        if parked is None:
+        written = self._give_up(record, decision, error)
+        if written is None:
             return self._due_if_stopped()
         try:
             timeout_s = self.config.send_timeout_ms / 1000
-            await asyncio.wait_for(asyncio.wrap_future(parked.first), timeout_s)
+            await asyncio.wait_for(asyncio.wrap_future(written.first), timeout_s)
         except (KafkaMQError, TimeoutError, asyncio.TimeoutError):
-            return self._not_parked(record, decision, parked)
-        self._parked(record, decision)
+            return self._hold_dead_letter(record, decision, written)
+        self._tell_dead_letter(record, decision)
         return None
 
     def _decide(
@@ -177,14 +177,14 @@ class Settler:
             self._stats.skipped += 1
             _log.error("a record is given up and skipped", extra={"record": repr(record)})
             return None
-        return self._park(record, decision.reason, said)
+        return self._write(record, decision.reason, said)
 
     def _due_if_stopped(self) -> int | None:
         if self.config.on_exhausted is OnExhausted.STOP:
             return monotonic_ms() + _HELD_MS
         return None
 
-    def _parked(self, record: ParallelRecord, decision: GiveUp) -> None:
+    def _tell_dead_letter(self, record: ParallelRecord, decision: GiveUp) -> None:
         self._stats.dead_lettered += 1
         _log.warning(
             "a record is given up; it is a dead letter",
@@ -192,9 +192,9 @@ class Settler:
         )
         tell("on_dead_letter", self.config.hooks.on_dead_letter, record, decision.reason.value)
 
-    def _not_parked(self, record: ParallelRecord, decision: GiveUp, parked: Written) -> int:
+    def _hold_dead_letter(self, record: ParallelRecord, decision: GiveUp, written: Written) -> int:
         """It is given up all the same: its handler has had its attempts."""
-        self._hold(record, decision.reason, parked)
+        self._hold(record, decision.reason, written)
         return monotonic_ms() + _HELD_MS
 
 
