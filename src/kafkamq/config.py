@@ -16,6 +16,7 @@ from kafkamq.types import Backend
 
 __all__ = [
     "MAX_REDELIVERY_TIMEOUT_MS",
+    "TOPICS",
     "Backoff",
     "QueueConfig",
     "ServiceConfig",
@@ -132,7 +133,7 @@ class ServiceConfig:
             "host:port[,host:port...]",
         )
         _require(_is_topic_name(self.namespace), "namespace", self.namespace, _TOPIC_NAME_LIMIT)
-        for name, suffix in _TOPICS.items():
+        for name, suffix in TOPICS.items():
             if getattr(self, name) == "":
                 object.__setattr__(self, name, f"{self.namespace}.{suffix}")
             value: str = getattr(self, name)
@@ -140,11 +141,16 @@ class ServiceConfig:
         if not isinstance(self.kafka, Mapping):  # its values may be secrets: not shown
             raise ConfigError(f"kafka is a {type(self.kafka).__name__}: it must be a mapping")
         object.__setattr__(self, "kafka", dict(self.kafka))  # as it is now, whatever becomes of it
-        names = [getattr(self, name) for name in _TOPICS]
+        names = [getattr(self, name) for name in TOPICS]
         _require(len(set(names)) == len(names), "topic names", names, "different from each other")
 
+    @property
+    def topics(self) -> dict[str, str]:
+        """Its topics, by the names of the fields above."""
+        return {name: getattr(self, name) for name in TOPICS}
 
-_TOPICS = {
+
+TOPICS = {
     "message_topic": "messages",
     "marker_topic": "markers",
     "dead_letter_topic": "dead-letters",
@@ -152,6 +158,7 @@ _TOPICS = {
     "ledger_topic": "ledger",
     "quarantine_topic": "quarantine",
 }
+"""What each is called behind the namespace, where it has no name of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

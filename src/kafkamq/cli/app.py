@@ -79,23 +79,23 @@ def _debug() -> bool:
     return os.environ.get("KAFKAMQ_DEBUG", "") not in ("", "0")
 
 
-for _module in (
-    local,
-    queues,
-    tracker,
-    stat,
-    dead_letters,
-    claims,
-    consume,
-    doctor,
-    health,
-    backends,
-    compare,
-    jobs,
-    cluster,
-    work,
+for _command in (
+    *(local.dev, local.demo),
+    *(queues.create, queues.send, queues.receive),
+    tracker.tracker,
+    stat.stat,
+    consume.consume,
+    doctor.doctor,
+    health.health,
+    backends.backends,
+    compare.compare,
+    *(jobs.sql, jobs.replay, jobs.audit),
+    work.work,
 ):
-    _module.register(app)
+    app.command()(_command)
+app.add_typer(dead_letters.group, name="dlq")
+app.add_typer(claims.group, name="claims")
+app.add_typer(cluster.group, name="spark")
 
 
 def main() -> None:

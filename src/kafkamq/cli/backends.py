@@ -12,8 +12,6 @@ from kafkamq.cli.options import Json
 from kafkamq.queue.rules.capabilities import CAPABILITIES, Feature, markdown_table, rows
 from kafkamq.types import Backend
 
-__all__ = ["register"]
-
 
 def backends(
     as_json: Json = False,
@@ -43,8 +41,3 @@ def _facts(backend: Backend) -> dict[str, object]:
         "max_workers": found.max_workers,
         "min_kafka": found.min_kafka,
     }
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(backends)

@@ -20,8 +20,6 @@ from kafkamq.errors import ConfigError
 from kafkamq.runtime.signals import stop_event
 from kafkamq.transport.reaching import require_brokers
 
-__all__ = ["register"]
-
 Topic = Annotated[str, typer.Option("--topic", "-t", help="The coordination topic.")]
 Interval = Annotated[
     float, typer.Option("--interval", "-i", min=0.5, help="Heartbeat interval, in seconds.")
@@ -372,14 +370,10 @@ def _print_message(message: Any, *, as_json: bool) -> None:
         output.output().print(f"{where} {output.text_of(message.payload)}", markup=False)
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the group of commands."""
-    group = typer.Typer(
-        name="claims",
-        help="Claims of partitions: Marshal's coordination protocol.",
-        no_args_is_help=True,
-    )
-    for command in (init, state, watch, pause, resume, set_position, consume):
-        group.command()(command)
-    claims_log.register(group)
-    app.add_typer(group)
+group = typer.Typer(
+    help="Claims of partitions: Marshal's coordination protocol.", no_args_is_help=True
+)
+for _command in (init, state, watch, pause, resume, set_position, consume):
+    group.command()(_command)
+group.command("decode")(claims_log.decode_records)
+group.command("doctor")(claims_log.doctor)

@@ -21,8 +21,6 @@ from kafkamq.transport.admin import Admin
 from kafkamq.transport.reaching import require_brokers
 from kafkamq.types import MarshalRecord
 
-__all__ = ["register"]
-
 _MAX_SKEW_S = 2.0
 _SHOWN = 20
 Topic = Annotated[str, typer.Option("--topic", "-t", help="The coordination topic.")]
@@ -159,9 +157,3 @@ def _of_clients(audit: TopicAudit, topic: str) -> Iterator[Finding]:
                 f"several processes use the client id {client} in {group} at a time: each needs"
                 " its own",
             )
-
-
-def register(group: typer.Typer) -> None:
-    """Adds the commands to ``claims``."""
-    group.command("decode")(decode_records)
-    group.command("doctor")(doctor)

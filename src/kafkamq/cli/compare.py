@@ -25,7 +25,7 @@ from kafkamq.errors import ConfigError
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.reaching import require_brokers
 
-__all__ = ["register", "render", "table_rows"]
+__all__ = ["render", "table_rows"]
 
 
 @connected_if_named
@@ -237,8 +237,3 @@ def _said(work: Work) -> str:
         f"{work.slow.share:.1%} take {work.slow.ms:,} ms. A consumer group has one handler for "
         "each partition."
     )
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(compare)

@@ -18,7 +18,7 @@ from kafkamq.parallel.consumer import ParallelConsumer
 from kafkamq.runtime.signals import stop_on_signals
 from kafkamq.transport.reaching import require_brokers
 
-__all__ = ["load_handler", "register"]
+__all__ = ["load_handler"]
 
 _SLICE_S = 0.2
 
@@ -110,8 +110,3 @@ def consume(
                     break
         finally:
             consumer.close(drain=drain)
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command of this module."""
-    app.command()(consume)

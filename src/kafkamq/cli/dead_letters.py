@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Annotated
@@ -12,15 +11,9 @@ import typer
 
 from kafkamq.cli import output
 from kafkamq.cli.mistyped import warn_of_unused
-from kafkamq.cli.options import Json, connected
+from kafkamq.cli.options import DryRun, Json, connected
 from kafkamq.cli.spark.jobs import view_tables
-from kafkamq.cli.spark.options import (
-    DEFAULT_MASTER,
-    Conf,
-    Master,
-    PropertiesFile,
-    spark_settings,
-)
+from kafkamq.cli.spark.options import SparkChoice, with_spark
 from kafkamq.cli.spark.sql_check import check_condition
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
@@ -33,8 +26,6 @@ from kafkamq.queue.dead_letters import (
 )
 from kafkamq.transport.reaching import require_brokers
 from kafkamq.types import DeadLetterReason
-
-__all__ = ["register"]
 
 QueueOption = Annotated[str, typer.Option("--queue", "-q", help="Only dead letters of this queue.")]
 ReasonOption = Annotated[
@@ -66,14 +57,13 @@ class _Chosen(Selection):
         config: ServiceConfig,
         selection: Selection,
         where: str,
-        master: str,
-        settings: Mapping[str, str],
+        on: SparkChoice,
     ) -> _Chosen:
         """Ask Spark, which is imported only for this."""
         from kafkamq.spark.jobs.sql import chosen_letters
 
         with (
-            view_tables(config, "redrive", master, settings) as spark,
+            view_tables(config, "redrive", on) as spark,
             output.working("Choosing dead letters"),
         ):
             places = chosen_letters(spark, where)
@@ -212,8 +202,10 @@ def _as_json(letter: DeadLetter) -> dict[str, object]:
 
 
 @connected
+@with_spark
 def redrive_command(
     config: ServiceConfig,
+    on: SparkChoice,
     queue_id: QueueOption = "",
     reason: ReasonOption = "",
     identity: IdOption = None,
@@ -232,12 +224,7 @@ def redrive_command(
         ),
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Count what would be sent, and send nothing.")
-    ] = False,
-    master: Master = DEFAULT_MASTER,
-    conf: Conf = None,
-    properties_file: PropertiesFile = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Send dead letters back into their queues, each once however often this is run.
@@ -250,25 +237,11 @@ def redrive_command(
     selection = _selection(queue_id, reason, identity)
     if where:
         check_condition(where, option="--where")
-        settings = spark_settings(conf, properties_file)
     require_brokers(config)
     if where:
-        selection = _Chosen.by_sql(config, selection, where, master, settings)
-    done = 0
-    with output.progress("Redriving", limit) as advance:
-
-        def on_progress(count: int) -> None:
-            nonlocal done
-            advance(count - done)
-            done = count
-
-        report = redrive(
-            config,
-            selection,
-            limit=limit,
-            dry_run=dry_run,
-            on_progress=on_progress,
-        )
+        selection = _Chosen.by_sql(config, selection, where, on)
+    with output.progress_to("Redriving", limit) as on_progress:
+        report = redrive(config, selection, limit=limit, dry_run=dry_run, on_progress=on_progress)
     if queue_id and not (report.selected or report.already_redriven):
         warn_of_unused(config, queue_id)
     if as_json:
@@ -294,12 +267,9 @@ def _say_redriven(report: RedriveReport, *, dry_run: bool) -> None:
         output.note(f"{report.queue_unknown:,} cannot be: nothing says which queue was theirs.")
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
-    group = typer.Typer(
-        help="Dead letters: count them, look at them, send them back.", no_args_is_help=True
-    )
-    group.command("ls")(ls)
-    group.command("peek")(peek)
-    group.command("redrive")(redrive_command)
-    app.add_typer(group, name="dlq")
+group = typer.Typer(
+    help="Dead letters: count them, look at them, send them back.", no_args_is_help=True
+)
+group.command()(ls)
+group.command()(peek)
+group.command("redrive")(redrive_command)

@@ -24,7 +24,7 @@ from kafkamq.transport.admin import Admin, ClusterInfo
 from kafkamq.transport.broker_release import broker_release
 from kafkamq.transport.reaching import require_brokers
 
-__all__ = ["register", "kafka_version"]
+__all__ = ["kafka_version"]
 
 PACKAGES = ("confluent-kafka", "protobuf")
 EXTRAS = {
@@ -160,8 +160,3 @@ def kafka_version(config: ServiceConfig, cluster: ClusterInfo) -> str:
             return release
     # The setting is gone in Kafka 4.
     return cluster.settings.get("inter.broker.protocol.version", "4.0 or newer")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(doctor)

@@ -12,8 +12,6 @@ from kafkamq.cli import output
 from kafkamq.cli.options import Json
 from kafkamq.errors import BrokerError, ConfigError
 
-__all__ = ["register"]
-
 _TIMEOUT_S = 5.0
 
 
@@ -68,8 +66,3 @@ def _ask(host: str, port: int, path: str) -> dict[str, Any]:
     if not isinstance(found, dict) or "loops" not in found:
         raise ConfigError(f"--port {port}: what answers there is no --metrics-port of kafkamq")
     return found
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(health)

@@ -6,11 +6,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -35,8 +33,6 @@ from kafkamq.dev.environment import cache_dir_from, java_from
 from kafkamq.dev.errors import LocalKafkaError
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.runtime.signals import stop_on_signals
-
-__all__ = ["register"]
 
 DEMO_FIELDS = ("queue", "demo")
 
@@ -72,7 +68,7 @@ def dev(
     as_json: Json = False,
 ) -> None:
     """Run a local Kafka broker until Ctrl-C; the first run fetches it."""
-    with _fetching() as on_progress:
+    with output.progress_to("Fetching Kafka", None) as fetched:  # only a first run needs it
         broker = LocalKafka(
             kafka_version,
             port=port,
@@ -81,7 +77,7 @@ def dev(
             properties=parse_properties(broker_property or ()),
             cache_dir=cache_dir_from(os.environ),
             java=java_from(os.environ),
-            on_progress=on_progress,
+            on_progress=lambda done, _total: fetched(done),
         ).start()
     stopping = threading.Event()
     try:
@@ -92,21 +88,6 @@ def dev(
                 raise LocalKafkaError(f"the broker has ended by itself; see {broker.log_path}")
     finally:
         broker.stop()
-
-
-@contextmanager
-def _fetching(*, quiet: bool = False) -> Iterator[Any]:
-    """A progress bar for the download of Kafka, which only a first run needs."""
-    told = 0
-    with output.progress("Fetching Kafka", None, quiet=quiet) as advance:
-
-        def on_progress(done: int, total: int) -> None:
-            nonlocal told
-            del total
-            advance(done - told)
-            told = done
-
-        yield on_progress
 
 
 def _say_where(broker: LocalKafka, *, as_json: bool) -> None:
@@ -206,9 +187,3 @@ def _kind(line: Line, file: Path) -> Kind | None:
     except ValueError:
         known = ", ".join(kind.value for kind in Kind)
         raise ConfigError(f"{file}, line {line.number}: demo must be one of {known}") from None
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
-    app.command()(dev)
-    app.command()(demo)

@@ -18,18 +18,23 @@ from kafkamq.metrics import serve_metrics
 
 __all__ = [
     "TRACKER_HERE",
+    "DryRun",
     "Json",
     "MetricsPort",
     "connected",
     "connected_if_named",
     "connected_without_n",
     "serving_metrics",
+    "with_options",
 ]
 
 TRACKER_HERE = "kafkamq tracker --engine local"
 """The tracker that needs nothing else: what every hint names."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Count what would be sent, and send nothing.")
+]
 MetricsPort = Annotated[
     int | None,
     typer.Option(
@@ -72,12 +77,6 @@ ConfigFile = Annotated[
         help="File of settings and Kafka properties, TOML or *.properties; secrets belong there.",
     ),
 ]
-_CONNECTION: Mapping[str, object] = {
-    "bootstrap_servers": Bootstrap,
-    "namespace": Namespace,
-    "kafka_property": Property,
-    "config_file": ConfigFile,
-}
 
 
 @contextmanager
@@ -91,63 +90,41 @@ def serving_metrics(port: int | None) -> Iterator[None]:
         yield
 
 
-def connected(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the connection options; it gets them as its first argument, ``config``."""
-    return _with_options(command, service_config, _CONNECTION)
-
-
-def connected_without_n(command: Callable[..., None]) -> Callable[..., None]:
-    """As ``connected``, for a command with ``count``: a number behind ``-n`` is meant for that.
-
-    It was the letter's only meaning in earlier releases; anything else is the namespace.
-    """
-    options = {**_CONNECTION, "namespace": LongNamespace, "letter": LetterN}
-    return _with_options(command, service_config, options)
-
-
-def connected_if_named(command: Callable[..., None]) -> Callable[..., None]:
-    """As ``connected``; ``config`` is None when no broker is named anywhere."""
-    return _with_options(
-        command,
-        lambda settings: service_config(settings) if settings.bootstrap_servers else None,
-        _CONNECTION,
-    )
-
-
-def _with_options(
+def with_options(
     command: Callable[..., None],
-    make: Callable[[CliSettings], ServiceConfig | None],
-    options: Mapping[str, object],
+    name: str,
+    make: Callable[..., object],
+    options: Mapping[str, inspect.Parameter] | None = None,
 ) -> Callable[..., None]:
+    """Gives a command the options of ``make``; it gets what that makes of them as ``name``."""
+    added = inspect.signature(make, eval_str=True).parameters if options is None else options
+
     @wraps(command)
     def wrapper(**arguments: Any) -> None:
-        given = {name: arguments.pop(name) for name in options}
+        given = {option: arguments.pop(option) for option in added}
         letter = given.pop("letter", None)
         if letter is not None and letter.isascii() and letter.isdigit():
             arguments["count"] = arguments["count"] or int(letter)
         elif letter is not None:
             given["namespace"] = given["namespace"] or letter
-        command(make(_settings(**given)), **arguments)
+        command(**{name: make(**given)}, **arguments)
 
-    parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in options.items()
-    ]
+    own = inspect.signature(command, eval_str=True).parameters
+    parameters = [item for item in own.values() if item.name != name] + list(added.values())
     keyword_only = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
-    signature = inspect.Signature([*keyword_only, *added], return_annotation=None)
-    wrapper.__signature__ = signature  # type: ignore[attr-defined]  # functions may have one
-    wrapper.__annotations__ = {item.name: item.annotation for item in signature.parameters.values()}
+    # A function may have one, whatever its type says.
+    wrapper.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {item.name: item.annotation for item in keyword_only}
     del wrapper.__wrapped__  # Typer would read the inner signature
     return wrapper
 
 
 def _settings(
     *,
-    bootstrap_servers: str | None,
-    namespace: str | None,
-    kafka_property: list[str] | None,
-    config_file: Path | None,
+    bootstrap_servers: Bootstrap = None,
+    namespace: Namespace = None,
+    kafka_property: Property = None,
+    config_file: ConfigFile = None,
 ) -> CliSettings:
     return load_settings(
         bootstrap_servers=bootstrap_servers,
@@ -155,3 +132,36 @@ def _settings(
         properties=kafka_property or (),
         config=config_file,
     )
+
+
+def _config(**given: Any) -> ServiceConfig:
+    return service_config(_settings(**given))
+
+
+_CONNECTION = inspect.signature(_settings, eval_str=True).parameters
+
+
+def connected(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the connection options; it gets them as its first argument, ``config``."""
+    return with_options(command, "config", _config, _CONNECTION)
+
+
+def connected_without_n(command: Callable[..., None]) -> Callable[..., None]:
+    """As ``connected``, for a command with ``count``: a number behind ``-n`` is meant for that.
+
+    It was the letter's only meaning in earlier releases; anything else is the namespace.
+    """
+    namespace = _CONNECTION["namespace"]
+    letter = namespace.replace(name="letter", annotation=LetterN)
+    options = {**_CONNECTION, "namespace": namespace.replace(annotation=LongNamespace)}
+    return with_options(command, "config", _config, {**options, "letter": letter})
+
+
+def connected_if_named(command: Callable[..., None]) -> Callable[..., None]:
+    """As ``connected``; ``config`` is None when no broker is named anywhere."""
+
+    def make(**given: Any) -> ServiceConfig | None:
+        settings = _settings(**given)
+        return service_config(settings) if settings.bootstrap_servers else None
+
+    return with_options(command, "config", make, _CONNECTION)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any, Protocol
@@ -37,6 +37,7 @@ __all__ = [
     "print_json",
     "print_table",
     "progress",
+    "progress_to",
     "text_of",
     "time_of",
     "working",
@@ -170,6 +171,22 @@ def progress(title: str, total: int | None, *, quiet: bool = False) -> Iterator[
             bar.advance(task, amount)
 
         yield advance
+
+
+@contextmanager
+def progress_to(
+    title: str, total: int | None, *, quiet: bool = False
+) -> Iterator[Callable[[int], None]]:
+    """As ``progress``, but told how much is done in all."""
+    told = 0
+    with progress(title, total, quiet=quiet) as advance:
+
+        def on_progress(done: int) -> None:
+            nonlocal told
+            advance(done - told)
+            told = done
+
+        yield on_progress
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from kafkamq.cli.options import (
     serving_metrics,
 )
 from kafkamq.cli.payloads import parse_header, read_lines
-from kafkamq.config import ServiceConfig, utf8
+from kafkamq.config import TOPICS, ServiceConfig, utf8
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.delivery import Delivery
@@ -39,7 +39,7 @@ from kafkamq.runtime.signals import stop_event
 from kafkamq.transport.reaching import require_brokers
 from kafkamq.types import OutgoingMessage, SentMessage
 
-__all__ = ["register", "service"]
+__all__ = ["service"]
 
 SEND_BATCH = 1000
 SEND_TIMEOUT_S = 60.0
@@ -49,18 +49,7 @@ QueueId = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's id.")
 
 def service(config: ServiceConfig) -> Service:
     """The library's entry for a namespace."""
-    topics = {
-        name: getattr(config, name)
-        for name in (
-            "message_topic",
-            "marker_topic",
-            "dead_letter_topic",
-            "tracker_topic",
-            "ledger_topic",
-            "quarantine_topic",
-        )
-    }
-    return Service(config.bootstrap_servers, config.namespace, kafka=config.kafka, **topics)
+    return Service(config.bootstrap_servers, config.namespace, kafka=config.kafka, **config.topics)
 
 
 @connected
@@ -83,14 +72,7 @@ def create(
             marker_partitions=marker_partitions,
             replication_factor=replication_factor,
         )
-    topics = {
-        "messages": config.message_topic,
-        "markers": config.marker_topic,
-        "dead_letters": config.dead_letter_topic,
-        "tracker": config.tracker_topic,
-        "ledger": config.ledger_topic,
-        "quarantine": config.quarantine_topic,
-    }
+    topics = {TOPICS[name].replace("-", "_"): topic for name, topic in config.topics.items()}
     if as_json:
         output.print_json({"namespace": config.namespace, "topics": topics})
     else:
@@ -408,10 +390,3 @@ def _show(message: Message, verdict: Verdict, *, as_json: bool) -> None:
             "verdict": verdict.value,
         }
     )
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
-    app.command()(create)
-    app.command()(send)
-    app.command()(receive)

@@ -21,13 +21,11 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from kafkamq.config import ServiceConfig
+from kafkamq.config import TOPICS, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.transport.settings import is_secret
 
 __all__ = ["CliSettings", "load_settings", "parse_properties", "service_config"]
-
-_TOPICS = ("message", "marker", "dead_letter", "tracker", "ledger", "quarantine")
 
 
 class CliSettings(BaseSettings):
@@ -113,7 +111,7 @@ def service_config(settings: CliSettings) -> ServiceConfig:
             "no broker is named: pass --bootstrap-servers HOST:PORT, set "
             "KAFKAMQ_BOOTSTRAP_SERVERS, or start one here with 'kafkamq dev'"
         )
-    topics = {f"{topic}_topic": getattr(settings, f"{topic}_topic") for topic in _TOPICS}
+    topics = {name: getattr(settings, name) for name in TOPICS}
     return ServiceConfig(
         bootstrap_servers=settings.bootstrap_servers,
         namespace=settings.namespace,

@@ -13,8 +13,6 @@ from kafkamq.config import ServiceConfig
 from kafkamq.markers.overview import MAX_SCANNED, MarkerPartition, overview
 from kafkamq.transport.reaching import require_brokers
 
-__all__ = ["register"]
-
 
 @connected
 def stat(
@@ -106,8 +104,3 @@ def _as_json(partition: MarkerPartition) -> dict[str, Any]:
         "lag": partition.lag,
         "status": None if partition.status is None else asdict(partition.status),
     }
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(stat)

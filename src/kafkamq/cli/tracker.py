@@ -10,20 +10,12 @@ import typer
 
 from kafkamq.cli import output
 from kafkamq.cli.options import TRACKER_HERE, MetricsPort, connected, serving_metrics
-from kafkamq.cli.spark.options import (
-    DEFAULT_MASTER,
-    Conf,
-    Master,
-    PropertiesFile,
-    spark_settings,
-)
+from kafkamq.cli.spark.options import SparkChoice, with_spark
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import ConfigError
 from kafkamq.runtime.garbage_collector import calm_collector
 from kafkamq.runtime.signals import stop_on_signals
 from kafkamq.transport.reaching import require_brokers
-
-__all__ = ["register"]
 
 
 class Engine(Enum):
@@ -32,15 +24,14 @@ class Engine(Enum):
 
 
 @connected
+@with_spark
 def tracker(
     config: ServiceConfig,
+    on: SparkChoice,
     engine: Annotated[
         Engine,
         typer.Option(help="Where the tracker runs: spark, or local, which is this one process."),
     ] = Engine.SPARK,
-    master: Master = DEFAULT_MASTER,
-    conf: Conf = None,
-    properties_file: PropertiesFile = None,
     checkpoint: Annotated[
         str, typer.Option(help="Folder for Spark's state, for example file:///var/lib/kafkamq.")
     ] = "",
@@ -68,7 +59,6 @@ def tracker(
     processes with --engine local share the work.
     """
     settings = TrackerConfig(takeover=not no_takeover, max_deliveries=max_deliveries)
-    spark = spark_settings(conf, properties_file)
     if engine is Engine.SPARK and not checkpoint:
         raise ConfigError(
             "--checkpoint is missing: name a folder for Spark's state that all its workers reach, "
@@ -88,10 +78,10 @@ def tracker(
             config,
             settings,
             checkpoint=checkpoint,
-            master=master,
+            master=on.master,
             trigger_s=trigger,
             tasks=tasks,
-            settings=spark,
+            settings=on.settings,
             stop=stopping,
         )
 
@@ -104,8 +94,3 @@ def _track_here(config: ServiceConfig, settings: TrackerConfig, stopping: thread
     for warning in local.warnings:
         output.note(f"warning: {warning}")
     local.run(stopping)
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(tracker)

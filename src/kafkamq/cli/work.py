@@ -15,7 +15,7 @@ from kafkamq.runtime.worker import Worker
 from kafkamq.transport.reaching import require_brokers
 from kafkamq.types import Backend
 
-__all__ = ["load_worker", "register"]
+__all__ = ["load_worker"]
 
 
 def load_worker(name: str) -> Worker:
@@ -43,8 +43,3 @@ def work(
     with serving_metrics(metrics_port):
         output.note(f"Working as {worker}; Ctrl-C ends it.")
         found.run()
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command of this module."""
-    app.command()(work)

@@ -21,7 +21,6 @@ IDENTITY_AGE_S = 15.0  # of workers: STARTs that name a topic by its former id a
 COPY_OVERHEAD_BYTES = 1024  # what a copy adds: batch and record framing, origin, count
 DEAD_LETTER_OVERHEAD_BYTES = 8192  # beyond that: the reason, 4 KiB of error text, the queue id
 MARKER_OVERHEAD_BYTES = 1024  # what a START or SCHEDULE adds, without its headers
-_DEFAULT_MAX_BYTES = "1048588"
 _log = logging.getLogger(__name__)
 
 
@@ -39,17 +38,17 @@ class NamespaceFacts:
     @classmethod
     def of(cls, config: ServiceConfig, topics: Mapping[str, TopicInfo]) -> NamespaceFacts:
         messages, markers = topics[config.message_topic], topics[config.marker_topic]
-        copies = _max_bytes(messages) - COPY_OVERHEAD_BYTES
+        copies = messages.max_message_bytes - COPY_OVERHEAD_BYTES
         dead_letters = topics.get(config.dead_letter_topic)
         if dead_letters is not None:
-            copies = min(copies, _max_bytes(dead_letters) - DEAD_LETTER_OVERHEAD_BYTES)
+            copies = min(copies, dead_letters.max_message_bytes - DEAD_LETTER_OVERHEAD_BYTES)
         return cls(
             message_topic_id=messages.topic_id,
             message_partitions=messages.partitions,
             marker_partitions=markers.partitions,
             marker_retention_ms=int(markers.settings.get("retention.ms", "604800000")),
             max_message_bytes=copies,
-            max_marker_bytes=_max_bytes(markers) - MARKER_OVERHEAD_BYTES,
+            max_marker_bytes=markers.max_message_bytes - MARKER_OVERHEAD_BYTES,
         )
 
     def are_of_another_topic(self, former: NamespaceFacts) -> bool:
@@ -60,10 +59,6 @@ class NamespaceFacts:
         """
         ids = self.message_topic_id, former.message_topic_id
         return all(ids) and ids[0] != ids[1]
-
-
-def _max_bytes(topic: TopicInfo) -> int:
-    return int(topic.settings.get("max.message.bytes", _DEFAULT_MAX_BYTES))
 
 
 class Namespace:

@@ -7,7 +7,7 @@ import time
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.queue.namespace import CONNECT_TIMEOUT_S, Namespace, NamespaceFacts
-from kafkamq.transport.admin import Admin, TopicInfo
+from kafkamq.transport.admin import Admin
 
 __all__ = [
     "QueueTopic",
@@ -15,12 +15,7 @@ __all__ = [
     "require_dead_letters",
 ]
 
-_DEFAULT_MAX_BYTES = 1_048_588
 _LETTER_OVERHEAD_BYTES = 9216  # what a dead letter adds: reason, error text, origin, framing
-
-
-def _max_bytes(topic: TopicInfo) -> int:
-    return int(topic.settings.get("max.message.bytes", _DEFAULT_MAX_BYTES))
 
 
 class QueueTopic(Namespace):
@@ -39,9 +34,9 @@ class QueueTopic(Namespace):
         with Admin(self.config, timeout_s=CONNECT_TIMEOUT_S) as admin:
             topic = admin.require_topic(self._queue.topic)
             letters = admin.topics([self.config.dead_letter_topic])
-        limit = _max_bytes(topic)
+        limit = topic.max_message_bytes
         for found in letters.values():
-            limit = min(limit, _max_bytes(found) - _LETTER_OVERHEAD_BYTES)
+            limit = min(limit, found.max_message_bytes - _LETTER_OVERHEAD_BYTES)
         self._asked_s = time.monotonic()
         return NamespaceFacts(
             message_topic_id=topic.topic_id,

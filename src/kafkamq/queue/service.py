@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 
-from kafkamq.config import Backoff, QueueConfig, ServiceConfig, milliseconds
+from kafkamq.config import TOPICS, Backoff, QueueConfig, ServiceConfig, milliseconds
 from kafkamq.errors import ConfigError
 from kafkamq.queue.backend import ConsumerPlan
 from kafkamq.queue.connections import Connections
@@ -18,14 +18,6 @@ from kafkamq.types import Backend
 
 __all__ = ["Service"]
 
-_TOPIC_NAMES = (
-    "message_topic",
-    "marker_topic",
-    "dead_letter_topic",
-    "tracker_topic",
-    "ledger_topic",
-    "quarantine_topic",
-)
 DEFAULT_BACKOFF = Backoff(first=1.0, max=600.0, jitter=0.2)
 
 
@@ -54,8 +46,8 @@ class Service:
                 ledger_topic, quarantine_topic, where they are not called after the namespace.
         """
         for name in topic_names:
-            if name not in _TOPIC_NAMES:
-                raise ConfigError(f"{name} is no setting of Service: {', '.join(_TOPIC_NAMES)}")
+            if name not in TOPICS:
+                raise ConfigError(f"{name} is no setting of Service: {', '.join(TOPICS)}")
         self._config = ServiceConfig(
             bootstrap_servers=bootstrap_servers,
             namespace=namespace,

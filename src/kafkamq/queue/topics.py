@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from kafkamq.config import ServiceConfig
@@ -164,14 +165,7 @@ def _refuse(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _findings(admin: Admin, config: ServiceConfig, max_lease_ms: int) -> list[Finding]:
-    names = (
-        config.message_topic,
-        config.marker_topic,
-        config.dead_letter_topic,
-        config.tracker_topic,
-        config.ledger_topic,
-        config.quarantine_topic,
-    )
+    names = list(config.topics.values())
     topics = admin.topics(names)
     findings = [
         Finding(
@@ -204,25 +198,20 @@ def _has(topic: TopicInfo, setting: str, default: str) -> str:
 
 def _of_log(topic: TopicInfo) -> Iterator[Finding]:
     """Messages and markers: nothing may vanish from them but by age, and time is the broker's."""
+    refuse = partial(Finding, "refuse", topic.name)
     policy = _has(topic, "cleanup.policy", "delete")
     if "compact" in policy:
-        yield Finding(
-            "refuse",
-            topic.name,
+        yield refuse(
             f"cleanup.policy is {policy}: compaction removes "
             "messages and markers; set it to delete",
         )
     if _has(topic, "retention.bytes", "-1") != "-1":
-        yield Finding(
-            "refuse",
-            topic.name,
+        yield refuse(
             "retention.bytes is set: a burst would delete what is still needed; set it to -1",
         )
     kind = _has(topic, "message.timestamp.type", "CreateTime")
     if kind != "LogAppendTime":
-        yield Finding(
-            "refuse",
-            topic.name,
+        yield refuse(
             f"message.timestamp.type is {kind}: one client with a "
             "wrong clock would move everybody's time; set it to LogAppendTime, and use "
             "a new namespace if the topic holds records already",
@@ -231,20 +220,18 @@ def _of_log(topic: TopicInfo) -> Iterator[Finding]:
 
 
 def _of_elections(topic: TopicInfo) -> Iterator[Finding]:
+    refuse = partial(Finding, "refuse", topic.name)
     if _has(topic, "unclean.leader.election.enable", "false") == "true":
-        yield Finding(
-            "refuse",
-            topic.name,
+        yield refuse(
             "unclean.leader.election.enable is true: confirmed records may vanish; set it to false",
         )
 
 
 def _of_markers(topic: TopicInfo, max_lease_ms: int) -> Iterator[Finding]:
+    refuse = partial(Finding, "refuse", topic.name)
     retention_ms = int(_has(topic, "retention.ms", "604800000"))
     if 0 <= retention_ms < 2 * max_lease_ms:
-        yield Finding(
-            "refuse",
-            topic.name,
+        yield refuse(
             f"retention.ms is {retention_ms}: a START could be "
             f"deleted while its message is held; set it to {2 * max_lease_ms} or more "
             "(twice max_lease)",
@@ -252,15 +239,14 @@ def _of_markers(topic: TopicInfo, max_lease_ms: int) -> Iterator[Finding]:
 
 
 def _of_dead_letters(topic: TopicInfo) -> Iterator[Finding]:
+    refuse = partial(Finding, "refuse", topic.name)
     if _has(topic, "retention.ms", "604800000") != "-1":
-        yield Finding("refuse", topic.name, "dead letters expire; set retention.ms to -1")
+        yield refuse("dead letters expire; set retention.ms to -1")
     if _has(topic, "retention.bytes", "-1") != "-1":
-        yield Finding("refuse", topic.name, "dead letters expire; set retention.bytes to -1")
+        yield refuse("dead letters expire; set retention.bytes to -1")
     policy = _has(topic, "cleanup.policy", "delete")
     if "compact" in policy:
-        yield Finding(
-            "refuse",
-            topic.name,
+        yield refuse(
             f"cleanup.policy is {policy}: dead letters of the same "
             "key replace each other; set it to delete",
         )
@@ -279,10 +265,7 @@ def _of_status(topic: TopicInfo) -> Iterator[Finding]:
 
 
 def _of_sizes(topics: Mapping[str, TopicInfo], config: ServiceConfig) -> Iterator[Finding]:
-    limits = {
-        name: int(_has(topic, "max.message.bytes", str(_MAX_MESSAGE_BYTES)))
-        for name, topic in topics.items()
-    }
+    limits = {name: topic.max_message_bytes for name, topic in topics.items()}
     largest = limits.get(config.message_topic, 0)
     for name in (config.marker_topic, config.dead_letter_topic):
         if name in limits and limits[name] < largest + HEADROOM_BYTES:

@@ -61,6 +61,11 @@ class TopicInfo:
     replication_factor: int
     settings: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest batch that it takes."""
+        return int(self.settings.get("max.message.bytes", "1048588"))
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:

@@ -10,8 +10,6 @@ import typer
 
 from kafkamq.cli import output
 
-__all__ = ["register"]
-
 Host = Annotated[str, typer.Option(help="Name or address of this machine, as the others reach it.")]
 
 
@@ -57,12 +55,9 @@ def worker(
     _become(worker_command(master, cores=cores, memory=memory, host=host, work_folder=work_folder))
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
-    group = typer.Typer(
-        help="A standalone Spark cluster for --master, from the installed PySpark.",
-        no_args_is_help=True,
-    )
-    group.command()(master)
-    group.command()(worker)
-    app.add_typer(group, name="spark")
+group = typer.Typer(
+    help="A standalone Spark cluster for --master, from the installed PySpark.",
+    no_args_is_help=True,
+)
+group.command()(master)
+group.command()(worker)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import date, datetime, timezone
@@ -18,14 +18,8 @@ from rich.markup import escape
 
 from kafkamq.cli import output
 from kafkamq.cli.mistyped import warn_of_unused
-from kafkamq.cli.options import Json, connected
-from kafkamq.cli.spark.options import (
-    DEFAULT_MASTER,
-    Conf,
-    Master,
-    PropertiesFile,
-    spark_settings,
-)
+from kafkamq.cli.options import DryRun, Json, connected
+from kafkamq.cli.spark.options import SparkChoice, with_spark
 from kafkamq.cli.spark.sql_check import check_condition, check_statement, split_statements
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError, KafkaMQError
@@ -37,7 +31,7 @@ if TYPE_CHECKING:
     from kafkamq.spark.jobs.audit import Audit
     from kafkamq.spark.jobs.replay import ReplayReport
 
-__all__ = ["parse_moment", "register", "view_tables"]
+__all__ = ["parse_moment", "view_tables"]
 
 EXIT_FAILED = 1
 _TIME_HELP = "2026-01-31T12:00:00Z, or milliseconds since 1970; broker time."
@@ -70,9 +64,7 @@ def _bounds(since: str, until: str) -> tuple[int | None, int | None]:
 
 
 @contextmanager
-def view_tables(
-    config: ServiceConfig, name: str, master: str, settings: Mapping[str, str]
-) -> Iterator[SparkSession]:
+def view_tables(config: ServiceConfig, name: str, on: SparkChoice) -> Iterator[SparkSession]:
     """``view_session`` for a command, which says that Spark starts."""
     from kafkamq.spark.jobs.sql import view_session
 
@@ -80,14 +72,16 @@ def view_tables(
     with ExitStack() as stack:
         with output.working("Starting Spark"):
             app_name = f"kafkamq {name}"
-            opened = view_session(config, master=master, app_name=app_name, settings=settings)
+            opened = view_session(config, master=on.master, app_name=app_name, settings=on.settings)
             spark = stack.enter_context(opened)
         yield spark
 
 
 @connected
+@with_spark
 def sql(
     config: ServiceConfig,
+    on: SparkChoice,
     statement: Annotated[
         str,
         typer.Argument(
@@ -96,19 +90,15 @@ def sql(
         ),
     ] = "",
     limit: Annotated[int, typer.Option(min=1, help="Print at most this many rows.")] = 1000,
-    master: Master = DEFAULT_MASTER,
-    conf: Conf = None,
-    properties_file: PropertiesFile = None,
     as_json: Json = False,
 ) -> None:
     """Ask what happened: SQL over the life of every message, read from the topics."""
-    settings = spark_settings(conf, properties_file)
     if statement:
         check_statement(statement, option="SQL")
-        with view_tables(config, "sql", master, settings) as spark:
+        with view_tables(config, "sql", on) as spark:
             _answer(spark, statement, limit, as_json=as_json)
         return
-    with view_tables(config, "sql", master, settings) as spark:
+    with view_tables(config, "sql", on) as spark:
         failed = _converse(spark, limit, as_json=as_json)
     if failed:
         raise typer.Exit(EXIT_FAILED)
@@ -213,8 +203,10 @@ def _cell(value: Any) -> object:
 
 
 @connected
+@with_spark
 def replay(
     config: ServiceConfig,
+    on: SparkChoice,
     where: Annotated[
         str,
         typer.Option(
@@ -235,12 +227,7 @@ def replay(
     everything: Annotated[
         bool, typer.Option("--everything", help="Replay all, where nothing else chooses.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Count what would be sent, and send nothing.")
-    ] = False,
-    master: Master = DEFAULT_MASTER,
-    conf: Conf = None,
-    properties_file: PropertiesFile = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Send messages again, each once, under their own ids.
@@ -253,7 +240,6 @@ def replay(
     if not (where or since or until or everything or dry_run):
         raise ConfigError("choose with --where, --from or --to, or say --everything")
     begin, end = _bounds(since, until)
-    settings = spark_settings(conf, properties_file)
     if where:
         check_condition(where, option="--where")
     wanted = Replay(
@@ -266,17 +252,10 @@ def replay(
     )
     if not dry_run:
         output.note(f"This replay is called {wanted.name}: --name continues it after a failure.")
-    done = 0
     with (
-        view_tables(config, "replay", master, settings) as spark,
-        output.progress("Replaying", None) as advance,
+        view_tables(config, "replay", on) as spark,
+        output.progress_to("Replaying", None) as on_progress,
     ):
-
-        def on_progress(count: int) -> None:
-            nonlocal done
-            advance(count - done)
-            done = count
-
         report = run_replay(spark, config, wanted, dry_run=dry_run, on_progress=on_progress)
     _print_replay(report, dry_run=dry_run, as_json=as_json)
 
@@ -292,8 +271,10 @@ def _print_replay(report: ReplayReport, *, dry_run: bool, as_json: bool) -> None
 
 
 @connected
+@with_spark
 def audit(
     config: ServiceConfig,
+    on: SparkChoice,
     queue_id: Annotated[str, typer.Option("--queue", "-q", help="Only this queue.")] = "",
     since: From = "",
     until: Until = "",
@@ -304,9 +285,6 @@ def audit(
     top: Annotated[
         int, typer.Option(min=1, max=1000, help="How many messages the ranking of poison lists.")
     ] = 10,
-    master: Master = DEFAULT_MASTER,
-    conf: Conf = None,
-    properties_file: PropertiesFile = None,
     as_json: Json = False,
 ) -> None:
     """Report on queues: lateness, attempts, the messages that fail most, who does the work."""
@@ -317,9 +295,8 @@ def audit(
     given = {name: value for name, value in bounds if value is not None}
     if html is not None and not html.parent.is_dir():
         raise ConfigError(f"--html {html}: there is no folder {html.parent}")
-    settings = spark_settings(conf, properties_file)
     with (
-        view_tables(config, "audit", master, settings) as spark,
+        view_tables(config, "audit", on) as spark,
         output.progress("Auditing", len(STEPS)) as advance,
     ):
         found = run_audit(
@@ -399,10 +376,3 @@ def _print_audit(found: Audit) -> None:
                 for name, each in shares
             ],
         )  # fmt: skip
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
-    app.command()(sql)
-    app.command()(replay)
-    app.command()(audit)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kafkamq.cli.options import with_options
 from kafkamq.errors import ConfigError
 from kafkamq.transport.settings import is_secret
 
-__all__ = ["DEFAULT_MASTER", "Conf", "Master", "PropertiesFile", "spark_settings"]
+__all__ = ["SparkChoice", "spark_settings", "with_spark"]
 
-DEFAULT_MASTER = "local[2]"
 Master = Annotated[
     str, typer.Option("--master", help="Spark master: local[2], spark://host:port, yarn, k8s://...")
 ]
@@ -34,6 +35,27 @@ PropertiesFile = Annotated[
         help="File like spark-defaults.conf, secrets too; --conf overrides it.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class SparkChoice:
+    """Where Spark runs, and its properties."""
+
+    master: str
+    settings: Mapping[str, str]
+
+
+def _choice(
+    *, master: Master = "local[2]", conf: Conf = None, properties_file: PropertiesFile = None
+) -> SparkChoice:
+    return SparkChoice(master, spark_settings(conf, properties_file))
+
+
+def with_spark(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of this module; it gets them as its argument ``on``."""
+    return with_options(command, "on", _choice)
+
+
 _LINE = re.compile(r"(\S+?)(?:\s*[=:]\s*|\s+)(.*)")
 
 
