@@ -246,7 +246,6 @@ class _Change:
         )
 
     def run(self, timeout_s: float) -> None:
-        """Do it; the change ends by its own deadlines."""
         with self._engine.lock:
             self._engine.add_ticker(self._tick)
         try:
@@ -256,7 +255,6 @@ class _Change:
                 self._engine.remove_ticker(self._tick)
 
     def result(self) -> dict[Place, int]:
-        """Where everything is now."""
         change, group = self._change, self._group
         still = "" if change.is_resumed else f"; group {group} is still paused: resume it"
         moved = ", ".join(f"{topic}[{number}]" for topic, number in sorted(change.moved))

@@ -41,11 +41,9 @@ class BatchDesk:
     # ---- under the engine's lock
 
     def add(self, tenure: Tenure) -> None:
-        """A partition is held."""
         self._lanes[tenure] = _Lane(tenure)
 
     def remove(self, tenure: Tenure) -> None:
-        """It is not; what was read of it is dropped."""
         self._lanes.pop(tenure, None)
 
     def hand_out(self, tenure: Tenure, step: HandOut) -> None:

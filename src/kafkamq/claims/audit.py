@@ -58,13 +58,7 @@ class TopicAudit:
 
 
 def scan_topic(config: ServiceConfig, topic: str, *, follow: bool = False) -> Iterator[Scanned]:
-    """Every record from the start to the present end; with ``follow`` for ever.
-
-    Records of a partition come in order.
-
-    Raises:
-        BrokerError, DeadlineExceededError: It cannot be read.
-    """
+    """Every record from the start to the present end; with ``follow`` for ever."""
     with Admin(config) as admin:
         count = find_topic(admin, topic).partitions
         bounds = admin.log_bounds(topic, range(count))
@@ -108,11 +102,7 @@ def _scanned(message: Record, partition: int, offset: int) -> Scanned:
 
 
 def audit_topic(config: ServiceConfig, topic: str, *, interval_s: float) -> TopicAudit:
-    """Read a topic to its end and say what is in it.
-
-    Raises:
-        As ``scan_topic``.
-    """
+    """Read a topic to its end and say what is in it."""
     audit = TopicAudit()
     expected: dict[int, int] = {}
     for each in scan_topic(config, topic):

@@ -14,7 +14,6 @@ class _ClaimsBackend(TopicBackend):
     def create_topics(
         self, config: ServiceConfig, queue: QueueConfig, *, partitions: int, replication_factor: int
     ) -> None:
-        """Its coordination log, too."""
         super().create_topics(
             config, queue, partitions=partitions, replication_factor=replication_factor
         )

@@ -56,25 +56,21 @@ class ClientClock:
 
 
 class CoordinationLog:
-    """The world state of all coordination partitions; the caller serialises ``poll``.
-
-    Attributes:
-        logs: The state of each coordination partition under the rules in use.
-        peers: The same under the Go clients' rules; empty unless they take part.
-        clients: By group and client: what its records tell of its clock.
-        reasons: How often records were malformed, by reason.
-        foreign_intervals: By group and client: intervals that are not ours.
-    """
+    """The world state of all coordination partitions; the caller serialises ``poll``."""
 
     def __init__(
         self, config: ServiceConfig, topic: CoordinationTopic, *, rules: str, interval_ms: int
     ) -> None:
         """Nothing is read before ``start``; ``rules`` is ``safe`` or ``peer``."""
         self.topic = topic
+        # The state of each coordination partition under the rules in use.
         self.logs: list[ClaimLog] = []
+        # The same under the Go clients' rules; empty unless they take part.
         self.peers: list[ClaimLog] = []
+        # By group and client: what its records tell of its clock.
         self.clients: dict[tuple[str, str], ClientClock] = {}
-        self.reasons: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()  # how often records were malformed, by reason
+        # By group and client: intervals that are not ours.
         self.foreign_intervals: dict[tuple[str, str], int] = {}
         self.clock = BrokerClock()
         self._config = config
@@ -96,11 +92,7 @@ class CoordinationLog:
         return not self._missing
 
     def start(self, admin: Admin) -> None:
-        """Find out where to begin, and begin.
-
-        Raises:
-            BrokerError, DeadlineExceededError: The cluster does not tell.
-        """
+        """Find out where to begin, and begin."""
         self._follower = follower = Follower(
             self._config,
             f"reading {self.topic.name}",
@@ -128,12 +120,7 @@ class CoordinationLog:
         )
 
     def poll(self, timeout_s: float) -> Sequence[Record]:
-        """Records that came, after at most ``timeout_s``; give them to ``fold``, also if none did.
-
-        Raises:
-            BrokerError: What no waiting can mend.
-            DataLossError: Part of the log is gone unread.
-        """
+        """Records that came in time, for ``fold``, which is to be called also if there are none."""
         assert self._follower is not None, "started"
         records = self._follower.poll(_BATCH, timeout_s)
         self._follower.require_inside()
@@ -185,12 +172,7 @@ class CoordinationLog:
             self.clock.saw(fresh_ms)
 
     def check_topology(self) -> None:
-        """See that the topic is as it was; as ``poll``, by one thread at a time.
-
-        Raises:
-            BrokerError: It is gone, or has another number of partitions: where a topic's claims
-                are depends on it.
-        """
+        """See that the topic is as it was; as ``poll``, by one thread at a time."""
         assert self._follower is not None, "started"
         name, partitions = self.topic.name, self.topic.partitions
         count = -1
@@ -218,7 +200,6 @@ class CoordinationLog:
             )
 
     def close(self) -> None:
-        """End the client; idempotent."""
         if self._follower is not None:
             self._follower.close()
 
@@ -230,7 +211,6 @@ class CoordinationLog:
             return None
 
     def _meet(self, record: MarshalRecord, broker_ms: int, message: Record) -> None:
-        """Remember a client's clock and interval."""
         key = (record.group, record.client)
         client = self.clients.get(key)
         if client is None:
@@ -258,11 +238,7 @@ def _interval_of(message: Record) -> int:
 
 
 def check_intervals(log: CoordinationLog, group: str, interval_ms: int) -> None:
-    """Refuse a group whose members do not agree on the interval.
-
-    Raises:
-        ConfigError: A client of the group goes by another one.
-    """
+    """Refuse a group whose members do not agree on the interval."""
     for (of_group, client), other_ms in log.foreign_intervals.items():
         if of_group == group:
             raise ConfigError(

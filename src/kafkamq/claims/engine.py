@@ -54,27 +54,21 @@ class Stats:
 
 
 class Engine:
-    """Runs the claimants of one cluster object.
-
-    Attributes:
-        lock: Guards the log's state and every claimant.
-        changed: Notified when an application's thread may have something to do.
-        on_turn: Called after each turn of its loop.
-        error: Why nothing can be claimed any more; None: all is well.
-    """
+    """Runs the claimants of one cluster object."""
 
     def __init__(
         self, config: ServiceConfig, topic: CoordinationTopic, *, rules: str, interval_ms: int
     ) -> None:
-        """Nothing runs before ``start``."""
         self.config = config
         self.topic = topic
         self.rules = rules
         self.interval_ms = interval_ms
         self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+        self.changed = threading.Condition(self.lock)  # guards the log's state and every claimant
+        # Notified when an application's thread may have something to do.
         self.on_turn: Callable[[], None] = lambda: None
-        self.error: KafkaMQError | None = None
+        self.error: KafkaMQError | None = None  # called after each turn of its loop
+        # Why nothing can be claimed any more; None: all is well.
         self.log = CoordinationLog(config, topic, rules=rules, interval_ms=interval_ms)
         self.stats = Stats()
         self.admin = Admin(config, timeout_s=15.0)
@@ -97,11 +91,7 @@ class Engine:
     # ---- life
 
     def start(self) -> None:
-        """Begin to read.
-
-        Raises:
-            BrokerError, DeadlineExceededError: The cluster cannot be reached.
-        """
+        """Begin to read."""
         self.log.start(self.admin)
         self._topology_ms = lease_clock_ms() + _TOPOLOGY_MS
         self._thread.start()
@@ -131,21 +121,12 @@ class Engine:
         self.fail(StateError("this Cluster is closed"))
 
     def check(self) -> None:
-        """Raise what ended the engine.
-
-        Raises:
-            KafkaMQError: Nothing is claimed any more; make a new Cluster.
-        """
+        """Raise what ended the engine."""
         if self.error is not None:
             raise self.error
 
     def wait_until(self, is_so: Callable[[], bool], timeout_s: float, doing: str) -> None:
-        """Wait for a condition; evaluated under the lock.
-
-        Raises:
-            DeadlineExceededError: It is not so after ``timeout_s``.
-            KafkaMQError: The engine has ended.
-        """
+        """Wait for a condition; evaluated under the lock."""
         deadline_s = time.monotonic() + timeout_s
         with self.changed:
             while not is_so():
@@ -190,7 +171,6 @@ class Engine:
         self._tickers.append(ticker)
 
     def remove_ticker(self, ticker: Ticker) -> None:
-        """Call it no more."""
         if ticker in self._tickers:
             self._tickers.remove(ticker)
 
@@ -238,10 +218,7 @@ class Engine:
         record: MarshalRecord,
         report: Callable[[int], None],
     ) -> None:
-        """Append a record to a coordination partition.
-
-        ``report`` is called with its offset, or -1 when that is not known; perhaps at once.
-        """
+        """Append a record; ``report`` is called with its offset, or -1 when that is not known."""
         try:
             self.open_writer().produce(
                 self.topic.name,

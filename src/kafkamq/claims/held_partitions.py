@@ -56,22 +56,13 @@ class HeldPartitions:
             return -1 if tenure is None else tenure.claimant.confirmed_position
 
     def wait_for_claims(self, count: int, timeout: float = 30.0) -> None:
-        """Wait until at least ``count`` partitions are held.
-
-        Raises:
-            DeadlineExceededError: They are not, after ``timeout`` seconds.
-        """
+        """Wait until at least ``count`` partitions are held."""
         self._engine.wait_until(
             lambda: len(self._holding.held()) >= count, timeout, f"claiming {count} partitions"
         )
 
     def flush(self, timeout: float = 30.0) -> None:
-        """Write the positions of everything that is held, and wait until they stand in the log.
-
-        Raises:
-            LeaseLostError: A claim ended meanwhile; names its partitions.
-            DeadlineExceededError: They do not stand there after ``timeout`` seconds.
-        """
+        """Write the positions of everything that is held, and wait until they stand in the log."""
         with self._engine.lock:
             wanted = {}
             for tenure in self._holding.held().values():

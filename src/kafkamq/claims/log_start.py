@@ -14,27 +14,18 @@ __all__ = ["Starts", "find_starts"]
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """By partition: where to begin, and where it ended just now.
+    """By partition: where to begin, and where it ended just now."""
 
-    Attributes:
-        starts: Offset, and the broker's time in s since when that is everything; None: always.
-        ends: Offsets.
-        latest_ms: The broker's time of the topic's last record; -1: there is none.
-    """
-
+    # Offset, and the broker's time in s since when that is everything; None: always.
     starts: dict[int, tuple[int, float | None]]
-    ends: dict[int, int]
-    latest_ms: int
+    ends: dict[int, int]  # offsets
+    latest_ms: int  # the broker's time of the topic's last record; -1: there is none
 
 
 def find_starts(
     admin: Admin, follower: Follower, topic: CoordinationTopic, *, window_ms: int
 ) -> Starts:
-    """Ask the brokers.
-
-    Raises:
-        BrokerError, DeadlineExceededError: They do not tell.
-    """
+    """Ask the brokers."""
     name, partitions = topic.name, list(range(topic.partitions))
     bounds = admin.log_bounds(name, partitions)
     latest = admin.latest_times(name, partitions) if topic.has_broker_time else {}

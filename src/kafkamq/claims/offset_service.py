@@ -287,7 +287,6 @@ class Desk:
             desk.end(fence)
 
     def close(self, timeout_s: float) -> None:
-        """End threads and clients."""
         for desk in self._groups.values():
             desk.close(timeout_s)
         self._groups.clear()

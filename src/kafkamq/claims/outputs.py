@@ -26,13 +26,6 @@ class Outputs:
     ) -> None:
         """Queue one record; it is there when the block has ended.
 
-        Args:
-            topic: Where to.
-            payload: Its value.
-            key: Its key; chooses the partition unless that is given.
-            headers: Its headers.
-            partition: -1: by the key.
-
         Raises:
             FencedError: Another owner took the partition over.
             BrokerError: Kafka refused.

@@ -61,12 +61,7 @@ class HoldingListener(Protocol):
 
 
 class Holding:
-    """Claims by policy; driven by the engine's ticks, everything under its lock.
-
-    Attributes:
-        tenures: What is held or tried, by topic and partition.
-        complete: With whole topics: those of which everything is held.
-    """
+    """Claims by policy; driven by the engine's ticks, everything under its lock."""
 
     def __init__(
         self,
@@ -82,6 +77,7 @@ class Holding:
         """Nothing is claimed before ``start``; ``counts`` are the partitions of each topic."""
         self.config = config
         self.group = group
+        # What is held or tried, by topic and partition.
         self.tenures: dict[tuple[str, int], Tenure] = {}
         self._engine = engine
         self._ids = (client, instance)
@@ -98,16 +94,14 @@ class Holding:
         self._template = self._claimant_config(config.topics[0], 0)
         self._is_stopped = False
         self._waiting: dict[str, list[tuple[Tenure, Fetch]]] = {}  # topics that are not complete
-        self.complete: set[str] = set()
+        self.complete: set[str] = set()  # with whole topics: those of which everything is held
 
     def start(self) -> None:
-        """Begin to claim."""
         with self._engine.lock:
             self._engine.add_ticker(self._tick)
 
     @property
     def topics(self) -> Sequence[str]:
-        """What is claimed."""
         return self.config.topics
 
     @property
@@ -124,7 +118,6 @@ class Holding:
         }
 
     def stop(self, *, drain_ms: int, keeps_claims: bool) -> None:
-        """Claim nothing more and give everything back."""
         self._is_stopped = True
         self._engine.remove_ticker(self._tick)
         for tenure in list(self.tenures.values()):
@@ -139,7 +132,6 @@ class Holding:
         keeps_claim: bool = False,
         offset: int | None = None,
     ) -> None:
-        """Give one partition back."""
         tenure.claimant.release(
             lease_clock_ms(),
             drain_ms=drain_ms,

@@ -37,15 +37,7 @@ class Intake:
         commit: Callable[[CommitToken], None] | None,
         on_gone: Callable[[Tenure], None],
     ) -> None:
-        """A reader of nothing.
-
-        Args:
-            config: Where.
-            group: Only a name here: it neither joins nor commits.
-            queue: How many messages of a partition are read ahead, about.
-            commit: Of the messages that it makes.
-            on_gone: Told of a tenure whose next message was deleted unread.
-        """
+        """A reader of nothing."""
         self._follower = Follower(
             config,
             "reading claimed partitions",
@@ -68,11 +60,9 @@ class Intake:
         return not self._tenures and not self._changes
 
     def gain(self, tenure: Tenure, offset: int) -> None:
-        """Read the partition from there on."""
         self._changes.append((tenure, offset))
 
     def drop(self, tenure: Tenure) -> None:
-        """Read it no more."""
         self._changes.append((tenure, -1))
 
     def apply(self) -> None:
@@ -100,11 +90,7 @@ class Intake:
         return None
 
     def fill(self, timeout_s: float) -> None:
-        """Read into the lanes; waits only while all of them are empty.
-
-        Raises:
-            BrokerError: What no waiting can mend.
-        """
+        """Read into the lanes; waits only while all of them are empty."""
         self.apply()
         waiting = sum(map(len, self.lanes.values()))
         if waiting < self._room or not all(self.lanes.values()):
@@ -132,7 +118,6 @@ class Intake:
                 self._on_gone(tenure)
 
     def close(self) -> None:
-        """End the client."""
         self._follower.close()
 
 

@@ -60,7 +60,6 @@ class ClaimsConsumer(TopicConsumer[_Held]):
         dead_letters: DeadLetterWriter,
         plan: ConsumerPlan,
     ) -> None:
-        """Begins to claim."""
         super().__init__(queue, dead_letters, plan.on_lease_lost)
         # The coordination log's records are separated by slashes.
         group_id = queue.group_id or group_of(config, queue.queue_id).replace("/", ".")
@@ -142,7 +141,6 @@ class ClaimsConsumer(TopicConsumer[_Held]):
             raise self._failure
 
     def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
-        """See ``Consumer.receive_many``."""
         messages = super().receive_many(n, timeout)
         if messages:
             with self._changed:
@@ -195,7 +193,6 @@ class ClaimsConsumer(TopicConsumer[_Held]):
                     self._lose(message)
 
     def _lose_held(self, place: tuple[str, int]) -> None:
-        """With ``_changed`` held."""
         for message in list(self._held.values()):
             if _place_of(message.place[1]) == place and not self._closing.is_set():
                 self._lose(message)

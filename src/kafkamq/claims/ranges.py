@@ -450,7 +450,6 @@ class RangeClaims:
         return found
 
     def _look(self, admin: Admin) -> None:
-        """Where the logs end."""
         bounds = admin.log_bounds(self.topic, range(self._count))
         self._ends = {number: end for number, (_, end) in bounds.items()}
 

@@ -29,7 +29,6 @@ class Fence:
     def __init__(
         self, config: ServiceConfig, group: str, topic: str, partition: int, group_metadata: bytes
     ) -> None:
-        """Nothing is sent before ``init``."""
         self.producer = TransactionalProducer(config, f"kafkamq.claims.{group}.{topic}.{partition}")
         self._place = (topic, partition)
         self._group_metadata = group_metadata
@@ -43,21 +42,13 @@ class Fence:
         return not self._is_initialised or self.producer.is_ready
 
     def init(self, timeout_s: float) -> None:
-        """Fence former owners.
-
-        Raises:
-            BrokerError, DeadlineExceededError: Not reached; may be repeated.
-        """
+        """Fence former owners."""
         if not self._is_initialised:
             self.producer.init(timeout_s=timeout_s)
             self._is_initialised = True
 
     def commit(self, offset: int, ticket: int) -> None:
-        """Commit the partition's position for the group, unless a later ticket was.
-
-        Raises:
-            BrokerError, DeadlineExceededError: It is not known to be committed.
-        """
+        """Commit the partition's position for the group, unless a later ticket was."""
         topic, partition = self._place
         with self._lock:
             if ticket < self._last_ticket:  # its write did not wait for it, and it is old
@@ -70,11 +61,7 @@ class Fence:
 
     @contextmanager
     def transaction(self) -> Iterator[TransactionalProducer]:
-        """A transaction: committed when the block ends normally, else aborted.
-
-        Raises:
-            BrokerError, DeadlineExceededError: It is not known to be committed.
-        """
+        """A transaction: committed when the block ends normally, else aborted."""
         with self._lock, self._begun() as producer:
             yield producer
 
@@ -89,7 +76,6 @@ class Fence:
             raise
 
     def close(self) -> None:
-        """End the client; idempotent."""
         self.producer.close()
 
 
@@ -141,7 +127,6 @@ class Tenure:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Topic and partition."""
         return self.claimant.config.topic, self.claimant.config.partition
 
     def offsets(self, earliest: int, latest: int, committed: int, monotonic_ms: int) -> None:

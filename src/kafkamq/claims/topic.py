@@ -35,19 +35,12 @@ def heartbeat_s(queue: QueueConfig) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CoordinationTopic:
-    """A topic that was found fit.
+    """A topic that was found fit."""
 
-    Attributes:
-        name: Its name.
-        partitions: How many it has; a change ends every claim.
-        has_broker_time: Its records carry the broker's time.
-        warnings: What should be changed, though it works.
-    """
-
-    name: str
-    partitions: int
-    has_broker_time: bool = True
-    warnings: tuple[str, ...] = ()
+    name: str  # its name
+    partitions: int  # how many it has; a change ends every claim
+    has_broker_time: bool = True  # its records carry the broker's time
+    warnings: tuple[str, ...] = ()  # what should be changed, though it works
 
 
 def init_topic(
@@ -130,11 +123,7 @@ def check_rules(rules: str) -> None:
 
 
 def require_work(admin: Admin, topic: str) -> int:
-    """How many partitions a topic has whose partitions are claimed.
-
-    Raises:
-        BrokerError: It does not exist.
-    """
+    """How many partitions a topic has whose partitions are claimed."""
     found = admin.topics([topic]).get(topic)
     if found is None:
         raise BrokerError(
@@ -145,11 +134,7 @@ def require_work(admin: Admin, topic: str) -> int:
 
 
 def find_topic(admin: Admin, topic: str) -> TopicInfo:
-    """A coordination topic as it is.
-
-    Raises:
-        ConfigError: It does not exist; says how to create it.
-    """
+    """A coordination topic as it is."""
     found = admin.topics([topic]).get(topic)
     if found is None:
         raise ConfigError(
@@ -160,11 +145,7 @@ def find_topic(admin: Admin, topic: str) -> TopicInfo:
 
 
 def require_topic(admin: Admin, topic: str, *, rules: str, interval_ms: int) -> CoordinationTopic:
-    """The topic, if claims can rest on it.
-
-    Raises:
-        ConfigError: It does not exist, or cannot work; says what to do.
-    """
+    """The topic, if claims can rest on it."""
     found = find_topic(admin, topic)
     findings = list(topic_findings(found, rules=rules, interval_ms=interval_ms))
     refusals = [str(finding) for finding in findings if finding.level == "refuse"]

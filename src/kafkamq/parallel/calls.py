@@ -21,11 +21,7 @@ __all__ = ["called", "from_fields", "processes_of"]
 def called(
     handler: Callable[..., Any], middleware: Sequence[Middleware], *, takes_lists: bool = False
 ) -> Callable[[Any], Any]:
-    """Takes a record, or a list; the handler itself, where there is nothing to add to it.
-
-    Raises:
-        ConfigError: The handler cannot be called, or the middleware is of another kind.
-    """
+    """Takes a record, or a list; the handler itself, where there is nothing to add to it."""
     is_async = is_async_handler(handler)
     call = handler
     if wants_body(handler, of_lists=takes_lists):
@@ -63,11 +59,7 @@ def processes_of(
     is_async: bool,
     wants_results: bool = False,
 ) -> Processes:
-    """As many as the configuration says.
-
-    Raises:
-        ConfigError: The handler cannot be called in another process.
-    """
+    """As many as the configuration says."""
     if config.batch_size:
         raise ConfigError("processes= takes records in pieces of its own; leave batch_size out")
     try:

@@ -57,7 +57,6 @@ class Assignment:
 
     @property
     def place(self) -> Partition:
-        """Its partition."""
         place = self.partition.place
         assert isinstance(place, tuple)
         return place
@@ -169,7 +168,6 @@ class Committer:
         self._thread = threading.Thread(target=self._run, name="kafkamq-commits", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def commit_now(self, timeout_s: float) -> bool:
@@ -178,14 +176,10 @@ class Committer:
 
     @property
     def refusal(self) -> KafkaMQError | None:
-        """Why the last commit failed; None: it did not."""
         return None if self._refusal is None else self._refusal[0]
 
     def commit_at_last(self, timeout_s: float) -> bool:
-        """As ``commit_now``, again and again while it may succeed: there is no later commit.
-
-        Such as while a member learns of its new epoch (KIP-848), or a coordinator moves.
-        """
+        """As ``commit_now``, again while it may succeed: there is no later commit."""
         deadline_s = monotonic() + timeout_s
         while self._commit_by(deadline_s):
             if not self._may_succeed:
@@ -196,13 +190,7 @@ class Committer:
         return False
 
     def see_committed(self, timeout_s: float) -> None:
-        """Return when Kafka has all that is done by now; commits are made again until then.
-
-        Raises:
-            BrokerError: Kafka refuses it, and will again.
-            LeaseLostError: A partition went before the commit: what was done of it comes again.
-            DeadlineExceededError: No answer in time, or failures up to then; it may still come.
-        """
+        """Return when Kafka has all that is done by now; commits are made again until then."""
         deadline_s = monotonic() + timeout_s
         with self._work_queue.lock:
             wanted = [
@@ -254,13 +242,11 @@ class Committer:
             self._commits.tend()
 
     def request(self) -> None:
-        """Commit soon."""
         with self._wanted:
             self._asked += 1
             self._wanted.notify_all()
 
     def end(self, timeout_s: float) -> bool:
-        """Commit no more; False: a commit is still under way."""
         with self._wanted:
             self._is_ended = True
             self._wanted.notify_all()

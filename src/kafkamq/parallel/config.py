@@ -55,24 +55,21 @@ class OnExhausted(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """Functions of the user's; they must be quick, and what they raise is logged.
+    """Functions of the user's; they must be quick, and what they raise is logged."""
 
-    Attributes:
-        on_failure: A handler failed: gets the record and the error, may return a verdict instead
-            of the policy's. In the thread of the worker.
-        on_dead_letter: A dead letter is in Kafka: gets the record and the reason.
-        on_committed: Offsets were committed: gets them by (topic, partition).
-        on_stall: A record has held the committed offset back for ``stall_after``: gets topic,
-            partition, offset and seconds.
-        on_assigned: Partitions came: gets them as (topic, partition).
-        on_revoked: Partitions went: gets them, and whether they were lost without notice.
-    """
-
+    # A handler failed: gets the record and the error, may return a verdict instead of the policy's.
+    # In the thread of the worker.
     on_failure: Callable[[ParallelRecord, BaseException], Verdict | None] | None = None
+    # A dead letter is in Kafka: gets the record and the reason.
     on_dead_letter: Callable[[ParallelRecord, str], object] | None = None
+    # Offsets were committed: gets them by (topic, partition).
     on_committed: Callable[[Mapping[Partition, int]], object] | None = None
+    # A record has held the committed offset back for ``stall_after``: gets topic, partition, offset
+    # and seconds.
     on_stall: Callable[[str, int, int, float], object] | None = None
+    # Partitions came: gets them as (topic, partition).
     on_assigned: Callable[[list[Partition]], object] | None = None
+    # Partitions went: gets them, and whether they were lost without notice.
     on_revoked: Callable[[list[Partition], bool], object] | None = None
 
     def __post_init__(self) -> None:
@@ -194,22 +191,14 @@ def _is_whole(value: object) -> bool:
 
 
 def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
-    """``value``, which must be one of these.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """``value``, which must be one of these."""
     if value not in allowed:
         raise ConfigError(f"{name} is {value!r}: it must be one of {', '.join(allowed)}")
     return str(value)
 
 
 def is_async_handler(handler: Callable[..., Any]) -> bool:
-    """Whether calling it gives an awaitable.
-
-    Raises:
-        ConfigError: It cannot be called at all.
-    """
+    """Whether calling it gives an awaitable."""
     if not callable(handler):
         raise ConfigError(
             f"the handler is {type(handler).__name__}: give a function, def or async def, that"

@@ -53,7 +53,6 @@ class ParallelDeadLetters:
         )
 
     def write(self, record: ParallelRecord, reason: DeadLetterReason, said: str) -> Written:
-        """Write one; returns at once."""
         origin = Origin(record.topic, record.partition, record.offset, record.timestamp_ms)
         failure = record._failure
         letter = OutgoingDeadLetter(

@@ -116,11 +116,7 @@ class Engine:
     # Beginning and end.
 
     def start(self, pool: Executor) -> None:
-        """Join the group and begin.
-
-        Raises:
-            BrokerError: A topic does not exist, or no broker answers.
-        """
+        """Join the group and begin."""
         self._source.subscribe()
         self._pool = pool
         self.state = State.RUNNING
@@ -145,7 +141,6 @@ class Engine:
         self._is_ending.set()
 
     def commit_soon(self) -> None:
-        """Commit without waiting for the end of the interval."""
         self._committer.request()
 
     def end(self, *, timeout_s: float, drain_s: float) -> None:
@@ -345,7 +340,6 @@ class Engine:
     # Membership, told by the source inside ``poll``.
 
     def assigned(self, positions: Sequence[Position]) -> None:
-        """New partitions."""
         config = self.config
         for position in positions:
             place = (position.topic, position.partition)

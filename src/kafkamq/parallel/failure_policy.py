@@ -64,11 +64,7 @@ class FailurePolicy:
         self._fail(error)
 
     def apply(self, record: ParallelRecord, outcome: object) -> int | None:
-        """What becomes of a record whose handler raised or returned ``outcome``.
-
-        Returns:
-            When to try again (monotonic ms), or None: it is done; a dead letter is in Kafka then.
-        """
+        """What becomes of a record whose handler raised or returned ``outcome``."""
         decision, error = self._decide(record, outcome)
         if not isinstance(decision, GiveUp):
             return self._due(record, decision, error)
@@ -83,7 +79,6 @@ class FailurePolicy:
         return None
 
     async def apply_async(self, record: ParallelRecord, outcome: object) -> int | None:
-        """As ``apply``, on an event loop."""
         decision, error = self._decide(record, outcome)
         if not isinstance(decision, GiveUp):
             return self._due(record, decision, error)

@@ -14,14 +14,7 @@ __all__ = ["Handling"]
 
 
 class Handling:
-    """What executors work on.
-
-    Args:
-        work queue: Hands out runs.
-        failure policy: The retry policy.
-        publisher: What becomes of results; None: they are of no interest.
-        takes_all: The publisher wants to know of None as well.
-    """
+    """What executors work on."""
 
     def __init__(
         self,
@@ -46,7 +39,6 @@ class Handling:
 
     @property
     def is_stopped(self) -> bool:
-        """See ``WorkQueue``."""
         return self._work_queue.is_stopped
 
     def _is_result(self, outcome: object) -> bool:
@@ -65,7 +57,6 @@ class Handling:
     async def acknowledge_async(
         self, worker: PoolWorker, record: ParallelRecord, outcome: object
     ) -> bool:
-        """As ``acknowledge``."""
         if self._is_result(outcome):
             worker.outputs.append((record, outcome))
             return True

@@ -117,12 +117,7 @@ def make_config(
     concurrency: int,
     options: ParallelOptions,
 ) -> ParallelConfig:
-    """The configuration that is meant.
-
-    Raises:
-        ConfigError: A setting cannot work.
-        TypeError: There is no such option.
-    """
+    """The configuration that is meant."""
     for name in options:
         if name not in ParallelOptions.__annotations__:
             raise TypeError(f"there is no option {name!r}")

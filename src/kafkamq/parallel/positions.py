@@ -50,15 +50,6 @@ def find_positions(
 ) -> list[Position]:
     """Ask the group's coordinator, and the log's ends where they matter.
 
-    Args:
-        group: Its member.
-        commits: Its commits.
-        partitions: Of which to find the positions.
-        config: What to do where nothing is committed.
-        stats: Where maps that are ignored are counted.
-        begun: Where reading began before, if it has: there it begins again without a commit, as
-            the log's end has moved on meanwhile.
-
     Raises:
         BrokerError: No answer, or a refusal.
         DataLossError: Nothing is committed and ``start`` is "none".

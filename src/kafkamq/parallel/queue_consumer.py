@@ -37,10 +37,7 @@ _Held = TopicMessage[tuple[Slot, ParallelRecord]]
 
 
 class OffsetsConsumer(TopicConsumer[_Held]):
-    """Order by key or partition, or none; what is done is in the commits of a consumer group.
-
-    By key, messages without one are in no order, or in that of their partition (``null_keys``).
-    """
+    """Order by key or partition, or none; what is done is in the commits of a consumer group."""
 
     def __init__(
         self,
@@ -49,7 +46,6 @@ class OffsetsConsumer(TopicConsumer[_Held]):
         dead_letters: DeadLetterWriter,
         plan: ConsumerPlan,
     ) -> None:
-        """Joins the group."""
         super().__init__(queue, dead_letters, plan.on_lease_lost)
         self._puller = _Puller(
             queue.topic,

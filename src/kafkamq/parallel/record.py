@@ -123,7 +123,6 @@ class ParallelRecord:
 
 
 def make_records(messages: Sequence[Record]) -> list[ParallelRecord]:
-    """Records of messages that are no errors."""
     offsets, keys = map(Record.offset, messages), map(Record.key, messages)
     made = map(ParallelRecord, messages, offsets, keys)  # type: ignore[arg-type]  # all have one
     return list(made)

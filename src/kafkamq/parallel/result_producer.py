@@ -42,13 +42,7 @@ class ResultProducer:
         on_delivery: Delivered,
         partition: int = -1,
     ) -> None:
-        """Queue one record; waits while the queue is full.
-
-        Raises:
-            BrokerError: librdkafka refuses it.
-            DeadlineExceededError: The queue stayed full.
-            StateError: Closed.
-        """
+        """Queue one record; waits while the queue is full."""
         record = (topic, value, key, partition, tuple(headers) or None)
 
         def delivered(error: KafkaError | KafkaMQError | None, message: Record) -> None:

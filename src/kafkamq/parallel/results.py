@@ -95,11 +95,7 @@ class Publisher(Protocol):
 
 
 def outgoing(result: object) -> Iterable[OutgoingRecord]:
-    """The records in what a handler returned.
-
-    Raises:
-        ConfigError: There is something else in it. What an iterable of the user's raises, too.
-    """
+    """The records in what a handler returned."""
     found = [result] if isinstance(result, OutgoingRecord) else result
     if not isinstance(found, Iterable):
         raise ConfigError(f"the handler returned {type(result).__name__}: {_RESULTS}")
@@ -184,7 +180,6 @@ class ProducePublisher:
         work_queue.is_deferred = True
 
     def publish(self, worker: PoolWorker) -> None:
-        """Send, and wait until Kafka has it."""
         if not worker.outputs:
             self._end(worker)
             return
@@ -198,7 +193,6 @@ class ProducePublisher:
         self._end(worker)
 
     async def publish_async(self, worker: PoolWorker) -> None:
-        """As ``publish``."""
         if not worker.outputs:
             self._end(worker)
             return
@@ -266,9 +260,6 @@ def put_off(
     """Its result could not be published: if it is to be tried again, its run is not finished.
 
     Nor is what was processed behind it in its order: that is processed again, behind it.
-
-    Returns:
-        What was processed behind it.
     """
     if due_ms is None:
         return ()

@@ -31,14 +31,7 @@ class Slot(PoolWorker):
 
 
 class SlotPool:
-    """The slots of one consumer.
-
-    Args:
-        work queue: Where they get their records.
-        count: How many records may be out at once.
-        on_woken: Called when ``advance_woken`` has something to do; from any thread, with the
-            work queue's lock held.
-    """
+    """The slots of one consumer."""
 
     def __init__(
         self, work_queue: ParallelWorkQueue, count: int, on_woken: Callable[[], None]
@@ -51,7 +44,6 @@ class SlotPool:
         self._idle = threading.Condition()
 
     def start(self) -> None:
-        """Begin."""
         self._work_queue.join(self._slots, self)
         self._woken.extend(self._slots)
 

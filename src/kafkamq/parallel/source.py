@@ -74,12 +74,7 @@ class Source:
         return self._group.ends
 
     def subscribe(self) -> None:
-        """Join the group.
-
-        Raises:
-            BrokerError: A topic does not exist, or no broker answers.
-            ConfigError: A pattern that is none.
-        """
+        """Join the group."""
         for topic in self._config.topics:
             if not topic.startswith("^"):
                 self._require(topic)
@@ -100,11 +95,7 @@ class Source:
     # Reading.
 
     def poll(self, limit: int, wait_s: float) -> list[tuple[Partition, Sequence[Record]]]:
-        """Records by partition, in order; returns as soon as there are any.
-
-        Raises:
-            BrokerError, DataLossError: What no waiting can mend, or a callback's failure.
-        """
+        """Records by partition, in order; returns as soon as there are any."""
         self.commits.serve()
         if self._config.is_transactional:
             self.commits.note_group()
@@ -156,7 +147,6 @@ class Source:
         self._group.pause(partitions)
 
     def resume(self, partitions: Iterable[Partition]) -> None:
-        """Fetch these again."""
         self._group.resume(partitions)
 
     def _find(
@@ -184,7 +174,6 @@ class Source:
             self.commits.tend()
 
     def close(self) -> None:
-        """Leave the group, by way of ``revoked``."""
         with self.commits.inside():
             self._group.close()
 

@@ -40,7 +40,6 @@ class ResultStream:
                     continue
 
     async def publish_async(self, worker: PoolWorker) -> None:
-        """As ``publish``."""
         outputs, worker.outputs = worker.outputs, []
         partitions = self._work_queue.hand_on(worker, [record for record, _ in outputs])
         for record, result in outputs:
@@ -64,7 +63,6 @@ class ResultStream:
     async def results_async(
         self, has_ended: Callable[[], bool]
     ) -> AsyncIterator[tuple[ParallelRecord, object]]:
-        """As ``results``."""
         while not has_ended():
             try:
                 partition, record, result = self._waiting.get_nowait()

@@ -104,11 +104,7 @@ class TransactionCommitter(Committer):
         self._deciding: set[_Place] = set()  # of them: a worker settles it, with a dead letter even
 
     def start(self) -> None:
-        """Begin.
-
-        Raises:
-            BrokerError, DeadlineExceededError: Transactions cannot be had.
-        """
+        """Begin."""
         self._producer.init()
         super().start()
 
@@ -303,7 +299,6 @@ class TransactionCommitter(Committer):
             raise self._fatal
 
     def end(self, timeout_s: float) -> bool:
-        """As ``Committer.end``; ends the producer."""
         has_ended = super().end(timeout_s)
         if has_ended:
             self._producer.close()
@@ -342,7 +337,6 @@ class TransactionPublisher:
         return set(put_off(worker, record, due_ms))
 
     async def publish_async(self, worker: PoolWorker) -> None:
-        """As ``publish``."""
         behind: set[ParallelRecord] = set()
         refused = self._committer.refused(worker)
         try:

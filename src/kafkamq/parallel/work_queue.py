@@ -37,7 +37,6 @@ class PoolWorker(Slot[ParallelRecord]):
 
     Attributes:
         troubles: Runs that cannot be finished as a whole, until they are released.
-        outputs: What its handlers returned, with the records, until it is published.
     """
 
     __slots__ = ("failed_runs", "outputs")
@@ -45,20 +44,17 @@ class PoolWorker(Slot[ParallelRecord]):
     def __init__(self) -> None:
         super().__init__()
         self.failed_runs: list[FailedRun] = []
+        # What its handlers returned, with the records, until it is published.
         self.outputs: list[tuple[ParallelRecord, object]] = []
 
 
 @dataclass(slots=True, eq=False)
 class FailedRun:
-    """A run that cannot be finished as a whole.
-
-    Attributes:
-        processed: How many records from its front were tried; None: all.
-        failed: Those that failed, in order, with the times (monotonic ms) of the next attempts.
-    """
+    """A run that cannot be finished as a whole."""
 
     run: Run[ParallelRecord]
-    processed: int | None
+    processed: int | None  # how many records from its front were tried; None: all
+    # Those that failed, in order, with the times (monotonic ms) of the next attempts.
     failed: list[tuple[ParallelRecord, int]]
 
     def done(self) -> list[int]:
@@ -97,17 +93,14 @@ class ParallelWorkQueue:
     # Workers.
 
     def make_slot(self) -> PoolWorker:
-        """See ``WorkQueue.make_slot``."""
         return PoolWorker()
 
     def join(self, workers: Sequence[PoolWorker], waker: Waker) -> None:
-        """See ``WorkQueue.join``."""
         self._workers = list(workers)
         self._width = sum([worker.width for worker in workers])
         self._waker = waker
 
     def take(self, worker: PoolWorker, limit: int = 0) -> list[Run[ParallelRecord]]:
-        """See ``WorkQueue.take``."""
         now_s = monotonic()
         with self.lock:
             if worker.taken or worker.finished:  # also a run that it was relieved of as a whole
@@ -193,7 +186,6 @@ class ParallelWorkQueue:
     def done(
         self, worker: PoolWorker, run: Run[ParallelRecord], processed: int | None = None
     ) -> None:
-        """See ``WorkQueue.done``."""
         failed = worker.failed or []
         if not failed and processed is None:
             worker.finished.append(run)
@@ -287,14 +279,12 @@ class ParallelWorkQueue:
     def assign(
         self, partition: Partition, tracker: OffsetTracker
     ) -> PartitionState[ParallelRecord]:
-        """A partition came."""
         with self.lock:
             return self.scheduler.assign(partition, tracker)
 
     def add(
         self, partition: PartitionState[ParallelRecord], records: Sequence[ParallelRecord]
     ) -> None:
-        """Records were polled."""
         with self.lock:
             self.scheduler.add(partition, records)
             self._wake_for_work()

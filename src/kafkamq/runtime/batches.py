@@ -40,18 +40,12 @@ def outcomes_of(result: object, count: int) -> Sequence[object]:
 
 @dataclass(slots=True)
 class Prepared:
-    """What a handler is called with.
+    """What a handler is called with."""
 
-    Attributes:
-        arguments: Its own.
-        is_called: There is something to call it with.
-        count: Messages of the list that it gets.
-        refused: By their places in the whole list, those whose bodies cannot be read.
-    """
-
-    arguments: list[Any]
-    is_called: bool = True
-    count: int = 0
+    arguments: list[Any]  # its own
+    is_called: bool = True  # there is something to call it with
+    count: int = 0  # messages of the list that it gets
+    # By their places in the whole list, those whose bodies cannot be read.
     refused: dict[int, BodyError] = field(default_factory=dict)
 
     def outcome(self, result: object) -> object:
@@ -64,11 +58,7 @@ class Prepared:
 
 
 def prepare(binder: Binder, given: Any) -> Prepared:
-    """The arguments for a message, or for a list.
-
-    Raises:
-        BodyError: The one message's payload is not what the handler takes.
-    """
+    """The arguments for a message, or for a list."""
     if not isinstance(given, list):
         return Prepared(binder.arguments(given))
     rows: list[list[Any]] = []

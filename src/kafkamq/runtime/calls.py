@@ -63,7 +63,6 @@ class Calls:
         )
 
     def run(self, given: Any) -> object:
-        """Call a ``def`` handler; what it raises is returned."""
         outcome: object = _NOT_CALLED
         try:
             with self._delivery(given) as told:
@@ -217,7 +216,6 @@ class Calls:
 
 
 def kind_of(outcome: object) -> str:
-    """The name of an outcome, for metrics."""
     if isinstance(outcome, Nack):
         return "nack"
     if isinstance(outcome, Reject | BodyError):

@@ -69,23 +69,15 @@ def progress_of(cell: int, number: int) -> tuple[int, Step]:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteCall:
-    """How a process calls its handler.
+    """How a process calls its handler."""
 
-    Attributes:
-        function: The handler, or more, pickled: the process says why it cannot load it.
-        prepare: Makes of that what takes a record as it is sent; importable.
-        is_async: It is an ``async def``.
-        slots: Threads, or coroutines.
-        wants_all: The parent wants to know of every outcome, not only of verdicts.
-        timeout_ms: After so long a call has failed; 0: never, or the parent's business.
-    """
-
-    function: bytes
+    function: bytes  # the handler, or more, pickled: the process says why it cannot load it
+    # Makes of that what takes a record as it is sent; importable.
     prepare: Callable[[Any], Callable[[Any], Any]]
-    is_async: bool
-    slots: int
-    wants_all: bool
-    timeout_ms: int
+    is_async: bool  # it is an ``async def``
+    slots: int  # threads, or coroutines
+    wants_all: bool  # the parent wants to know of every outcome, not only of verdicts
+    timeout_ms: int  # after so long a call has failed; 0: never, or the parent's business
 
 
 class _Run:
@@ -120,7 +112,6 @@ class _Inbox(Inbox[_Run, _Item]):
     # What the parent says.
 
     def add(self, sent: Sequence[SentRun]) -> None:
-        """Runs came."""
         runs = [_Run(*each) for each in sent]
         with self.lock:
             self.ready.extend(runs)

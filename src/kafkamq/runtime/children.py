@@ -32,9 +32,6 @@ def start_child(
     """A process that calls ``target`` with its end of a pipe and ``args``; and our end.
 
     The target calls ``leave_signals_to_parent`` first.
-
-    Raises:
-        OSError: The system has no room for another process, or the interpreter exits.
     """
     context = multiprocessing.get_context("spawn")  # librdkafka does not survive a fork
     ours, theirs = context.Pipe()

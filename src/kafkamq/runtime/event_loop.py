@@ -47,13 +47,11 @@ class LoopThread:
             loop.close()
 
     def end_soon(self) -> None:
-        """End it, and wait for nothing; idempotent."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # closed meanwhile
                 self._loop.call_soon_threadsafe(self._loop.stop)
 
     def stop(self) -> None:
-        """End it; idempotent."""
         if self._thread is not None and self._thread.is_alive():
             self.end_soon()
             self._thread.join(_JOIN_S)

@@ -32,20 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Feeder:
-    """One handler at work.
-
-    Args:
-        spec: What it is.
-        consumer: Where its messages come from.
-        calls: Gives verdicts.
-        queue: Where its messages go.
-        executor: Who calls it.
-        room: The queue sets it when a message has its verdict.
-        ahead: How many messages may wait in the queue.
-        faults: What stopped handlers from being called.
-        telemetry: Is told of batches.
-        hung_after_ms: Handlers that all hang for so long are not live; None: the queue's max_lease.
-    """
+    """One handler at work."""
 
     def __init__(
         self,
@@ -88,21 +75,17 @@ class Feeder:
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended it."""
         return self._faults[0] if self._faults else None
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still receives."""
         return self._thread.is_alive()
 
     @property
     def handled(self) -> int:
-        """Messages that have their verdicts."""
         return self._queue.finished
 
     def start(self) -> None:
-        """Begin."""
         self._executor.start()
         self._thread.start()
 
@@ -111,11 +94,9 @@ class Feeder:
         self._paused.set()
 
     def resume(self) -> None:
-        """Go on."""
         self._paused.clear()
 
     def stop(self) -> None:
-        """Receive no more; returns at once."""
         self._stopping.set()
         self._room.set()
 
@@ -123,9 +104,6 @@ class Feeder:
         """After ``stop``: wait for what was begun until ``deadline_s``, and end.
 
         What was not begun is released, what has not ended by then is nacked.
-
-        Raises:
-            KafkaMQError: Verdicts could not be confirmed; their messages come back.
         """
         health.remove(self._loop)
         health.remove(self._handlers)

@@ -10,11 +10,7 @@ _MANY_OBJECTS = 100_000
 
 
 def calm_collector() -> None:
-    """Let garbage collection pass over what this process has loaded by now, and be seldom after.
-
-    Thousands of records are alive at once, or millions of leases for long: looking through them
-    again and again finds nothing, and costs more than the work itself.
-    """
+    """Collect seldom, and pass over what is loaded by now: looking through it finds nothing."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_MANY_OBJECTS, 20, 100)

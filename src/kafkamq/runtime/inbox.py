@@ -17,27 +17,20 @@ T = TypeVar("T")  # the records of a run
 
 
 class Inbox(Generic[R, T]):
-    """Lines up, parks and wakes; ``take`` and ``acknowledge`` are its heirs'.
-
-    Attributes:
-        lock: Around all of it.
-        ready: What waits.
-    """
+    """Lines up, parks and wakes; ``take`` and ``acknowledge`` are its heirs'."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.ready: deque[R] = deque()
+        self.lock = threading.Lock()  # around all of it
+        self.ready: deque[R] = deque()  # what waits
         self.slots: Sequence[Slot[T]] = ()
         self.is_stopped = False
         self._idle: list[Slot[T]] = []
         self._waker: Waker | None = None
 
     def make_slot(self) -> Slot[T]:
-        """See ``WorkQueue``."""
         return Slot()
 
     def join(self, slots: Sequence[Slot[T]], waker: Waker) -> None:
-        """See ``WorkQueue``."""
         self.slots, self._waker = slots, waker
 
     def park(self, slot: Slot[T]) -> None:
@@ -87,6 +80,5 @@ class Inbox(Generic[R, T]):
         """See ``WorkQueue``."""
 
     def calls(self, slots: Sequence[Slot[T]]) -> list[Call]:
-        """See ``WorkQueue``; somebody else knows."""
         del slots
         return []

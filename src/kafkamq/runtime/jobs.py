@@ -15,11 +15,7 @@ T = TypeVar("T")
 
 
 class Workers:
-    """Runs jobs; ``deliver`` calls their continuations in the owner's thread.
-
-    A job may raise a KafkaMQError, which goes to its ``on_error``; anything else is a bug and is
-    raised by ``deliver``.
-    """
+    """Runs jobs; a KafkaMQError goes to the job's ``on_error``, anything else to ``deliver``."""
 
     def __init__(self, threads: int, *, name: str) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
@@ -66,5 +62,4 @@ class Workers:
             continuation()
 
     def close(self) -> None:
-        """Take no more jobs; those that run end by their own bounds."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -69,7 +69,6 @@ class LoopExecutor(Generic[R]):
         return self._given
 
     def start(self) -> None:
-        """Begin."""
         self._queue.join(self._slots, self)
         self._beat = LoopBeat(self._loop)
         self._loop.call_soon_threadsafe(self._begin)
@@ -111,7 +110,6 @@ class LoopExecutor(Generic[R]):
                 gate.set_result(None)
 
     def join(self, timeout_s: float) -> bool:
-        """See ``Executor.join``."""
         return self._ended.wait(timeout_s)
 
     def cancel(self) -> None:

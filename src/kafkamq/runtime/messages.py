@@ -30,14 +30,7 @@ class _Run:
 
 
 class MessageQueue(Inbox[Message, Message]):
-    """Between a feeder and its handlers. A message that was handed out gets its verdict here.
-
-    Args:
-        calls: Gives the verdicts.
-        room: Set when messages have theirs.
-        fail: Told when a slot cannot go on.
-        stopping: Set when the worker is asked to stop: nothing more is begun, from that moment.
-    """
+    """Between a feeder and its handlers. A message that was handed out gets its verdict here."""
 
     def __init__(
         self,
@@ -57,7 +50,6 @@ class MessageQueue(Inbox[Message, Message]):
         self.finished = 0  # messages that have their verdicts
 
     def add(self, messages: Sequence[Message]) -> None:
-        """Messages came."""
         with self.lock:
             if not self.ready:
                 self._since_s = time.monotonic()
@@ -71,7 +63,6 @@ class MessageQueue(Inbox[Message, Message]):
                 self.wake(1)
 
     def take(self, slot: Slot[Message], limit: int = 0) -> list[_Run]:
-        """See ``WorkQueue``."""
         del limit
         had = slot.taken
         with self.lock:

@@ -28,11 +28,7 @@ _TWICE = "a middleware yields once, where the handler is called"
 def surrounded(
     call: _Call, middleware: Sequence[Middleware], *, is_async: bool, name: str
 ) -> _Call:
-    """``call`` with all of them around it, the first one outermost.
-
-    Raises:
-        ConfigError: One is of another kind than the handler.
-    """
+    """``call`` with all of them around it, the first one outermost."""
     for each in reversed(middleware):
         if inspect.isgeneratorfunction(each):
             call = _around_async(each, call) if is_async else _around(each, call)

@@ -41,23 +41,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """What is called, and where.
+    """What is called, and where."""
 
-    Attributes:
-        call: What each process is told.
-        count: Processes.
-        pack: Makes of a record what is sent.
-        place: Topic, partition and offset of a record.
-        timeout_ms: After so long a call has failed; 0: never.
-        owner: What hooks are inside of (``inside``).
-    """
-
-    call: RemoteCall
-    count: int
-    pack: Callable[[Any], Any]
-    place: Callable[[Any], tuple[str, int, int]]
-    timeout_ms: int = 0
-    owner: object = None
+    call: RemoteCall  # what each process is told
+    count: int  # processes
+    pack: Callable[[Any], Any]  # makes of a record what is sent
+    place: Callable[[Any], tuple[str, int, int]]  # topic, partition and offset of a record
+    timeout_ms: int = 0  # after so long a call has failed; 0: never
+    owner: object = None  # what hooks are inside of (``inside``)
 
     @property
     def kill_after_s(self) -> float:
@@ -82,11 +73,7 @@ class ProcessExecutor(Generic[R]):
         self._barren = 0
 
     def check(self) -> None:
-        """Begin the first process, which says whether one can.
-
-        Raises:
-            ConfigError: The handler cannot be loaded there; says why.
-        """
+        """Begin the first process, which says whether one can."""
         process = self._ports[0].process = _Process(self.processes.call)
         refusal = process.begin()
         if refusal is not None:
@@ -95,13 +82,11 @@ class ProcessExecutor(Generic[R]):
         self._has_worked = True
 
     def start(self) -> None:
-        """Begin."""
         self.queue.join([port.slot for port in self._ports], self)
         for port in self._ports:
             port.thread.start()
 
     def wake(self, slots: Sequence[Slot[R]]) -> None:
-        """Let their ports take."""
         for slot in slots:
             slot.gate()
 
@@ -184,7 +169,6 @@ class _Process:
 
     @property
     def pid(self) -> int:
-        """Its id."""
         return self._process.pid or 0
 
     def begin(self) -> str | None:
@@ -198,11 +182,7 @@ class _Process:
         return refusal
 
     def end(self, grace_s: float = 0.0) -> None:
-        """End it, also in the middle of its work; idempotent, from any thread.
-
-        Args:
-            grace_s: How long to wait for it to end by itself.
-        """
+        """End it, also in the middle of its work; idempotent, from any thread."""
         with self._lock:
             if grace_s:
                 self._process.join(grace_s)

@@ -39,7 +39,6 @@ class PlainMessage:
 
     @property
     def headers(self) -> dict[str, bytes | None]:
-        """The headers; the last of a name counts."""
         return dict(self.raw_headers)
 
 
@@ -71,11 +70,6 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
     """
 
     def __init__(self, spec: HandlerSpec, fail: Callable[[BaseException], None]) -> None:
-        """Starts nothing.
-
-        Raises:
-            ConfigError: The handler cannot be called in another process.
-        """
         try:
             function = pickle.dumps(spec.function)
         except Exception as error:
@@ -106,11 +100,7 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
         self._executor = ProcessExecutor(self, processes)
 
     def start(self) -> None:
-        """Start the first process, which says whether one can, and then the others.
-
-        Raises:
-            ConfigError: The handler cannot be loaded there; says why.
-        """
+        """Start the first process, which says whether one can, and then the others."""
         try:
             self._executor.check()
         except ConfigError as error:
@@ -151,7 +141,6 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
             call.end(outcome)
 
     def take(self, slot: Slot[_RemoteCall], limit: int = 0) -> list[_RemoteCall]:
-        """See ``WorkQueue``."""
         finished, slot.finished = slot.finished, []
         for call in finished:
             self._end(call, None)

@@ -28,11 +28,7 @@ def stop_on_signals(
     stop: Callable[[], object],
     numbers: tuple[int, ...] = _STOPS,
 ) -> Callable[[], None]:
-    """Call ``stop`` apart at each of these signals; from the main thread.
-
-    Returns:
-        What undoes it.
-    """
+    """Call ``stop`` apart at each of these signals; from the main thread."""
     before: dict[int, Any] = {
         number: signal.signal(number, lambda *_: apart(stop)) for number in numbers
     }

@@ -47,7 +47,6 @@ ATTRIBUTES = {
 
 
 def is_available() -> bool:
-    """Whether the SDK is installed."""
     try:
         return find_spec("opentelemetry.sdk") is not None
     except ModuleNotFoundError:

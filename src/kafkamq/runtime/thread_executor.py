@@ -35,7 +35,6 @@ class ThreadExecutor(Generic[R]):
         self._is_over = threading.Event()
 
     def start(self) -> None:
-        """Begin."""
         self._queue.join(self._slots, self)
         for number, slot in enumerate(self._slots):
             slot.gate = threading.Lock()

@@ -30,12 +30,7 @@ def is_verdict(outcome: object) -> bool:
 def understood(
     outcome: object, retry_on: tuple[type[BaseException], ...] | None = None
 ) -> tuple[Verdict, BaseException | None]:
-    """The verdict that an outcome means, its parts checked; and the error, if it is a failure.
-
-    Args:
-        outcome: What a handler returned or raised.
-        retry_on: Exceptions that are worth another attempt; None: all.
-    """
+    """The verdict that an outcome means, its parts checked; and the error, if it is a failure."""
     if outcome is None:
         return Ack(), None
     if isinstance(outcome, BodyError):
@@ -75,11 +70,7 @@ def awaited(outcome: object) -> object:
 
 
 def seconds(delay: object) -> float:
-    """A delay in s.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """A delay in s."""
     if isinstance(delay, timedelta):
         return delay.total_seconds()
     try:

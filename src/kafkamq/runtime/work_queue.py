@@ -71,24 +71,7 @@ class Run(Protocol[R]):
 
 
 class Slot(Generic[R]):
-    """One who calls handlers; what is not said otherwise is its own thread's.
-
-    Attributes:
-        pending: The runs that it has not begun; the queue may empty it.
-        current: The run that it is at, and what it has not begun of that; the same.
-        failed: What failed of that run, with the times of the next attempts; None: nothing.
-        finished: Runs that are done as a whole, until the next ``take``.
-        taken: Records that it has, but for those settled one by one.
-        began_s: When it took them; of a process: when it was heard of last.
-        width: How many handlers it has at once.
-        spent_us: What handlers needed for ``finished``; None: as long as the slot had it.
-        runs: What it took last; of a process: all that it has.
-        give_back: Of a process: asks for what it has not begun; from any thread, at once.
-        is_parked: It waits for the queue to wake it.
-        claim: The record, or list, that its handler is at: whoever takes it out gives the outcome.
-        claimed_s: When that call began.
-        gate: Where it waits; the executor's.
-    """
+    """One who calls handlers; what is not said otherwise is its own thread's."""
 
     __slots__ = (
         "began_s",
@@ -108,20 +91,26 @@ class Slot(Generic[R]):
     )
 
     def __init__(self) -> None:
+        # The runs that it has not begun; the queue may empty it.
         self.pending: Iterator[Any] = iter(())
+        # The run that it is at, and what it has not begun of that; the same.
         self.current: tuple[Any, Iterator[R]] | None = None
+        # What failed of that run, with the times of the next attempts; None: nothing.
         self.failed: list[tuple[R, int]] | None = None
-        self.finished: list[Any] = []
-        self.runs: Collection[Any] = ()
-        self.taken = 0
-        self.began_s = 0.0
-        self.width = 1
+        self.finished: list[Any] = []  # runs that are done as a whole, until the next ``take``
+        self.runs: Collection[Any] = ()  # what it took last; of a process: all that it has
+        self.taken = 0  # records that it has, but for those settled one by one
+        self.began_s = 0.0  # when it took them; of a process: when it was heard of last
+        self.width = 1  # how many handlers it has at once
+        # What handlers needed for ``finished``; None: as long as the slot had it.
         self.spent_us: float | None = None
+        # Of a process: asks for what it has not begun; from any thread, at once.
         self.give_back: Callable[[], None] | None = None
-        self.is_parked = False
+        self.is_parked = False  # it waits for the queue to wake it
+        # The record, or list, that its handler is at: whoever takes it out gives the outcome.
         self.claim: list[Any] = []
-        self.claimed_s = 0.0
-        self.gate: Any = None
+        self.claimed_s = 0.0  # when that call began
+        self.gate: Any = None  # where it waits; the executor's
 
 
 class Waker(Protocol):
@@ -180,25 +169,16 @@ class WorkQueue(Protocol[R_contra]):
 
 @dataclass(frozen=True, kw_only=True)
 class HandlerCall:
-    """How a handler is called.
+    """How a handler is called."""
 
-    Attributes:
-        function: Takes a record, or a list of them.
-        name: For threads.
-        takes_lists: It takes lists.
-        wants_all: The queue wants to know of every outcome, not only of those that are not None.
-        timeout_ms: After so long a call has failed; 0: never.
-        is_claimed: The end does not wait for handlers: it takes what they are at.
-        owner: What its code is inside of (``inside``).
-    """
-
-    function: Callable[..., Any]
-    name: str = "kafkamq-worker"
-    takes_lists: bool = False
+    function: Callable[..., Any]  # takes a record, or a list of them
+    name: str = "kafkamq-worker"  # for threads
+    takes_lists: bool = False  # it takes lists
+    # The queue wants to know of every outcome, not only of those that are not None.
     wants_all: bool = False
-    timeout_ms: int = 0
-    is_claimed: bool = False
-    owner: object = None
+    timeout_ms: int = 0  # after so long a call has failed; 0: never
+    is_claimed: bool = False  # the end does not wait for handlers: it takes what they are at
+    owner: object = None  # what its code is inside of (``inside``)
 
     @property
     def keeps_claims(self) -> bool:

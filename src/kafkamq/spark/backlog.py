@@ -45,14 +45,7 @@ class _Part:
 
 
 class Backlog:
-    """Cuts batches; one owner thread.
-
-    Args:
-        topic: The messages topic.
-        read: Reads a range, some thousand records at a time.
-        is_own: Whether a record is the queue's.
-        is_last: Whether a message must be alone (R6).
-    """
+    """Cuts batches; one owner thread."""
 
     def __init__(
         self,
@@ -75,11 +68,7 @@ class Backlog:
         self._parts.clear()
 
     def cut(self, starts: Mapping[int, int], ends: Mapping[int, int], rows: int) -> dict[int, int]:
-        """Where the batch ends in each partition: ``starts`` where it takes nothing.
-
-        It takes about ``rows`` messages: every partition may have an even share, and more where
-        others do not use theirs.
-        """
+        """Where a batch of about ``rows`` messages ends in each partition, with even shares."""
         parts = {
             number: self._part(number, starts[number])
             for number in sorted(ends)

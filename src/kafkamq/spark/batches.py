@@ -21,11 +21,7 @@ RUN_ID = "spark.jobGroup.id"
 
 
 def current_batch() -> int:
-    """The number of the batch that this task works for.
-
-    Raises:
-        StateError: Not in a task of a streaming query.
-    """
+    """The number of the batch that this task works for."""
     context = TaskContext.get()
     text = None if context is None else context.getLocalProperty(BATCH_ID)
     if text is None:

@@ -51,19 +51,13 @@ class CheckpointNote:
 
     @classmethod
     def new(cls, kind: str, *, topic: str, tasks: int) -> CheckpointNote:
-        """A note with a fresh id."""
         return cls(topic=topic, tasks=tasks, engine=f"{kind}-{uuid.uuid4().hex[:16]}")
 
     def place(self, checkpoint: str) -> str:
-        """Where Spark's own files are."""
         return f"{checkpoint.rstrip('/')}/{self.folder}" if self.folder else checkpoint
 
     def require_newest(self, positions: Mapping[int, Position], newest_batch: int) -> None:
         """Refuse a checkpoint that was restored from an older copy: its batches would be skipped.
-
-        Args:
-            positions: What the ledgers hold, by marker partition.
-            newest_batch: The last one that this checkpoint knows.
 
         Raises:
             StateError: A ledger is ahead of it.
@@ -100,11 +94,7 @@ class CheckpointNote:
 
 
 def read_note(spark: SparkSession, checkpoint: str, *, topic: str) -> CheckpointNote | None:
-    """The note of a checkpoint; None: the folder is new, or holds none.
-
-    Raises:
-        ConfigError: The folder belongs to another topic, another query or a newer release.
-    """
+    """The note of a checkpoint; None: the folder is new, or holds none."""
     files, folder = _folder(spark, checkpoint)
     number = max((int(found[1] or 1) for found in _matches(files, folder)), default=0)
     if not number:
@@ -140,7 +130,6 @@ def read_note(spark: SparkSession, checkpoint: str, *, topic: str) -> Checkpoint
 
 
 def write_note(spark: SparkSession, checkpoint: str, note: CheckpointNote) -> None:
-    """Write the note; it appears whole or not at all."""
     files, folder = _folder(spark, checkpoint)
     files.mkdirs(folder)
     name = _name(note.number)

@@ -50,11 +50,7 @@ class HeldClaims(Protocol):
 
 
 def claimed_assign(held: HeldClaims, topic: str) -> ClaimedAssign:
-    """What is held of a topic now, for one streaming query; later claims are for another one.
-
-    Raises:
-        LeaseLostError: Nothing is held of it.
-    """
+    """What is held of a topic now, for one streaming query; later claims are for another one."""
     claims, positions = held.claims, held.positions()
     tokens = {
         number: token
@@ -70,20 +66,14 @@ def claimed_assign(held: HeldClaims, topic: str) -> ClaimedAssign:
 
 
 class ClaimedAssign:
-    """Partitions that this driver holds.
-
-    Attributes:
-        topic: Of which topic.
-        tokens: Fencing token by partition.
-        starts: The next offset to consume, by partition.
-    """
+    """Partitions that this driver holds."""
 
     def __init__(
         self, held: HeldClaims, topic: str, tokens: Mapping[int, int], starts: Mapping[int, int]
     ) -> None:
-        self.topic = topic
-        self.tokens = dict(tokens)
-        self.starts = dict(starts)
+        self.topic = topic  # of which topic
+        self.tokens = dict(tokens)  # fencing token by partition
+        self.starts = dict(starts)  # the next offset to consume, by partition
         self._held = held
 
     @property
@@ -115,11 +105,7 @@ class ClaimedAssign:
         ]
 
     def commit_progress(self, query: StreamingQuery) -> None:
-        """Make the end of the query's last batch the position of the claims.
-
-        Raises:
-            LeaseLostError: One is not held any more.
-        """
+        """Make the end of the query's last batch the position of the claims."""
         progress = query.lastProgress
         if progress is None:
             return
@@ -153,12 +139,7 @@ class ClaimGuard:
         self.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the query's end; False: it goes on after ``timeout`` seconds.
-
-        Raises:
-            LeaseLostError: A claim was lost, and the query stopped.
-            pyspark.errors.StreamingQueryException: It failed by itself.
-        """
+        """Wait for the query's end; False: it goes on after ``timeout`` seconds."""
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while not self._is_over.is_set():
             left_s = 1.0 if deadline_s is None else min(1.0, deadline_s - time.monotonic())
@@ -279,12 +260,6 @@ def coordination_frame(
 
     Read when the query runs, each coordination partition by one task; columns are those of
     ``COORDINATION_COLUMNS``.
-
-    Args:
-        spark: The session.
-        config: The cluster.
-        topic: The coordination topic.
-        heartbeat_interval: Seconds, as its clients have it.
 
     Raises:
         ConfigError: The interval is not positive.

@@ -43,11 +43,7 @@ def _spark_class(name: str) -> list[str]:
 
 
 def master_command(*, host: str, port: int, web_port: int) -> list[str]:
-    """The program and arguments of a master.
-
-    Raises:
-        ConfigError: PySpark is not installed.
-    """
+    """The program and arguments of a master."""
     ports = ["--port", str(port), "--webui-port", str(web_port)]
     return [*_spark_class(_MASTER), "--host", host, *ports]
 
@@ -56,13 +52,6 @@ def worker_command(
     master: str, *, cores: int, memory: str, host: str = "", work_folder: str = ""
 ) -> list[str]:
     """The program and arguments of a worker.
-
-    Args:
-        master: ``spark://host:port``.
-        cores: That executors may use.
-        memory: That executors may use, as Spark writes it: ``2g``.
-        host: This machine's name for the others; empty: Spark finds one.
-        work_folder: For logs and shipped files of executors; empty: Spark's own.
 
     Raises:
         ConfigError: The master is no address, the memory no size, or PySpark is not installed.

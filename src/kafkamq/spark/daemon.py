@@ -54,10 +54,7 @@ _TASKS = Path("/proc/self/task")
 
 
 def _prefer_folders() -> None:
-    """Import PySpark from its folder, where modules are compiled, not from the archive in it.
-
-    Spark puts the archive first on the path; it is read anew for each package in each worker.
-    """
+    """Import PySpark from its folder, compiled, not from the archive that Spark puts first."""
     for package, archive in (("pyspark", "pyspark.zip"), ("py4j", "py4j-*-src.zip")):
         others = [entry for entry in sys.path if not Path(entry).match(archive)]
         found = importlib.machinery.PathFinder.find_spec(package, others)
@@ -72,10 +69,7 @@ def _removed(others: list[str]) -> set[str]:
 
 @cache
 def calm_worker() -> None:
-    """``calm_collector``, once: for workers that another daemon has forked, as on a cluster.
-
-    Spark's worker collects after each task: 80 ms, when it looks at all that it has loaded.
-    """
+    """``calm_collector``, once: for workers that another daemon has forked, as on a cluster."""
     calm_collector()
 
 

@@ -38,7 +38,6 @@ class SparkGoneError(KafkaMQError):
 
 
 def error_named(name: str, text: str) -> KafkaMQError | None:
-    """The error of that name; None: it is none of ours."""
     kind = getattr(errors, name, None) or getattr(client_errors, name, None)
     if isinstance(kind, type) and issubclass(kind, KafkaMQError):
         return kind(text)
@@ -46,10 +45,7 @@ def error_named(name: str, text: str) -> KafkaMQError | None:
 
 
 def query_failure(error: BaseException) -> KafkaMQError:
-    """Our error for the one that a query ended with, or could not start with, from Spark's text.
-
-    Any other failure becomes a ``QueryFailedError`` with Spark's own words.
-    """
+    """Our error for the one that a query ended with, or could not start with, from Spark's text."""
     for name, text in reversed(_OURS.findall(str(error))):
         found = error_named(name, text)
         if found is not None:

@@ -51,15 +51,7 @@ _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 def register_source(
     spark: SparkSession, config: ServiceConfig | None = None, *, name: str = FORMAT
 ) -> str:
-    """Make ``format(name)`` known to a session; returns the name.
-
-    Args:
-        spark: The session.
-        config: Cluster, namespace and Kafka's properties for every query of this format. They
-            travel inside the pickled class and appear in no plan, option or log: this is where
-            secrets go.
-        name: What ``format`` is given.
-    """
+    """Make ``format(name)`` known to a session; returns the name."""
     given, format_name = config, name
 
     class RegisteredSource(KafkaSource):
@@ -81,11 +73,7 @@ _registered: WeakKeyDictionary[SparkSession, ServiceConfig] = WeakKeyDictionary(
 
 
 def registered_config(spark: SparkSession) -> ServiceConfig:
-    """What ``format("kafkamq")`` was registered with in this session.
-
-    Raises:
-        ConfigError: Nothing was.
-    """
+    """What ``format("kafkamq")`` was registered with in this session."""
     found = _registered.get(spark)
     if found is None:
         raise ConfigError(
@@ -102,7 +90,6 @@ class KafkaSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is given."""
         return FORMAT
 
     def schema(self) -> str:
@@ -112,11 +99,9 @@ class KafkaSource(DataSource):
         return ", ".join(f"{name} {kind}" for name, kind in columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For ``spark.read``."""
         return _BatchReader(self._checked(schema), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """For ``spark.readStream``."""
         options = self._checked(schema)
         if options.view == "in_flight":
             raise ConfigError(
@@ -134,7 +119,6 @@ class KafkaSource(DataSource):
         return StreamEndWriter(parse_ack_options(self.options, self.service), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """For ``write`` with ``mode`` = ``ack``."""
         return BatchEndWriter(parse_ack_options(self.options, self.service), schema)
 
     def _checked(self, schema: StructType) -> SourceOptions:
@@ -163,5 +147,4 @@ class _BatchReader(DataSourceReader):
         return [RangePartition(wanted) for wanted in batch_ranges(self._options, self._pushed)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a worker."""
         return read_rows(partition, self._options, self._schema, self._pushed)

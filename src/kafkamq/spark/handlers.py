@@ -99,7 +99,6 @@ def map_messages(
 def _run(
     parts: Iterator[pa.RecordBatch], handler: Handler, *, count: int, is_async: bool
 ) -> Iterator[pa.RecordBatch]:
-    """In a worker."""
     if is_async:
         loop = asyncio.new_event_loop()
         try:

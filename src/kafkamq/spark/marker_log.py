@@ -43,7 +43,6 @@ class _Reports:
         self.error: KafkaError | None = None
 
     def told(self, number: int, error: KafkaError | None, message: Record) -> None:
-        """Of one of them."""
         self.missing -= 1
         if error is not None:
             self.error = self.error or error
@@ -68,11 +67,7 @@ class MarkerLog:
         self._reader = LogReader(config)
 
     def write(self, markers: Sequence[tuple[int, bytes, bytes]]) -> list[Place]:
-        """Write markers (partition, key, value) and wait until all are in the log.
-
-        Raises:
-            BrokerError, DeadlineExceededError: Not all are; some may be.
-        """
+        """Write markers (partition, key, value) and wait until all are in the log."""
         doing = f"writing to {self._topic}"
         added_s = time.monotonic() + _ADDED_S
         reports = _Reports(len(markers))

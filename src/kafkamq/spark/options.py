@@ -84,11 +84,7 @@ class SourceOptions:
 
 
 def chosen_partitions(options: SourceOptions, count: int) -> list[int]:
-    """Which of a topic's ``count`` partitions a query reads.
-
-    Raises:
-        ConfigError: One that was chosen does not exist.
-    """
+    """Which of a topic's ``count`` partitions a query reads."""
     if options.partitions is None:
         return list(range(count))
     if max(options.partitions, default=0) >= count:
@@ -101,15 +97,7 @@ def chosen_partitions(options: SourceOptions, count: int) -> list[int]:
 def parse_source_options(
     options: Mapping[str, str], service: ServiceConfig | None
 ) -> SourceOptions:
-    """Read the options of a query.
-
-    Args:
-        options: Names in lower case, as Spark gives them.
-        service: What was registered with the source; options stand above it.
-
-    Raises:
-        ConfigError: An unknown option, a missing or an impossible value.
-    """
+    """Read the options of a query."""
     given = {name.lower(): value for name, value in options.items()}
     given.pop("path", None)
     unknown = sorted(name for name in set(given) - _KNOWN if not name.startswith("kafka."))
@@ -153,15 +141,7 @@ def parse_source_options(
 
 
 def parse_service(given: Mapping[str, str], service: ServiceConfig | None) -> ServiceConfig:
-    """Cluster and namespace: what was registered, with the options above it.
-
-    Args:
-        given: Options, names in lower case.
-        service: What was registered.
-
-    Raises:
-        ConfigError: No cluster, or an impossible name.
-    """
+    """Cluster and namespace: what was registered, with the options above it."""
     kafka = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}
     namespace = given.get("namespace")
     servers = kafka.pop("bootstrap.servers", "")
@@ -259,11 +239,7 @@ def _of_topic(name: str, place: str | Offsets | int, topic: str) -> str | Offset
 
 
 def parse_timestamp_ms(name: str, text: str) -> int:
-    """Milliseconds since 1970, or a time in ISO 8601 (UTC unless it says otherwise).
-
-    Raises:
-        ConfigError: Neither of them.
-    """
+    """Milliseconds since 1970, or a time in ISO 8601 (UTC unless it says otherwise)."""
     if text.isascii() and text.isdigit():
         return int(text)
     try:

@@ -25,7 +25,6 @@ def pack(columns: Sequence[Sequence[int]], table: object = None) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[list[list[int]], Any]:
-    """What ``pack`` was given."""
     rows, count, table_bytes = _HEAD.unpack_from(data)
     start = _HEAD.size + table_bytes
     table = json.loads(data[_HEAD.size : start])

@@ -31,7 +31,6 @@ class QueryMetrics:
         self._labels: dict[str, str] = {}  # by the id of the run
 
     def on_started(self, run_id: str, name: str) -> None:
-        """A run has begun."""
         self._labels[run_id] = self._names(name)
         catalog.SPARK_RUNNING.set(1, self._labels[run_id])
 
@@ -56,7 +55,6 @@ class QueryMetrics:
             catalog.SPARK_ROWS_PER_SECOND.set(rows / took_s, label)
 
     def on_ended(self, run_id: str, *, has_failed: bool) -> None:
-        """A run is over."""
         label = self._labels.pop(run_id, None)
         if label is None:
             return

@@ -49,7 +49,6 @@ class Run:
         self._size_due_s = time.monotonic() + first_look_s
 
     def note_progress(self) -> None:
-        """Once a second: what the last batch did."""
         now_s = time.monotonic()
         if now_s - self._looked_s < 1.0:
             return
@@ -70,7 +69,6 @@ class Run:
         _log.debug("batch", extra={"batch": self._batch, "took_ms": took_ms})
 
     def is_topology_due(self) -> bool:
-        """Every ten seconds."""
         now_s = time.monotonic()
         if now_s - self._counted_s < _TOPOLOGY_S:
             return False

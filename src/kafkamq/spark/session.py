@@ -163,7 +163,6 @@ def _beside(ours: Mapping[str, str], settings: Mapping[str, str] | None) -> Spar
 
 
 def end_session(spark: SparkSession) -> None:
-    """``spark.stop()``, where the JVM may have ended before."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # no hints
 
     try:
@@ -282,11 +281,7 @@ def session_settings(*, master: str, driver_memory: str) -> dict[str, str]:
 
 
 def stream_settings(tasks: int) -> dict[str, str]:
-    """Properties of the tracker's query, for the session that it is started in.
-
-    Args:
-        tasks: Shuffle partitions; fixed for the life of a stateful query's checkpoint.
-    """
+    """Properties of the tracker's query, for the session that it is started in."""
     return {
         "spark.sql.adaptive.enabled": "false",  # as Spark does for stateful queries anyway
         "spark.sql.streaming.stateStore.providerClass": _STATE_STORE,
@@ -307,20 +302,12 @@ def _worker_path() -> str:
 
 
 def check_environment() -> dict[str, str]:
-    """Checks Python packages and Java; returns their versions by name.
-
-    Raises:
-        ConfigError: something is missing, too old or too new; says what and what to install.
-    """
+    """Checks Python packages and Java; returns their versions by name."""
     return {**check_packages(), "java": _java_version()}
 
 
 def check_packages() -> dict[str, str]:
-    """``check_environment`` without Java, which only who starts Spark here needs here.
-
-    Raises:
-        ConfigError: something is missing, too old or too new; says what and what to install.
-    """
+    """``check_environment`` without Java, which only who starts Spark here needs here."""
     return {name: _package_version(name, *limits) for name, limits in _NEEDED.items()}
 
 

@@ -18,7 +18,6 @@ class Stages:
         self.took_s: dict[str, float] = {}
 
     def done(self, name: str) -> None:
-        """A stage has ended, and the next one begins."""
         now_s = time.monotonic()
         self.took_s[name] = round(now_s - self._last_s, 2)
         self._last_s = now_s

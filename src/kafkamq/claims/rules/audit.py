@@ -57,29 +57,20 @@ class ClientAudit:
 
 
 class ClaimAudit:
-    """One coordination partition; ``apply`` takes its records in order.
-
-    Attributes:
-        dual_claims: Two owners at once; bounded.
-        clients: By group and client.
-        types: Records by type.
-        impossible: Records of a partition that Kafka cannot have.
-        steps_back: Records whose broker's time is before that of the record before.
-    """
+    """One coordination partition; ``apply`` takes its records in order."""
 
     def __init__(self, interval_s: float) -> None:
         """``interval_s``: the heartbeat interval of the topic's clients."""
         self._stale_ms = round(2000 * interval_s)
         self._acts: dict[_Place, dict[_Instance, tuple[int, int]]] = {}
         self._last_ms = -1
-        self.dual_claims: list[DualClaim] = []
-        self.clients: dict[tuple[str, str], ClientAudit] = {}
-        self.types: Counter[str] = Counter()
-        self.impossible = 0
-        self.steps_back = 0
+        self.dual_claims: list[DualClaim] = []  # two owners at once; bounded
+        self.clients: dict[tuple[str, str], ClientAudit] = {}  # by group and client
+        self.types: Counter[str] = Counter()  # records by type
+        self.impossible = 0  # records of a partition that Kafka cannot have
+        self.steps_back = 0  # records whose broker's time is before that of the record before
 
     def apply(self, record: MarshalRecord, *, offset: int, broker_time_ms: int) -> None:
-        """Look at one record; total."""
         self.types[record.type.value] += 1
         self.steps_back += broker_time_ms < self._last_ms
         self._last_ms = broker_time_ms

@@ -59,11 +59,7 @@ class Claimant:
     def __init__(
         self, log: ClaimLog, config: ClaimantConfig, *, peers: ClaimLog | None = None
     ) -> None:
-        """A claimant that has done nothing.
-
-        ``log`` is the coordination partition's state, its owner applies every record to it;
-        ``peers`` is the same under other clients' rules, that must free what is claimed as well.
-        """
+        """A claimant that has done nothing."""
         self.config = config
         self.phase = Phase.SEEKING
         self.token = -1  # of the claim; -1: it is not ours
@@ -96,7 +92,6 @@ class Claimant:
 
     @property
     def outstanding(self) -> int:
-        """Messages handed out and not committed."""
         return self._work.outstanding
 
     @property
@@ -167,23 +162,14 @@ class Claimant:
             self._writer.pause(monotonic_ms)
 
     def hand_out(self, offsets: Sequence[int], monotonic_ms: int) -> bool:
-        """At least once: these messages go to the application now; False: they may not.
-
-        Raises:
-            StateError: one of them was handed out before.
-        """
+        """At least once: these messages go to the application now; False: they may not."""
         if not self.is_live(monotonic_ms):
             return False
         self._work.deliver(offsets, monotonic_ms)
         return True
 
     def commit(self, offset: int) -> None:
-        """At least once: the message is done.
-
-        Raises:
-            LeaseLostError: the claim ended meanwhile.
-            StateError: it was not handed out, or everything up to it is done.
-        """
+        """At least once: the message is done."""
         if self.phase not in (Phase.OWNING, Phase.DRAINING):
             raise LeaseLostError(lost_text(self.config, self._end, offset))
         self._work.commit(offset)
@@ -195,9 +181,6 @@ class Claimant:
 
         With ``is_wanted=False`` it is only announced, and may still be repeated after a crash,
         until ``want_batch`` commits it.
-
-        Raises:
-            StateError: no batch is wanted now, or it overlaps what was handed out.
         """
         if not self.wants_batch:
             raise StateError("a batch is offered while none is wanted")
@@ -220,15 +203,7 @@ class Claimant:
         keeps_claim: bool = False,
         offset: int | None = None,
     ) -> None:
-        """Give the partition back (C3); what is under way is awaited.
-
-        Args:
-            monotonic_ms: Now.
-            drain_ms: How long verdicts on what was handed out are waited for.
-            reason: What ``Finish`` will say.
-            keeps_claim: Leave it claimed, at the present position, for a quick restart.
-            offset: Give it back at this position instead of the present one.
-        """
+        """Give the partition back (C3); what is under way is awaited."""
         if self._end is not None:
             return
         self._end = End.KEPT if keeps_claim else reason
@@ -254,14 +229,7 @@ class Claimant:
         random_unit: float = 0.5,
         wall_s: float | None = None,
     ) -> list[Step]:
-        """The steps to perform now; each is named once.
-
-        Args:
-            monotonic_ms: The process's clock.
-            now_s: The time of the log's rules.
-            random_unit: In [0, 1): spreads the heartbeats over a quarter to half an interval.
-            wall_s: The process's wall clock, for the rules of ``peers``.
-        """
+        """The steps to perform now; each is named once."""
         claim = self._claim(now_s)
         self._observe(claim, monotonic_ms, now_s)
         is_drained = self._work.is_idle or monotonic_ms >= self._drain_until_ms

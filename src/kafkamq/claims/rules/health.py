@@ -48,8 +48,6 @@ class Health:
 
 
 class OffsetHistory:
-    """The last ten samples; 0 stands for none."""
-
     __slots__ = ("_next", "samples")
 
     def __init__(self) -> None:
@@ -82,20 +80,7 @@ def check_health(
     release_if_behind: bool = True,
     is_whole_topic: bool = False,
 ) -> Health:
-    """Judge one heartbeat cycle.
-
-    Args:
-        position: Next offset to consume.
-        latest_offset: The log's end.
-        positions: The last samples of ``position``.
-        latest_offsets: The last samples of ``latest_offset``.
-        message_age_ms: Since the last message was read.
-        heartbeat_age_ms: Since the last heartbeat.
-        interval_ms: The heartbeat interval.
-        cycles_behind: Of the check before.
-        release_if_behind: False: only the own heartbeat counts.
-        is_whole_topic: A topic is claimed as a unit: being slow gives up no part of it.
-    """
+    """Judge one heartbeat cycle."""
     consumer, partition = velocity(positions), velocity(latest_offsets)
     verdict = HealthVerdict.HEALTHY
     if heartbeat_age_ms > interval_ms:
@@ -141,11 +126,9 @@ class HealthMonitor:
         self.cycles_behind = 0
 
     def on_messages(self, monotonic_ms: int) -> None:
-        """Some were read."""
         self._message_ms = monotonic_ms
 
     def check(self, position: int, latest_offset: int, monotonic_ms: int) -> HealthVerdict:
-        """Sample and judge; once per heartbeat."""
         self._own.add(position)
         self._latest.add(latest_offset)
         health = check_health(

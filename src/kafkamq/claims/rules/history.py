@@ -42,11 +42,9 @@ class ClaimHistory:
     """One coordination partition, read from where ``apply`` begins."""
 
     def __init__(self, interval_s: float, since_s: float | None = None) -> None:
-        """Arguments as for ``ClaimLog``."""
         self._log = ClaimLog("safe", interval_s, since_s=since_s)
 
     def apply(self, record: MarshalRecord, *, offset: int, broker_time_ms: int) -> ClaimEvent:
-        """Fold one record; total."""
         now_s = broker_time_ms / 1000
         before = self._claim(record, now_s)
         self._log.apply(record, offset=offset, observed_at_s=now_s, broker_time_s=now_s)

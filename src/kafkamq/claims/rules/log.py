@@ -179,7 +179,6 @@ class ClaimLog:
             self._rules.trust(instance)
 
     def check(self) -> None:
-        """Assert the invariants."""
         for key, entry in self._entries.items():
             where = f"{key}: "
             if entry.is_grounded:

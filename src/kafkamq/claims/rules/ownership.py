@@ -51,7 +51,6 @@ class PeerRules:
         self._observed_s = 0
 
     def advance(self, observed_at_s: float, broker_time_s: float | None) -> None:
-        """Go to the next record."""
         self._observed_s = floor(observed_at_s)
 
     def heartbeat(self, entry: Entry, record: MarshalRecord, at: int) -> bool:
@@ -116,11 +115,7 @@ class PeerRules:
 
 
 class SafeRules:
-    """S1-S7; times in milliseconds of the log's clock.
-
-    ``since_s`` is the broker's time from which on the log was read without a gap; None: it was
-    read from its beginning.
-    """
+    """S1-S7; times in milliseconds of the log's clock."""
 
     def __init__(self, interval_s: float, since_s: float | None) -> None:
         self._clock = LogClock()
@@ -134,11 +129,7 @@ class SafeRules:
         self._trusted.add(instance)
 
     def advance(self, observed_at_s: float, broker_time_s: float | None) -> None:
-        """Go to the next record.
-
-        Raises:
-            StateError: the record has no time of the broker; without one nothing can be decided.
-        """
+        """Go to the next record."""
         if broker_time_s is None:
             raise StateError("the safe rules need the broker's time of every record")
         self._clock.advance(max(0, round(broker_time_s * 1000)))  # S1

@@ -54,14 +54,7 @@ class ClaimPolicy:
     """Chooses; what it chose is tried by its caller, who reports every end."""
 
     def __init__(self, mode: ClaimMode, *, max_claims: int, pause_ms: int, rest_ms: int) -> None:
-        """A policy that has chosen nothing.
-
-        Args:
-            mode: How eagerly.
-            max_claims: G5; 0: no limit.
-            pause_ms: G3: the longest pause between two rounds.
-            rest_ms: G6.
-        """
+        """A policy that has chosen nothing."""
         self._mode = mode
         self._max_claims = max_claims
         self._pause_ms = pause_ms
@@ -74,7 +67,6 @@ class ClaimPolicy:
     def on_end(
         self, topic: str, partition: int, reason: End, monotonic_ms: int, *, was_held: bool
     ) -> None:
-        """An attempt or a tenure is over."""
         was_lost = reason not in (End.RELEASED, End.KEPT)
         if was_held and was_lost and self._mode is ClaimMode.TOPIC:
             self._broken.add(topic)
@@ -86,13 +78,7 @@ class ClaimPolicy:
     def choose(
         self, prospects: Sequence[Prospect], monotonic_ms: int, *, random_unit: float = 0.5
     ) -> list[Prospect]:
-        """What to try now.
-
-        Args:
-            prospects: Every partition of the member's topics, in the order to be preferred.
-            monotonic_ms: Now.
-            random_unit: In [0, 1): the length of the next pause (G3).
-        """
+        """What to try now."""
         if self._mode is ClaimMode.TOPIC:
             return self._whole_topics(prospects, monotonic_ms)
         room = len(prospects)
@@ -118,7 +104,6 @@ class ClaimPolicy:
         return broken
 
     def complete_topics(self, prospects: Sequence[Prospect]) -> list[str]:
-        """Topics of which every partition is held."""
         partial = {each.topic for each in prospects if not each.is_held}
         return sorted({each.topic for each in prospects} - partial)
 

@@ -52,13 +52,7 @@ class WriteGroup:
 
 
 class PositionChange:
-    """One attempt to move the positions of a group.
-
-    Attributes:
-        failures: Why each partition that was not moved was not; empty when all were.
-        moved: Where each partition was moved to, as the log says.
-        is_resumed: The log says that the pause has ended; False at the end: that was not written.
-    """
+    """One attempt to move the positions of a group."""
 
     def __init__(
         self,
@@ -74,21 +68,7 @@ class PositionChange:
         patience_ms: int,
         retry_ms: int = 500,
     ) -> None:
-        """A change that has done nothing.
-
-        Args:
-            targets: The offset to consume next in each partition; clamped to what exists.
-            make_claimant: A fresh claimant, that ignores pauses, for a partition.
-            group: Whose positions.
-            client: The admin's name.
-            instance: Its instance.
-            pauses: By coordination partition of the topics concerned: until when the group is
-                paused there already, epoch s; 0: it is not.
-            read_to: The first offset of a coordination partition that was not read.
-            monotonic_ms: Now.
-            patience_ms: How long everything may take until all is held.
-            retry_ms: Pause before a partition is tried again.
-        """
+        """A change that has done nothing."""
         self.phase = ResetPhase.PAUSING
         self.failures: dict[Place, str] = {}
         self.moved: dict[Place, int] = {}
@@ -104,7 +84,9 @@ class PositionChange:
         self._open: dict[int, tuple[int, int]] = {}  # by ticket: coordination partition, offset
         self._unsent = list(self._pauses)
         self._write_after_ms = monotonic_ms
+        # Why each partition that was not moved was not; empty when all were.
         self._claimants: dict[Place, Claimant] = {}
+        # Where each partition was moved to, as the log says.
         self._next_try_ms: dict[Place, int] = {}
         self._last_end: dict[Place, End] = {}
         self.is_resumed = False
@@ -121,6 +103,7 @@ class PositionChange:
         self, place: Place, earliest: int, latest: int, committed: int, *, monotonic_ms: int
     ) -> None:
         """Answer to a claimant's ``LookUp``: it goes through here, for the limits of the target."""
+        # The log says that the pause has ended; False at the end: that was not written.
         self._targets[place] = min(max(self._targets[place], earliest), max(latest, earliest))
         claimant = self._claimants.get(place)
         if claimant is not None:
@@ -140,10 +123,7 @@ class PositionChange:
     def plan(
         self, monotonic_ms: int, now_s: float, *, random_unit: float = 0.5
     ) -> list[tuple[Place | None, Step | WriteGroup]]:
-        """The steps to perform now, each with the partition of its claimant; None: ``WriteGroup``.
-
-        ``Finish`` is for information: the change makes the next claimant itself.
-        """
+        """The steps to perform now, each with its claimant's partition; None: ``WriteGroup``."""
         steps: list[tuple[Place | None, Step | WriteGroup]] = []
         if self.phase is ResetPhase.PAUSING:
             # The pause outlasts everything, also what a member's wrong clock takes off.

@@ -31,7 +31,6 @@ class DeliveredOffsets:
 
     @property
     def outstanding(self) -> int:
-        """Handed out and not committed."""
         return len(self._open)
 
     @property
@@ -40,11 +39,7 @@ class DeliveredOffsets:
         return len(self._delivered)
 
     def deliver(self, offsets: Iterable[int]) -> None:
-        """These are handed out.
-
-        Raises:
-            StateError: an offset is not above all before it: it would be handed out twice.
-        """
+        """These are handed out."""
         for offset in offsets:
             last = self._delivered[-1] if self._delivered else self.position - 1
             if offset <= last:
@@ -91,13 +86,6 @@ def start_position(
 
     The coordination log's offset when it is known (> 0), else Kafka's committed one, else the
     log's start; never before that. Beyond the log's end it is clamped to the end.
-
-    Args:
-        coordination_offset: Of the last heartbeat or release; 0 or less: not known.
-        committed_offset: Of the group in Kafka; 0 or less: not known.
-        earliest_offset: The log's start.
-        latest_offset: The log's end; None: not known.
-        take_larger: The larger of the two known ones: at most once, whatever one of them lost.
     """
     known = coordination_offset if coordination_offset > 0 else committed_offset
     if take_larger:

@@ -58,7 +58,6 @@ class RangeLog:
     """State of all range claims after the records that were applied, in log order."""
 
     def __init__(self, interval_s: float, *, since_s: float | None = None) -> None:
-        """Arguments as for ``ClaimLog``."""
         self._stale_ms = round(2000 * interval_s)
         self._since_ms = None if since_s is None else round(since_s * 1000)
         self._clock = LogClock()
@@ -68,7 +67,6 @@ class RangeLog:
         self.ignored = 0
 
     def apply(self, record: RangeRecord | None, *, offset: int, broker_time_s: float) -> None:
-        """Fold one record; total. ``None``: it was malformed."""
         self._clock.advance(max(0, round(broker_time_s * 1000)))  # RC1
         self.next_offset = offset + 1
         if record is None:
@@ -106,7 +104,6 @@ class RangeLog:
         return min((each.first for each in place.ranges.values()), default=place.frontier)
 
     def held(self, group: str, topic: str, partition: int, instance: str) -> list[HeldRange]:
-        """What an instance holds, by its offsets."""
         place = self._places.get((group, topic, partition))
         found = [] if place is None else list(place.ranges.values())
         mine = (each for each in found if each.owner[1] == instance and not each.is_free)

@@ -55,7 +55,6 @@ class RangeMember:
         self._is_leaving = False
 
     def held(self, partitions: Sequence[int]) -> list[tuple[int, HeldRange]]:
-        """What the log says is ours."""
         _, instance, group, topic = self._ids
         return [
             (partition, each)
@@ -69,7 +68,6 @@ class RangeMember:
         return since_ms is not None and monotonic_ms < since_ms + self._interval_ms
 
     def leave(self) -> None:
-        """Claim nothing more."""
         self._is_leaving = True
 
     def on_written(self, write: RangeWrite, offset: int) -> None:
@@ -79,7 +77,6 @@ class RangeMember:
             self._pending.remove(write)
 
     def observe(self, partitions: Sequence[int]) -> None:
-        """The log was read further."""
         read = [each for each in self._pending if 0 <= each.offset < self._log.next_offset]
         if not read:
             return
@@ -105,14 +102,7 @@ class RangeMember:
     def plan(
         self, monotonic_ms: int, now_s: float, *, ends: Mapping[int, int], bases: Mapping[int, int]
     ) -> list[RangeWrite]:
-        """What to write now.
-
-        Args:
-            monotonic_ms: The process's clock.
-            now_s: The broker's time.
-            ends: Where the partitions' logs end, in the order to be preferred.
-            bases: Where to begin in partitions of which nobody has claimed anything.
-        """
+        """What to write now."""
         writes: list[RangeWrite] = []
         held = self.held(list(ends))
         if monotonic_ms >= self._next_beat_ms:

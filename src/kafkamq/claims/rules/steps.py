@@ -71,8 +71,6 @@ class End(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimantConfig:
-    """Who claims what, and how."""
-
     client: str  # unique in the group; the same after a restart, when it is to reclaim
     instance: str  # random, new at each start
     group: str

@@ -54,7 +54,6 @@ class ClaimWork:
 
     @property
     def outstanding(self) -> int:
-        """Handed out and not committed."""
         return self._offsets.outstanding
 
     @property
@@ -103,7 +102,6 @@ class ClaimWork:
         )
 
     def judge(self, latest_offset: int, monotonic_ms: int) -> End | None:
-        """C7: why the claim should be given up; None: it keeps up."""
         if self._health is None:
             return None
         self._offsets.advance()

@@ -45,22 +45,17 @@ class ClaimWriter:
             self.pending.offset = offset
 
     def on_failed(self, ticket: int, monotonic_ms: int) -> bool:
-        """It may be in the log all the same; what is written later stands behind it.
-
-        False: the ticket is not of the pending write.
-        """
+        """It may be in the log all the same; False: the ticket is not of the pending write."""
         if self.pending is None or self.pending.ticket != ticket:
             return False
         self.pause(monotonic_ms)
         return True
 
     def pause(self, monotonic_ms: int) -> None:
-        """Forget the pending write, and wait before the next."""
         self.pending = None
         self.retry_ms = monotonic_ms + self._config.retry_ms
 
     def clear(self, monotonic_ms: int) -> None:
-        """Forget the pending write; the next may follow at once."""
         self.pending = None
         self.retry_ms = monotonic_ms
 

@@ -116,11 +116,7 @@ def encode(record: MarshalRecord) -> str:
 
 
 def decode_value(value: bytes | None) -> MarshalRecord:
-    """One record from a Kafka record's value; the reverse of ``encode_value``.
-
-    Raises:
-        WireError: as ``decode``, and for a null value.
-    """
+    """One record from a Kafka record's value; the reverse of ``encode_value``."""
     if value is None:
         raise WireError("a coordination record is null")
     if len(value) > MAX_RECORD_LENGTH:
@@ -129,11 +125,7 @@ def decode_value(value: bytes | None) -> MarshalRecord:
 
 
 def encode_value(record: MarshalRecord) -> bytes:
-    """The value of a Kafka record; its key is null.
-
-    Raises:
-        WireError: as ``encode``, and for text that is not Unicode.
-    """
+    """The value of a Kafka record; its key is null."""
     return _to_bytes(encode(record))
 
 

@@ -24,11 +24,7 @@ _TYPES = {type.value.encode(): type for type in RangeType}
 
 
 def encode_range(record: RangeRecord) -> bytes:
-    """The value of a Kafka record; its key is null.
-
-    Raises:
-        WireError: An id holds a ``/``, or a number is negative.
-    """
+    """The value of a Kafka record; its key is null."""
     ids = (record.instance, record.client, record.group, record.topic)
     numbers = (record.time_s, record.partition, record.first, record.next, record.frontier)
     if any("/" in text for text in ids):
@@ -43,11 +39,7 @@ def encode_range(record: RangeRecord) -> bytes:
 
 
 def decode_range(value: bytes | None) -> RangeRecord:
-    """One record from its value.
-
-    Raises:
-        WireError: It is none.
-    """
+    """One record from its value."""
     if value is None or len(value) > _MAX_BYTES:
         raise WireError("a range record is null or too long")
     fields = value.split(b"/", _FIELDS)

@@ -33,21 +33,13 @@ __all__ = ["OffsetTracker", "Progress"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What to commit, all of one moment.
+    """What to commit, all of one moment."""
 
-    Attributes:
-        committable_offset: The first offset that is still needed.
-        highest_succeeded: The end of the map, inclusive; at least ``committable_offset`` - 1.
-        incompletes: The open offsets up to there, in order.
-        is_complete: Nothing is open at all.
-        version: Grows with every change; the same number is the same progress.
-    """
-
-    committable_offset: int
-    highest_succeeded: int
-    incompletes: tuple[int, ...]
-    is_complete: bool
-    version: int
+    committable_offset: int  # the first offset that is still needed
+    highest_succeeded: int  # the end of the map, inclusive; at least ``committable_offset`` - 1
+    incompletes: tuple[int, ...]  # the open offsets up to there, in order
+    is_complete: bool  # nothing is open at all
+    version: int  # grows with every change; the same number is the same progress
 
     @property
     def needs_map(self) -> bool:
@@ -65,9 +57,6 @@ class OffsetTracker:
         base: The committed offset, or where reading begins without one.
         highest_seen: The end of the map that was committed with it; below ``base``: no map.
         incompletes: The open offsets of that map, in order.
-
-    Raises:
-        StateError: ``incompletes`` are not in order, or not between the ends of the map.
     """
 
     def __init__(
@@ -91,7 +80,6 @@ class OffsetTracker:
 
     @property
     def next_offset(self) -> int:
-        """The offset behind the last one polled."""
         return self._next_offset
 
     @property
@@ -116,11 +104,9 @@ class OffsetTracker:
 
     @property
     def version(self) -> int:
-        """Grows with every change."""
         return self._version
 
     def committable_offset(self) -> int:
-        """The first offset that is still needed."""
         return min(next(iter(self._open), self._next_offset), self._next_offset)
 
     def first_open(self) -> int | None:
@@ -187,7 +173,6 @@ class OffsetTracker:
             self._highest_succeeded = highest
 
     def check(self) -> None:
-        """Assert the invariants."""
         keys = list(self._open)
         assert keys == sorted(keys), "open offsets are in order"
         restored = list(self._restored)

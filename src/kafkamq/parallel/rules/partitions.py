@@ -78,7 +78,6 @@ class Shard(Generic[R]):
         return len(self.records) - self.start
 
     def head(self) -> int:
-        """The offset of the first record that waits."""
         return self.records[self.start].offset
 
     def count_up_to(self, offset: int, limit: int) -> int:
@@ -87,7 +86,6 @@ class Shard(Generic[R]):
         return bisect_right(self.records, offset, self.start, end, key=_offset) - self.start
 
     def cut(self, count: int) -> list[R]:
-        """Take the first ``count`` records, or all that there are."""
         records, start = self.records, self.start
         end = start + count
         if end >= len(records):
@@ -120,7 +118,6 @@ class Run(Generic[R]):
 
     @property
     def partition(self) -> PartitionState[R]:
-        """Where it belongs."""
         return self.shard.partition
 
     @property
@@ -140,26 +137,16 @@ class Run(Generic[R]):
 
 @dataclass(slots=True, eq=False)
 class PartitionState(Generic[R]):
-    """One assignment of a partition; read it freely, only the scheduler changes it.
+    """One assignment of a partition; read it freely, only the scheduler changes it."""
 
-    Attributes:
-        place: The owner's name for the partition.
-        epoch: Higher than that of every earlier assignment.
-        tracker: What of it is done.
-        ceiling: Nothing above this offset is handed out; None: no ceiling.
-        waiting_count: Records not in a worker's hands.
-        in_flight_count: Records in a worker's hands.
-        delayed_count: Shards that wait for a time.
-    """
-
-    place: Hashable
-    epoch: int
-    tracker: OffsetTracker
+    place: Hashable  # the owner's name for the partition
+    epoch: int  # higher than that of every earlier assignment
+    tracker: OffsetTracker  # what of it is done
     phase: PartitionPhase = PartitionPhase.OPEN
-    ceiling: int | None = None
-    waiting_count: int = 0
-    in_flight_count: int = 0
-    delayed_count: int = 0
+    ceiling: int | None = None  # nothing above this offset is handed out; None: no ceiling
+    waiting_count: int = 0  # records not in a worker's hands
+    in_flight_count: int = 0  # records in a worker's hands
+    delayed_count: int = 0  # shards that wait for a time
     is_in_line: bool = False
     serial: dict[Hashable, Shard[R]] = field(default_factory=dict)
     parallel: Shard[R] | None = None  # records without an order among them
@@ -175,7 +162,6 @@ class PartitionState(Generic[R]):
             collection.clear()
 
     def forget(self, shard: Shard[R]) -> None:
-        """A shard has nothing any more."""
         self.ready = deque(other for other in self.ready if other is not shard)
         self.blocked = [other for other in self.blocked if other is not shard]
         if shard is self.parallel:

@@ -48,13 +48,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Scheduler(Generic[R]):
-    """All partitions of one consumer.
-
-    Args:
-        ordering: What stays in order.
-        null_keys: Only by key: what becomes of records without one.
-        max_run: The most records of one shard in a worker's hands.
-    """
+    """All partitions of one consumer."""
 
     def __init__(
         self,
@@ -89,7 +83,6 @@ class Scheduler(Generic[R]):
 
     @property
     def waiting_count(self) -> int:
-        """Records in no worker's hands."""
         return self._waiting_count
 
     @property
@@ -131,7 +124,6 @@ class Scheduler(Generic[R]):
             self._leave_line(partition)
 
     def resume(self, partition: PartitionState[R]) -> None:
-        """Hand out its work again."""
         if partition.phase is PartitionPhase.HELD:
             partition.phase = PartitionPhase.OPEN
             self._line_up(partition)
@@ -160,14 +152,7 @@ class Scheduler(Generic[R]):
     # Work comes in.
 
     def add(self, partition: PartitionState[R], records: Sequence[R]) -> int:
-        """Records polled for that partition, in order; those that are done already are left out.
-
-        Returns:
-            How many are to be processed; 0 also if the partition is closed.
-
-        Raises:
-            StateError: the offsets do not ascend; nothing was added.
-        """
+        """Records polled for that partition, in order; those that are done already are left out."""
         if partition.phase is PartitionPhase.CLOSED:
             return 0
         offsets = [record.offset for record in records]
@@ -360,9 +345,6 @@ class Scheduler(Generic[R]):
             failed: Records among the processed that are to be tried again, in their order, each
                 with the monotonic time in ms before which it is not. A serial shard waits for the
                 latest of them.
-
-        Raises:
-            StateError: the run was released before.
         """
         if not self._retake(run):
             return
@@ -478,7 +460,6 @@ class Scheduler(Generic[R]):
         self._line_up(shard.partition)
 
     def check(self) -> None:
-        """Assert the invariants."""
         delayed = [shard for _, _, shard in self._delayed]
         check_partitions(self._partitions.values(), delayed, self._line)
         waiting = sum(partition.waiting_count for partition in self._partitions.values())

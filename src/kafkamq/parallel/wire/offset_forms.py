@@ -94,11 +94,7 @@ def bits_body(base: int, length: int, holes: Sequence[int], *, width: int) -> by
 
 
 def read_runs(body: bytes, *, width: int) -> tuple[int, Iterator[range]]:
-    """How many relative offsets the runs cover, and the incomplete ones, as ranges in order.
-
-    Raises:
-        WireError: no run at all, a part of one at the end, or a negative one.
-    """
+    """How many relative offsets the runs cover, and the incomplete ones, as ranges in order."""
     if not body or len(body) % width:
         raise WireError(f"an offset map of runs of {width} bytes has {len(body)} bytes")
     runs = struct.unpack(f">{len(body) // width}{_NUMBER[width]}", body)
@@ -119,12 +115,7 @@ def _incomplete_ranges(runs: Sequence[int]) -> Iterator[range]:
 
 
 def read_bits(body: bytes, *, width: int) -> tuple[int, int, Iterator[int]]:
-    """How many relative offsets the bits cover, how many are incomplete, and which, in order.
-
-    Raises:
-        WireError: another length than the number of offsets asks for, a negative number, or a set
-            bit behind the last offset.
-    """
+    """How many relative offsets the bits cover, how many are incomplete, and which, in order."""
     if len(body) < width:
         raise WireError(f"an offset map of bits has {len(body)} bytes")
     length: int = struct.unpack_from(f">{_NUMBER[width]}", body)[0]

@@ -21,11 +21,7 @@ _SLICE_BYTES = 64  # at most 16 blocks begin in it, so it yields at most 2 MiB
 
 
 def require_zstandard() -> None:
-    """Make sure, before the first commit, that offset maps can be written.
-
-    Raises:
-        ConfigError: zstandard is not installed.
-    """
+    """Make sure, before the first commit, that offset maps can be written."""
     try:
         import zstandard  # noqa: F401
     except ImportError:
@@ -55,12 +51,7 @@ def smallest_frame_bytes(body_bytes: int) -> int:
 
 
 def decompress(frame: bytes, *, max_bytes: int) -> bytes:
-    """The content of exactly one whole frame.
-
-    Raises:
-        WireError: no valid frame, one that is cut off or has something behind it, or more than
-            ``max_bytes`` of content.
-    """
+    """The content of exactly one whole frame."""
     import zstandard
 
     stream = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj()

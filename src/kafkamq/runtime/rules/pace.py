@@ -19,12 +19,6 @@ class RunSize:
 
     The average goes by time spent, so that a single slow record counts at once, and the moments in
     which a worker only waited for others to let go of the interpreter count as what they are.
-
-    Args:
-        max_records: The most.
-        target_us: How long a worker should be busy with what it takes. With a hundred threads a
-            record takes as long as all of them wait for the interpreter: if each then took only
-            one at a time, taking them would be most of the work.
     """
 
     def __init__(self, *, max_records: int = 512, target_us: int = 5_000) -> None:
@@ -39,7 +33,6 @@ class RunSize:
 
     @property
     def record_us(self) -> float:
-        """What one record takes."""
         return self._spent_us / self._records
 
     @property
@@ -67,12 +60,7 @@ class RunSize:
 
 
 class RateLimit:
-    """At most so many records a second; what was not used in a moment is made up in the next.
-
-    Args:
-        per_second: The rate.
-        burst_ms: How much of a pause may be made up.
-    """
+    """At most so many records a second; what was not used in a moment is made up in the next."""
 
     def __init__(self, per_second: float, *, burst_ms: int = 100) -> None:
         if not 0 < per_second < 1e12:
@@ -83,7 +71,6 @@ class RateLimit:
         self._at_ms: float | None = None
 
     def available(self, monotonic_ms: float) -> int:
-        """How many may start now."""
         if self._at_ms is not None:
             grown = (monotonic_ms - self._at_ms) * self._per_ms
             self._allowance = min(self._burst, self._allowance + grown)
@@ -91,7 +78,6 @@ class RateLimit:
         return int(self._allowance)
 
     def spend(self, records: int) -> None:
-        """So many were started."""
         self._allowance -= records
 
     def next_ms(self, monotonic_ms: float) -> float:

@@ -13,13 +13,7 @@ _WINDOW_MS = 20
 
 
 class RunAhead:
-    """One handler's.
-
-    Args:
-        concurrency: Handlers at once.
-        maximum: Messages held in all, at most.
-        is_ahead: False: never more than there are handlers.
-    """
+    """One handler's."""
 
     def __init__(self, *, concurrency: int, maximum: int, is_ahead: bool = True) -> None:
         self._concurrency = concurrency
@@ -30,13 +24,7 @@ class RunAhead:
         self._finished = 0
 
     def wanted(self, held: int, finished: int, now_ms: int) -> int:
-        """How many to receive now.
-
-        Args:
-            held: Messages received and not finished.
-            finished: How many have been finished, ever.
-            now_ms: A monotonic clock.
-        """
+        """How many to receive now."""
         passed_ms = now_ms - self._since_ms
         if passed_ms >= _WINDOW_MS:
             self._ahead = (finished - self._finished) * _AHEAD_MS // passed_ms

@@ -180,17 +180,7 @@ def audit(
     top: int = 10,
     on_step: Callable[[], None] = lambda: None,
 ) -> Audit:
-    """Compute the audit.
-
-    Args:
-        spark: A session with the namespace's views as tables.
-        namespace: For the title.
-        queue_id: Only this queue; empty: all.
-        from_ms: Attempts that began at this broker time or later.
-        to_ms: And before this one.
-        top: How many messages the poison ranking of a queue has.
-        on_step: Called when one of ``STEPS`` is done.
-    """
+    """Compute the audit."""
     from pyspark.sql import functions as fn
 
     with sql_errors("audit"):

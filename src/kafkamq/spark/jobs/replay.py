@@ -190,7 +190,6 @@ class _Writer:
         self._expected = int(places, 16)
 
     def add(self, row: Row) -> None:
-        """A chosen message, in order."""
         report = self._report
         report.selected += 1
         self._places = zlib.crc32(b"%d/%d" % (row["partition"], row["offset"]), self._places)
@@ -250,7 +249,6 @@ class _Writer:
         )
 
     def flush(self, *, is_last: bool = True) -> None:
-        """Write what is pending, not before its time."""
         if is_last and self._skipped < self._report.sent_before:
             self._check()  # fewer are chosen now than were sent
         pending, self._pending, self._bytes = self._pending, [], 0

@@ -34,10 +34,7 @@ def view_session(
     app_name: str = "kafkamq",
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """A session in which the views of a namespace are tables; it ends with the block.
-
-    This process's own session, if it has one already, goes on.
-    """
+    """A session in which a namespace's views are tables; it ends with the block if it began so."""
     is_own = not has_session()
     spark = build_session(app_name=app_name, master=master, settings=settings)
     try:
@@ -51,9 +48,6 @@ def view_session(
 @contextmanager
 def sql_errors(option: str) -> Iterator[None]:
     """Errors of a statement become ConfigErrors that name the option.
-
-    Args:
-        option: What the user wrote the SQL in, for example ``--where``.
 
     Raises:
         ConfigError: The statement is wrong; says where, and what there is.
@@ -114,11 +108,7 @@ def ask(spark: SparkSession, statement: str, *, option: str) -> DataFrame:
 
 
 def chosen_letters(spark: SparkSession, where: str) -> frozenset[tuple[int, int]]:
-    """Partition and offset of the dead letters that a condition chooses.
-
-    Raises:
-        ConfigError: The condition is wrong, or chooses more than can be held here.
-    """
+    """Partition and offset of the dead letters that a condition chooses."""
     with sql_errors("--where"):
         chosen = spark.table("dead_letters").where(where).select("partition", "offset")
         rows = chosen.limit(MAX_LETTERS + 1).collect()

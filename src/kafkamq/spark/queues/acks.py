@@ -56,17 +56,12 @@ class End:
 
     @property
     def record(self) -> tuple[int, bytes, bytes]:
-        """Partition, key and value."""
         one = self.token.message_id
         return self.token.marker_partition, marker_key(one.partition, one.offset), self.value
 
 
 def check_columns(schema: StructType) -> None:
-    """Refuse rows that cannot be acknowledged.
-
-    Raises:
-        ConfigError: No ack token, or a column of another type; says which.
-    """
+    """Refuse rows that cannot be acknowledged."""
     types = {field.name: field.dataType.simpleString().upper() for field in schema.fields}
     if "ack_token" not in types:
         raise ConfigError(
@@ -81,11 +76,7 @@ def check_columns(schema: StructType) -> None:
 
 
 def read_verdicts(rows: Iterable[Mapping[str, Any]], settings: AckSettings) -> list[End]:
-    """One END for each message: of its last row that names a verdict other than ack.
-
-    Raises:
-        StateError: A token is none. ConfigError: A row has no verdict that we know.
-    """
+    """One END for each message: of its last row that names a verdict other than ack."""
     found: dict[str, End] = {}
     for row in rows:
         text = row["ack_token"]
@@ -127,10 +118,7 @@ def read_end(row: Mapping[str, Any], settings: AckSettings) -> End:
 
 
 def find_late(log: MarkerLog, ends: Sequence[End]) -> list[AckToken]:
-    """Those whose ENDs came too late (R9), judged as a tracker judges: by folding the log.
-
-    Only looked for where so much log time has gone by that a lease could have ended.
-    """
+    """Those whose ENDs came too late (R9), judged as a tracker does: by folding the log."""
     tokens = [end.token for end in ends if end.token.start_offset >= 0]
     if not tokens:
         return []

@@ -219,11 +219,7 @@ def _transact(
 def _before(
     last: Position | None, ends: Sequence[End], settings: CommitSettings, batch: int, number: int
 ) -> Callable[[AckToken], int]:
-    """What an earlier transaction of the batch said of a message, with its output: ENDED or NACKED.
-
-    Raises:
-        StateError: The ledger is of a later batch, or of another one with this number.
-    """
+    """What an earlier transaction of the batch said of a message: ENDED or NACKED."""
     if last is None or last.batch < batch:  # or Kafka has forgotten it: the log has not
         return lambda token: token.start_offset if token.start_offset < 0 and token.plan else _OPEN
     digest, *plans = last.source_hash.split(" ")
@@ -291,11 +287,7 @@ def _digest(ends: Sequence[End]) -> str:
 
 
 def _records(rows: Sequence[Mapping[str, Any]], settings: CommitSettings) -> list[_Output]:
-    """The output.
-
-    Raises:
-        ConfigError: A row has no topic. BrokerError: A topic does not exist.
-    """
+    """The output."""
     reader = log_reader(settings.ack.config)
     counts: dict[str, int] = {}
     records: list[_Output] = []

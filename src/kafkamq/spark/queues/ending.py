@@ -41,11 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 def parse_ack_options(options: Mapping[str, str], service: ServiceConfig | None) -> AckSettings:
-    """Options of a query that writes verdicts.
-
-    Raises:
-        ConfigError: Not ``mode`` ``ack``, an unknown option, or no cluster.
-    """
+    """Options of a query that writes verdicts."""
     given = {name.lower(): value for name, value in options.items()}
     if given.get("mode") != "ack":
         raise ConfigError(
@@ -75,8 +71,6 @@ def write_ends(ends: Sequence[End], settings: AckSettings) -> list[str]:
 
 @dataclass
 class _Ended(WriterCommitMessage):
-    """What a task did."""
-
     ends: int = 0
     late: int = 0
     named: list[str] = field(default_factory=list)
@@ -103,14 +97,11 @@ def _report(messages: Iterable[WriterCommitMessage | None]) -> None:
 
 
 class StreamEndWriter(DataSourceStreamArrowWriter):
-    """For ``writeStream``."""
-
     def __init__(self, settings: AckSettings, schema: StructType) -> None:
         check_columns(schema)
         self._settings = settings
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a worker."""
         return _write(iterator, self._settings)
 
     def commit(
@@ -118,21 +109,16 @@ class StreamEndWriter(DataSourceStreamArrowWriter):
         messages: list[WriterCommitMessage | None],
         batchId: int,  # noqa: N803 - Spark's
     ) -> None:
-        """On the driver's side."""
         _report(messages)
 
 
 class BatchEndWriter(DataSourceArrowWriter):
-    """For ``write``, inside of ``foreachBatch``."""
-
     def __init__(self, settings: AckSettings, schema: StructType) -> None:
         check_columns(schema)
         self._settings = settings
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a worker."""
         return _write(iterator, self._settings)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver's side."""
         _report(messages)

@@ -317,7 +317,6 @@ class QueueReader(StreamReader):
         return _Named(ids, plan.marker_partitions, self._gained_s + NEW_PARTITION_MS / 1000)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a worker."""
         if isinstance(partition, QueuePartition):
             yield from read_started(partition, self.options, self._schema_of_rows)
 
@@ -336,7 +335,6 @@ class QueueReader(StreamReader):
             self._keep_alive = None
 
     def stop(self) -> None:
-        """The query ends."""
         self._renew_no_more()
         self._position.close()
         self._owner.close()

@@ -38,11 +38,7 @@ class QueueOwner:
         self._admin: Admin | None = None
 
     def take(self) -> None:
-        """Become the latest start.
-
-        Raises:
-            BrokerError, DeadlineExceededError: The cluster does not let us.
-        """
+        """Become the latest start."""
         admin = self._opened()
         deadline_s = time.monotonic() + _TAKING_S
         while True:
@@ -64,11 +60,7 @@ class QueueOwner:
                 one.close()
 
     def check(self) -> None:
-        """Nobody started later.
-
-        Raises:
-            FencedError: Somebody did; this query must end.
-        """
+        """Nobody started later."""
         last = read_ledgers(self._opened(), [self._key]).get(self._key)
         if last is None:
             self.take()  # Kafka forgets what was committed once and never again
@@ -87,7 +79,6 @@ class QueueOwner:
         return self._admin
 
     def close(self) -> None:
-        """End the client; idempotent."""
         if self._admin is not None:
             self._admin.close()
             self._admin = None

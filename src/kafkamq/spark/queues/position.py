@@ -48,7 +48,6 @@ class QueuePosition:
 
     @property
     def _kept(self) -> Positions:
-        """The ledger's copy."""
         if self._positions is None:
             self._positions = Positions(self._config, self._group, self._queue_id)
         return self._positions
@@ -59,11 +58,7 @@ class QueuePosition:
         return bool(self._committed)
 
     def find(self, numbers: Iterable[int], topic_id: bytes) -> dict[int, int]:
-        """Of these partitions; absent: the queue is new there.
-
-        Raises:
-            BrokerError, DeadlineExceededError: No answer.
-        """
+        """Of these partitions; absent: the queue is new there."""
         wanted = list(numbers)
         topic = self._config.message_topic
         with Admin(self._config) as admin:
@@ -104,11 +99,7 @@ class QueuePosition:
         return max(offset, end)
 
     def commit(self, offsets: Mapping[int, int], topic_id: bytes) -> None:
-        """Everything before these offsets is done.
-
-        Raises:
-            StateError: Workers have joined. BrokerError: Kafka does not take it.
-        """
+        """Everything before these offsets is done."""
         news = {number: at for number, at in offsets.items() if self._committed.get(number) != at}
         if news:
             self._commit(news)

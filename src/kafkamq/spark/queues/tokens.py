@@ -36,7 +36,6 @@ class AckToken:
         return parts[1] if len(parts) == _PLANNED else ""
 
     def encode(self) -> str:
-        """As the text in column ``ack_token``."""
         one = self.message_id
         return "/".join(
             (
@@ -49,11 +48,7 @@ class AckToken:
 
 
 def decode_token(text: str | None) -> AckToken:
-    """What ``AckToken.encode`` wrote.
-
-    Raises:
-        StateError: It is no token.
-    """
+    """What ``AckToken.encode`` wrote."""
     try:
         version, partition, offset, epoch, topic_id, route, consumer, count, timeout, start, at = (
             text or ""

@@ -56,11 +56,7 @@ class CellEntry:
 
 
 def is_written(entry: CellEntry | None, batch: int, *, where: str) -> bool:
-    """Whether a cell's entry is of this batch.
-
-    Raises:
-        StateError: It is of a later one: the checkpoint is an older copy.
-    """
+    """Whether a cell's entry is of this batch."""
     if entry is None or entry.batch < batch:
         return False
     if entry.batch > batch:
@@ -75,9 +71,8 @@ def is_written(entry: CellEntry | None, batch: int, *, where: str) -> bool:
 def unconfirmed(
     entries: Mapping[int, CellEntry], *, batch: int, run: str, cut: str
 ) -> dict[int, CellEntry]:
-    """Cells of this batch that an earlier run wrote and this one has not found again.
-
-    Those of a cut into as many slots as now need no look: a slot's rows are always the same.
+    """Cells of this batch that an earlier run wrote, cut otherwise, and this one has not found
+    again.
     """
     return {
         number: entry
@@ -142,11 +137,9 @@ class SinkLedger:
         return f"{self.prefix}.range.{cell.bit_length()}"
 
     def entry(self, cell: int) -> CellEntry | None:
-        """A cell's entry; None: it never wrote."""
         return self._read([self.group(cell)])[0]
 
     def groups(self) -> list[str]:
-        """All groups that may hold something of this sink."""
         ranges = [f"{self.prefix}.range.{bits}" for bits in range(_MAX_BITS + 1)]
         found = self._read(ranges)
         highest = max((bits for bits, entry in enumerate(found) if entry is not None), default=-1)
@@ -154,18 +147,13 @@ class SinkLedger:
         return [*(self.group(cell) for cell in cells), self.last_group, *ranges]
 
     def entries(self) -> dict[int, CellEntry]:
-        """The entries of all cells."""
         groups = [group for group in self.groups() if group.rpartition(".")[2].isdigit()]
         cells = [group for group in groups if ".range." not in group[len(self.prefix) :]]
         found = self._read(cells)
         return {number: entry for number, entry in enumerate(found) if entry is not None}
 
     def await_confirmation(self, *, batch: int, run: str, cut: str) -> None:
-        """Return when nothing that an earlier run wrote of this batch is in question.
-
-        Raises:
-            StateError: Some of it was not found again: the batch was cut differently.
-        """
+        """Return when nothing that an earlier run wrote of this batch is in question."""
         if run in self._settled_runs:
             return  # only the first batch of a run can be a repetition
         deadline_s = time.monotonic() + _PATIENCE_S
@@ -196,7 +184,6 @@ class SinkLedger:
         return [None if each.offset < 0 else _decode(each.metadata) for each in found]
 
     def close(self) -> None:
-        """End the clients; idempotent."""
         self._admin.close()
         self._hasty_admin.close()
 
@@ -239,12 +226,7 @@ class Cell:
         self._digest = (self._digest + digest) & _MASK
 
     def commit(self) -> bool:
-        """All rows were counted; returns whether they are written now (False: they were before).
-
-        Raises:
-            StateError: Written before with other rows; nothing was written now.
-            TransactionAbortedError: Nothing was written; the task may be repeated.
-        """
+        """All rows were counted; returns whether they are written now (False: they were before)."""
         entry = CellEntry(self._batch, self.rows, self._digest, self._cut, self._run)
         if self.is_repeated:
             self._confirm(entry)

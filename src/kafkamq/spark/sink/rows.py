@@ -72,14 +72,7 @@ def slots_of(columns: Iterable[str]) -> int | None:
 
 
 def check_columns(types: Mapping[str, str]) -> None:
-    """Refuse columns that the sink does not know or cannot write.
-
-    Args:
-        types: Spark's short type names by column.
-
-    Raises:
-        ConfigError: Names the column and what to do.
-    """
+    """Refuse columns that the sink does not know or cannot write."""
     types = {name: kind for name, kind in types.items() if slots_of([name]) is None}
     unknown = sorted(set(types) - set(_TYPES))
     if unknown or "value" not in types:

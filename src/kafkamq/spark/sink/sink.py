@@ -53,14 +53,7 @@ __all__ = [
 def register_sink(
     spark: SparkSession, config: ServiceConfig | None = None, *, name: str = "kafkamq-sink"
 ) -> str:
-    """Make ``format(name)`` known to a session; returns the name.
-
-    Args:
-        spark: The session.
-        config: Cluster and Kafka's properties for every query of this format. They travel inside
-            the pickled class and appear in no plan, option or log: this is where secrets go.
-        name: What ``format`` is given.
-    """
+    """Make ``format(name)`` known to a session; returns the name."""
     given, format_name = config, name
 
     class RegisteredSink(KafkaSink):
@@ -82,17 +75,14 @@ class KafkaSink(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is given."""
         return "kafkamq-sink"
 
     def streamWriter(  # noqa: N802 - Spark's
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """For ``df.writeStream``."""
         return StreamWriter(self._checked(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """For ``df.write``."""
         if overwrite:
             raise ConfigError("mode is overwrite: a topic can only be appended to; mode('append')")
         return BatchWriter(self._checked(schema))

@@ -61,13 +61,10 @@ class _Place:
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """For ``df.writeStream``."""
-
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a worker: the rows of a task."""
         context = TaskContext.get()
         found = {} if context is None else {
             name: context.getLocalProperty(name) for name in (BATCH_ID, QUERY_ID, RUN_ID)
@@ -95,7 +92,6 @@ class BatchWriter(DataSourceArrowWriter):
         self._token = uuid.uuid4().hex  # made on the driver: of this write
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a worker: the rows of a task."""
         context = TaskContext.get()
         assert context is not None, "Spark writes in tasks"
         batch = context.getLocalProperty(BATCH_ID)
@@ -177,7 +173,6 @@ class _Targets:
         self._counts: dict[str, int] = {}
 
     def send(self, rows: Rows, sender: _Sender) -> None:
-        """Queue all of them, in their order."""
         if rows.headers is None and rows.topics is None and self._topic:
             messages = [
                 {"value": value, "partition": partition}
@@ -282,13 +277,11 @@ class _Plain:
         self._error: KafkaError | None = None
 
     def produce_records(self, records: Iterable[NewRecord]) -> None:
-        """Queue them; waits while the queue is full."""
         for topic, partition, key, value, headers in records:
             self._producer.produce(topic, value, key, partition, headers, self._report)
             self._check()
 
     def flush(self) -> None:
-        """Everything is in the topics."""
         producer = self._producer
         producer.confirm(lambda: self._reported == producer.queued, "writing rows", _FLUSH_S)
         self._check()

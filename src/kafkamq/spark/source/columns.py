@@ -152,7 +152,6 @@ Column = list[Any]
 
 
 def columns_of(view: str, include_headers: bool) -> tuple[tuple[str, str], ...]:
-    """The columns of a view."""
     return (*COLUMNS[view], _HEADERS) if include_headers else COLUMNS[view]
 
 
@@ -160,12 +159,6 @@ def arrow_columns(
     view: str, records: Sequence[Record], schema: pa.Schema, tokens: Sequence[str] | None = None
 ) -> pa.RecordBatch:
     """The records as one Arrow batch of that view; ``schema`` may have headers behind ``records``.
-
-    Args:
-        view: One whose rows are records.
-        records: One for each row; of one partition, and not none.
-        schema: Of the rows.
-        tokens: Of ``messages``: the ack tokens.
 
     Raises:
         UnsupportedVersionError: A marker of a newer version (R21).
@@ -179,7 +172,6 @@ def arrow_columns(
 
 
 def arrow_batch(columns: Sequence[Column], schema: pa.Schema) -> pa.RecordBatch:
-    """Columns of Python values, in the order of the schema."""
     import pyarrow as pa
 
     arrays = [
@@ -366,15 +358,7 @@ _BUILDERS: dict[str, Callable[[Sequence[Record]], list[Column]]] = {
 def fold_rows(
     records: Sequence[Record], refused: Callable[[Record, WireError], None]
 ) -> list[FoldRow]:
-    """Records of a markers topic as a tracker folds them; payloads stay behind (R18).
-
-    Args:
-        records: In offset order.
-        refused: Told of each record that is no marker (R21).
-
-    Raises:
-        UnsupportedVersionError: A marker of a newer version (R21).
-    """
+    """Records of a markers topic as a tracker folds them; payloads stay behind (R18)."""
     rows: list[FoldRow] = []
     for record in records:
         offset = record.offset()

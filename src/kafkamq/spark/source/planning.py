@@ -95,9 +95,8 @@ def topic_id(options: SourceOptions) -> str:
 
 
 def shared_out(starts: dict[int, int], ends: dict[int, int], limit: int | None) -> dict[int, int]:
-    """Ends that together lie at most ``limit`` offsets behind the starts, shared out by backlog.
-
-    Every partition with a backlog advances, so the sum may be over the limit by their number.
+    """Ends that lie about ``limit`` offsets behind the starts, shared out by backlog, and all
+    advance.
     """
     backlogs = {partition: max(0, end - starts[partition]) for partition, end in ends.items()}
     total = sum(backlogs.values())

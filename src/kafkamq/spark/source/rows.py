@@ -94,11 +94,7 @@ def read_rows(
 def made_of(
     chunks: Iterator[list[Record]], make: Callable[[list[Record]], _Made]
 ) -> Iterator[_Made]:
-    """``make`` of each chunk, while the collector of cycles rests.
-
-    A chunk is tens of thousands of small objects, all of them alive until it is made: the collector
-    would look at them again and again, for as long as reading them takes.
-    """
+    """``make`` of each chunk, while the collector of cycles rests."""
     was_enabled = gc.isenabled()
     while True:
         gc.disable()

@@ -57,7 +57,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._final_ends: dict[int, int] | None = None  # of Trigger.AvailableNow
 
     def initialOffset(self) -> dict[str, dict[str, int | str]]:  # noqa: N802
-        """Where a new query begins."""
         reader = log_reader(self.options.config)
         numbers = self._partitions(reader, {})
         found = resolve(reader, self.options.topic, numbers, self.options.starting)
@@ -74,7 +73,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802
         self, start: StreamOffsets, limit: ReadLimit
     ) -> dict[str, dict[str, int | str]]:
-        """Where the next batch ends."""
         self._require_own(start)
         topic = self.options.topic
         reader = log_reader(self.options.config)
@@ -203,7 +201,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return FoldedPartition(wanted, FoldedFrom(min(begin, wanted.start), self._id_of(end)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a worker."""
         return read_rows(partition, self.options, self._schema)
 
 
