@@ -10,7 +10,7 @@ from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
 from kafkamq.spark.blocks import Block, decode_actions, encode_actions, encode_block
 from kafkamq.spark.grouping import group_key, spark_hash
 from kafkamq.spark.packing import pack, unpack
-from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome, expand
 
 _INT64 = st.integers(0, 2**63 - 1)
 _IDS = st.builds(
@@ -19,6 +19,14 @@ _IDS = st.builds(
     _INT64,
     st.one_of(st.just(b""), st.binary(min_size=16, max_size=16)),
     st.integers(0, 2**31 - 1),
+)
+_BATCHES = st.builds(
+    MessageBatch,
+    st.integers(0, 2**31 - 1),
+    st.one_of(st.just(b""), st.binary(min_size=16, max_size=16)),
+    st.integers(0, 2**31 - 1),
+    _INT64,
+    st.integers(1, 2**70 - 1),
 )
 _MARKERS = st.builds(
     Marker,
@@ -30,6 +38,7 @@ _MARKERS = st.builds(
     max_lease_ms=_INT64,
     of_schedule=st.booleans(),
     engine_epoch=_INT64,
+    batches=st.lists(_BATCHES, max_size=3).map(tuple),
 )
 _ROWS = st.lists(
     st.tuples(_INT64, st.integers(-1, 2**62), st.one_of(st.none(), _MARKERS)), max_size=30
@@ -44,6 +53,7 @@ _SETTLES = st.builds(
     _INT64,
     _INT64,
     st.integers(-1, 2**62),
+    st.integers(1, 2**64 - 1),
 )
 _CARRIES = st.builds(Carry, _INT64, _IDS, _INT64)
 
@@ -61,7 +71,8 @@ def test_rows_come_out_of_a_block_as_they_went_in(
 def test_a_block_counts_outcomes(rows: list[tuple[int, int, Marker | None]]) -> None:
     block = Block(encode_block(rows))
     for outcome in (Outcome.REDELIVERED, Outcome.DEAD_LETTERED):
-        expected = sum(marker is not None and marker.outcome is outcome for _, _, marker in rows)
+        said = [one for _, _, one in rows if one is not None and one.outcome is outcome]
+        expected = sum(len(list(expand(one))) for one in said)
         assert block.count(outcome) == expected
 
 

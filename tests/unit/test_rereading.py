@@ -159,7 +159,7 @@ def test_a_partition_that_cannot_be_read_loses_nothing(
 def test_a_topic_that_was_made_anew_is_noticed(cluster: MemoryKafka, rereader: Rereader) -> None:
     """Its messages stand where the old ones stood, in a first epoch as these were."""
     rows = write(cluster, 4)
-    assert rereader.topic(CONFIG.message_topic)  # and this answer is young enough
+    assert rereader.messages.topic(CONFIG.message_topic)  # and this answer is young enough
     settings = cluster.topics[CONFIG.message_topic].settings
     cluster.delete_topic(CONFIG.message_topic)
     cluster.create_topic(CONFIG.message_topic, PARTITIONS, settings)

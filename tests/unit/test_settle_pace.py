@@ -15,7 +15,7 @@ from confluent_kafka import Message
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
-from kafkamq.markers.tracker import rereading, rewriting, settlement
+from kafkamq.markers.tracker import message_lookup, rereading, rewriting, settlement
 from kafkamq.markers.tracker.settlement import Settler, SettleReport
 from kafkamq.markers.wire.markers import encode_end, encode_start
 from kafkamq.transport import follower
@@ -105,11 +105,11 @@ class World:
 @pytest.fixture
 def settler(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Settler:
     world: World = request.getfixturevalue("world")
-    for module in (reader, rereading, rewriting, settlement):
+    for module in (reader, message_lookup, rereading, rewriting, settlement):
         monkeypatch.setattr(module, "time", world)
     monkeypatch.setattr(follower, "open_consumer", lambda *_: world)
     topic = TopicInfo("t", b"t" * 16, 8, 1, {})
-    monkeypatch.setattr(rereading.Rereader, "topic", lambda *_, **__: topic)
+    monkeypatch.setattr(message_lookup.MessageLookup, "topic", lambda *_, **__: topic)
     return Settler(ServiceConfig(bootstrap_servers="nowhere:1"), TrackerConfig())
 
 

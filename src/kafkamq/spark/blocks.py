@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
 from kafkamq.spark.packing import pack, unpack
-from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 
 __all__ = ["Block", "FoldRow", "decode_actions", "encode_actions", "encode_block"]
 
@@ -25,6 +25,7 @@ _OUTCOMES = tuple(Outcome)  # dense from 0
 _KINDS = {int(kind): kind for kind in MarkerType}
 _NO_MARKER = Marker(MarkerType.TICK)  # fills the columns of a record that could not be decoded
 _NO_ID = MessageId(-1, 0)
+_ALL_BITS = (1 << 64) - 1
 _CARRY = -1  # in the column of causes
 
 
@@ -34,10 +35,8 @@ class _Logs:
     def __init__(self) -> None:
         self._numbers: dict[tuple[bytes, int], int] = {}
 
-    def number(self, message_id: MessageId) -> int:
-        return self._numbers.setdefault(
-            (message_id.topic_id, message_id.leader_epoch), len(self._numbers)
-        )
+    def number(self, one: MessageId | MessageBatch) -> int:
+        return self._numbers.setdefault((one.topic_id, one.leader_epoch), len(self._numbers))
 
     def table(self) -> list[list[str | int]]:
         return [[topic_id.hex(), epoch] for topic_id, epoch in self._numbers]
@@ -66,28 +65,42 @@ def encode_block(rows: Sequence[FoldRow]) -> bytes:
         [marker.outcome + _OF_SCHEDULE * marker.of_schedule for marker in markers],
         [marker.engine_epoch for marker in markers],
     ]
-    return pack(columns, [list(consumers), logs.table()])
+    batches = [
+        [at, each.partition, logs.number(each), each.base_offset, f"{each.bits:x}"]
+        for at, marker in enumerate(markers)
+        for each in marker.batches
+    ]
+    return pack(columns, [list(consumers), logs.table(), batches])
 
 
 class Block:
     """What ``encode_block`` packed."""
 
     def __init__(self, data: bytes) -> None:
-        self._columns, (self._consumers, logs) = unpack(data)
+        self._columns, (self._consumers, logs, batches) = unpack(data)
         self._logs = _Logs.read(logs)
+        self._batches: dict[int, tuple[MessageBatch, ...]] = {}  # by row
+        for at, partition, log, base_offset, bits in batches:
+            one = MessageBatch(partition, *self._logs[log], base_offset, int(bits, 16))
+            self._batches[at] = (*self._batches.get(at, ()), one)
 
     def __len__(self) -> int:
         return len(self._columns[0])
 
     def count(self, outcome: Outcome) -> int:
-        """ENDs with this outcome, of messages and of SCHEDULEs."""
+        """Messages and SCHEDULEs that have an END with this outcome."""
         outcomes = self._columns[9]
-        return outcomes.count(outcome) + outcomes.count(outcome + _OF_SCHEDULE)
+        more = sum(
+            sum(each.bits.bit_count() for each in batches) - 1
+            for at, batches in self._batches.items()
+            if outcomes[at] & 0xFF == outcome
+        )
+        return outcomes.count(outcome) + outcomes.count(outcome + _OF_SCHEDULE) + more
 
     def __iter__(self) -> Iterator[FoldRow]:
         """The rows, in their order."""
-        logs, consumers = self._logs, self._consumers
-        for (
+        logs, consumers, batches = self._logs, self._consumers, self._batches
+        for at, (
             offset,
             timestamp_ms,
             kind,
@@ -99,7 +112,7 @@ class Block:
             consumer,
             outcome,
             engine_epoch,
-        ) in zip(*self._columns, strict=True):
+        ) in enumerate(zip(*self._columns, strict=True)):
             if kind == _UNDECODABLE:
                 yield offset, timestamp_ms, None
                 continue
@@ -115,6 +128,7 @@ class Block:
                     max_lease_ms=max_lease_ms,
                     of_schedule=outcome >= _OF_SCHEDULE,
                     engine_epoch=engine_epoch,
+                    batches=batches.get(at, ()),
                 ),
             )
 
@@ -129,7 +143,7 @@ def encode_actions(actions: Sequence[Settle | Carry]) -> bytes:
             action.message_id.offset,
             logs.number(action.message_id),
             *(
-                (_CARRY, 1, action.remaining_ms, 0, 0, 0)
+                (_CARRY, 1, action.remaining_ms, 0, 0, 0, 1)
                 if isinstance(action, Carry)
                 else (
                     action.cause,
@@ -138,6 +152,7 @@ def encode_actions(actions: Sequence[Settle | Carry]) -> bytes:
                     action.clock_ms,
                     action.deadline_ms,
                     action.verdict_offset,
+                    _signed(action.bits),
                 )
             ),
         )
@@ -154,10 +169,18 @@ def decode_actions(data: bytes) -> list[Settle | Carry]:
         return []
     logs = _Logs.read(table)
     actions: list[Settle | Carry] = []
-    for start, partition, offset, log, cause, of_schedule, *numbers in zip(*columns, strict=True):
+    for start, partition, offset, log, cause, of_schedule, *numbers, bits in zip(
+        *columns, strict=True
+    ):
         message_id = MessageId(partition, offset, *logs[log])
         if cause == _CARRY:
             actions.append(Carry(start, message_id, numbers[0]))
         else:
-            actions.append(Settle(start, message_id, bool(of_schedule), DueCause(cause), *numbers))
+            known = start, message_id, bool(of_schedule), DueCause(cause)
+            actions.append(Settle(*known, *numbers, bits & _ALL_BITS))
     return actions
+
+
+def _signed(bits: int) -> int:
+    """64 bits in a column of signed integers."""
+    return bits - (_ALL_BITS + 1) if bits >> 63 else bits

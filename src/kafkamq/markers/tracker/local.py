@@ -450,7 +450,10 @@ class LocalTracker:
         left = {action.start_offset for action in report.left}
         LATENESS.observe_all(
             (
-                (max(0.0, action.clock_ms - action.deadline_ms + took_ms) / 1000, 1)
+                (
+                    max(0.0, action.clock_ms - action.deadline_ms + took_ms) / 1000,
+                    action.bits.bit_count(),
+                )
                 for action in actions
                 if isinstance(action, Settle) and action.start_offset not in left
             ),

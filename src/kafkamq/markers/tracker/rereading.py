@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, WireError
+from kafkamq.errors import WireError
 from kafkamq.markers.rules.delivery import Carry, Settle
+from kafkamq.markers.tracker.message_lookup import MessageLookup, ReadingWindow
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.mqgo import completed_start, is_foreign_start
-from kafkamq.transport.admin import Admin, TopicInfo
 from kafkamq.transport.record import Record, headers_of
 from kafkamq.transport.record_reader import RecordReader
-from kafkamq.types import Marker, MessageId
+from kafkamq.types import Marker
 
 __all__ = ["Found", "Rereader"]
 
-_Number = tuple[int, int]
-"""Partition and offset of a message."""
-
 _MAX_WINDOW = 5000  # rows whose reasons are held at once
-_MIN_WINDOW = 16
 _WINDOW_S = 0.25  # what reading the reasons of a window may take: rows wait for it
-_MAX_AHEAD = 50_000  # messages by reference that are held at once
-_AHEAD_S = 1.0  # what reading them may take
-_FRESH_S = 1.0
-_END_GRACE_S = 3.0  # a new leader may know less for a moment than the old one served
+_AHEAD_S = 1.0  # rows wait so long for others whose messages are read with theirs
 
 
 @dataclass(slots=True)
@@ -43,85 +35,32 @@ class Found:
     is_lost: bool  # the payload is gone: it was by reference, and the message was deleted
 
 
-class _Window:
-    """How many rows are read at once: rows wait for it, and it waits in memory."""
-
-    def __init__(self, most: int, most_s: float, most_bytes: int = 1 << 62) -> None:
-        self.most_s = most_s
-        self.most_bytes = most_bytes
-        self.rows = 16 * _MIN_WINDOW
-        self._most = most
-
-    def took(self, rows: int, seconds: float, size_bytes: int = 0) -> None:
-        """So many were read: the next ones may be as many as fit at this rate."""
-        share = max(seconds / self.most_s, size_bytes / self.most_bytes, 1e-9)
-        fitting = min(int(rows / share), 4 * self.rows, self._most)
-        self.rows = max(_MIN_WINDOW, fitting)
-
-
 class Rereader:
     """Reads of one namespace's markers and messages; one owner thread.
 
     ``max_ahead_bytes``: What messages that were read, and not asked for yet, may take; one that is
     larger comes alone.
+
+    Attributes:
+        messages: Of by-reference STARTs.
     """
 
     def __init__(self, config: ServiceConfig, *, max_ahead_bytes: int) -> None:
-        self._config = config
+        self.messages = MessageLookup(config, max_bytes=max_ahead_bytes)
         self._markers = RecordReader(config, config.marker_topic)
-        self._messages = RecordReader(config, config.message_topic)
-        self._admin: Admin | None = None
-        self._topics: dict[str, TopicInfo] = {}
-        self._topics_s = 0.0  # monotonic: when they were asked for
-        self._for_reasons = _Window(_MAX_WINDOW, _WINDOW_S)
+        self._reasons_window = ReadingWindow(_MAX_WINDOW, _WINDOW_S)
         # Reasons of the last window, by marker partition and offset of their END.
         self._known: dict[tuple[int, int], str] = {}
-        self._for_messages = _Window(_MAX_AHEAD, _AHEAD_S, max_ahead_bytes)
-        self._ahead: dict[_Number, Record | None] = {}  # messages of the last window
-        self._source: TopicInfo | None = None  # of which topic they are
 
     def close(self) -> None:
         """Close the clients; idempotent."""
         self._markers.close()
-        self._messages.close()
-        if self._admin is not None:
-            self._admin.close()
-            self._admin = None
+        self.messages.close()
 
     def prepare(self) -> None:
         """Connect and ask, so that the first rows need not; what fails is left to them."""
-        with contextlib.suppress(KafkaMQError):
-            self.topic(self._config.message_topic)
+        self.messages.prepare()
         self._markers.prepare()
-        self._messages.prepare()
-
-    def topic(self, name: str, *, timeout_s: float = 10.0, max_age_s: float = 60.0) -> TopicInfo:
-        """What the messages or dead-letter topic is; partitions may be added at any time.
-
-        Args:
-            name: Of one of the two.
-            timeout_s: Bound of the question.
-            max_age_s: How old the answer may be; in an outage it may be older.
-
-        Raises:
-            BrokerError: It does not exist.
-        """
-        now_s = time.monotonic()
-        if not self._topics or now_s - self._topics_s >= max_age_s:
-            admin = self._asked(timeout_s)
-            names = (self._config.message_topic, self._config.dead_letter_topic)
-            try:
-                self._topics = {name: admin.require_topic(name) for name in names}
-            except DeadlineExceededError:
-                if not self._topics:
-                    raise
-            self._topics_s = now_s
-        return self._topics[name]
-
-    def _asked(self, timeout_s: float = 10.0) -> Admin:
-        if self._admin is None:
-            self._admin = Admin(self._config, timeout_s=timeout_s)
-        return self._admin
 
     def rows(
         self, partition: int, rows: Sequence[Settle | Carry], *, deadline_s: float
@@ -139,11 +78,11 @@ class Rereader:
         has_reasons = any(_reason_at(row) >= 0 for row in rows)
         begin = 0
         while begin < len(rows):
-            size = self._for_reasons.rows if has_reasons else len(rows)
+            size = self._reasons_window.rows if has_reasons else len(rows)
             window = self._window(partition, rows[begin : begin + size], deadline_s)
             yield from self._with_messages(window, deadline_s)
             begin += size
-        self._ahead = {}
+        self.messages.forget()
 
     def _window(
         self, partition: int, rows: Sequence[Settle | Carry], deadline_s: float
@@ -177,98 +116,25 @@ class Rereader:
             waiting.append(found)
             size_bytes += len(found.value or b"")
             if (
-                len(waiting) >= self._for_messages.rows
-                or size_bytes >= self._for_messages.most_bytes
+                len(waiting) >= self.messages.window.rows
+                or size_bytes >= self.messages.window.most_bytes
                 or time.monotonic() > full_s
             ):
-                yield from self._completed(waiting, deadline_s)
+                yield from self._complete_all(waiting, deadline_s)
                 waiting = []
-        yield from self._completed(waiting, deadline_s)
+        yield from self._complete_all(waiting, deadline_s)
 
-    def _completed(self, rows: Sequence[Found], deadline_s: float) -> Iterator[Found]:
+    def _complete_all(self, rows: Sequence[Found], deadline_s: float) -> Iterator[Found]:
+        ids = [found.row.message_id if _refers(found) else None for found in rows]
         begin = 0
         while begin < len(rows):
-            window = rows[begin : begin + self._for_messages.rows]
-            window = window[: self._read_ahead(window, deadline_s)]
-            for found in window:
-                if _refers(found):
-                    self._complete(found)
+            messages = self.messages.read(ids[begin:], deadline_s=deadline_s)
+            for message_id, message in zip(ids[begin:], messages, strict=False):
+                found = rows[begin]
+                if message_id is not None:
+                    _complete(found, message)
                 yield found
-            begin += len(window)
-
-    def _complete(self, found: Found) -> None:
-        """Put in what the message says, if it still is the same one (R13)."""
-        start, message_id = found.start, found.row.message_id
-        message = self._ahead.get((message_id.partition, message_id.offset))
-        assert start is not None, "it refers to a message"
-        assert self._source is not None, "its message was asked for"
-        if (
-            message is None
-            or not _is_of(message_id, self._source)
-            or not _is_same(message, message_id, start)
-        ):
-            message = None
-        if is_foreign_start(start):
-            # Without it each copy would be the second delivery, and no limit ever be reached.
-            if message is not None and (message.key(), message.value()) == (start.key, start.value):
-                found.start = completed_start(start, headers_of(message), message.timestamp()[1])
-        elif message is None:
-            found.is_lost, found.value = True, None
-        else:  # R11: key and headers, too, may have been too large for the START
-            found.start = replace(start, key=message.key() or b"", headers=headers_of(message))
-            found.value = message.value()
-
-    def _read_ahead(self, rows: Sequence[Found], deadline_s: float) -> int:
-        """Have the messages that rows refer to; of so many of the rows as the bounds allow.
-
-        What the last window has is not read again: a transaction may end inside of a window.
-        """
-        name = self._config.message_topic
-        source = self.topic(name)
-        if not all(_is_of(found.row.message_id, source) for found in rows if _refers(found)):
-            # Never refused on the word of an old answer: the partition may be a new one.
-            source = self.topic(name, max_age_s=_FRESH_S)
-        known = self._ahead if self._source == source else {}
-        self._ahead, self._source = {}, source
-        count, found = self._sweep(rows, known, deadline_s)
-        if found.keys() - known.keys() and self._asked().topic_id(name) != source.topic_id:
-            self._topics.clear()  # they may be of the new one
-            raise BrokerError(
-                f"topic {name} was made anew", code="TOPIC_MADE_ANEW", is_retriable=True
-            )
-        self._ahead = found
-        return count
-
-    def _sweep(
-        self, rows: Sequence[Found], known: Mapping[_Number, Record | None], deadline_s: float
-    ) -> tuple[int, dict[_Number, Record | None]]:
-        """How many rows have theirs, and the messages; each partition is read in one go."""
-        window, source = self._for_messages, self._source
-        assert source is not None, "it was asked for"
-        began_s = time.monotonic()
-        full_s = began_s + 2 * window.most_s
-        count = len(rows)
-        found = {number: known[number] for number in _numbers(rows, source) if number in known}
-        while True:
-            wanted = _by_partition(_numbers(rows[:count], source) - found.keys())
-            size_bytes = sum(map(_size, found.values()))
-            is_cut = False
-            for partition, offset, message in self._messages.sweep(
-                wanted, timeout_s=_left_s(deadline_s), end_grace_s=_END_GRACE_S
-            ):
-                found[partition, offset] = message
-                size_bytes += _size(message)
-                is_full = size_bytes > window.most_bytes or time.monotonic() > full_s
-                is_cut = is_full and count > 1
-                if is_cut:
-                    break
-            if not is_cut:
-                window.took(count, time.monotonic() - began_s, size_bytes)
-                return count, found
-            count //= 2  # the other rows wait, and what was read of them is read again
-            full_s += window.most_s
-            kept = _numbers(rows[:count], source)
-            found = {number: message for number, message in found.items() if number in kept}
+                begin += 1
 
     def _reasons(
         self, partition: int, rows: Sequence[Settle | Carry], deadline_s: float
@@ -290,7 +156,7 @@ class Rereader:
                 reasons[offset] = "" if end is None else end.reason
         finally:
             if offsets:
-                self._for_reasons.took(len(reasons) - before, time.monotonic() - began_s)
+                self._reasons_window.took(len(reasons) - before, time.monotonic() - began_s)
         self._known = {(partition, offset): reason for offset, reason in reasons.items()}
         return reasons
 
@@ -303,41 +169,29 @@ def _refers(found: Found) -> bool:
     return start.by_reference or is_foreign_start(start)
 
 
-def _numbers(rows: Sequence[Found], topic: TopicInfo) -> set[_Number]:
-    """Of the messages that these rows refer to."""
-    ids = (found.row.message_id for found in rows if _refers(found))
-    return {(each.partition, each.offset) for each in ids if _is_of(each, topic)}
-
-
-def _by_partition(numbers: Iterable[_Number]) -> dict[int, list[int]]:
-    """Offsets by partition, ascending."""
-    offsets: dict[int, list[int]] = {}
-    for partition, offset in sorted(numbers):
-        offsets.setdefault(partition, []).append(offset)
-    return offsets
-
-
-def _size(message: Record | None) -> int:
-    if message is None:
-        return 0
-    return len(message.key() or b"") + len(message.value() or b"")
-
-
-def _is_same(message: Record, message_id: MessageId, start: Marker) -> bool:
-    """Whether the record at its place still is the message of this START (R13, R18)."""
-    epoch = message.leader_epoch()
-    is_known = message_id.leader_epoch > 0 and epoch is not None and epoch >= 0
-    if is_known and epoch != message_id.leader_epoch - 1:
-        return False
+def _complete(found: Found, message: Record | None) -> None:
+    """Put in what the message says; None: it is not there, or is another one."""
+    start = found.start
+    assert start is not None, "it refers to a message"
     sent_ms = start.message_timestamp_ms
-    return not sent_ms or message.timestamp()[1] == sent_ms
+    if message is not None and sent_ms and message.timestamp()[1] != sent_ms:
+        message = None
+    if is_foreign_start(start):
+        # Without it each copy would be the second delivery, and no limit ever be reached.
+        if message is not None and (message.key(), message.value()) == (start.key, start.value):
+            found.start = _completed(start, message)
+    elif message is None:
+        found.is_lost, found.value = True, None
+    elif start.batches:  # R29: all but T, the limits and the consumer is the message's own
+        found.start, found.value = _completed(start, message), message.value()
+    else:  # R11: key and headers, too, may have been too large for the START
+        found.start = replace(start, key=message.key() or b"", headers=headers_of(message))
+        found.value = message.value()
 
 
-def _is_of(message_id: MessageId, topic: TopicInfo) -> bool:
-    """Whether the message can be in this topic: its partition exists, and it was not made anew."""
-    if message_id.partition >= topic.partitions:
-        return False
-    return not (message_id.topic_id and topic.topic_id) or message_id.topic_id == topic.topic_id
+def _completed(start: Marker, message: Record) -> Marker:
+    known = message.key() or b"", headers_of(message), message.timestamp()[1]
+    return completed_start(start, *known)
 
 
 def _reason_at(row: Settle | Carry) -> int:

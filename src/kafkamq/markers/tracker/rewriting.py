@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.rules.delivery import Carry, Copy, DeadLetter, Settle, decide
 from kafkamq.markers.tracker.rereading import Found, Rereader
-from kafkamq.markers.wire.markers import encode_end, encode_schedule
+from kafkamq.markers.wire.markers import encode_end, encode_known_end, encode_schedule
+from kafkamq.markers.wire.message_batches import MAX_BATCHES, batches_of, encode_batches
 from kafkamq.queue.wire.headers import Origin, copy_headers, cut_text, dead_letter_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import key_partition, marker_key
@@ -45,6 +46,8 @@ class Part:
     dead_letters: int = 0
     carried: int = 0
     payload_lost: int = 0
+    # By outcome and reason: messages whose START was of batches, and whose END will be, too (R32).
+    ended: dict[tuple[Outcome, str], list[MessageId]] = field(default_factory=dict)
 
     def add(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers
@@ -111,13 +114,14 @@ class Rewriter:
         deadline_s, full_s = began_s + timeout_s, began_s + _PART_S
         part = Part(begin, begin)
         chosen = rows[begin : begin + self._max_rows]
-        self._messages = self._rereader.topic(self._config.message_topic)
+        self._messages = self._rereader.messages.topic(self._config.message_topic)
         self._max_message_bytes = _limit(self._messages.settings)
         for found in self._rereader.rows(partition, chosen, deadline_s=deadline_s):
             self._rewrite(part, partition, found)
             part.end += 1
             if part.size_bytes >= self._tracker.max_transaction_bytes or time.monotonic() > full_s:
                 break
+        self._end_batches(part, partition)
         # After a refusal parts are small; they grow again while nothing is refused.
         self._max_rows = min(self._tracker.max_offsets_per_commit, 2 * self._max_rows)
         return part
@@ -227,7 +231,7 @@ class Rewriter:
         with_payload: bool,
     ) -> None:
         """A dead letter and its END; ``refusals`` say what it must do without."""
-        topic = self._rereader.topic(self._config.dead_letter_topic)
+        topic = self._rereader.messages.topic(self._config.dead_letter_topic)
         key: bytes | None = start.key if found.start is not None else None
         headers = dead_letter_headers(
             start.headers if refusals < 2 else (),
@@ -263,9 +267,12 @@ class Rewriter:
     def _end(
         self, part: Part, partition: int, found: Found, outcome: Outcome, reason: str = ""
     ) -> None:
-        """The END of a row, to the partition of its START."""
-        row = found.row
+        """The END of a row, to the partition of its START; with others where the START was."""
+        row, start = found.row, found.start
         message_id = row.message_id
+        if start is not None and start.batches:
+            part.ended.setdefault((outcome, reason), []).append(message_id)
+            return
         value = encode_end(
             message_id,
             outcome,
@@ -275,6 +282,16 @@ class Rewriter:
         key = marker_key(message_id.partition, message_id.offset)
         size_bytes = _OVERHEAD_BYTES + len(key) + len(value)
         part.add_sized(self._config.marker_topic, partition, key, value, (), size_bytes)
+
+    def _end_batches(self, part: Part, partition: int) -> None:
+        """The ENDs of batches of the whole part (R32)."""
+        for (outcome, reason), ended in part.ended.items():
+            batches = batches_of(ended)
+            for begin in range(0, len(batches), MAX_BATCHES):
+                some = batches[begin : begin + MAX_BATCHES]
+                value = encode_known_end(encode_batches(some), outcome, "", reason=reason)
+                key = marker_key(some[0].partition, some[0].base_offset)
+                part.add(self._config.marker_topic, partition, key, value, ())
 
     def _origin(self, partition: int, found: Found) -> Origin:
         """Where the message stands, for headers of one that names no first copy."""

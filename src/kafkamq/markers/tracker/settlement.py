@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError
-from kafkamq.markers.rules.delivery import Carry, Settle
+from kafkamq.markers.rules.delivery import Carry, Settle, each_message
 from kafkamq.markers.tracker.ledger import Ledger
 from kafkamq.markers.tracker.rewriting import Part, Rewriter
 from kafkamq.transport.errors import (
@@ -89,7 +89,10 @@ class Settler:
         reopen: bool = True,
         timeout_s: float = 60.0,
     ) -> SettleReport:
-        """Perform the actions, in the order of their START offsets; each exactly once.
+        """Perform the actions, in the order of their START offsets; each message exactly once.
+
+        A row is a message: a transaction may end inside of an action of several (R16), and what the
+        report and errors name are actions of one message.
 
         Args:
             ledger: Of the marker partition that the actions are of.
@@ -113,7 +116,7 @@ class Settler:
         """
         run = _Run(
             ledger,
-            sorted(actions, key=_row_order),
+            sorted(each_message(actions), key=_row_order),
             position,
             batch,
             source_hash,

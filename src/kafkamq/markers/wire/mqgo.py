@@ -91,18 +91,22 @@ def is_foreign_start(start: Marker) -> bool:
     return not (start.consumer_id or start.headers or start.message_timestamp_ms)
 
 
-def completed_start(start: Marker, headers: Headers, timestamp_ms: int) -> Marker:
-    """Such a START with what a worker of ours would have put into it.
+def completed_start(start: Marker, key: bytes, headers: Headers, timestamp_ms: int) -> Marker:
+    """A START that says nothing of the message itself, with what its own record says.
+
+    One of its workers; or one with batches (R29).
 
     Args:
-        start: Of one of its workers.
-        headers: All headers of the message's own record.
-        timestamp_ms: The broker's, of that record.
+        start: The START.
+        key: Of the message's own record.
+        headers: All headers of it.
+        timestamp_ms: The broker's, of it.
     """
     known = read_message_headers(headers)
     began_ms = timestamp_ms if known.origin is None else known.origin.timestamp_ms
     return replace(
         start,
+        key=key,
         headers=headers,
         delivery_count=known.delivery_count,
         message_timestamp_ms=timestamp_ms,

@@ -27,7 +27,8 @@ def lateness_text(actions: Iterable[Settle | Carry], took_s: float) -> str:
     for action in actions:
         if isinstance(action, Settle):
             late_s = max(0.0, (action.clock_ms - action.deadline_ms) / 1000 + took_s)
-            found[bounds[min(len(bounds) - 1, bisect_left(bounds, late_s))]] += 1
+            bound = bounds[min(len(bounds) - 1, bisect_left(bounds, late_s))]
+            found[bound] += action.bits.bit_count()
     return ",".join(f"{bound:g}:{count}" for bound, count in sorted(found.items()))
 
 

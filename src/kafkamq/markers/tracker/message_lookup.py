@@ -1,0 +1,210 @@
+"""Messages that markers refer to, read again where they stand (R18): in sweeps, each of all that
+fits into memory, and only if they still are the same ones (R13).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
+from kafkamq.transport.admin import Admin, TopicInfo
+from kafkamq.transport.record import Record
+from kafkamq.transport.record_reader import RecordReader
+from kafkamq.types import MessageId
+
+__all__ = ["MessageLookup", "ReadingWindow"]
+
+_MIN_ROWS = 16
+_MAX_AHEAD = 50_000  # messages that are held at once
+_AHEAD_S = 1.0  # what reading them may take: who asked waits for it
+_FRESH_S = 1.0
+_END_GRACE_S = 3.0  # a new leader may know less for a moment than the old one served
+
+_Number = tuple[int, int]
+"""Partition and offset."""
+
+
+class ReadingWindow:
+    """How many rows are read at once: rows wait for it, and it waits in memory."""
+
+    def __init__(self, most: int, most_s: float, most_bytes: int = 1 << 62) -> None:
+        self.most_s = most_s
+        self.most_bytes = most_bytes
+        self.rows = 16 * _MIN_ROWS
+        self._most = most
+
+    def took(self, rows: int, seconds: float, size_bytes: int = 0) -> None:
+        """So many were read: the next ones may be as many as fit at this rate."""
+        share = max(seconds / self.most_s, size_bytes / self.most_bytes, 1e-9)
+        fitting = min(int(rows / share), 4 * self.rows, self._most)
+        self.rows = max(_MIN_ROWS, fitting)
+
+
+class MessageLookup:
+    """Reads of one namespace's messages; one owner thread.
+
+    ``max_bytes``: What messages that were read may take; one that is larger comes alone.
+    """
+
+    def __init__(self, config: ServiceConfig, *, max_bytes: int) -> None:
+        self._config = config
+        self._reader = RecordReader(config, config.message_topic)
+        self._admin: Admin | None = None
+        self._topics: dict[str, TopicInfo] = {}
+        self._topics_s = 0.0  # monotonic: when they were asked for
+        self.window = ReadingWindow(_MAX_AHEAD, _AHEAD_S, max_bytes)
+        self._found: dict[_Number, Record | None] = {}  # what the last call read
+        self._source: TopicInfo | None = None  # of which topic they are
+
+    def close(self) -> None:
+        """Close the clients; idempotent."""
+        self._reader.close()
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
+
+    def prepare(self) -> None:
+        """Connect and ask, so that the first reading need not; what fails is left to that."""
+        with contextlib.suppress(KafkaMQError):
+            self.topic(self._config.message_topic)
+        self._reader.prepare()
+
+    def topic(self, name: str, *, timeout_s: float = 10.0, max_age_s: float = 60.0) -> TopicInfo:
+        """What the messages or dead-letter topic is; partitions may be added at any time.
+
+        Args:
+            name: Of one of the two.
+            timeout_s: Bound of the question.
+            max_age_s: How old the answer may be; in an outage it may be older.
+
+        Raises:
+            BrokerError: It does not exist.
+        """
+        now_s = time.monotonic()
+        if not self._topics or now_s - self._topics_s >= max_age_s:
+            admin = self._asked(timeout_s)
+            names = (self._config.message_topic, self._config.dead_letter_topic)
+            try:
+                self._topics = {name: admin.require_topic(name) for name in names}
+            except DeadlineExceededError:
+                if not self._topics:
+                    raise
+            self._topics_s = now_s
+        return self._topics[name]
+
+    def _asked(self, timeout_s: float = 10.0) -> Admin:
+        if self._admin is None:
+            self._admin = Admin(self._config, timeout_s=timeout_s)
+        return self._admin
+
+    def read(
+        self, message_ids: Sequence[MessageId | None], *, deadline_s: float
+    ) -> list[Record | None]:
+        """Of these, in their order, as many as the bounds allow, at least one; ask for the rest.
+
+        None stands for one that is gone, or whose place another message has, and for None. What the
+        last call read is not read again: one may ask for a part of that once more.
+
+        Raises:
+            BrokerError, DeadlineExceededError: Not all could be read until then (monotonic).
+        """
+        name = self._config.message_topic
+        wanted = message_ids[: self.window.rows]
+        source = self.topic(name)
+        if not all(_is_of(each, source) for each in wanted if each is not None):
+            # Never refused on the word of an old answer: the partition may be a new one.
+            source = self.topic(name, max_age_s=_FRESH_S)
+        known = self._found if self._source == source else {}
+        self._found, self._source = {}, source
+        count, found = self._sweep(wanted, source, known, deadline_s)
+        if found.keys() - known.keys() and self._asked().topic_id(name) != source.topic_id:
+            self._topics.clear()  # they may be of the new one
+            raise BrokerError(
+                f"topic {name} was made anew", code="TOPIC_MADE_ANEW", is_retriable=True
+            )
+        self._found = found
+        return [
+            None if each is None or not _is_of(each, source) else self._same(each)
+            for each in wanted[:count]
+        ]
+
+    def forget(self) -> None:
+        """Nothing of what was read will be asked for again."""
+        self._found = {}
+
+    def _same(self, message_id: MessageId) -> Record | None:
+        """The record at its place, if it is of the same leader epoch, where both are known."""
+        found = self._found.get((message_id.partition, message_id.offset))
+        if found is not None and message_id.leader_epoch > 0:
+            epoch = found.leader_epoch()
+            if epoch is not None and 0 <= epoch != message_id.leader_epoch - 1:
+                return None
+        return found
+
+    def _sweep(
+        self,
+        message_ids: Sequence[MessageId | None],
+        source: TopicInfo,
+        known: Mapping[_Number, Record | None],
+        deadline_s: float,
+    ) -> tuple[int, dict[_Number, Record | None]]:
+        """How many were read, and what; all partitions at once, each from front to back."""
+        window = self.window
+        began_s = time.monotonic()
+        full_s = began_s + 2 * window.most_s
+        count = len(message_ids)
+        numbers = _numbers(message_ids, source)
+        found = {number: known[number] for number in numbers if number in known}
+        while True:
+            wanted = _by_partition(numbers - found.keys())
+            size_bytes = sum(map(_size, found.values()))
+            is_cut = False
+            for partition, offset, message in self._reader.sweep(
+                wanted,
+                timeout_s=max(0.5, deadline_s - time.monotonic()),
+                end_grace_s=_END_GRACE_S,
+            ):
+                found[partition, offset] = message
+                size_bytes += _size(message)
+                is_full = size_bytes > window.most_bytes or time.monotonic() > full_s
+                is_cut = is_full and count > 1
+                if is_cut:
+                    break
+            if not is_cut:
+                window.took(count, time.monotonic() - began_s, size_bytes)
+                return count, found
+            count //= 2  # the others wait, and what was read of them is read again
+            full_s += window.most_s
+            numbers = _numbers(message_ids[:count], source)
+            found = {number: message for number, message in found.items() if number in numbers}
+
+
+def _numbers(message_ids: Iterable[MessageId | None], topic: TopicInfo) -> set[_Number]:
+    """Places of those that can be in this topic."""
+    return {
+        (each.partition, each.offset)
+        for each in message_ids
+        if each is not None and _is_of(each, topic)
+    }
+
+
+def _by_partition(numbers: Collection[_Number]) -> dict[int, list[int]]:
+    """Offsets by partition, ascending."""
+    offsets: dict[int, list[int]] = {}
+    for partition, offset in sorted(numbers):
+        offsets.setdefault(partition, []).append(offset)
+    return offsets
+
+
+def _size(message: Record | None) -> int:
+    return 0 if message is None else len(message.key() or b"") + len(message.value() or b"")
+
+
+def _is_of(message_id: MessageId, topic: TopicInfo) -> bool:
+    """Whether the message can be in this topic: its partition exists, and it was not made anew."""
+    if message_id.partition >= topic.partitions:
+        return False
+    return not (message_id.topic_id and topic.topic_id) or message_id.topic_id == topic.topic_id

@@ -1,0 +1,316 @@
+"""STARTs of batches that fall due: each message is judged alone, the ENDs are batches (R32).
+
+On Kafka in memory, by the settler that ships; the plan is a fold of the markers that are there.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
+from kafkamq.markers.tracker.settlement import SettlementError, Settler, SettleReport
+from kafkamq.markers.wire.markers import (
+    StartEncoder,
+    decode_marker,
+    encode_batch_start,
+    encode_end,
+    encode_tick,
+)
+from kafkamq.markers.wire.message_batches import batches_of
+from kafkamq.queue.topics import create_topics
+from kafkamq.queue.wire.headers import read_message_headers
+from kafkamq.transport.admin import uuid_bytes
+from kafkamq.transport.clients import open_producer
+from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
+from kafkamq.transport.memory.log import LogRecord
+from kafkamq.transport.settings import producer_settings
+from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
+
+CONFIG = ServiceConfig(bootstrap_servers="memory://settling-batches")
+PARTITIONS = 2
+LATER_MS = 10_000
+TRACED = ("settlement", "rewriting", "rereading", "message_lookup", "ledger", "transactions")
+
+
+class Logs:
+    """A namespace: what workers write there, and what a tracker made of it."""
+
+    def __init__(self, cluster: MemoryKafka) -> None:
+        self.cluster = cluster
+        self.skew_ms = 0
+        real = cluster.now_ms
+        cluster.now_ms = lambda: real() + self.skew_ms
+
+    def write(self, topic: str, records: list[tuple[int, bytes | None, bytes, Headers]]) -> None:
+        producer = open_producer(producer_settings(CONFIG))
+        for partition, key, value, headers in records:
+            producer.produce(topic, value, key, partition, headers=list(headers))
+        assert producer.flush(20.0) == 0
+        producer.close()
+
+    def send(self, count: int, *, key: bytes = b"q", headers: Headers = ()) -> list[MessageId]:
+        """So many messages, in turn in the partitions."""
+        topic = self.cluster.topics[CONFIG.message_topic]
+        ids = []
+        ends = [len(partition.records) for partition in topic.partitions]
+        for number in range(count):
+            partition = number % PARTITIONS
+            one = MessageId(partition, ends[partition], uuid_bytes(topic.topic_id), 1)
+            ends[partition] += 1
+            ids.append(one)
+        records = [(one.partition, key, b"%d.%d" % place(one), headers) for one in ids]
+        self.write(CONFIG.message_topic, records)
+        return ids
+
+    def start(self, ids: list[MessageId], *, key: bytes = b"q", max_deliveries: int = 5) -> None:
+        """One START of all of them."""
+        encoder = StartEncoder(
+            consumer_id="c", redeliver_after_ms=1000, max_deliveries=max_deliveries, max_lease_ms=0
+        )
+        self.mark(encode_batch_start(encoder, batches_of(ids), key))
+
+    def mark(self, *markers: bytes) -> None:
+        self.write(CONFIG.marker_topic, [(0, None, marker, ()) for marker in markers])
+
+    def pass_time(self) -> None:
+        """All leases end, and the grace behind the gap (R3)."""
+        for _ in range(2):
+            self.skew_ms += LATER_MS
+            self.mark(encode_tick("engine", 1))
+
+    def records(self, topic: str) -> list[tuple[int, int, LogRecord]]:
+        return [
+            (number, offset, record)
+            for number, partition in enumerate(self.cluster.topics[topic].partitions)
+            for offset, record in partition.read(partition.start, 1 << 60, is_committed=True)[0]
+        ]
+
+    def markers(self) -> list[Marker]:
+        return [decode_marker(record.value) for _, _, record in self.records(CONFIG.marker_topic)]
+
+    def ends(self, outcome: Outcome) -> list[MessageId]:
+        """One for each message of each such END."""
+        return [
+            one.message_id
+            for marker in self.markers()
+            if marker.type is MarkerType.END and marker.outcome is outcome
+            for one in expand(marker)
+            if one.message_id is not None
+        ]
+
+    def copies(self) -> Counter[tuple[int, int]]:
+        """How many copies there are of each message."""
+        origins = [
+            read_message_headers(record.headers or ()).origin
+            for _, _, record in self.records(CONFIG.message_topic)
+        ]
+        return Counter((one.partition, one.offset) for one in origins if one is not None)
+
+    def letters(self) -> list[tuple[bytes | None, bytes | None, dict[str, bytes | None]]]:
+        return [
+            (record.key, record.value, dict(record.headers or ()))
+            for _, _, record in self.records(CONFIG.dead_letter_topic)
+        ]
+
+    def settle(self, epoch: int = 1, *, max_rows: int = 50_000, timeout_s: float = 60.0) -> Any:
+        """All that is due, by an engine that starts now."""
+        tracker = RedeliveryTracker()
+        for _, offset, record in self.records(CONFIG.marker_topic):
+            tracker.apply(offset, record.timestamp_ms, decode_marker(record.value))
+        ledger = Ledger(CONFIG, LedgerKey.of_markers(CONFIG, 0), engine="test", epoch=epoch)
+        settler = Settler(CONFIG, TrackerConfig(max_offsets_per_commit=max_rows))
+        try:
+            ledger.open()
+            return settler.settle(
+                ledger,
+                tracker.plan(),
+                position=tracker.committable_offset(),
+                batch=0,
+                reopen=False,
+                timeout_s=timeout_s,
+            )
+        finally:
+            if sys.gettrace() is None:  # else it is killed, which ends nothing in order
+                settler.close()
+                ledger.close()
+
+
+def place(one: MessageId) -> tuple[int, int]:
+    return one.partition, one.offset
+
+
+@pytest.fixture
+def logs() -> Iterator[Logs]:
+    create_topics(CONFIG, partitions=PARTITIONS, marker_partitions=1)
+    yield Logs(cluster_of(CONFIG.bootstrap_servers))
+    forget_cluster("settling-batches")
+
+
+def test_a_batch_is_copied_and_ends_as_a_batch(logs: Logs) -> None:
+    ids = logs.send(9, key=b"q\0user", headers=(("a", b"1"), ("a", None), ("kafkamq-id", b"x")))
+    logs.start(ids)
+    logs.pass_time()
+    report: SettleReport = logs.settle()
+    assert (report.copies, report.transactions) == (9, 1)
+    assert logs.copies() == Counter(map(place, ids))
+    for _, _, record in logs.records(CONFIG.message_topic)[-9:]:
+        headers = read_message_headers(record.headers or ())
+        if headers.origin is None:
+            continue
+        place_of = b"%d.%d" % (headers.origin.partition, headers.origin.offset)
+        assert (record.key, record.value) == (b"q\0user", place_of)
+        assert (headers.delivery_count, headers.id) == (2, "x")
+        assert headers.user == (("a", b"1"), ("a", None))
+    assert sorted(map(place, logs.ends(Outcome.REDELIVERED))) == sorted(map(place, ids))
+    assert len(logs.markers()) == 4, "START, two TICKs and one END"
+
+
+def test_each_message_is_judged_by_itself(logs: Logs) -> None:
+    """R14: the START's limits, and the message's own count and life time."""
+    fresh = logs.send(2)
+    worn = logs.send(2, headers=(("kafkamq-delivery-count", b"3"),))
+    old = logs.send(2, headers=(("kafkamq-ttl-ms", b"2000"),))
+    logs.start([*fresh, *worn, *old], max_deliveries=3)
+    logs.pass_time()
+    report = logs.settle()
+    assert (report.copies, report.dead_letters) == (2, 4)
+    assert logs.copies() == Counter(map(place, fresh))
+    reasons = [headers["kafkamq-reason"] for _, _, headers in logs.letters()]
+    assert Counter(reasons) == {b"max-deliveries": 2, b"expired": 2}
+    assert Counter(map(place, logs.ends(Outcome.DEAD_LETTERED))) == Counter(map(place, worn + old))
+
+
+def test_what_workers_have_ended_of_a_batch_is_not_copied(logs: Logs) -> None:
+    ids = logs.send(8)
+    logs.start(ids)
+    logs.mark(encode_end(ids[3], Outcome.ACK), encode_end(ids[4], Outcome.REJECT, reason="bad"))
+    logs.pass_time()
+    logs.settle()
+    assert logs.copies() == Counter(place(one) for one in ids if one not in (ids[3], ids[4]))
+    ((_, value, headers),) = logs.letters()
+    assert value == b"%d.%d" % place(ids[4])
+    assert (headers["kafkamq-reason"], headers["kafkamq-error"]) == (b"rejected", b"bad")
+    (end,) = [one for one in logs.markers() if one.outcome is Outcome.DEAD_LETTERED]
+    assert end.reason == "bad"
+
+
+def test_what_is_gone_is_a_dead_letter_that_names_its_queue(logs: Logs) -> None:
+    ids = logs.send(8)
+    logs.start(ids)
+    logs.start([replace(ids[0], offset=3, leader_epoch=7)])  # of before a truncation
+    logs.start([replace(ids[0], topic_id=b"another topic!!!")], key=b"")  # of several queues
+    logs.cluster.delete_records(CONFIG.message_topic, 0, 2)
+    logs.pass_time()
+    report = logs.settle()
+    assert (report.copies, report.payload_lost) == (6, 4)
+    letters = logs.letters()
+    assert {headers["kafkamq-reason"] for _, _, headers in letters} == {b"payload-lost"}
+    assert sorted(headers["kafkamq-queue-id"] or b"" for _, _, headers in letters) == [
+        b"", b"q", b"q", b"q",
+    ]  # fmt: skip
+    assert all(value is None for _, value, _ in letters)
+    assert len(set(logs.ends(Outcome.DEAD_LETTERED))) == 4
+
+
+def test_a_transaction_ends_anywhere_in_a_batch(logs: Logs) -> None:
+    """R16: and each has the ENDs of its own messages."""
+    ids = logs.send(10)
+    logs.start(ids)
+    logs.pass_time()
+    assert logs.settle(max_rows=3).transactions == 4
+    assert logs.copies() == Counter(map(place, ids))
+    ends = [one for one in logs.markers() if one.outcome is Outcome.REDELIVERED]
+    assert [len(list(expand(one))) for one in ends] == [3, 3, 3, 1]
+    assert Counter(logs.ends(Outcome.REDELIVERED)) == Counter(ids)
+
+
+def test_a_partition_that_cannot_be_read_holds_up_the_rest_and_loses_nothing(logs: Logs) -> None:
+    ids = logs.send(8)
+    logs.start(ids)
+    logs.pass_time()
+    logs.cluster.faults.offline.add((CONFIG.message_topic, 1))
+    with pytest.raises(SettlementError) as caught:
+        logs.settle(timeout_s=0.6)
+    assert {one.message_id for one in caught.value.actions} == set(ids), "they are asked again"
+    assert not logs.copies()
+    logs.cluster.faults.offline.clear()
+    logs.settle(2)
+    assert logs.copies() == Counter(map(place, ids))
+    assert not logs.letters()
+
+
+class _KilledError(BaseException):
+    """The process ends here."""
+
+
+def killed(logs: Logs, at: int) -> bool:
+    """Settle, and be killed at the line event of that number; False: there are fewer."""
+    left = at
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        name = frame.f_code.co_filename
+        if not name.endswith(tuple(f"/{each}.py" for each in TRACED)):
+            return None
+        if event == "line":
+            left -= 1
+            if left < 0:
+                raise _KilledError
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        logs.settle(max_rows=3)
+    except _KilledError:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def run_killed(at: int) -> bool:
+    """Killed once at that line; whoever comes then does the rest, and nothing twice."""
+    create_topics(CONFIG, partitions=PARTITIONS, marker_partitions=1)
+    try:
+        logs = Logs(cluster_of(CONFIG.bootstrap_servers))
+        ids = logs.send(6)
+        worn = logs.send(2, headers=(("kafkamq-delivery-count", b"5"),))
+        logs.start([*ids, *worn])
+        logs.pass_time()
+        was_hit = killed(logs, at)
+        logs.settle(2)
+        assert logs.copies() == Counter(map(place, ids)), at
+        assert Counter(logs.ends(Outcome.REDELIVERED)) == Counter(ids), at
+        assert Counter(logs.ends(Outcome.DEAD_LETTERED)) == Counter(worn), at
+        assert len(logs.letters()) == 2, at
+        return was_hit
+    finally:
+        forget_cluster("settling-batches")
+
+
+@pytest.mark.faults
+def test_a_tracker_killed_at_any_line_of_a_settlement_repeats_and_loses_nothing() -> None:
+    at = 0
+    while run_killed(at):
+        at += 1
+    assert at > 500
+
+
+def test_a_tracker_killed_in_a_settlement_repeats_and_loses_nothing() -> None:
+    """At one line of a hundred, by chance."""
+    rng = random.Random(17)
+    at = rng.randint(0, 99)
+    while run_killed(at):
+        at += rng.randint(1, 199)
+    assert at > 500
