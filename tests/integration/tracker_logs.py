@@ -31,7 +31,7 @@ from kafkamq.markers.wire.markers import (
 from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.headers import Origin, read_message_headers
 from kafkamq.queue.wire.partitions import marker_key, marker_partition
-from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
 
 PATIENCE_S = 1.0  # with open transactions
 
@@ -270,11 +270,11 @@ class Logs:
     def ends(self, *outcomes: Outcome) -> list[MessageId]:
         """Messages that have an END of these outcomes, one for each END."""
         return [
-            marker.message_id
+            one.message_id
             for _, marker in self.markers()
-            if marker.type is MarkerType.END
-            and marker.outcome in outcomes
-            and marker.message_id is not None
+            if marker.type is MarkerType.END and marker.outcome in outcomes
+            for one in expand(marker)
+            if one.message_id is not None
         ]
 
 

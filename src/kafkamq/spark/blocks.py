@@ -81,7 +81,8 @@ class Block:
         self._logs = _Logs.read(logs)
         self._batches: dict[int, tuple[MessageBatch, ...]] = {}  # by row
         for at, partition, log, base_offset, bits in batches:
-            one = MessageBatch(partition, *self._logs[log], base_offset, int(bits, 16))
+            topic_id, leader_epoch = self._logs[log]
+            one = MessageBatch(partition, topic_id, leader_epoch, base_offset, int(bits, 16))
             self._batches[at] = (*self._batches.get(at, ()), one)
 
     def __len__(self) -> int:
@@ -169,15 +170,14 @@ def decode_actions(data: bytes) -> list[Settle | Carry]:
         return []
     logs = _Logs.read(table)
     actions: list[Settle | Carry] = []
-    for start, partition, offset, log, cause, of_schedule, *numbers, bits in zip(
-        *columns, strict=True
-    ):
+    for start, partition, offset, log, cause, of_schedule, *numbers in zip(*columns, strict=True):
         message_id = MessageId(partition, offset, *logs[log])
         if cause == _CARRY:
             actions.append(Carry(start, message_id, numbers[0]))
-        else:
-            known = start, message_id, bool(of_schedule), DueCause(cause)
-            actions.append(Settle(*known, *numbers, bits & _ALL_BITS))
+            continue
+        settle = Settle(start, message_id, bool(of_schedule), DueCause(cause), *numbers)
+        settle.bits &= _ALL_BITS
+        actions.append(settle)
     return actions
 
 

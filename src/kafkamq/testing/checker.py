@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kafkamq.errors import KafkaMQError
@@ -119,6 +119,7 @@ class Checker:
         markers: Iterable[LogRecord],
         dead_letters: Iterable[LogRecord],
         confirmed: Collection[Place] = (),
+        deleted: Collection[tuple[int, int]] = (),
         max_deliveries: int = 5,
         max_lease_ms: int = 43_200_000,
         must_be_settled: bool = True,
@@ -132,6 +133,7 @@ class Checker:
         self._marker_topic = ""
         for record in messages:
             self._take_message(record)
+        self._there = self._messages.keys() - set(deleted)
         marker_records = list(markers)
         if marker_records:
             self._marker_topic = marker_records[0].topic
@@ -201,12 +203,11 @@ class Checker:
     def _check_life(self, timeline: Timeline, life: Life) -> None:
         message_id = life.message_id
         number = (message_id.partition, message_id.offset)
-        topic = self._marker_topic if life.of_schedule else self._message_topic
-        place = (topic, *number)
+        place = (self._marker_topic if life.of_schedule else self._message_topic, *number)
         if not life.of_schedule:
             self._lives[number].append((timeline, life))
             message = self._messages.get(number)
-            if message is not None:
+            if message is not None and not self._is_unread(timeline, life):
                 place = message.origin
             else:  # deleted by retention, or lost: its START knows the headers
                 origin = read_message_headers(timeline.marker(life.begin).headers).origin
@@ -225,12 +226,15 @@ class Checker:
     def _check_settlement(self, timeline: Timeline, life: Life, place: Place) -> None:
         """An END of a tracker: could it be written, and what must there be because of it?"""
         at = f"END at {self._marker_topic}[{timeline.partition}]@{timeline.offsets[life.end]}"
-        start = timeline.marker(life.begin)
         is_buried = life.ending is Ending.DEAD_LETTERED
+        start = self._start(timeline, life)
         is_loss = is_buried and self._is_payload_lost(place, start)
         if life.others:
             life = self._most_likely(timeline, life, place)
-            start = timeline.marker(life.begin)
+            start = self._start(timeline, life)
+        one = life.message_id
+        if is_loss and start.batches and (one.partition, one.offset) in self._there:
+            self._problem("lost", place, f"{at}: its payload is called lost, and it is there")
         must_die, reasons = False, frozenset[DeadLetterReason]()
         if life.is_explained:
             self.verdict.extra_copies += life.is_extra
@@ -265,7 +269,7 @@ class Checker:
     def _most_likely(self, timeline: Timeline, life: Life, place: Place) -> Life:
         """Of the lives that explain an extra END (R12), one that what was written agrees with."""
         for one in (life, *life.others):
-            start = timeline.marker(one.begin)
+            start = self._start(timeline, one)
             count = max(1, start.delivery_count)
             if one.ending is Ending.REDELIVERED:
                 count += one.why is not Why.RELEASED
@@ -308,6 +312,28 @@ class Checker:
             if timeline.before(life) > expiry_ms:  # while it was due: as the tracker planned it
                 return bool(reasons), frozenset({*reasons, DeadLetterReason.EXPIRED})
         return bool(reasons), frozenset(reasons)
+
+    def _start(self, timeline: Timeline, life: Life) -> Marker:
+        """What a life begins with; of a START of batches the message itself says the rest (R29)."""
+        start = timeline.marker(life.begin)
+        message = self._messages.get((life.message_id.partition, life.message_id.offset))
+        if message is None or not start.batches or self._is_unread(timeline, life):
+            return start
+        ttl_ms, origin = message.headers.ttl_ms, message.headers.origin
+        sent_ms = message.record.timestamp_ms if origin is None else origin.timestamp_ms
+        return replace(
+            start,
+            headers=message.record.headers,
+            delivery_count=message.headers.delivery_count,
+            expires_at_ms=sent_ms + ttl_ms if ttl_ms else 0,
+        )
+
+    def _is_unread(self, timeline: Timeline, life: Life) -> bool:
+        """Whether its START was of a batch, and its message lost: nobody has read its headers."""
+        start, one = timeline.marker(life.begin), life.message_id
+        place = (self._message_topic, one.partition, one.offset)
+        is_buried = life.ending is Ending.DEAD_LETTERED
+        return bool(start.batches) and is_buried and self._is_payload_lost(place, start)
 
     def _is_payload_lost(self, place: Place, start: Marker) -> bool:
         """A dead letter says that the payload is lost, and it can be."""
@@ -353,7 +379,8 @@ class Checker:
         for timeline, life in lives:
             start = timeline.marker(life.begin)
             count = message.headers.delivery_count
-            if start.type is MarkerType.START and max(1, start.delivery_count) != count:
+            is_told = start.type is MarkerType.START and not start.batches
+            if is_told and max(1, start.delivery_count) != count:
                 text = f"delivery count {count} was STARTed as {start.delivery_count}"
                 self._problem("count", place, text)
         return sum(life.ending is Ending.ACKED or life.late_acks > 0 for _, life in lives)
@@ -430,6 +457,7 @@ def check_logs(
     markers: Iterable[LogRecord],
     dead_letters: Iterable[LogRecord],
     confirmed: Collection[Place] = (),
+    deleted: Collection[tuple[int, int]] = (),
     max_deliveries: int = 5,
     max_lease_ms: int = 43_200_000,
     must_be_settled: bool = True,
@@ -441,6 +469,7 @@ def check_logs(
         markers: Records of the markers topic.
         dead_letters: Records of the dead letters topic.
         confirmed: Places whose sends were confirmed; all must be in the logs.
+        deleted: Partition and offset of those that are among ``messages``, and not in the log now.
         max_deliveries: The trackers' default, for STARTs that name no limit.
         max_lease_ms: The same for the longest lease.
         must_be_settled: False while workers and trackers still run.
@@ -450,6 +479,7 @@ def check_logs(
         markers=markers,
         dead_letters=dead_letters,
         confirmed=confirmed,
+        deleted=deleted,
         max_deliveries=max_deliveries,
         max_lease_ms=max_lease_ms,
         must_be_settled=must_be_settled,

@@ -14,7 +14,7 @@ from enum import Enum
 
 from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.markers.wire.markers import decode_marker
-from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
 
 __all__ = ["Ending", "Life", "LogRecord", "Timeline", "Why", "read_timelines"]
 
@@ -155,6 +155,12 @@ class Timeline:
             if engine not in self.engines:
                 self.engines.add(engine)
                 self.starts_of_engines.append(at)
+        if marker.batches:  # R27: at one place in the log, what one record for each would say
+            for each in expand(marker):
+                if each.message_id is not None:
+                    key = marker.of_schedule, each.message_id
+                    self.of_message.setdefault(key, []).append(at)
+            return
         if marker.type is MarkerType.KEEPALIVE and marker.message_id is None:
             self.of_consumer.setdefault(marker.consumer_id, []).append(at)
             return

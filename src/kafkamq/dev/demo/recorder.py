@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kafkamq.types import Marker, MarkerType, Outcome
+from kafkamq.types import Marker, MarkerType, Outcome, expand
 
 __all__ = ["Tally"]
 
@@ -44,6 +44,9 @@ class Tally:
             self.ticks += 1
         elif marker.type is MarkerType.KEEPALIVE:
             self.keepalives += 1
+        elif marker.batches:
+            for each in expand(marker):
+                self.marker(place, each)
         elif marker.type is MarkerType.SCHEDULE:
             self.scheduled.add(place if marker.message_id is None else _place(marker))
         elif marker.type is MarkerType.START:

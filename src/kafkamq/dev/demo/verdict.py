@@ -27,13 +27,24 @@ FROM messages
 """
 
 # R1: the clock of a partition is the sum of the positive steps of its broker timestamps.
-_CLOCKED = """
+_TIMED = """
 SELECT *, sum(step) OVER (PARTITION BY marker_partition ORDER BY marker_offset) AS clock
 FROM (
   SELECT *, unix_millis(timestamp) AS at_ms,
          greatest(0, unix_millis(timestamp) - lag(unix_millis(timestamp), 1)
              OVER (PARTITION BY marker_partition ORDER BY marker_offset)) AS step
   FROM markers WHERE type IS NOT NULL)
+"""
+
+# R27: a record with batches is one for each of their messages.
+_CLOCKED = """
+SELECT marker_partition, marker_offset, type, outcome, of_schedule, carried_forward, consumer_id,
+       redeliver_after_ms, id, queue_id, at_ms, clock, partition, offset
+FROM timed WHERE batches IS NULL
+UNION ALL
+SELECT marker_partition, marker_offset, type, outcome, of_schedule, carried_forward, consumer_id,
+       redeliver_after_ms, id, queue_id, at_ms, clock, batch.partition, explode(batch.offsets)
+FROM (SELECT *, explode(batches) AS batch FROM timed WHERE batches IS NOT NULL)
 """
 
 # What became of each SCHEDULE, by its first place; a carried one is the same message.
@@ -192,6 +203,7 @@ GROUP BY ROLLUP (queue)
 
 STEPS = {
     "copies": _COPIES,
+    "timed": _TIMED,
     "clocked": _CLOCKED,
     "schedules": _SCHEDULES,
     "closed": _CLOSED,

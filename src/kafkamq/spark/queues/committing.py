@@ -38,7 +38,7 @@ from kafkamq.spark.queues.tokens import ENDED, NACKED, AckToken, decode_token
 from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
 from kafkamq.transport.log_reader import log_reader
 from kafkamq.transport.transactions import NewRecord
-from kafkamq.types import MarkerType, MessageId, Outcome
+from kafkamq.types import MarkerType, MessageId, Outcome, expand
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -260,14 +260,14 @@ def _said_since(ends: Sequence[End], config: ServiceConfig) -> dict[tuple[int, i
     said: dict[tuple[int, int], int] = {}
     for partition, upto in log.tops(first).items():
         for _, _, _, marker in log.read(partition, first[partition], upto):
-            if marker is None or marker.message_id is None or marker.of_schedule:
+            if marker is None or marker.type is not MarkerType.END or marker.of_schedule:
                 continue
-            if marker.type is not MarkerType.END or not marker.consumer_id.startswith(ours):
+            if not marker.consumer_id.startswith(ours) or marker.outcome not in VERDICTS:
                 continue
-            if marker.outcome in VERDICTS:
-                place = _place(marker.message_id)
-                is_nack = marker.outcome is Outcome.NACK and said.get(place) != ENDED
-                said[place] = NACKED if is_nack else ENDED
+            for one in (each.message_id for each in expand(marker)):
+                if one is not None:
+                    is_nack = marker.outcome is Outcome.NACK and said.get(_place(one)) != ENDED
+                    said[_place(one)] = NACKED if is_nack else ENDED
     return said
 
 

@@ -43,7 +43,7 @@ from kafkamq.spark.source.columns import arrow_columns
 from kafkamq.spark.source.rows import RangePartition, made_of
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
 from kafkamq.transport.record import LOG_APPEND_TIME, headers_of
-from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -341,8 +341,8 @@ class _Starter:
             for offset, timestamp_ms, kind, marker in self._log.read(route, begin, end):
                 is_log_time = kind == LOG_APPEND_TIME
                 tracker.apply(offset, timestamp_ms if is_log_time else -1, marker)
-                if marker is not None:
-                    self._note(route, offset, marker)
+                for each in () if marker is None else expand(marker):
+                    self._note(route, offset, each)
         return ends
 
     def _note(self, route: int, offset: int, marker: Marker) -> None:

@@ -29,6 +29,9 @@ __all__ = ["COLUMNS", "Column", "arrow_batch", "arrow_columns", "columns_of", "f
            "micros", "text"]  # fmt: skip
 
 _HEADERS = ("headers", "ARRAY<STRUCT<key: STRING, value: BINARY>>")
+_BATCHES = (
+    "ARRAY<STRUCT<partition: INT, topic_id: STRING, leader_epoch: INT, offsets: ARRAY<BIGINT>>>"
+)
 _PLACE = (("partition", "INT"), ("offset", "BIGINT"), ("timestamp", "TIMESTAMP"))
 _ORIGIN = (
     ("origin_topic", "STRING"),
@@ -82,7 +85,7 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("carried_forward", "BOOLEAN"),
         ("consumer_id", "STRING"),  # who wrote it; TICK: the engine
         ("redeliver_after_ms", "BIGINT"),
-        ("delivery_count", "INT"),  # START
+        ("delivery_count", "INT"),  # START; of batches: null, as their messages say it
         ("max_deliveries", "INT"),  # START; 0: the tracker's default
         ("max_lease_ms", "BIGINT"),  # START; 0: the tracker's default
         ("queue_id", "STRING"),  # START, SCHEDULE
@@ -93,6 +96,10 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("by_reference", "BOOLEAN"),  # START
         ("reason", "STRING"),  # NACK, REJECT, DEAD_LETTERED
         ("engine_epoch", "BIGINT"),  # TICK
+        (
+            "batches",
+            _BATCHES,
+        ),  # of these messages; null: of that at partition, offset
         ("error", "STRING"),  # why the record could not be decoded
     ),
     "deliveries": (
@@ -332,7 +339,7 @@ def _markers(records: Sequence[Record]) -> list[Column]:
         column(lambda marker: marker.carried_forward),
         column(lambda marker: marker.consumer_id),
         column(lambda marker: marker.redeliver_after_ms),
-        column(lambda marker: marker.delivery_count, start),
+        column(_told_count, start),
         column(lambda marker: marker.max_deliveries, start),
         column(lambda marker: marker.max_lease_ms, start),
         [None if queue_id is None else text(queue_id) for queue_id, _ in split],
@@ -343,7 +350,26 @@ def _markers(records: Sequence[Record]) -> list[Column]:
         column(lambda marker: marker.by_reference, start),
         column(lambda marker: marker.reason or None),
         column(lambda marker: marker.engine_epoch, MarkerType.TICK),
+        column(_batches_of),
         [error for _, error in decoded],
+    ]
+
+
+def _told_count(marker: Marker) -> int | None:
+    return None if marker.batches else marker.delivery_count
+
+
+def _batches_of(marker: Marker) -> list[dict[str, object]] | None:
+    if not marker.batches:
+        return None
+    return [
+        {
+            "partition": each.partition,
+            "topic_id": each.topic_id.hex(),
+            "leader_epoch": each.leader_epoch,
+            "offsets": [one.offset for one in each.message_ids()],
+        }
+        for each in marker.batches
     ]
 
 

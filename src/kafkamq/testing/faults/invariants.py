@@ -37,7 +37,7 @@ from kafkamq.testing.checker import CheckFailedError, Verdict, check_logs
 from kafkamq.testing.faults.history import Event, digest
 from kafkamq.testing.faults.positions import OpenEntries
 from kafkamq.testing.history import LogRecord
-from kafkamq.types import Marker, MarkerType, Outcome
+from kafkamq.types import Marker, MarkerType, Outcome, expand
 
 __all__ = ["Finding", "Report", "check_run"]
 
@@ -420,6 +420,6 @@ def _queue_of(record: LogRecord) -> str:
 def _decoded(markers: Iterable[LogRecord]) -> Iterable[Marker]:
     for record in markers:
         try:
-            yield decode_marker(record.value)
+            yield from expand(decode_marker(record.value))
         except WireError:  # noqa: PERF203 - hostile ones are part of some runs
             continue

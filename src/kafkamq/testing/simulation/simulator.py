@@ -27,7 +27,7 @@ from kafkamq.testing.simulation.processes import QueueWorld, Told, Tracker, Work
 from kafkamq.testing.simulation.scheduler import Process
 from kafkamq.testing.simulation.stage import Report, Stage
 from kafkamq.testing.simulation.states import of_logs
-from kafkamq.types import MarkerType, Outcome
+from kafkamq.types import MarkerType, Outcome, expand
 
 __all__ = ["Simulation", "simulate"]
 
@@ -218,11 +218,11 @@ class _Progress:
             marker = decode_marker(record.value)
             if marker.type is MarkerType.SCHEDULE and not marker.carried_forward:
                 self._open.add((True, record.partition, record.offset))
-            message_id = marker.message_id
-            is_end = marker.type is MarkerType.END and marker.outcome in _ENDING
-            if is_end and message_id is not None:
-                place = (marker.of_schedule, message_id.partition, message_id.offset)
-                self._ended.add(place)
+            if marker.type is not MarkerType.END or marker.outcome not in _ENDING:
+                continue
+            for each in expand(marker):
+                if (one := each.message_id) is not None:
+                    self._ended.add((each.of_schedule, one.partition, one.offset))
         self._open -= self._ended
         return not self._open
 

@@ -1,0 +1,55 @@
+"""What the messages themselves say, for attempts whose STARTs say nothing of it.
+
+Those are STARTs of batches (R29), and kafka-mq-go's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from kafkamq.config import ServiceConfig
+from kafkamq.markers.rules.attempts import Attempt
+from kafkamq.markers.tracker.message_lookup import MessageLookup
+from kafkamq.queue.wire.headers import read_message_headers
+from kafkamq.transport.record import headers_of
+
+__all__ = ["MessageFacts"]
+
+_MAX_BYTES = 16 * 1024 * 1024
+_TIMEOUT_S = 120.0
+
+
+class MessageFacts:
+    """Reads messages again in a task; one owner thread. Nothing is opened before it is needed."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._lookup: MessageLookup | None = None
+
+    def put_into(self, attempts: Sequence[Attempt]) -> None:
+        """Key, headers, delivery count and time of those messages that are still there.
+
+        Raises:
+            BrokerError, DeadlineExceededError: They cannot be read.
+        """
+        bare = [each for each in attempts if not each.headers and not each.message_timestamp_ms]
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while bare:
+            if self._lookup is None:
+                self._lookup = MessageLookup(self._config, max_bytes=_MAX_BYTES)
+            ids = [each.message_id for each in bare]
+            messages = self._lookup.read(ids, deadline_s=deadline_s)
+            for attempt, message in zip(bare, messages, strict=False):
+                if message is not None:
+                    attempt.key = message.key() or b""
+                    attempt.headers = headers_of(message)
+                    attempt.delivery_count = read_message_headers(attempt.headers).delivery_count
+                    attempt.message_timestamp_ms = message.timestamp()[1]
+            bare = bare[len(messages) :]
+
+    def close(self) -> None:
+        """End the clients; idempotent."""
+        if self._lookup is not None:
+            self._lookup.close()
+            self._lookup = None
