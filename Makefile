@@ -90,7 +90,7 @@ bench: $(VENV)/.installed ## measure queues and Spark on this machine
 	$(BIN)/python benchmarks/parallel.py $(ARGS)
 	$(BIN)/python benchmarks/compare.py $(ARGS)
 
-lock: $(VENV)/.uv ## resolve the locks in requirements/ anew
+lock: $(VENV)/.uv ## resolve the locks in requirements/ again
 	$(UV_COMPILE) requirements/bootstrap.in --output-file requirements/bootstrap.txt
 	$(UV_COMPILE) pyproject.toml --extra all --output-file requirements/runtime.txt
 	$(UV_COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt \

@@ -173,7 +173,9 @@ class QueueConfig:
     max_in_flight: int = 1000  # messages held and not settled, per consumer
     receive_buffer: int = 100  # consumer-receive-buffer-capacity: STARTed ahead of receive()
     next_message_timeout_ms: int = 1000  # consumer-next-message-timeout
-    max_messages_per_commit: int = 1000  # consumer-max-messages-per-commit, foreign ones included
+    max_messages_per_commit: int = (
+        1000  # consumer-max-messages-per-commit, those of other queues included
+    )
     max_inline_payload_bytes: int = 65_536  # larger ones are STARTed by reference (R11)
     on_data_loss: str = "raise"  # or "skip"
     exactly_once: bool = False

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kafkamq.claims import Cluster, Consumer
-from kafkamq.claims.at_most_once import BatchDesk
+from kafkamq.claims.at_most_once import AtMostOnceBatches
 from kafkamq.claims.engine import Engine
 from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.ownership import SafeRules
@@ -120,8 +120,8 @@ def _around(
 def _arm(step: str, die: Callable[[], None]) -> Callable[[], None]:
     """Call ``die`` whenever a batch comes to ``step``; returns the last step's call."""
 
-    def fetched(desk: BatchDesk) -> None:
-        if any(desk._intake.lanes.values()):
+    def fetched(batches: AtMostOnceBatches) -> None:
+        if any(batches._reader.buffers.values()):
             die()
 
     def sent(_engine: Engine, _partition: int, record: Any, _report: Any) -> None:
@@ -134,7 +134,7 @@ def _arm(step: str, die: Callable[[], None]) -> Callable[[], None]:
         die()
 
     if step == "fetched":
-        _around(BatchDesk, "_offer", fetched, None)
+        _around(AtMostOnceBatches, "_offer", fetched, None)
     elif step in ("announced", "heartbeat"):
         _around(Engine, "send", None, sent)
     elif step == "committing":
@@ -142,7 +142,7 @@ def _arm(step: str, die: Callable[[], None]) -> Callable[[], None]:
     elif step == "committed":
         _around(Fence, "commit", None, now)
     elif step == "handed-out":
-        _around(BatchDesk, "hand_out", None, now)
+        _around(AtMostOnceBatches, "hand_out", None, now)
     return die if step == "returned" else lambda: None
 
 

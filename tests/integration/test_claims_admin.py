@@ -78,7 +78,7 @@ def test_positions_of_a_live_group_move_all_or_nothing(topics: ClaimTopics, deli
 def test_nothing_moves_when_one_partition_cannot_be_claimed(topics: ClaimTopics) -> None:
     topics.fill(8)
     with topics.cluster() as cluster:
-        # Somebody who does not know pauses, and heartbeats for ever.
+        # Somebody who does not know pauses, and heartbeats forever.
         def beat() -> None:
             topics.write(f"Heartbeat/1/{int(time.time())}/i/go/{topics.group}/{topics.work}/1/3")
 

@@ -123,19 +123,19 @@ def test_a_batch_that_was_not_taken_is_given_back(topics: ClaimTopics) -> None:
         member = cluster.member("a", topics.group)
         with member.consumer(topics.work, delivery="at-most-once", claims="greedy") as consumer:
             consumer.wait_for_claims(2)
-            desk = consumer._desk
-            assert desk is not None
+            batches = consumer._batches
+            assert batches is not None
 
             def is_committed() -> bool:
-                batch = desk.next_batch(0.0)
+                batch = batches.next_batch(0.0)
                 assert batch is None
                 with cluster.engine.lock:
-                    return bool(desk.untaken())
+                    return bool(batches.untaken())
 
-            take_nothing = desk._take
-            desk._take = lambda: None  # type: ignore[method-assign]  # the application is slow
+            take_nothing = batches._take
+            batches._take = lambda: None  # type: ignore[method-assign]  # the application is slow
             wait_for(is_committed)
-            desk._take = take_nothing  # type: ignore[method-assign]
+            batches._take = take_nothing  # type: ignore[method-assign]
         with member.consumer(topics.work, delivery="at-most-once", claims="greedy") as consumer:
             found: list[int] = []
             for batch in consumer.batches(timeout=60.0):
@@ -197,7 +197,7 @@ def test_partitions_that_are_added_are_claimed(topics: ClaimTopics) -> None:
         consumer.wait_for_claims(2)
         admin = AdminClient({"bootstrap.servers": topics.bootstrap})
         admin.create_partitions([NewPartitions(topics.work, 3)])[topics.work].result(10)
-        consumer._holding._count_ms = 0  # rather than ten seconds from now
+        consumer._claims._count_ms = 0  # rather than ten seconds from now
         consumer.wait_for_claims(3)
 
 

@@ -113,7 +113,7 @@ def at_least_once_with_kills(topics: ClaimTopics, folder: Path, kills: int, seed
     sys.stdout.write(f"{kills} kills: {total} messages, {again} of them again, none lost\n")
     assert overlaps(trace) == []
     assert topics.audit().dual_claims == []
-    # A tenure begins where the log says: only what came since the last heartbeat is repeated.
+    # A session begins where the log says: only what came since the last heartbeat is repeated.
     first: dict[tuple[int, int], int] = {}
     for each in trace:
         first.setdefault((each.partition, each.token), each.first)
@@ -121,7 +121,7 @@ def at_least_once_with_kills(topics: ClaimTopics, folder: Path, kills: int, seed
 
 
 def begins(topics: ClaimTopics) -> dict[tuple[int, int], int]:
-    """Partition and token of each claim -> where its tenure begins, as the log says."""
+    """Partition and token of each claim -> where its session begins, as the log says."""
     logs = [ClaimLog("safe", topics.interval_s), ClaimLog("safe", topics.interval_s)]
     found: dict[tuple[int, int], int] = {}
     for number, at, time_ms, record in topics.records():

@@ -118,7 +118,7 @@ def letters(bootstrap: str, namespace: str) -> Letters:
     return Letters(commands)
 
 
-def test_a_redriven_message_is_itself_and_starts_anew(letters: Letters) -> None:
+def test_a_redriven_message_is_itself_and_starts_again(letters: Letters) -> None:
     letters.write("one", "two")
     (report,) = letters.commands.json("dlq", "redrive", "--id", "one")
     assert report == {

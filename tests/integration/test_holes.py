@@ -84,7 +84,7 @@ def test_hole_20_positions_follow_an_idle_log_and_the_end(bootstrap: str, namesp
     assert positions(logs)[0] > last  # closing wrote it
 
 
-def make_anew(bootstrap: str, topic: str) -> None:
+def recreate(bootstrap: str, topic: str) -> None:
     """Delete a topic and create it again, with one partition."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.delete_topics([topic])[topic].result(30)
@@ -94,7 +94,7 @@ def make_anew(bootstrap: str, topic: str) -> None:
     wait_until(lambda: topic in admin.list_topics(timeout=30).topics)
 
 
-def test_hole_21_a_topic_that_is_made_anew(bootstrap: str, namespace: str) -> None:
+def test_hole_21_a_topic_that_is_recreated(bootstrap: str, namespace: str) -> None:
     """R13: a zombie's ACK of an old message leaves the new one at the same place alone."""
     logs = Logs(bootstrap, namespace, partitions=1, marker_partitions=1)
     topic = logs.config.message_topic
@@ -110,7 +110,7 @@ def test_hole_21_a_topic_that_is_made_anew(bootstrap: str, namespace: str) -> No
         return named, named.topic_id
 
     old, old_topic = sent()
-    make_anew(bootstrap, topic)
+    recreate(bootstrap, topic)
     wait_until(lambda: identity() != old_topic)
     logs = replace_producer(logs)
     new, _ = sent()
@@ -178,7 +178,7 @@ def test_a_dead_producers_open_transaction_delays_and_no_more(
 
 
 @pytest.mark.parametrize("exactly_once", [False, True])
-def test_hole_21_a_worker_goes_on_in_a_topic_that_was_made_anew(
+def test_hole_21_a_worker_goes_on_in_a_topic_that_was_recreated(
     bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch, exactly_once: bool
 ) -> None:
     """R13: ENDs of old messages at the same places would hide the new ones from the tracker."""
@@ -193,7 +193,7 @@ def test_hole_21_a_worker_goes_on_in_a_topic_that_was_made_anew(
         for message in receive_all(consumer, 10):
             message.ack(wait=True)
         former_id = message.message_id.topic_id
-        make_anew(bootstrap, topic)
+        recreate(bootstrap, topic)
         with make_service(bootstrap, namespace, partitions=1) as other:
             producer = other.queue("a").producer()
             for number in range(20):

@@ -200,7 +200,7 @@ def test_payload_by_reference(tracked: Logs) -> None:
 
 def test_payload_by_reference_of_another_message_is_lost(tracked: Logs) -> None:
     (id_,) = tracked.send(value=b"of somebody else")
-    tracked.sent[id_] -= 1  # the topic was made anew: same place, other message (R13)
+    tracked.sent[id_] -= 1  # the topic was recreated: same place, other message (R13)
     never = MessageId(1, 77)  # beyond the log's end
     nowhere = MessageId(99, 0)  # a partition that does not exist
     tracked.start(id_, never, nowhere, timeout_ms=300, value=None, by_reference=True)

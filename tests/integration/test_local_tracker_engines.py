@@ -227,7 +227,7 @@ def test_more_partitions_than_open_ledgers_are_tracked(
         wait_until(lambda: len(logs.ends(Outcome.REDELIVERED)) == 2 * len(ids))
         wait_until(lambda: sum(own.is_open for own in held if own is not None) <= most)
         wait_until(lambda: all(each.committable_offset > 0 for each in tracker.statuses()))
-        # No partition was started anew for it: each ledger is the one of its only start.
+        # No partition was started again for it: each ledger is the one of its only start.
         assert [part.ledger for part in tracker._partitions.values()] == held
     assert len(logs.copied()) == len(set(logs.ends(Outcome.REDELIVERED))) == 2 * len(ids)
 
@@ -260,7 +260,7 @@ def test_a_claim_that_failed_goes_on_behind_what_it_has(logs: Logs) -> None:
     whole = claim(logs.config, engine="other", partitions=PARTITIONS, begun=begun)
     assert (whole.epoch, whole.done) == (1, {0, 1, 2})
     assert [position.epoch for position in ledgers(logs)] == [1, 1, 1]
-    # Another one that started between has the partitions: all are claimed anew, by a later start.
+    # Another one that started between has the partitions: all are claimed again, by a later start.
     begun = claim(logs.config, engine="other", partitions=PARTITIONS - 1)
     claim(logs.config, engine="third", partitions=PARTITIONS)
     whole = claim(logs.config, engine="other", partitions=PARTITIONS, begun=begun)

@@ -15,7 +15,7 @@ from tests.integration.queue_logs import (
     tracked,
     wait_until,
 )
-from tests.integration.test_holes import make_anew
+from tests.integration.test_holes import recreate
 from tests.sure_producer import SureProducer
 
 from kafkamq.config import ServiceConfig
@@ -178,12 +178,12 @@ def test_a_group_of_the_version_before_is_kept_as_soon_as_it_is_known(
             assert ack_all(consumer, 1) == [b"new"]
 
 
-def test_a_kept_position_is_not_one_of_a_topic_made_anew(bootstrap: str, namespace: str) -> None:
+def test_a_kept_position_is_not_one_of_a_topic_recreated(bootstrap: str, namespace: str) -> None:
     with make_service(bootstrap, namespace, partitions=1) as service:
         send(service, "a", *payloads(0, 10))
         with service.queue("a").consumer() as consumer:
             ack_all(consumer, 10)
-        make_anew(bootstrap, service.config.message_topic)
+        recreate(bootstrap, service.config.message_topic)
         delete_group(bootstrap, group_of(service.config, "a"))
     with Service(bootstrap, namespace) as service:
         send(service, "a", *payloads(10, 30))
@@ -217,5 +217,5 @@ def test_a_new_queue_reads_no_more_of_the_ledger_than_may_be_its_own(
         send(service, "a", b"new")
         with service.queue("a").consumer() as consumer:
             assert ack_all(consumer, 1) == [b"new"]
-    places = {number for number, is_foreign in seen if is_foreign}
+    places = {number for number, is_forked in seen if is_forked}
     assert 1 <= len(places) <= 2, "a partition of the ledger for one of the messages topic"

@@ -116,7 +116,7 @@ def test_a_large_message_comes_back_whole(service: Service) -> None:
 
 
 def test_offsets_are_committed_before_anything_is_handed_out(service: Service) -> None:
-    """R5: up to the last START, foreign messages along."""
+    """R5: up to the last START, other queues' messages along."""
     send(service, "a", *[b"a"] * 10)
     send(service, "b", *[b"b"] * 10)
     send(service, "a", *[b"a"] * 10)
@@ -218,7 +218,7 @@ def test_a_worker_that_dies_of_it_takes_nothing_else_along(service: Service) -> 
 
 
 def test_max_lease_ends_what_is_renewed_for_ever(service: Service) -> None:
-    """R7, R14: a hung handler does not hold a message for ever; the worker is told."""
+    """R7, R14: a hung handler does not hold a message forever; the worker is told."""
     lost: list[Message] = []
     send(service, "a", b"x")
     with tracked(service.config):

@@ -98,7 +98,7 @@ def test_missing_topics_are_named(config: ServiceConfig) -> None:
         id_of(config, config.message_topic)
 
 
-def test_topic_ids_follow_a_topic_that_is_made_anew(config: ServiceConfig, bootstrap: str) -> None:
+def test_topic_ids_follow_a_topic_that_is_recreated(config: ServiceConfig, bootstrap: str) -> None:
     create_topics(config, partitions=1, marker_partitions=1)
     before = id_of(config, config.message_topic)
     admin = AdminClient({"bootstrap.servers": bootstrap})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kafkamq.dev.demo.recorder import Tally
+from kafkamq.dev.demo.recorder import DemoRecorder
 from kafkamq.markers.wire.markers import encode_marker
 from kafkamq.markers.wire.message_batches import batches_of
 from kafkamq.queue.wire.headers import Origin, copy_headers, dead_letter_headers
@@ -188,13 +188,13 @@ def test_histories_of_faults_count_starts_and_ends_of_batches() -> None:
 
 
 def test_the_demo_follows_batches() -> None:
-    tally = Tally()
+    recorder = DemoRecorder()
     for one in IDS:
-        tally.message((0, one.offset), "q", is_first=True)
+        recorder.message((0, one.offset), "q", is_first=True)
     batches = tuple(batches_of(IDS))
-    tally.marker((0, 0), replace(START, batches=batches))
-    assert (tally.held, tally.open_copies()) == (6, 6)
-    tally.marker((0, 1), replace(END, batches=tuple(batches_of(IDS[2:]))))
-    assert (tally.held, tally.count(Outcome.ACK)) == (2, 4)
-    tally.marker((0, 2), Marker(MarkerType.KEEPALIVE, consumer_id="c", batches=batches))
-    assert tally.keepalives == 1
+    recorder.marker((0, 0), replace(START, batches=batches))
+    assert (recorder.held, recorder.open_copies()) == (6, 6)
+    recorder.marker((0, 1), replace(END, batches=tuple(batches_of(IDS[2:]))))
+    assert (recorder.held, recorder.count(Outcome.ACK)) == (2, 4)
+    recorder.marker((0, 2), Marker(MarkerType.KEEPALIVE, consumer_id="c", batches=batches))
+    assert recorder.keepalives == 1

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ID = "kafkamq-id"
 
 
-class Life:
+class MessageHistory:
     """Messages of two queues, and what became of them."""
 
     def __init__(self, bootstrap: str, namespace: str) -> None:
@@ -75,9 +75,9 @@ class Life:
 
 
 @pytest.fixture
-def life(spark: SparkSession, bootstrap: str, namespace: str) -> Life:
+def history(spark: SparkSession, bootstrap: str, namespace: str) -> MessageHistory:
     del spark  # the commands use the session of this process
-    made = Life(bootstrap, namespace)
+    made = MessageHistory(bootstrap, namespace)
     orders = made.send("orders", "o1", "o2", "o3", "o4")
     mails = made.send("mails", "m1")
     made.work("orders", orders[0], orders[1], outcome=Outcome.ACK)
@@ -87,8 +87,8 @@ def life(spark: SparkSession, bootstrap: str, namespace: str) -> Life:
     return made
 
 
-def test_sql_asks_every_table(life: Life) -> None:
-    rows = life.commands.json(
+def test_sql_asks_every_table(history: MessageHistory) -> None:
+    rows = history.commands.json(
         "sql", "SELECT queue_id, id, outcome, started_at FROM deliveries ORDER BY id"
     )
     assert [(row["queue_id"], row["id"], row["outcome"]) for row in rows] == [
@@ -96,13 +96,13 @@ def test_sql_asks_every_table(life: Life) -> None:
         ("orders", "o3", "REJECT"), ("orders", "o4", "REDELIVERED"),
     ]  # fmt: skip
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", rows[0]["started_at"])
-    (row,) = life.commands.json(
+    (row,) = history.commands.json(
         "sql", "SELECT value, user_key, headers, X'ff' AS odd FROM messages WHERE id = 'm1'"
     )
     assert row["user_key"] == "k"
     assert row["headers"] == [{"key": "trace", "value": "t-m1"}]
     assert row["odd_base64"] == "/w=="
-    text = life.commands.run("sql", "SELECT count(*) AS many FROM messages")
+    text = history.commands.run("sql", "SELECT count(*) AS many FROM messages")
     assert "many" in text
     assert "5" in text
 
@@ -122,7 +122,7 @@ def test_sql_asks_every_table(life: Life) -> None:
     ],
 )
 def test_what_cannot_work_names_the_option(
-    life: Life, arguments: tuple[str, ...], message: str
+    history: MessageHistory, arguments: tuple[str, ...], message: str
 ) -> None:
     printed = BufferingHandler(100)
     loggers = [
@@ -132,28 +132,28 @@ def test_what_cannot_work_names_the_option(
         logger.addHandler(printed)
     try:
         with pytest.raises(ConfigError, match=message):
-            life.commands.run(*arguments)
+            history.commands.run(*arguments)
     finally:
         for logger in loggers:
             logger.removeHandler(printed)
     assert printed.buffer == [], "PySpark's own words, plan and stack"
 
 
-def test_a_replay_sends_what_sql_chooses(life: Life) -> None:
+def test_a_replay_sends_what_sql_chooses(history: MessageHistory) -> None:
     where = "id IN (SELECT id FROM deliveries WHERE outcome IN ('REJECT', 'ACK'))"
-    run = life.commands.json
+    run = history.commands.json
     (report,) = run("replay", "--where", where, "--dry-run")
     assert (report["selected"], report["sent"]) == (3, 0)
-    assert not life.replayed()
+    assert not history.replayed()
     (report,) = run("replay", "--where", where, "--into", "again", "--name", "one")
     assert (report["selected"], report["sent"]) == (3, 3)
-    assert life.replayed() == Counter([("again", "o1"), ("again", "o2"), ("again", "o3")])
+    assert history.replayed() == Counter([("again", "o1"), ("again", "o2"), ("again", "o3")])
     (report,) = run("replay", "--where", where, "--into", "again", "--name", "one")
     assert (report["sent"], report["sent_before"]) == (0, 3)
-    assert sum(life.replayed().values()) == 3
+    assert sum(history.replayed().values()) == 3
     with pytest.raises(ConfigError, match="--name one: another replay"):
-        life.commands.run("replay", "--where", "true", "--name", "one")
-    copies = life.logs.read(life.logs.config.message_topic)
+        history.commands.run("replay", "--where", "true", "--name", "one")
+    copies = history.logs.read(history.logs.config.message_topic)
     headers = {
         tuple(name for name, _ in record.headers() or ())
         for record in copies
@@ -165,10 +165,10 @@ def test_a_replay_sends_what_sql_chooses(life: Life) -> None:
 
 
 def test_a_replay_that_was_cut_short_goes_on(
-    life: Life, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    history: MessageHistory, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = life.logs.config
-    life.send("many", *(f"n{number}" for number in range(20)))
+    config = history.logs.config
+    history.send("many", *(f"n{number}" for number in range(20)))
     register_views(spark, config)
     commit, commits = TransactionalProducer.commit, []
 
@@ -183,11 +183,11 @@ def test_a_replay_that_was_cut_short_goes_on(
     with pytest.raises(RuntimeError, match="killed"):
         replay(spark, config, wanted)
     monkeypatch.undo()
-    assert sum(life.replayed().values()) == 14
-    life.send("many", "later")  # behind the time up to which the first run looked
+    assert sum(history.replayed().values()) == 14
+    history.send("many", "later")  # behind the time up to which the first run looked
     report = replay(spark, config, wanted)
     assert (report.sent_before, report.sent) == (14, 6)
-    assert life.replayed() == Counter(("many", f"n{number}") for number in range(20))
+    assert history.replayed() == Counter(("many", f"n{number}") for number in range(20))
     # As if retention had deleted a message.
     spark.table("messages").where("id <> 'n3'").createOrReplaceTempView("messages")
     with pytest.raises(StateError, match="does not choose the same ones"):
@@ -195,10 +195,10 @@ def test_a_replay_that_was_cut_short_goes_on(
 
 
 def test_a_replay_that_goes_on_does_not_choose_its_own_copies(
-    life: Life, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    history: MessageHistory, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = life.logs.config
-    life.send("skewed", *(f"s{number}" for number in range(4)))
+    config = history.logs.config
+    history.send("skewed", *(f"s{number}" for number in range(4)))
     register_views(spark, config)
     hour_ms = 3_600_000  # by which this machine's clock is ahead of the broker's
     wanted = Replay(name="skewed", where="queue_id = 'skewed'", rate=2.0)
@@ -217,7 +217,7 @@ def test_a_replay_that_goes_on_does_not_choose_its_own_copies(
     monkeypatch.undo()
     report = replay(spark, config, wanted)
     assert (report.sent_before, report.sent, report.selected) == (2, 2, 4)
-    copied = {place: times for place, times in life.replayed().items() if place[0] == "skewed"}
+    copied = {place: times for place, times in history.replayed().items() if place[0] == "skewed"}
     assert copied == {("skewed", f"s{number}"): 1 for number in range(4)}
 
 
@@ -237,9 +237,9 @@ def test_sql_chooses_dead_letters(spark: SparkSession, bootstrap: str, namespace
     assert set(letters.redriven()) == {"a1", "b1"}
 
 
-def test_an_audit_tells_who_did_what(life: Life, tmp_path: Path) -> None:
+def test_an_audit_tells_who_did_what(history: MessageHistory, tmp_path: Path) -> None:
     page = tmp_path / "audit.html"
-    mails, orders = life.commands.json("audit", "--html", str(page))
+    mails, orders = history.commands.json("audit", "--html", str(page))
     assert (mails["queue_id"], orders["queue_id"]) == ("mails", "orders")
     counted = ("messages", "attempts", "acked", "rejected", "leases_lost", "nacked")
     assert [orders[name] for name in counted] == [4, 4, 2, 1, 1, 0]
@@ -256,22 +256,22 @@ def test_an_audit_tells_who_did_what(life: Life, tmp_path: Path) -> None:
     assert len(plots) >= 6
     for plot in plots:
         ElementTree.fromstring(plot)
-    (alone,) = life.commands.json("audit", "--queue", "mails")
+    (alone,) = history.commands.json("audit", "--queue", "mails")
     assert alone["nacked"] == 1
-    text = life.commands.run("audit")
+    text = history.commands.run("audit")
     assert "orders" in text
     assert "took p99" in text
-    assert "No attempt was found" in life.commands.notes("audit", "--queue", "nosuch")
+    assert "No attempt was found" in history.commands.notes("audit", "--queue", "nosuch")
 
 
-def test_an_id_that_was_sent_again_is_one_line_of_an_audit(life: Life) -> None:
-    (again,) = life.send("orders", "o3")
-    life.work("orders", again, outcome=Outcome.NACK, consumer="bob")
-    _, orders = life.commands.json("audit")
+def test_an_id_that_was_sent_again_is_one_line_of_an_audit(history: MessageHistory) -> None:
+    (again,) = history.send("orders", "o3")
+    history.work("orders", again, outcome=Outcome.NACK, consumer="bob")
+    _, orders = history.commands.json("audit")
     assert (orders["messages"], orders["sent_again"]) == (5, 1)
     (o3,) = [each for each in orders["poison"] if each["id"] == "o3"]
     assert (o3["sent"], o3["attempts"], o3["outcome"]) == (2, 2, "NACK")
-    assert "1 of the 5 messages were sent again" in life.commands.notes("audit")
+    assert "1 of the 5 messages were sent again" in history.commands.notes("audit")
 
 
 def test_times_and_bars() -> None:

@@ -1,4 +1,4 @@
-"""Where a queue goes on when Kafka has dropped its group's offsets, and in a topic made anew.
+"""Where a queue goes on when Kafka has dropped its group's offsets, and in a topic recreated.
 
 The parts are called as Spark calls them; a broker, but no Spark.
 """
@@ -13,7 +13,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.integration.queue_logs import delete_group
-from tests.integration.test_holes import make_anew
+from tests.integration.test_holes import recreate
 from tests.integration.tracker_logs import Logs
 from tests.spark.test_queue_reader import OPTIONS, SCHEMA, end, identity, offsets, plan, rows
 
@@ -121,7 +121,7 @@ def test_what_workers_did_since_is_not_done_again(
     assert offsets(rows(queries[-1], tasks)) == [5, 6], "what nobody had begun, and what follows"
 
 
-def test_the_position_in_a_topic_is_not_that_in_the_one_made_anew(
+def test_the_position_in_a_topic_is_not_that_in_the_one_recreated(
     logs: Logs, queries: list[QueueReader]
 ) -> None:
     logs.send(3, key=b"emails")
@@ -129,7 +129,7 @@ def test_the_position_in_a_topic_is_not_that_in_the_one_made_anew(
     planned, tasks = plan(first)
     end(logs, rows(first, tasks))
     first.stop()
-    make_anew(logs.bootstrap, logs.config.message_topic)
+    recreate(logs.bootstrap, logs.config.message_topic)
     logs.send(5, key=b"emails")
     second = start(logs, queries)
     with pytest.raises(DataLossError, match="not the one of the checkpoint"):

@@ -211,7 +211,7 @@ def test_deleted_records_stop_it_and_are_counted(
 def test_loss_under_a_stream_stops_it_or_is_passed(
     spark: SparkSession, source: str, bootstrap: str, topic: str, checkpoint: str
 ) -> None:
-    """Deleted records, then a topic that is made anew under the checkpoint."""
+    """Deleted records, then a topic that is recreated under the checkpoint."""
     from confluent_kafka import TopicPartition
 
     seen: list[int] = []

@@ -159,7 +159,7 @@ def test_a_restart_that_takes_over_is_no_second_owner() -> None:
 
 
 @pytest.mark.parametrize("end", [CLAIM, RELEASE])
-def test_what_ends_a_tenure_ends_its_acts(end: MarshalType) -> None:
+def test_what_ends_a_session_ends_its_acts(end: MarshalType) -> None:
     log = Log()
     log.add(0, BEAT, "a")
     log.add(5, end, "a")

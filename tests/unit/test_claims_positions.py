@@ -88,7 +88,7 @@ def test_start_offsets(case: dict[str, int]) -> None:
         (5, 9, 0, 20, (5, 0, 0)),  # the coordination log knows better
         (5, 9, 7, 20, (7, 2, 0)),  # two messages were deleted unread
         (0, 0, 7, 20, (7, 0, 0)),  # nothing was known: nothing is missed
-        (30, 0, 0, 20, (20, 0, 10)),  # the topic was made anew: the Go client tries for ever
+        (30, 0, 0, 20, (20, 0, 10)),  # the topic was recreated: the Go client tries forever
         (30, 0, 25, 25, (25, 0, 5)),
         (3, 0, 25, 25, (25, 22, 0)),
         (-5, -1, 0, 0, (0, 0, 0)),

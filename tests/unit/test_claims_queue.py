@@ -8,7 +8,7 @@ import pytest
 from tests.contract.worlds import wait_until
 
 from kafkamq import LeaseLostError
-from kafkamq.claims import partition_reader as intake
+from kafkamq.claims import partition_reader as reader
 from kafkamq.claims import queue_consumer as claims
 from kafkamq.claims.queue_consumer import ClaimsConsumer
 from kafkamq.claims.rules.steps import End
@@ -80,7 +80,7 @@ class DeadLetterWriter:
     def close(self, timeout_s: float) -> None: ...
 
 
-class Desk:
+class World:
     def __init__(self) -> None:
         self.dead_letters = DeadLetterWriter()
         self.lost: list[int] = []
@@ -106,7 +106,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
     class Part:
         """A cluster, and its member."""
 
@@ -119,92 +119,92 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
 
     monkeypatch.setattr(claims, "Cluster", Part)
     monkeypatch.setattr(ClaimsConsumer, "_feed", lambda _: None)
-    return Desk()
+    return World()
 
 
-def test_a_dead_letter_of_a_claim_that_has_ended_moves_nothing_on(desk: Desk) -> None:
+def test_a_dead_letter_of_a_claim_that_has_ended_moves_nothing_on(world: World) -> None:
     """The claim was won back meanwhile: one message of a partition at a time all the same."""
-    desk.begin(token=1)
-    (message,) = desk.take()
+    world.begin(token=1)
+    (message,) = world.take()
     message.reject("no good")  # its dead letter is on its way
-    desk.end(End.EXPIRED)
-    desk.begin(token=2)
-    (first,) = desk.take()
-    desk.dead_letters.letter.set_result(None)
-    assert desk.take() == []
+    world.end(End.EXPIRED)
+    world.begin(token=2)
+    (first,) = world.take()
+    world.dead_letters.letter.set_result(None)
+    assert world.take() == []
     first.ack()
-    (second,) = desk.take()
+    (second,) = world.take()
     assert [first.message_id.offset, second.message_id.offset] == [0, 1]
 
 
 @pytest.mark.parametrize("reason", [End.PAUSED, End.BEHIND, End.STUCK, End.RELEASED])
-def test_a_claim_that_is_given_back_takes_verdicts(desk: Desk, reason: End) -> None:
-    desk.begin(token=1)
-    (message,) = desk.take()
-    desk.end(reason)
-    assert desk.take() == []
+def test_a_claim_that_is_given_back_takes_verdicts(world: World, reason: End) -> None:
+    world.begin(token=1)
+    (message,) = world.take()
+    world.end(reason)
+    assert world.take() == []
     message.ack()
-    assert desk.lost == []
+    assert world.lost == []
 
 
 @pytest.mark.parametrize("reason", [End.TAKEN, End.EXPIRED, End.UNCERTAIN, End.FENCED])
-def test_a_claim_that_is_lost_takes_none(desk: Desk, reason: End) -> None:
-    desk.begin(token=1)
-    (message,) = desk.take()
-    desk.end(reason)
-    wait_until(lambda: desk.lost == [0], "its owner is told")
+def test_a_claim_that_is_lost_takes_none(world: World, reason: End) -> None:
+    world.begin(token=1)
+    (message,) = world.take()
+    world.end(reason)
+    wait_until(lambda: world.lost == [0], "its owner is told")
     with pytest.raises(LeaseLostError):
         message.ack()
 
 
 def test_what_is_left_of_a_claim_that_was_given_back_is_lost_when_it_is_won_back(
-    desk: Desk,
+    world: World,
 ) -> None:
-    desk.begin(token=1)
-    (message,) = desk.take()
-    desk.end(End.BEHIND)
-    desk.begin(token=2)
-    wait_until(lambda: desk.lost == [0], "its owner is told")
+    world.begin(token=1)
+    (message,) = world.take()
+    world.end(End.BEHIND)
+    world.begin(token=2)
+    wait_until(lambda: world.lost == [0], "its owner is told")
     with pytest.raises(LeaseLostError):
         message.nack()
 
 
-def test_flush_tells_of_verdicts_that_no_log_has(desk: Desk) -> None:
-    desk.begin(token=1)
-    (message,) = desk.take()
+def test_flush_tells_of_verdicts_that_no_log_has(world: World) -> None:
+    world.begin(token=1)
+    (message,) = world.take()
     message.ack()
-    desk.claims.confirmed = 0  # no heartbeat has said so
-    desk.end(End.EXPIRED)
+    world.claims.confirmed = 0  # no heartbeat has said so
+    world.end(End.EXPIRED)
     with pytest.raises(LeaseLostError, match=r"t\[0\] ended before"):
-        desk.consumer.flush()
-    desk.consumer.flush()
+        world.consumer.flush()
+    world.consumer.flush()
 
 
 def test_flush_tells_of_a_verdict_whose_claim_ended_at_once(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit was taken, and had not returned yet."""
-    desk.begin(token=1)
-    (message,) = desk.take()
-    monkeypatch.setattr(Claimed, "commit", lambda _: desk.end(End.EXPIRED))
+    world.begin(token=1)
+    (message,) = world.take()
+    monkeypatch.setattr(Claimed, "commit", lambda _: world.end(End.EXPIRED))
     message.ack()
     with pytest.raises(LeaseLostError, match=r"t\[0\] ended before"):
-        desk.consumer.flush()
+        world.consumer.flush()
 
 
-def test_flush_says_nothing_of_verdicts_that_the_log_has(desk: Desk) -> None:
-    desk.begin(token=1)
-    (message,) = desk.take()
+def test_flush_says_nothing_of_verdicts_that_the_log_has(world: World) -> None:
+    world.begin(token=1)
+    (message,) = world.take()
     message.ack()
-    desk.claims.confirmed = 1
-    desk.end(End.EXPIRED)
-    desk.consumer.flush()
+    world.claims.confirmed = 1
+    world.end(End.EXPIRED)
+    world.consumer.flush()
 
 
-def test_flush_of_a_consumer_that_has_failed_confirms_nothing(desk: Desk) -> None:
-    desk.begin(token=1)
-    (message,) = desk.take()
-    desk.consumer._fail(BrokerError("gone", code="_AUTHENTICATION"))
+def test_flush_of_a_consumer_that_has_failed_confirms_nothing(world: World) -> None:
+    world.begin(token=1)
+    (message,) = world.take()
+    world.consumer._fail(BrokerError("gone", code="_AUTHENTICATION"))
     with pytest.raises(BrokerError, match="gone"):
         message.ack(wait=True)
 
@@ -214,9 +214,9 @@ def test_flush_of_a_consumer_that_has_failed_confirms_nothing(desk: Desk) -> Non
     [(1, 100_000, True), (1, 99_999, False), (0, 10_000_000, False)],
 )
 def test_a_message_without_a_verdict_holds_so_many_back(outstanding, offset, is_full) -> None:
-    class Tenure:
+    class ClaimSession:
         class claimant:  # noqa: N801 - an attribute
             position = 0
 
-    Tenure.claimant.outstanding = outstanding  # type: ignore[attr-defined]
-    assert intake._is_full(Tenure, offset) is is_full  # type: ignore[arg-type]
+    ClaimSession.claimant.outstanding = outstanding  # type: ignore[attr-defined]
+    assert reader._is_full(ClaimSession, offset) is is_full  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ def test_a_fatal_error_is_raised_at_once() -> None:
 
 
 def test_a_refusal_that_is_not_repeated_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by review: one refusal (a broker that had just started) ended a consumer for ever."""
+    """Found by review: one refusal (a broker that had just started) ended a consumer forever."""
     watch = ErrorWatch("host:9092")
     refusal = KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED, "no such user")
     watch(refusal)

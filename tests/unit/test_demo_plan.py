@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from kafkamq.dev.demo.plan import KIND_HEADER, Kind, check_input, from_input, kind_of, synthetic
-from kafkamq.dev.demo.recorder import Tally
+from kafkamq.dev.demo.recorder import DemoRecorder
 from kafkamq.errors import ConfigError
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome, OutgoingMessage
 
@@ -63,35 +63,35 @@ def marker(kind: MarkerType, offset: int = 0, **fields: object) -> Marker:
     return Marker(kind, message_id=MessageId(0, offset), **fields)  # type: ignore[arg-type]
 
 
-def test_the_tally_is_settled_when_every_copy_has_its_end() -> None:
-    tally = Tally()
-    assert not tally.is_settled(2)
-    tally.message((0, 0), "q", is_first=True)
-    tally.marker((1, 0), marker(MarkerType.START))
-    assert (tally.sent, tally.held) == (1, 1)
-    tally.marker((1, 1), Marker(MarkerType.SCHEDULE))
-    assert tally.sent == 2
-    tally.marker((1, 2), marker(MarkerType.END, outcome=Outcome.NACK))
-    assert (tally.held, tally.open_copies()) == (1, 1)
-    tally.marker((1, 3), marker(MarkerType.END, outcome=Outcome.REDELIVERED))
-    tally.message((0, 1), "q", is_first=False)
-    assert not tally.is_settled(2)
-    tally.marker((1, 4), marker(MarkerType.END, 1, outcome=Outcome.ACK))
-    assert not tally.is_settled(2)
+def test_the_recorder_is_settled_when_every_copy_has_its_end() -> None:
+    recorder = DemoRecorder()
+    assert not recorder.is_settled(2)
+    recorder.message((0, 0), "q", is_first=True)
+    recorder.marker((1, 0), marker(MarkerType.START))
+    assert (recorder.sent, recorder.held) == (1, 1)
+    recorder.marker((1, 1), Marker(MarkerType.SCHEDULE))
+    assert recorder.sent == 2
+    recorder.marker((1, 2), marker(MarkerType.END, outcome=Outcome.NACK))
+    assert (recorder.held, recorder.open_copies()) == (1, 1)
+    recorder.marker((1, 3), marker(MarkerType.END, outcome=Outcome.REDELIVERED))
+    recorder.message((0, 1), "q", is_first=False)
+    assert not recorder.is_settled(2)
+    recorder.marker((1, 4), marker(MarkerType.END, 1, outcome=Outcome.ACK))
+    assert not recorder.is_settled(2)
     fired = Marker(
         MarkerType.END, message_id=MessageId(1, 1), of_schedule=True, outcome=Outcome.REDELIVERED
     )
-    tally.marker((1, 5), fired)
-    tally.message((0, 2), "q", is_first=True)
-    assert not tally.is_settled(2)
-    tally.marker((1, 6), marker(MarkerType.END, 2, outcome=Outcome.ACK))
-    assert tally.is_settled(2)
-    assert not tally.is_settled(3)
-    assert (tally.count(Outcome.ACK), tally.count(Outcome.REDELIVERED)) == (2, 1)
+    recorder.marker((1, 5), fired)
+    recorder.message((0, 2), "q", is_first=True)
+    assert not recorder.is_settled(2)
+    recorder.marker((1, 6), marker(MarkerType.END, 2, outcome=Outcome.ACK))
+    assert recorder.is_settled(2)
+    assert not recorder.is_settled(3)
+    assert (recorder.count(Outcome.ACK), recorder.count(Outcome.REDELIVERED)) == (2, 1)
 
 
 def test_an_ack_behind_the_trackers_end_changes_nothing() -> None:
-    tally = Tally()
-    tally.marker((1, 0), marker(MarkerType.END, outcome=Outcome.REDELIVERED))
-    tally.marker((1, 1), marker(MarkerType.END, outcome=Outcome.ACK))
-    assert tally.ended == {(0, 0): Outcome.REDELIVERED}
+    recorder = DemoRecorder()
+    recorder.marker((1, 0), marker(MarkerType.END, outcome=Outcome.REDELIVERED))
+    recorder.marker((1, 1), marker(MarkerType.END, outcome=Outcome.ACK))
+    assert recorder.ended == {(0, 0): Outcome.REDELIVERED}

@@ -34,7 +34,7 @@ from kafkamq.metrics import (
 )
 from kafkamq.metrics.health import Health, health
 from kafkamq.queue.delivery import Delivery
-from kafkamq.queue.recorder import SendTally
+from kafkamq.queue.recorder import SendRecorder
 from kafkamq.queue.sender import Sender
 
 DASHBOARD = Path(__file__).parents[2] / "dashboards" / "kafkamq.json"
@@ -258,7 +258,7 @@ def test_a_trackers_metrics_are_those_of_its_status() -> None:
 def test_a_send_that_failed_is_counted() -> None:
     class Failing(Sender):
         def __init__(self) -> None:
-            self.tally, self.reported = SendTally(), 0
+            self.recorder, self.reported = SendRecorder(), 0
 
         def failed(self, error: KafkaError) -> KafkaError:
             return error

@@ -47,7 +47,7 @@ class Client:
 def test_another_log_is_fetched_also_if_the_one_before_was_paused(
     monkeypatch: pytest.MonkeyPatch, end: int, is_another: bool
 ) -> None:
-    """Its member begins anew and knows of no pause; in the same log it ends that itself."""
+    """Its member begins again and knows of no pause; in the same log it ends that itself."""
     error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
     client = Client(Message("t", 0, 1000, error=error), end)
     monkeypatch.setattr(follower, "open_consumer", lambda *_: client)

@@ -215,5 +215,5 @@ def test_a_letter_gives_its_record_up_when_it_is_written_or_goes_with_its_partit
     room.queue.scheduler.close(room.partition)
     letters.tend()
     assert third.cancelled()
-    third.end(None)  # too late: whoever has the partition decides anew
+    third.end(None)  # too late: whoever has the partition decides again
     assert room.stats.dead_lettered == 2

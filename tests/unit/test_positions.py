@@ -97,7 +97,7 @@ def test_a_partition_is_read_until_the_latest_start_that_is_known(
 def test_a_position_of_a_topic_that_may_be_another_one_is_none(
     monkeypatch: pytest.MonkeyPatch, kept: bytes, present: bytes
 ) -> None:
-    """In a topic made anew it would pass over what nobody has read."""
+    """In a topic recreated it would pass over what nobody has read."""
     value = encode_group_position(GroupPosition(kept, 900_000, 1))
     ledger = [Record(key=position_prefix("g") + b"0", value=value)]
     monkeypatch.setattr(module, "scan", lambda *_, **__: iter(ledger))

@@ -156,7 +156,7 @@ def test_a_partition_that_cannot_be_read_loses_nothing(
     assert numbers(read(rereader, rows)) == list(range(6))
 
 
-def test_a_topic_that_was_made_anew_is_noticed(cluster: MemoryKafka, rereader: Rereader) -> None:
+def test_a_topic_that_was_recreated_is_noticed(cluster: MemoryKafka, rereader: Rereader) -> None:
     """Its messages stand where the old ones stood, in a first epoch as these were."""
     rows = write(cluster, 4)
     assert rereader.messages.topic(CONFIG.message_topic)  # and this answer is young enough
@@ -164,7 +164,7 @@ def test_a_topic_that_was_made_anew_is_noticed(cluster: MemoryKafka, rereader: R
     cluster.delete_topic(CONFIG.message_topic)
     cluster.create_topic(CONFIG.message_topic, PARTITIONS, settings)
     write(cluster, 4)
-    with pytest.raises(BrokerError, match="anew") as caught:
+    with pytest.raises(BrokerError, match="again") as caught:
         read(rereader, rows)
     assert caught.value.is_retriable
     assert numbers(read(rereader, rows)) == [None] * 4

@@ -61,7 +61,7 @@ def actions(
 
 
 def test_a_batch_that_a_later_start_repeats_fires_nothing_before_the_tick_of_that_start() -> None:
-    """R17, also where the epochs begin anew: what the batch asked for may be done."""
+    """R17, also where the epochs begin again: what the batch asked for may be done."""
     state = State()
     begun = settings()
     first = state.fold(begun)

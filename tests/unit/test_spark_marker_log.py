@@ -32,7 +32,7 @@ def test_a_start_is_not_tried_for_longer_than_ended_ids_are_known(
 
 
 class Unknown:
-    """A producer that knows nothing of the partition; asking anew takes a second, or fails."""
+    """A producer that knows nothing of the partition; asking again takes a second, or fails."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, answers: bool) -> None:
         self.now_s = 0.0

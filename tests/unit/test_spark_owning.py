@@ -26,7 +26,7 @@ sys.stdin.read()
 """
 
 
-class Desk:
+class Slots:
     """Stands for one process: performs, and remembers what."""
 
     def __init__(self, name: str) -> None:
@@ -43,16 +43,16 @@ class Desk:
 
 
 @pytest.fixture
-def desks() -> Iterator[tuple[Desk, Desk]]:
+def both() -> Iterator[tuple[Slots, Slots]]:
     name = uuid.uuid4().hex
-    first, second = Desk(name), Desk(name)
+    first, second = Slots(name), Slots(name)
     yield first, second
     for each in (first, second):
         each.owners.close()
 
 
-def test_rows_go_to_the_process_that_was_first(desks: tuple[Desk, Desk]) -> None:
-    first, second = desks
+def test_rows_go_to_the_process_that_was_first(both: tuple[Slots, Slots]) -> None:
+    first, second = both
     assert first.owners.run(0, "a") == "A"
     assert second.owners.run(1, "b") == "B"
     assert second.owners.run(0, "c") == "C"
@@ -61,8 +61,8 @@ def test_rows_go_to_the_process_that_was_first(desks: tuple[Desk, Desk]) -> None
     assert second.done == [(1, "b"), (1, "d")]
 
 
-def test_errors_come_back_by_name(desks: tuple[Desk, Desk]) -> None:
-    first, second = desks
+def test_errors_come_back_by_name(both: tuple[Slots, Slots]) -> None:
+    first, second = both
     first.owners.run(0, "a")
     with pytest.raises(StateError, match="a wrong request"):
         second.owners.run(0, "wrong")
@@ -72,8 +72,8 @@ def test_errors_come_back_by_name(desks: tuple[Desk, Desk]) -> None:
     assert not second.done
 
 
-def test_who_comes_next_takes_over_from_an_owner_that_ended(desks: tuple[Desk, Desk]) -> None:
-    first, second = desks
+def test_who_comes_next_takes_over_from_an_owner_that_ended(both: tuple[Slots, Slots]) -> None:
+    first, second = both
     first.owners.run(0, "a")
     second.owners.run(0, "b")
     first.owners.close()
@@ -86,7 +86,7 @@ def test_a_killed_process_owns_nothing() -> None:
     name = uuid.uuid4().hex
     command = [sys.executable, "-c", _OTHER, name]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    here = Desk(name)
+    here = Slots(name)
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
@@ -110,7 +110,7 @@ def test_an_owner_that_does_not_answer_is_not_waited_for(
     def hang(slot: int, request: object) -> object:
         return goes_on.wait(60.0) if request == "hang" else None
 
-    stuck, other = Owners(name, hang), Desk(name)
+    stuck, other = Owners(name, hang), Slots(name)
     stuck.run(0, "first")
     assert other.owners.run(0, "hang") == "HANG"
     goes_on.set()
@@ -150,10 +150,10 @@ def test_a_slot_does_one_thing_at_a_time() -> None:
 
 
 def test_without_such_sockets_everyone_does_its_own(
-    monkeypatch: pytest.MonkeyPatch, desks: tuple[Desk, Desk]
+    monkeypatch: pytest.MonkeyPatch, both: tuple[Slots, Slots]
 ) -> None:
     monkeypatch.setattr(owning, "_CAN_SHARE", False)
-    first, second = desks
+    first, second = both
     assert first.owners.run(0, "a") == "A"
     assert second.owners.run(0, "b") == "B"
     assert len(first.done) == len(second.done) == 1

@@ -118,7 +118,7 @@ def test_a_new_process_writes_the_position_of_its_first_batch(
     log = Committed()
     monkeypatch.setattr(slot_settler, "Settler", lambda *_: log)
 
-    def settle(desk: SlotSettler, batch: int) -> None:
+    def settle(settler: SlotSettler, batch: int) -> None:
         position = 10 * batch
         status = TrackerStatus(topic="t", partition=3, engine="e", epoch=1)
         row = {
@@ -128,19 +128,19 @@ def test_a_new_process_writes_the_position_of_its_first_batch(
             "status": encode_status(status),
             "actions": encode_actions([]),
         }
-        assert desk.settle(row, batch) == 0
+        assert settler.settle(row, batch) == 0
 
-    desk = SlotSettler(settings("a"), log, log)  # type: ignore[arg-type]  # in place of both
-    settle(desk, 7)
+    settler = SlotSettler(settings("a"), log, log)  # type: ignore[arg-type]  # in place of both
+    settle(settler, 7)
     assert not log.positions, "nobody waits for it"
-    settle(desk, 8)
-    desk.prepare(3)
-    desk.prepare(3)
+    settle(settler, 8)
+    settler.prepare(3)
+    settler.prepare(3)
     assert log.positions == [(7, 70)]
     now_s = time.monotonic() + 100
     monkeypatch.setattr(settling.time, "monotonic", lambda: now_s)
-    settle(desk, 9)
-    settle(desk, 10)
+    settle(settler, 9)
+    settle(settler, 10)
     assert log.positions == [(7, 70), (9, 90)]
 
 
@@ -194,5 +194,10 @@ def test_a_process_keeps_few_of_its_ledgers_open(monkeypatch: pytest.MonkeyPatch
 def test_a_partition_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Committed()
     monkeypatch.setattr(slot_settler, "Settler", lambda *_: log)
-    desk = SlotSettler(settings("a"), log, log)  # type: ignore[arg-type]  # in place of both
-    assert [desk.wants_preparing(number) for number in (1, 2, 1, 2)] == [True, True, False, False]
+    settler = SlotSettler(settings("a"), log, log)  # type: ignore[arg-type]  # in place of both
+    assert [settler.wants_preparing(number) for number in (1, 2, 1, 2)] == [
+        True,
+        True,
+        False,
+        False,
+    ]

@@ -82,7 +82,7 @@ def test_the_first_offsets_keep_what_was_named_beyond_a_brokers_knowledge(cluste
     assert {each.partition: each.start for each in tasks} == {0: 7, 1: 900}
 
 
-def test_a_topic_made_anew_with_fewer_partitions_is_no_lag(cluster: Cluster) -> None:
+def test_a_topic_recreated_with_fewer_partitions_is_no_lag(cluster: Cluster) -> None:
     reader = stream(failondataloss="false")
     at, _ = batch(reader, reader.initialOffset())
     cluster.partitions, cluster.topic_id, cluster.end = 2, "bb" * 16, 10
@@ -101,7 +101,7 @@ def test_a_broker_that_tells_no_topic_id_does_not_make_the_stream_forget_it(
 
 
 def test_a_checkpoint_of_another_topic_is_refused(cluster: Cluster) -> None:
-    """All of this one would be read anew, beside the checkpoint's position."""
+    """All of this one would be read again, beside the checkpoint's position."""
     reader = stream()
     at, _ = batch(reader, reader.initialOffset())
     other = stream(topic="invoices")

@@ -227,7 +227,7 @@ def test_the_error_of_a_dead_letter_is_cut() -> None:  # R11
     assert dict(dead)["kafkamq-error"] == ("é" * 2048).encode()
 
 
-def test_a_redriven_message_starts_anew() -> None:
+def test_a_redriven_message_starts_again() -> None:
     dead = dead_letter_headers(
         message_headers([("a", b"1"), ("a", None)], id="m-1", ttl_ms=500),
         reason=DeadLetterReason.EXPIRED,

@@ -117,7 +117,7 @@ class ParallelConsumer(ParallelBase):
         Raises:
             DeadlineExceededError: Leaving the group takes longer, and goes on.
         """
-        if self._fork_check.is_foreign:
+        if self._fork_check.is_forked:
             return
         engine = self._engine
         engine.end(timeout_s=timeout, drain_s=drain)

@@ -16,7 +16,7 @@ from kafkamq.claims.member import check_id
 from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.position_change import Place, PositionChange, WriteGroup
 from kafkamq.claims.rules.steps import ClaimantConfig, Fetch, Finish, HandOut, Stop
-from kafkamq.claims.session import Fence, Tenure
+from kafkamq.claims.session import ClaimSession, Fence
 from kafkamq.claims.topic import require_work
 from kafkamq.config import milliseconds
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError
@@ -120,7 +120,7 @@ class Admin:
             return {}
         engine = self._engine
         self._cluster.ready()
-        engine.desk.open(self.group_id)
+        engine.offset_service.open(self.group_id)
         targets = self._resolve(positions)
         patience_s = 2 * engine.interval_ms / 1000 + _PATIENCE_S if timeout is None else timeout
         change = _Change(engine, self.group_id, self._ids, targets, round(patience_s * 1000))
@@ -194,7 +194,7 @@ class Admin:
         return self._engine.admin.offsets_for_times(topic, wanted)
 
 
-class _ChangeTenure(Tenure):
+class _ChangeSession(ClaimSession):
     """A claimant of a change: what is looked up goes through the change."""
 
     __slots__ = ("_change",)
@@ -228,7 +228,7 @@ class _Change:
         self._engine = engine
         self._group = group
         self._ids = ids
-        self._tenures: dict[Place, Tenure] = {}
+        self._sessions: dict[Place, ClaimSession] = {}
         client, instance = ids
         logs = engine.log.logs
         numbers = sorted({engine.partition_of(topic) for topic, _ in targets})
@@ -293,8 +293,8 @@ class _Change:
         )
         peers = engine.log.peers[number] if engine.log.peers else None
         claimant = Claimant(engine.log.logs[number], config, peers=peers)
-        fence = engine.desk.fence(self._group, topic, partition)
-        self._tenures[place] = _ChangeTenure(claimant, number, self, fence, self._change)
+        fence = engine.offset_service.fence(self._group, topic, partition)
+        self._sessions[place] = _ChangeSession(claimant, number, self, fence, self._change)
         return claimant
 
     def _tick(self, now_ms: int, now_s: float) -> None:
@@ -302,7 +302,7 @@ class _Change:
             if isinstance(step, WriteGroup):
                 self._write_group(step)
             elif place is not None:
-                self._engine.perform(self._tenures[place], step)
+                self._engine.perform(self._sessions[place], step)
         if self._change.is_over:
             self._engine.changed.notify_all()
 
@@ -317,14 +317,14 @@ class _Change:
 
     # ---- nothing is read, so nothing is to be done
 
-    def on_fetch(self, tenure: Tenure, step: Fetch) -> None:
+    def on_fetch(self, session: ClaimSession, step: Fetch) -> None:
         """Held, for the change."""
 
-    def on_hand_out(self, tenure: Tenure, step: HandOut) -> None:
+    def on_hand_out(self, session: ClaimSession, step: HandOut) -> None:
         """Never at least once."""
 
-    def on_stop(self, tenure: Tenure, step: Stop) -> None:
+    def on_stop(self, session: ClaimSession, step: Stop) -> None:
         """The change hears of it by itself."""
 
-    def on_finish(self, tenure: Tenure, step: Finish) -> None:
+    def on_finish(self, session: ClaimSession, step: Finish) -> None:
         """Likewise."""

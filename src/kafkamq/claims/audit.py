@@ -58,7 +58,7 @@ class TopicAudit:
 
 
 def scan_topic(config: ServiceConfig, topic: str, *, follow: bool = False) -> Iterator[Scanned]:
-    """Every record from the start to the present end; with ``follow`` for ever."""
+    """Every record from the start to the present end; with ``follow`` forever."""
     with Admin(config) as admin:
         count = find_topic(admin, topic).partitions
         bounds = admin.log_bounds(topic, range(count))

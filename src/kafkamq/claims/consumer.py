@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kafkamq.claims.at_most_once import BatchDesk
+from kafkamq.claims.at_most_once import AtMostOnceBatches
 from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.claims.engine import Engine
 from kafkamq.claims.held_partitions import HeldPartitions
 from kafkamq.claims.message import Batch, ClaimedMessage, CommitToken
 from kafkamq.claims.outputs import Outputs
-from kafkamq.claims.partition_claims import Holding, HoldingListener
-from kafkamq.claims.partition_reader import Intake
+from kafkamq.claims.partition_claims import PartitionClaims, PartitionClaimsListener
+from kafkamq.claims.partition_reader import PartitionReader
 from kafkamq.claims.rules.steps import Delivery, End, Fetch, HandOut, Phase
-from kafkamq.claims.session import Tenure
+from kafkamq.claims.session import ClaimSession
 from kafkamq.errors import DataLossError, LeaseLostError, StateError
 
 __all__ = ["Consumer", "ConsumerConfig"]
@@ -49,29 +49,29 @@ class Consumer(HeldPartitions):
     def __init__(
         self,
         engine: Engine,
-        begin: Callable[[HoldingListener], Holding],
+        begin: Callable[[PartitionClaimsListener], PartitionClaims],
         config: ConsumerConfig,
     ) -> None:
-        """``begin`` makes the holding that tells this consumer what is its own."""
+        """``begin`` makes the claims, which tell this consumer what is its own."""
         self._engine = engine
-        self._holding = begin(self)
+        self._claims = begin(self)
         self._config = config
         self._failure: Exception | None = None
-        self._turn: Tenure | None = None  # whose messages come now
+        self._turn: ClaimSession | None = None  # whose messages come now
         self._left_of_turn = 0
         self._handed_out: dict[tuple[str, int], int] = {}  # up to where, ever
         self._is_stopped = False
         self.is_closed = False
-        is_once = self._holding.config.delivery is Delivery.AT_MOST_ONCE
-        self._intake = Intake(
+        is_once = self._claims.config.delivery is Delivery.AT_MOST_ONCE
+        self._reader = PartitionReader(
             engine.config,
-            self._holding.group,
+            self._claims.group,
             queue=config.queue,
             commit=None if is_once else self._commit,
             on_gone=self._gone,
         )
-        self._desk = BatchDesk(engine, self._intake, config.batch) if is_once else None
-        self._holding.start()
+        self._batches = AtMostOnceBatches(engine, self._reader, config.batch) if is_once else None
+        self._claims.start()
 
     def __iter__(self) -> Iterator[ClaimedMessage]:
         """Messages, until ``stop``."""
@@ -95,17 +95,17 @@ class Consumer(HeldPartitions):
             BrokerError: What no waiting can mend.
             StateError: Closed, or delivery is at most once.
         """
-        if self._desk is not None:
+        if self._batches is not None:
             raise StateError("delivery is at most once: use batches() or next_batch()")
         self._check()
         deadline_s = time.monotonic() + timeout
         while not self._is_stopped:
-            tenure = self._turn
-            lane = self._intake.lanes.get(tenure) if tenure is not None else None
-            while lane and tenure is not None and self._left_of_turn > 0:
-                message = lane.popleft()
+            session = self._turn
+            buffer = self._reader.buffers.get(session) if session is not None else None
+            while buffer and session is not None and self._left_of_turn > 0:
+                message = buffer.popleft()
                 self._left_of_turn -= 1
-                if self._may_hand_out(tenure, (message.offset,)):
+                if self._may_hand_out(session, (message.offset,)):
                     return message
             if not self._next_turn(deadline_s):
                 return None
@@ -123,9 +123,9 @@ class Consumer(HeldPartitions):
         self._check()
         deadline_s = time.monotonic() + timeout
         while not self._is_stopped:
-            if self._desk is not None:
+            if self._batches is not None:
                 self._check()
-                batch = self._desk.next_batch(min(_SLICE_S, deadline_s - time.monotonic()))
+                batch = self._batches.next_batch(min(_SLICE_S, deadline_s - time.monotonic()))
                 if batch is not None:
                     return batch
                 if time.monotonic() >= deadline_s:
@@ -133,13 +133,13 @@ class Consumer(HeldPartitions):
                 continue
             if not self._next_turn(deadline_s):
                 return None
-            tenure = self._turn
-            lane = self._intake.lanes.get(tenure) if tenure is not None else None
-            if lane and tenure is not None:
-                size = min(len(lane), self._config.batch)
-                messages = tuple(lane.popleft() for _ in range(size))
-                if self._may_hand_out(tenure, [message.offset for message in messages]):
-                    return Batch(*tenure.place, tenure.claimant.token, messages)
+            session = self._turn
+            buffer = self._reader.buffers.get(session) if session is not None else None
+            if buffer and session is not None:
+                size = min(len(buffer), self._config.batch)
+                messages = tuple(buffer.popleft() for _ in range(size))
+                if self._may_hand_out(session, [message.offset for message in messages]):
+                    return Batch(*session.place, session.claimant.token, messages)
         return None
 
     def batches(self, timeout: float | None = None) -> Iterator[Batch]:
@@ -152,29 +152,29 @@ class Consumer(HeldPartitions):
                 return
 
     def _next_turn(self, deadline_s: float) -> bool:
-        """Fill the lanes, and take the next; False: there was nothing before the deadline."""
+        """Fill the buffers, and take the next; False: there was nothing before the deadline."""
         self._check()
         self._left_of_turn = self._config.batch
         left_s = deadline_s - time.monotonic()
-        if self._intake.is_idle and left_s > 0:
+        if self._reader.is_idle and left_s > 0:
             with self._engine.changed:
                 self._engine.changed.wait(min(_SLICE_S, left_s))
-        self._intake.fill(max(0.0, min(_SLICE_S, left_s)))
-        self._turn = self._intake.next_lane()
-        if self._turn is None and any(self._intake.lanes.values()) and left_s > 0:
+        self._reader.fill(max(0.0, min(_SLICE_S, left_s)))
+        self._turn = self._reader.next_buffer()
+        if self._turn is None and any(self._reader.buffers.values()) and left_s > 0:
             with self._engine.changed:  # commits make room
                 self._engine.changed.wait(min(_SLICE_S, left_s))
         return self._turn is not None or left_s > 0
 
-    def _may_hand_out(self, tenure: Tenure, offsets: tuple[int, ...] | list[int]) -> bool:
+    def _may_hand_out(self, session: ClaimSession, offsets: tuple[int, ...] | list[int]) -> bool:
         with self._engine.lock:
-            if not tenure.claimant.hand_out(offsets, lease_clock_ms()):
+            if not session.claimant.hand_out(offsets, lease_clock_ms()):
                 return False
-            stats, next_offset = self._engine.stats, self._handed_out.get(tenure.place, 0)
+            stats, next_offset = self._engine.stats, self._handed_out.get(session.place, 0)
             stats.handed_out += len(offsets)
             if offsets[0] < next_offset:
                 stats.redelivered += sum(offset < next_offset for offset in offsets)
-            self._handed_out[tenure.place] = max(next_offset, offsets[-1] + 1)
+            self._handed_out[session.place] = max(next_offset, offsets[-1] + 1)
             return True
 
     def _check(self) -> None:
@@ -199,16 +199,16 @@ class Consumer(HeldPartitions):
     def _commit(self, token: CommitToken) -> None:
         place = (token.topic, token.partition)
         with self._engine.lock:
-            tenure = self._holding.tenures.get(place)
-            if tenure is None or tenure.claimant.token != token.token:
+            session = self._claims.sessions.get(place)
+            if session is None or session.claimant.token != token.token:
                 raise LeaseLostError(
                     f"the claim of {token.topic}[{token.partition}] under which offset"
                     f" {token.offset} was handed out has ended: its message may be with another"
                     " consumer"
                 )
-            tenure.claimant.commit(token.offset)
-            if tenure.claimant.phase is Phase.DRAINING:
-                self._engine.drive(tenure)
+            session.claimant.commit(token.offset)
+            if session.claimant.phase is Phase.DRAINING:
+                self._engine.drive(session)
 
     @contextmanager
     def transaction(self, of: ClaimedMessage | Batch) -> Iterator[Outputs]:
@@ -223,20 +223,20 @@ class Consumer(HeldPartitions):
         """
         place = (of.topic, of.partition)
         with self._engine.lock:
-            tenure = self._holding.tenures.get(place)
-            is_live = tenure is not None and tenure.claimant.is_live(lease_clock_ms())
-        if tenure is None or not is_live or tenure.claimant.token != of.token:
+            session = self._claims.sessions.get(place)
+            is_live = session is not None and session.claimant.is_live(lease_clock_ms())
+        if session is None or not is_live or session.claimant.token != of.token:
             raise LeaseLostError(f"the claim of {of.topic}[{of.partition}] has ended")
-        if tenure.fence is None:
+        if session.fence is None:
             raise StateError("outputs are not fenced: make the consumer with fenced=True")
-        with tenure.fence.transaction() as producer:
+        with session.fence.transaction() as producer:
             yield Outputs(producer)
 
-    # ---- what the holding tells, under the engine's lock
+    # ---- what the claims tell, under the engine's lock
 
-    def on_gained(self, tenure: Tenure, step: Fetch) -> None:
+    def on_gained(self, session: ClaimSession, step: Fetch) -> None:
         """Held: read it, unless its position is not in the log."""
-        topic, partition = tenure.place
+        topic, partition = session.place
         if step.deleted or step.beyond:
             text = (
                 f"the position of {topic}[{partition}] lies outside the log: "
@@ -244,48 +244,48 @@ class Consumer(HeldPartitions):
                 + (f"it is {step.beyond} behind the log's end" if step.beyond else "")
             )
             if self._config.on_data_loss == "raise":
-                self._lose(tenure, text, step.offset - step.deleted + step.beyond)
+                self._lose(session, text, step.offset - step.deleted + step.beyond)
                 return
             _log.warning("%s; going on at %d", text, step.offset)
-        if self._desk is not None:
-            self._desk.add(tenure)
-        self._intake.gain(tenure, step.offset)
+        if self._batches is not None:
+            self._batches.add(session)
+        self._reader.gain(session, step.offset)
         if self._config.on_claim is not None:
-            self._config.on_claim(topic, partition, tenure.claimant.token)
+            self._config.on_claim(topic, partition, session.claimant.token)
 
-    def on_batch(self, tenure: Tenure, step: HandOut) -> None:
+    def on_batch(self, session: ClaimSession, step: HandOut) -> None:
         """At most once: a batch may be used."""
-        if self._desk is not None:
-            self._desk.hand_out(tenure, step)
+        if self._batches is not None:
+            self._batches.hand_out(session, step)
 
-    def on_lost(self, tenure: Tenure, reason: End, *, is_lost: bool) -> None:
+    def on_lost(self, session: ClaimSession, reason: End, *, is_lost: bool) -> None:
         """What is queued of it is dropped: ``_may_hand_out`` refuses it."""
-        self._intake.drop(tenure)
-        if self._desk is not None:
-            self._desk.remove(tenure)
+        self._reader.drop(session)
+        if self._batches is not None:
+            self._batches.remove(session)
         if self._config.on_lost is not None:
-            self._config.on_lost(*tenure.place, reason.value)
+            self._config.on_lost(*session.place, reason.value)
 
-    def _gone(self, tenure: Tenure) -> None:
+    def _gone(self, session: ClaimSession) -> None:
         """The next message was deleted while it was held, or its offset is beyond the end."""
-        topic, partition = tenure.place
+        topic, partition = session.place
         with self._engine.lock:
-            position = tenure.claimant.position
+            position = session.claimant.position
             text = (
                 f"messages of {topic}[{partition}] from {position} on are not in the log any more"
             )
             if self._config.on_data_loss == "raise":
-                self._lose(tenure, text, position)
-            else:  # a new tenure begins at the log's start
+                self._lose(session, text, position)
+            else:  # a new session begins at the log's start
                 _log.warning("%s; claiming it again", text)
-                self._holding.release(tenure)
+                self._claims.release(session)
 
-    def _lose(self, tenure: Tenure, text: str, offset: int) -> None:
+    def _lose(self, session: ClaimSession, text: str, offset: int) -> None:
         self._failure = DataLossError(
             f"{text}; set on_data_loss='skip' to go on, or choose a position with"
             " `kafkamq claims set-position`"
         )
-        self._holding.release(tenure, offset=offset)
+        self._claims.release(session, offset=offset)
 
     # ---- the end
 
@@ -297,9 +297,9 @@ class Consumer(HeldPartitions):
         """As ``HeldPartitions.close``; messages that were not handed out are dropped."""
         if not self.is_closed:
             self._is_stopped = True
-            if self._desk is not None:  # what the application never saw is not lost
+            if self._batches is not None:  # what the application never saw is not lost
                 with self._engine.lock:
-                    for tenure, offset in self._desk.untaken().items():
-                        self._holding.release(tenure, offset=offset, keeps_claim=not release)
+                    for session, offset in self._batches.untaken().items():
+                        self._claims.release(session, offset=offset, keeps_claim=not release)
             super().close(release=release, drain=drain, timeout=timeout)
-            self._intake.close()
+            self._reader.close()

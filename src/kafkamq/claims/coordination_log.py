@@ -79,7 +79,7 @@ class CoordinationLog:
         self._follower: Follower | None = None
         self._absences = 0
         self._missing: dict[int, int] = {}  # partition -> the end that was there at the start
-        self._ends: dict[int, int] = {}  # the same, for ever
+        self._ends: dict[int, int] = {}  # the same, forever
 
     @property
     def bad_records(self) -> int:

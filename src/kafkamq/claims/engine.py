@@ -16,9 +16,9 @@ from functools import partial
 
 from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.claims.coordination_log import INTERVAL_HEADER, CoordinationLog
-from kafkamq.claims.offset_service import Desk, DeskAnswers
+from kafkamq.claims.offset_service import OffsetAnswers, OffsetService
 from kafkamq.claims.rules.steps import End, Fetch, Finish, HandOut, LookUp, Step, Stop, Write
-from kafkamq.claims.session import NEVER_MS, Tenure
+from kafkamq.claims.session import NEVER_MS, ClaimSession
 from kafkamq.claims.topic import CoordinationTopic
 from kafkamq.claims.wire.marshal import coordination_partition, encode_value
 from kafkamq.config import ServiceConfig
@@ -50,7 +50,7 @@ class Stats:
     lateness_ms: int = 0  # of the last heartbeat
     max_lateness_ms: int = 0
     handed_out: int = 0
-    redelivered: int = 0  # handed out though a former tenure of this process had them already
+    redelivered: int = 0  # handed out though a former session of this process had them already
 
 
 class Engine:
@@ -72,18 +72,18 @@ class Engine:
         self.log = CoordinationLog(config, topic, rules=rules, interval_ms=interval_ms)
         self.stats = Stats()
         self.admin = Admin(config, timeout_s=15.0)
-        self.desk = Desk(
+        self.offset_service = OffsetService(
             config,
             self.admin,
-            DeskAnswers(self._found, self._not_found, self._committed, self.refuse),
+            OffsetAnswers(self._found, self._not_found, self._committed, self.refuse),
         )
         self._producer: IdempotentProducer | None = None
-        self._tenures: set[Tenure] = set()
-        self._dirty: set[Tenure] = set()
-        self._by_place: dict[tuple[str, str, int], Tenure] = {}
+        self._sessions: set[ClaimSession] = set()
+        self._dirty: set[ClaimSession] = set()
+        self._by_place: dict[tuple[str, str, int], ClaimSession] = {}
         self._tickers: list[Ticker] = []
         self._under_way = 0  # writes without a report
-        self._overdue: dict[tuple[Tenure, int], tuple[int, Write]] = {}
+        self._overdue: dict[tuple[ClaimSession, int], tuple[int, Write]] = {}
         self._topology_ms = 0
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="kafkamq-claims", daemon=True)
@@ -114,7 +114,7 @@ class Engine:
             self._thread.join(timeout_s)
         if self._producer is not None:
             self._producer.close(min(timeout_s, 5.0))
-        self.desk.close(min(timeout_s, 5.0))
+        self.offset_service.close(min(timeout_s, 5.0))
         if not self._thread.is_alive():
             self.log.close()
         self.admin.close()
@@ -147,21 +147,21 @@ class Engine:
         """The coordination partition of a topic."""
         return coordination_partition(topic, self.topic.partitions)
 
-    def add(self, tenure: Tenure) -> None:
+    def add(self, session: ClaimSession) -> None:
         """Drive a claimant from now on, until it is over."""
-        config = tenure.claimant.config
-        self._tenures.add(tenure)
-        self._by_place[config.group, config.topic, config.partition] = tenure
-        self.drive(tenure)
+        config = session.claimant.config
+        self._sessions.add(session)
+        self._by_place[config.group, config.topic, config.partition] = session
+        self.drive(session)
 
     def held_ages(self) -> dict[tuple[str, ...], float]:
         """Seconds since the last heartbeat of what is held, by group, topic and partition."""
         with self.lock:
             now_s = self.log.clock.now_s()
             found: dict[tuple[str, ...], float] = {}
-            for (group, topic, partition), tenure in self._by_place.items():
-                if tenure.start is not None:
-                    log = self.log.logs[tenure.coordination_partition]
+            for (group, topic, partition), session in self._by_place.items():
+                if session.start is not None:
+                    log = self.log.logs[session.coordination_partition]
                     claim = log.claim(group, topic, partition, now_s=now_s)
                     found[group, topic, str(partition)] = max(0.0, claim.age_s)
             return found
@@ -174,10 +174,10 @@ class Engine:
         if ticker in self._tickers:
             self._tickers.remove(ticker)
 
-    def drive(self, tenure: Tenure) -> None:
+    def drive(self, session: ClaimSession) -> None:
         """Plan and perform what a claimant has to do now."""
-        self._dirty.discard(tenure)
-        claimant = tenure.claimant
+        self._dirty.discard(session)
+        claimant = session.claimant
         steps = claimant.plan(
             lease_clock_ms(),
             self.log.clock.now_s(),
@@ -185,31 +185,31 @@ class Engine:
             wall_s=time.time(),
         )
         for step in steps:
-            self.perform(tenure, step)
+            self.perform(session, step)
         if self.stats.lateness_ms != claimant.lateness_ms:
             self.stats.lateness_ms = claimant.lateness_ms
             self.stats.max_lateness_ms = max(self.stats.max_lateness_ms, claimant.lateness_ms)
         wake_ms = claimant.wake_ms()
-        tenure.wake_ms = NEVER_MS if wake_ms is None else wake_ms
+        session.wake_ms = NEVER_MS if wake_ms is None else wake_ms
 
-    def perform(self, tenure: Tenure, step: Step) -> None:
+    def perform(self, session: ClaimSession, step: Step) -> None:
         """Do one step, or begin it."""
         if isinstance(step, Write):
-            self._write(tenure, step)
+            self._write(session, step)
         elif isinstance(step, LookUp):
-            self.desk.look_up(tenure)
+            self.offset_service.look_up(session)
         elif isinstance(step, Fetch):
-            tenure.start = step
+            session.start = step
             self.stats.won += 1
-            self.stats.takeovers += tenure.is_takeover
-            tenure.listener.on_fetch(tenure, step)
+            self.stats.takeovers += session.is_takeover
+            session.listener.on_fetch(session, step)
         elif isinstance(step, HandOut):
-            tenure.listener.on_hand_out(tenure, step)
+            session.listener.on_hand_out(session, step)
         elif isinstance(step, Stop):
             self.stats.lost += step.is_lost
-            tenure.listener.on_stop(tenure, step)
+            session.listener.on_stop(session, step)
         else:
-            self._finish(tenure, step)
+            self._finish(session, step)
         self.changed.notify_all()
 
     def send(
@@ -238,9 +238,9 @@ class Engine:
         with self.lock:
             if self.error is None:
                 self.error = error
-            for tenure in list(self._tenures):
-                tenure.listener.on_stop(tenure, Stop(End.UNCERTAIN, is_lost=True))
-                self._finish(tenure, Finish(End.UNCERTAIN, tenure.claimant.position))
+            for session in list(self._sessions):
+                session.listener.on_stop(session, Stop(End.UNCERTAIN, is_lost=True))
+                self._finish(session, Finish(End.UNCERTAIN, session.claimant.position))
             self.changed.notify_all()
 
     def refuse(self, error: KafkaMQError) -> None:
@@ -281,20 +281,20 @@ class Engine:
         by_place, dirty = self._by_place, self._dirty
         for record in records:
             if not record.topic:  # ReleaseGroup
-                dirty.update(t for t in self._tenures if t.claimant.config.group == record.group)
+                dirty.update(t for t in self._sessions if t.claimant.config.group == record.group)
                 continue
-            tenure = by_place.get((record.group, record.topic, record.partition))
-            if tenure is not None:
-                dirty.add(tenure)
+            session = by_place.get((record.group, record.topic, record.partition))
+            if session is not None:
+                dirty.add(session)
         self.changed.notify_all()
 
     def _turn(self) -> None:
         now_ms = lease_clock_ms()
         self._skip_overdue(now_ms)
-        due = [t for t in self._tenures if t in self._dirty or t.wake_ms <= now_ms]
-        for tenure in due:
-            if tenure in self._tenures:
-                self.drive(tenure)
+        due = [t for t in self._sessions if t in self._dirty or t.wake_ms <= now_ms]
+        for session in due:
+            if session in self._sessions:
+                self.drive(session)
         if self.is_ready:
             for ticker in list(self._tickers):
                 ticker(now_ms, self.log.clock.now_s())
@@ -306,49 +306,49 @@ class Engine:
 
     # ---- writing
 
-    def _write(self, tenure: Tenure, step: Write) -> None:
-        if step.commit_offset < 0 and not tenure.at_desk:
-            self._produce(tenure, step)
+    def _write(self, session: ClaimSession, step: Write) -> None:
+        if step.commit_offset < 0 and not session.open_commits:
+            self._produce(session, step)
             return
-        tenure.at_desk += 1
+        session.open_commits += 1
         if not step.must_commit:
-            patience_ms = min(2000, tenure.claimant.config.lease_ms // 4)
-            self._overdue[tenure, step.ticket] = (lease_clock_ms() + patience_ms, step)
-        self.desk.commit(tenure, step)
+            patience_ms = min(2000, session.claimant.config.lease_ms // 4)
+            self._overdue[session, step.ticket] = (lease_clock_ms() + patience_ms, step)
+        self.offset_service.commit(session, step)
 
     def _skip_overdue(self, now_ms: int) -> None:
-        """Heartbeats do not wait for ever for offsets that are committed as well."""
+        """Heartbeats do not wait forever for offsets that are committed as well."""
         late = [key for key, (due_ms, _) in self._overdue.items() if due_ms <= now_ms]
-        for tenure, ticket in late:
-            _, step = self._overdue[tenure, ticket]
-            self._after_commit(tenure, step, is_committed=False)
+        for session, ticket in late:
+            _, step = self._overdue[session, ticket]
+            self._after_commit(session, step, is_committed=False)
 
-    def _after_commit(self, tenure: Tenure, step: Write, *, is_committed: bool) -> None:
-        key = (tenure, step.ticket)
+    def _after_commit(self, session: ClaimSession, step: Write, *, is_committed: bool) -> None:
+        key = (session, step.ticket)
         if not step.must_commit and self._overdue.pop(key, None) is None:
             return  # it was overdue, and is long written
-        tenure.at_desk -= 1
+        session.open_commits -= 1
         if is_committed or not step.must_commit:
-            self._produce(tenure, step)
+            self._produce(session, step)
         else:
-            tenure.claimant.on_failed(step.ticket, lease_clock_ms())
-        if tenure.fence is not None and not tenure.fence.is_usable:
-            tenure.claimant.release(lease_clock_ms(), reason=End.FENCED)
-        self._plan_soon(tenure)
+            session.claimant.on_failed(step.ticket, lease_clock_ms())
+        if session.fence is not None and not session.fence.is_usable:
+            session.claimant.release(lease_clock_ms(), reason=End.FENCED)
+        self._plan_soon(session)
 
-    def _produce(self, tenure: Tenure, step: Write) -> None:
+    def _produce(self, session: ClaimSession, step: Write) -> None:
         def report(offset: int) -> None:
             if offset < 0:
-                tenure.claimant.on_failed(step.ticket, lease_clock_ms())
+                session.claimant.on_failed(step.ticket, lease_clock_ms())
             else:
-                tenure.claimant.on_written(step.ticket, offset)
-            self._plan_soon(tenure)
+                session.claimant.on_written(step.ticket, offset)
+            self._plan_soon(session)
 
-        self.send(tenure.coordination_partition, step.record, report)
+        self.send(session.coordination_partition, step.record, report)
 
-    def _plan_soon(self, tenure: Tenure) -> None:
-        if tenure in self._tenures:  # others are driven by whoever made them
-            self._dirty.add(tenure)
+    def _plan_soon(self, session: ClaimSession) -> None:
+        if session in self._sessions:  # others are driven by whoever made them
+            self._dirty.add(session)
 
     def _delivered(
         self, report: Callable[[int], None], error: KafkaError | None, message: Record
@@ -362,37 +362,37 @@ class Engine:
                 _log.warning("a coordination record was not written", extra={"said": error.str()})
                 self.refuse(broker_error(error, f"writing {self.topic.name}"))
 
-    # ---- answers of the desk, from its threads
+    # ---- answers of the offset service, from its threads
 
-    def _found(self, tenure: Tenure, earliest: int, latest: int, committed: int) -> None:
+    def _found(self, session: ClaimSession, earliest: int, latest: int, committed: int) -> None:
         with self.lock:
-            tenure.offsets(earliest, latest, committed, lease_clock_ms())
-            self._drive_if_ours(tenure)
+            session.offsets(earliest, latest, committed, lease_clock_ms())
+            self._drive_if_ours(session)
 
-    def _not_found(self, tenure: Tenure) -> None:
+    def _not_found(self, session: ClaimSession) -> None:
         with self.lock:
-            tenure.claimant.on_lookup_failed(lease_clock_ms())
-            self._drive_if_ours(tenure)
+            session.claimant.on_lookup_failed(lease_clock_ms())
+            self._drive_if_ours(session)
 
-    def _committed(self, tenure: Tenure, step: Write, is_committed: bool) -> None:
+    def _committed(self, session: ClaimSession, step: Write, is_committed: bool) -> None:
         with self.lock:
-            self._after_commit(tenure, step, is_committed=is_committed)
-            self._drive_if_ours(tenure)
+            self._after_commit(session, step, is_committed=is_committed)
+            self._drive_if_ours(session)
 
-    def _drive_if_ours(self, tenure: Tenure) -> None:
-        if tenure in self._tenures:
-            self.drive(tenure)
+    def _drive_if_ours(self, session: ClaimSession) -> None:
+        if session in self._sessions:
+            self.drive(session)
         else:
-            self._dirty.discard(tenure)
+            self._dirty.discard(session)
 
-    def _finish(self, tenure: Tenure, step: Finish) -> None:
-        config = tenure.claimant.config
-        self._tenures.discard(tenure)
-        self._dirty.discard(tenure)
+    def _finish(self, session: ClaimSession, step: Finish) -> None:
+        config = session.claimant.config
+        self._sessions.discard(session)
+        self._dirty.discard(session)
         self.stats.ended[step.reason] = self.stats.ended.get(step.reason, 0) + 1
         key = (config.group, config.topic, config.partition)
-        if self._by_place.get(key) is tenure:
+        if self._by_place.get(key) is session:
             del self._by_place[key]
-        if tenure.fence is not None:
-            self.desk.close_fence(config.group, tenure.fence)
-        tenure.listener.on_finish(tenure, step)
+        if session.fence is not None:
+            self.offset_service.close_fence(config.group, session.fence)
+        session.listener.on_finish(session, step)

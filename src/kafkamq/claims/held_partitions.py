@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.claims.engine import Engine
-from kafkamq.claims.partition_claims import Holding
+from kafkamq.claims.partition_claims import PartitionClaims
 from kafkamq.claims.rules.steps import Phase
-from kafkamq.claims.session import Tenure
+from kafkamq.claims.session import ClaimSession
 from kafkamq.errors import DeadlineExceededError, LeaseLostError
 
 __all__ = ["HeldPartitions"]
@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 class HeldPartitions:
-    """Views and the end; who derives from it sets ``_engine`` and ``_holding``. Thread-safe."""
+    """Views and the end; who derives from it sets ``_engine`` and ``_claims``. Thread-safe."""
 
     _engine: Engine
-    _holding: Holding
+    _claims: PartitionClaims
     is_closed: bool
 
     def __enter__(self: _Self) -> _Self:
@@ -35,49 +35,49 @@ class HeldPartitions:
     def claims(self) -> dict[tuple[str, int], int]:
         """Fencing token by topic and partition of everything that is held now."""
         with self._engine.lock:
-            return {place: tenure.claimant.token for place, tenure in self._holding.held().items()}
+            return {place: session.claimant.token for place, session in self._claims.held().items()}
 
     @property
     def complete_topics(self) -> frozenset[str]:
         """With ``claims="topic"``: topics that are held as a whole."""
-        return frozenset(self._holding.complete)
+        return frozenset(self._claims.complete)
 
     def positions(self) -> dict[tuple[str, int], int]:
         """The next offset to consume, by topic and partition, of everything that is held now."""
         with self._engine.lock:
             return {
-                place: tenure.claimant.position for place, tenure in self._holding.held().items()
+                place: session.claimant.position for place, session in self._claims.held().items()
             }
 
     def confirmed_position(self, topic: str, partition: int) -> int:
         """Up to where the log says that all is done; -1: it is not held."""
         with self._engine.lock:
-            tenure = self._holding.tenures.get((topic, partition))
-            return -1 if tenure is None else tenure.claimant.confirmed_position
+            session = self._claims.sessions.get((topic, partition))
+            return -1 if session is None else session.claimant.confirmed_position
 
     def wait_for_claims(self, count: int, timeout: float = 30.0) -> None:
         """Wait until at least ``count`` partitions are held."""
         self._engine.wait_until(
-            lambda: len(self._holding.held()) >= count, timeout, f"claiming {count} partitions"
+            lambda: len(self._claims.held()) >= count, timeout, f"claiming {count} partitions"
         )
 
     def flush(self, timeout: float = 30.0) -> None:
         """Write the positions of everything that is held, and wait until they stand in the log."""
         with self._engine.lock:
             wanted = {}
-            for tenure in self._holding.held().values():
-                tenure.claimant.beat_soon(lease_clock_ms())
-                self._engine.drive(tenure)
-                wanted[tenure] = tenure.claimant.position
-        lost: list[Tenure] = []
+            for session in self._claims.held().values():
+                session.claimant.beat_soon(lease_clock_ms())
+                self._engine.drive(session)
+                wanted[session] = session.claimant.position
+        lost: list[ClaimSession] = []
 
         def is_done() -> bool:
-            for tenure in list(wanted):
-                if tenure.claimant.confirmed_position >= wanted[tenure]:
-                    del wanted[tenure]
-                elif tenure.claimant.phase not in (Phase.OWNING, Phase.DRAINING):
-                    del wanted[tenure]
-                    lost.append(tenure)
+            for session in list(wanted):
+                if session.claimant.confirmed_position >= wanted[session]:
+                    del wanted[session]
+                elif session.claimant.phase not in (Phase.OWNING, Phase.DRAINING):
+                    del wanted[session]
+                    lost.append(session)
             return not wanted
 
         self._engine.wait_until(is_done, timeout, "writing positions")
@@ -99,10 +99,10 @@ class HeldPartitions:
             return
         self.is_closed = True
         with self._engine.lock:
-            self._holding.stop(drain_ms=round(drain * 1000), keeps_claims=not release)
+            self._claims.stop(drain_ms=round(drain * 1000), keeps_claims=not release)
         try:
             self._engine.wait_until(
-                lambda: self._holding.is_over or self._engine.error is not None,
+                lambda: self._claims.is_over or self._engine.error is not None,
                 timeout,
                 "releasing claims",
             )

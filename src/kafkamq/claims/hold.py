@@ -7,9 +7,9 @@ from collections.abc import Callable
 from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.claims.engine import Engine
 from kafkamq.claims.held_partitions import HeldPartitions
-from kafkamq.claims.partition_claims import Holding, HoldingListener
+from kafkamq.claims.partition_claims import PartitionClaims, PartitionClaimsListener
 from kafkamq.claims.rules.steps import End, Fetch, HandOut
-from kafkamq.claims.session import Tenure
+from kafkamq.claims.session import ClaimSession
 from kafkamq.errors import LeaseLostError
 
 __all__ = ["Hold"]
@@ -21,28 +21,28 @@ class Hold(HeldPartitions):
     def __init__(
         self,
         engine: Engine,
-        begin: Callable[[HoldingListener], Holding],
+        begin: Callable[[PartitionClaimsListener], PartitionClaims],
         *,
         on_claim: Callable[[str, int, int], None] | None,
         on_lost: Callable[[str, int, str], None] | None,
     ) -> None:
-        """``begin`` makes the holding that tells this one what is its own."""
+        """``begin`` makes the claims, which tell this one what is its own."""
         self._engine = engine
-        self._holding = begin(self)
+        self._claims = begin(self)
         self._on_claim = on_claim
         self._on_lost = on_lost
         self.is_closed = False
-        self._done: dict[Tenure, int] = {}  # positions that the next heartbeat will say
-        self._holding.start()
+        self._done: dict[ClaimSession, int] = {}  # positions that the next heartbeat will say
+        self._claims.start()
 
     def is_held(self, topic: str, partition: int, token: int) -> bool:
         """Whether that claim may be worked under at this moment."""
         with self._engine.lock:
-            tenure = self._holding.tenures.get((topic, partition))
+            session = self._claims.sessions.get((topic, partition))
             return (
-                tenure is not None
-                and tenure.claimant.token == token
-                and tenure.claimant.is_live(lease_clock_ms())
+                session is not None
+                and session.claimant.token == token
+                and session.claimant.is_live(lease_clock_ms())
             )
 
     def commit_position(self, topic: str, partition: int, offset: int) -> None:
@@ -52,26 +52,26 @@ class Hold(HeldPartitions):
             LeaseLostError: The partition is not held any more.
         """
         with self._engine.lock:
-            tenure = self._holding.tenures.get((topic, partition))
-            if tenure is None or not tenure.claimant.is_live(lease_clock_ms()):
+            session = self._claims.sessions.get((topic, partition))
+            if session is None or not session.claimant.is_live(lease_clock_ms()):
                 raise LeaseLostError(f"{topic}[{partition}] is not held any more")
-            if offset > max(self._done.get(tenure, 0), tenure.claimant.position):
-                self._done[tenure] = offset
-                tenure.claimant.hand_out((offset - 1,), lease_clock_ms())
-                tenure.claimant.commit(offset - 1)
+            if offset > max(self._done.get(session, 0), session.claimant.position):
+                self._done[session] = offset
+                session.claimant.hand_out((offset - 1,), lease_clock_ms())
+                session.claimant.commit(offset - 1)
 
-    # ---- what the holding tells, under the engine's lock
+    # ---- what the claims tell, under the engine's lock
 
-    def on_gained(self, tenure: Tenure, step: Fetch) -> None:
+    def on_gained(self, session: ClaimSession, step: Fetch) -> None:
         """Held, from ``step.offset`` on."""
         if self._on_claim is not None:
-            self._on_claim(*tenure.place, tenure.claimant.token)
+            self._on_claim(*session.place, session.claimant.token)
 
-    def on_batch(self, tenure: Tenure, step: HandOut) -> None:
+    def on_batch(self, session: ClaimSession, step: HandOut) -> None:
         """Never at least once."""
 
-    def on_lost(self, tenure: Tenure, reason: End, *, is_lost: bool) -> None:
+    def on_lost(self, session: ClaimSession, reason: End, *, is_lost: bool) -> None:
         """Lost, or being given up."""
-        self._done.pop(tenure, None)
+        self._done.pop(session, None)
         if self._on_lost is not None:
-            self._on_lost(*tenure.place, reason.value)
+            self._on_lost(*session.place, reason.value)

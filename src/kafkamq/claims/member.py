@@ -12,7 +12,7 @@ from kafkamq.claims.consumer import Consumer, ConsumerConfig
 from kafkamq.claims.coordination_log import check_intervals
 from kafkamq.claims.engine import Engine
 from kafkamq.claims.hold import Hold
-from kafkamq.claims.partition_claims import Holding, HoldingConfig
+from kafkamq.claims.partition_claims import PartitionClaims, PartitionClaimsConfig
 from kafkamq.claims.rules.log import Claim
 from kafkamq.claims.rules.policy import ClaimMode
 from kafkamq.claims.rules.steps import Delivery
@@ -147,9 +147,9 @@ class Member:
         fenced: bool,
         *,
         delivery: str = Delivery.AT_LEAST_ONCE.value,
-    ) -> partial[Holding]:
-        """Be ready to claim; what is called with a listener makes the holding."""
-        config = HoldingConfig(
+    ) -> partial[PartitionClaims]:
+        """Be ready to claim; what is called with a listener makes the claims."""
+        config = PartitionClaimsConfig(
             topics=_topics(topics),
             delivery=_one_of(Delivery, "delivery", delivery),
             mode=_one_of(ClaimMode, "claims", claims),
@@ -169,11 +169,11 @@ class Member:
         engine.wait_until(lambda: engine.is_ready, _READY_S, "reading the claims")
         with engine.lock:
             check_intervals(engine.log, self.group_id, engine.interval_ms)
-        engine.desk.open(self.group_id)
+        engine.offset_service.open(self.group_id)
         # A client that comes back within one process is another instance, as after a restart.
         self.instance_id = uuid.uuid4().hex[:8]
         return partial(
-            Holding,
+            PartitionClaims,
             engine,
             client=self.client_id,
             instance=self.instance_id,

@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from kafkamq.claims.rules.steps import Write
-from kafkamq.claims.session import Fence, Tenure
+from kafkamq.claims.session import ClaimSession, Fence
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.transport.admin import Admin
@@ -29,7 +29,7 @@ from kafkamq.transport.errors import is_retriable
 from kafkamq.transport.group_consumer import GroupOffsets
 from kafkamq.transport.offset_commits import commit_offsets
 
-__all__ = ["Desk", "DeskAnswers"]
+__all__ = ["OffsetService", "OffsetAnswers"]
 
 _log = logging.getLogger(__name__)
 _TIMEOUT_S = 10.0
@@ -38,14 +38,14 @@ _IDLE_S = 1.0
 T = TypeVar("T")
 
 
-class DeskAnswers:
-    """What becomes of what the desk was given; called from its threads."""
+class OffsetAnswers:
+    """What becomes of what the offset service was given; called from its threads."""
 
     def __init__(
         self,
-        found: Callable[[Tenure, int, int, int], None],
-        not_found: Callable[[Tenure], None],
-        committed: Callable[[Tenure, Write, bool], None],
+        found: Callable[[ClaimSession, int, int, int], None],
+        not_found: Callable[[ClaimSession], None],
+        committed: Callable[[ClaimSession, Write, bool], None],
         refused: Callable[[KafkaMQError], None],
     ) -> None:
         self.found = found  # earliest, latest, committed (negative: none)
@@ -95,18 +95,18 @@ class _Batcher(Generic[T]):
             if items:
                 try:
                     self._handle(items)
-                except Exception:  # noqa: BLE001 - a dead desk would end every claim
+                except Exception:  # noqa: BLE001 - a dead service would end every claim
                     _log.exception("a request for claims failed")
                 self._idle()
             if item is None:
                 return
 
 
-class _GroupDesk:
+class _GroupOffsets:
     """The threads and the client of one group."""
 
     def __init__(
-        self, config: ServiceConfig, admin: Admin, group: str, answers: DeskAnswers
+        self, config: ServiceConfig, admin: Admin, group: str, answers: OffsetAnswers
     ) -> None:
         self._admin = admin
         self._group = group
@@ -141,8 +141,8 @@ class _GroupDesk:
 
     # ---- looking up
 
-    def _look_up(self, tenures: Sequence[Tenure]) -> None:
-        open_ = list(dict.fromkeys(tenures))
+    def _look_up(self, sessions: Sequence[ClaimSession]) -> None:
+        open_ = list(dict.fromkeys(sessions))
         try:
             found = self._offsets(self._fenced(open_))
         except Exception as error:  # noqa: BLE001 - whatever it was, the claimants must hear of it
@@ -153,38 +153,40 @@ class _GroupDesk:
             found = {}
             if isinstance(error, KafkaMQError):
                 self._answers.refused(error)
-        for tenure in open_:
-            offsets = found.get(tenure)
+        for session in open_:
+            offsets = found.get(session)
             if offsets is None:
-                self._answers.not_found(tenure)
+                self._answers.not_found(session)
             else:
-                self._answers.found(tenure, *offsets)
+                self._answers.found(session, *offsets)
 
-    def _fenced(self, tenures: Sequence[Tenure]) -> list[Tenure]:
+    def _fenced(self, sessions: Sequence[ClaimSession]) -> list[ClaimSession]:
         """Those whose former owners can commit nothing any more."""
 
-        def init(tenure: Tenure) -> bool:
+        def init(session: ClaimSession) -> bool:
             try:
-                if tenure.fence is not None:
-                    tenure.fence.init(_TIMEOUT_S)
+                if session.fence is not None:
+                    session.fence.init(_TIMEOUT_S)
                 return True
             except KafkaMQError as error:
                 _log.warning(
                     "a former owner could not be fenced",
-                    extra={"place": tenure.place, "said": str(error)},
+                    extra={"place": session.place, "said": str(error)},
                 )
                 self._answers.refused(error)
                 return False
 
-        if not any(tenure.fence for tenure in tenures):
-            return list(tenures)
-        done = list(self._fences.map(init, tenures))
-        return [tenure for tenure, is_done in zip(tenures, done, strict=True) if is_done]
+        if not any(session.fence for session in sessions):
+            return list(sessions)
+        done = list(self._fences.map(init, sessions))
+        return [session for session, is_done in zip(sessions, done, strict=True) if is_done]
 
-    def _offsets(self, tenures: Sequence[Tenure]) -> dict[Tenure, tuple[int, int, int]]:
-        if not tenures:
+    def _offsets(
+        self, sessions: Sequence[ClaimSession]
+    ) -> dict[ClaimSession, tuple[int, int, int]]:
+        if not sessions:
             return {}
-        places = [tenure.place for tenure in tenures]
+        places = [session.place for session in sessions]
         bounds = {}
         for topic in dict.fromkeys(topic for topic, _ in places):
             wanted = [partition for name, partition in places if name == topic]
@@ -192,45 +194,47 @@ class _GroupDesk:
             bounds.update({(topic, number): ends for number, ends in found.items()})
         committed = self._client.committed(places)
         return {
-            tenure: (*bounds[tenure.place], committed[tenure.place])
-            for tenure in tenures
-            if tenure.place in bounds and tenure.place in committed
+            session: (*bounds[session.place], committed[session.place])
+            for session in sessions
+            if session.place in bounds and session.place in committed
         }
 
     # ---- committing
 
     def _serve(self) -> None:
-        """Take what the client has to say: it would be kept for ever."""
+        """Take what the client has to say: it would be kept forever."""
         try:
             self._client.poll(1, 0.0)
         except KafkaMQError as error:
             self._answers.refused(error)
 
-    def _commit(self, jobs: Sequence[tuple[Tenure, Write]]) -> None:
+    def _commit(self, jobs: Sequence[tuple[ClaimSession, Write]]) -> None:
         plain = []
-        for tenure, write in jobs:
-            if tenure.fence is not None:
-                self._fences.submit(self._commit_fenced, tenure, tenure.fence, write)
+        for session, write in jobs:
+            if session.fence is not None:
+                self._fences.submit(self._commit_fenced, session, session.fence, write)
             else:
-                plain.append((tenure, write))
+                plain.append((session, write))
         if plain:
             self._commit_plain(plain)
 
-    def _commit_fenced(self, tenure: Tenure, fence: Fence, write: Write) -> None:
+    def _commit_fenced(self, session: ClaimSession, fence: Fence, write: Write) -> None:
         is_done = False
         try:
             if write.commit_offset >= 0:
                 fence.commit(write.commit_offset, write.ticket)
             is_done = True
         except KafkaMQError as error:
-            self._say(tenure, str(error))
+            self._say(session, str(error))
             self._answers.refused(error)
         finally:
-            self._answers.committed(tenure, write, is_done)
+            self._answers.committed(session, write, is_done)
 
-    def _commit_plain(self, jobs: Sequence[tuple[Tenure, Write]]) -> None:
+    def _commit_plain(self, jobs: Sequence[tuple[ClaimSession, Write]]) -> None:
         wanted = {
-            tenure.place: write.commit_offset for tenure, write in jobs if write.commit_offset >= 0
+            session.place: write.commit_offset
+            for session, write in jobs
+            if write.commit_offset >= 0
         }
         done: set[tuple[str, int]] = set()
         try:
@@ -238,24 +242,24 @@ class _GroupDesk:
                 done = wanted.keys() - commit_offsets(self._client.client, wanted).keys()
         except Exception as error:  # noqa: BLE001 - as above
             self._say(jobs[0][0], str(error))
-        for tenure, write in jobs:
-            self._answers.committed(tenure, write, tenure.place in done)
+        for session, write in jobs:
+            self._answers.committed(session, write, session.place in done)
 
-    def _say(self, tenure: Tenure, said: str) -> None:
+    def _say(self, session: ClaimSession, said: str) -> None:
         _log.warning(
             "a position could not be committed to Kafka",
-            extra={"group": self._group, "place": tenure.place, "said": said},
+            extra={"group": self._group, "place": session.place, "said": said},
         )
 
 
-class Desk:
-    """The desks of all groups of a process; called under the engine's lock, never blocks."""
+class OffsetService:
+    """Offsets of all groups of a process; called under the engine's lock, never blocks."""
 
-    def __init__(self, config: ServiceConfig, admin: Admin, answers: DeskAnswers) -> None:
-        self._make = partial(_GroupDesk, config, admin)
+    def __init__(self, config: ServiceConfig, admin: Admin, answers: OffsetAnswers) -> None:
+        self._make = partial(_GroupOffsets, config, admin)
         self._config = config
         self._answers = answers
-        self._groups: dict[str, _GroupDesk] = {}
+        self._groups: dict[str, _GroupOffsets] = {}
 
     def open(self, group: str) -> None:
         """Make the group's client and threads; the only call that may take a while."""
@@ -266,13 +270,13 @@ class Desk:
         """A fence for a partition that is about to be claimed."""
         return Fence(self._config, group, topic, partition, self._groups[group].metadata)
 
-    def look_up(self, tenure: Tenure) -> None:
+    def look_up(self, session: ClaimSession) -> None:
         """Find the offsets of its partition."""
-        self._groups[tenure.claimant.config.group].lookups.put(tenure)
+        self._groups[session.claimant.config.group].lookups.put(session)
 
-    def commit(self, tenure: Tenure, write: Write) -> None:
+    def commit(self, session: ClaimSession, write: Write) -> None:
         """Commit the write's offset; without one, only keep its turn."""
-        self._groups[tenure.claimant.config.group].commits.put((tenure, write))
+        self._groups[session.claimant.config.group].commits.put((session, write))
 
     def count(
         self, group: str, topics: Sequence[str], answer: Callable[[dict[str, int]], None]
@@ -282,11 +286,11 @@ class Desk:
 
     def close_fence(self, group: str, fence: Fence) -> None:
         """End its client, off this thread."""
-        desk = self._groups.get(group)
-        if desk is not None:
-            desk.end(fence)
+        of_group = self._groups.get(group)
+        if of_group is not None:
+            of_group.end(fence)
 
     def close(self, timeout_s: float) -> None:
-        for desk in self._groups.values():
-            desk.close(timeout_s)
+        for of_group in self._groups.values():
+            of_group.close(timeout_s)
         self._groups.clear()

@@ -24,9 +24,9 @@ from kafkamq.claims.rules.steps import (
     Stop,
 )
 from kafkamq.claims.rules.work import may_reclaim
-from kafkamq.claims.session import Tenure
+from kafkamq.claims.session import ClaimSession
 
-__all__ = ["Holding", "HoldingConfig", "HoldingListener"]
+__all__ = ["PartitionClaims", "PartitionClaimsConfig", "PartitionClaimsListener"]
 
 _log = logging.getLogger(__name__)
 _ROUND_MS = 100
@@ -35,7 +35,7 @@ _PARTITIONS_MS = 10_000  # added partitions are noticed within this
 
 
 @dataclass(frozen=True, kw_only=True)
-class HoldingConfig:
+class PartitionClaimsConfig:
     """What is claimed, and how."""
 
     topics: tuple[str, ...]
@@ -47,38 +47,38 @@ class HoldingConfig:
     is_fenced: bool = False  # a transactional producer per partition; at most once always has one
 
 
-class HoldingListener(Protocol):
+class PartitionClaimsListener(Protocol):
     """Who works on what is held; called under the engine's lock, so it must be quick."""
 
-    def on_gained(self, tenure: Tenure, step: Fetch) -> None:
+    def on_gained(self, session: ClaimSession, step: Fetch) -> None:
         """The partition may be read."""
 
-    def on_batch(self, tenure: Tenure, step: HandOut) -> None:
+    def on_batch(self, session: ClaimSession, step: HandOut) -> None:
         """The offered batch may be used."""
 
-    def on_lost(self, tenure: Tenure, reason: End, *, is_lost: bool) -> None:
+    def on_lost(self, session: ClaimSession, reason: End, *, is_lost: bool) -> None:
         """Nothing more may be handed out; unless ``is_lost``, verdicts still count."""
 
 
-class Holding:
+class PartitionClaims:
     """Claims by policy; driven by the engine's ticks, everything under its lock."""
 
     def __init__(
         self,
         engine: Engine,
-        listener: HoldingListener,
+        listener: PartitionClaimsListener,
         *,
         client: str,
         instance: str,
         group: str,
-        config: HoldingConfig,
+        config: PartitionClaimsConfig,
         counts: Mapping[str, int],
     ) -> None:
         """Nothing is claimed before ``start``; ``counts`` are the partitions of each topic."""
         self.config = config
         self.group = group
         # What is held or tried, by topic and partition.
-        self.tenures: dict[tuple[str, int], Tenure] = {}
+        self.sessions: dict[tuple[str, int], ClaimSession] = {}
         self._engine = engine
         self._ids = (client, instance)
         self._counts = dict(counts)
@@ -93,7 +93,9 @@ class Holding:
         self._count_ms = lease_clock_ms() + _PARTITIONS_MS
         self._template = self._claimant_config(config.topics[0], 0)
         self._is_stopped = False
-        self._waiting: dict[str, list[tuple[Tenure, Fetch]]] = {}  # topics that are not complete
+        self._waiting: dict[
+            str, list[tuple[ClaimSession, Fetch]]
+        ] = {}  # by topic that is incomplete
         self.complete: set[str] = set()  # with whole topics: those of which everything is held
 
     def start(self) -> None:
@@ -107,44 +109,44 @@ class Holding:
     @property
     def is_over(self) -> bool:
         """It was stopped, and nothing is held any more."""
-        return self._is_stopped and not self.tenures
+        return self._is_stopped and not self.sessions
 
-    def held(self) -> dict[tuple[str, int], Tenure]:
+    def held(self) -> dict[tuple[str, int], ClaimSession]:
         """What may be worked on now."""
         return {
-            place: tenure
-            for place, tenure in self.tenures.items()
-            if tenure.claimant.phase is Phase.OWNING
+            place: session
+            for place, session in self.sessions.items()
+            if session.claimant.phase is Phase.OWNING
         }
 
     def stop(self, *, drain_ms: int, keeps_claims: bool) -> None:
         self._is_stopped = True
         self._engine.remove_ticker(self._tick)
-        for tenure in list(self.tenures.values()):
-            self.release(tenure, drain_ms=drain_ms, keeps_claim=keeps_claims)
+        for session in list(self.sessions.values()):
+            self.release(session, drain_ms=drain_ms, keeps_claim=keeps_claims)
 
     def release(
         self,
-        tenure: Tenure,
+        session: ClaimSession,
         *,
         drain_ms: int = 0,
         reason: End = End.RELEASED,
         keeps_claim: bool = False,
         offset: int | None = None,
     ) -> None:
-        tenure.claimant.release(
+        session.claimant.release(
             lease_clock_ms(),
             drain_ms=drain_ms,
             reason=reason,
             keeps_claim=keeps_claim,
             offset=offset,
         )
-        self._engine.drive(tenure)
+        self._engine.drive(session)
 
     # ---- rounds
 
     def _counted(self, counts: Mapping[str, int]) -> None:
-        """From the desk's thread: how many partitions the topics have now."""
+        """From the offset service's thread: how many partitions the topics have now."""
         with self._engine.lock:
             for topic, count in counts.items():
                 self._counts[topic] = max(count, self._counts[topic])
@@ -155,7 +157,7 @@ class Holding:
         self._next_round_ms = now_ms + _ROUND_MS
         if now_ms >= self._count_ms:
             self._count_ms = now_ms + _PARTITIONS_MS
-            self._engine.desk.count(self.group, self.topics, self._counted)
+            self._engine.offset_service.count(self.group, self.topics, self._counted)
         prospects = self._prospects(now_s)
         for prospect in self._policy.choose(prospects, now_ms, random_unit=random.random()):
             self._try(prospect)
@@ -169,9 +171,9 @@ class Holding:
                 continue
             is_ready = log.is_ready(now_s=now_s)
             for partition in range(count):
-                tenure = self.tenures.get((topic, partition))
-                if tenure is not None:
-                    is_held = tenure.claimant.phase is Phase.OWNING
+                session = self.sessions.get((topic, partition))
+                if session is not None:
+                    is_held = session.claimant.phase is Phase.OWNING
                     found.append(Prospect(topic, partition, is_ours=True, is_held=is_held))
                     continue
                 claim = log.claim(self.group, topic, partition, now_s=now_s)
@@ -197,10 +199,10 @@ class Holding:
             engine.log.logs[number], self._claimant_config(topic, partition), peers=peers
         )
         is_fenced = self.config.is_fenced or self.config.delivery is Delivery.AT_MOST_ONCE
-        fence = engine.desk.fence(self.group, topic, partition) if is_fenced else None
-        tenure = self.tenures[topic, partition] = Tenure(claimant, number, self, fence)
-        tenure.is_takeover = prospect.is_stale
-        engine.add(tenure)
+        fence = engine.offset_service.fence(self.group, topic, partition) if is_fenced else None
+        session = self.sessions[topic, partition] = ClaimSession(claimant, number, self, fence)
+        session.is_takeover = prospect.is_stale
+        engine.add(session)
 
     def _claimant_config(self, topic: str, partition: int) -> ClaimantConfig:
         client, instance = self._ids
@@ -219,35 +221,35 @@ class Holding:
             yields_to_rivals=bool(self._engine.log.peers),
         )
 
-    # ---- what tenures tell
+    # ---- what sessions tell
 
-    def on_fetch(self, tenure: Tenure, step: Fetch) -> None:
+    def on_fetch(self, session: ClaimSession, step: Fetch) -> None:
         """Held; with whole topics it is read when all of the topic is held."""
         if self.config.mode is not ClaimMode.TOPIC:
-            self._listener.on_gained(tenure, step)
+            self._listener.on_gained(session, step)
             return
-        topic = tenure.place[0]
+        topic = session.place[0]
         waiting = self._waiting.setdefault(topic, [])
-        waiting.append((tenure, step))
+        waiting.append((session, step))
         if len(waiting) == self._counts[topic] or topic in self.complete:
             self.complete.add(topic)
             for each, fetch in self._waiting.pop(topic):
                 self._listener.on_gained(each, fetch)
 
-    def on_hand_out(self, tenure: Tenure, step: HandOut) -> None:
+    def on_hand_out(self, session: ClaimSession, step: HandOut) -> None:
         """A batch may be used."""
-        self._listener.on_batch(tenure, step)
+        self._listener.on_batch(session, step)
 
-    def on_stop(self, tenure: Tenure, step: Stop) -> None:
+    def on_stop(self, session: ClaimSession, step: Stop) -> None:
         """Lost, or being given up."""
-        self._listener.on_lost(tenure, step.reason, is_lost=step.is_lost)
+        self._listener.on_lost(session, step.reason, is_lost=step.is_lost)
 
-    def on_finish(self, tenure: Tenure, step: Finish) -> None:
+    def on_finish(self, session: ClaimSession, step: Finish) -> None:
         """Over; the next round may try again."""
-        topic, partition = tenure.place
-        if self.tenures.get(tenure.place) is tenure:
-            del self.tenures[tenure.place]
-        was_held = tenure.start is not None
+        topic, partition = session.place
+        if self.sessions.get(session.place) is session:
+            del self.sessions[session.place]
+        was_held = session.start is not None
         level = logging.INFO if was_held else logging.DEBUG
         _log.log(
             level,
@@ -262,6 +264,6 @@ class Holding:
         """Whole topics: one partition is gone, so the others are given back."""
         self.complete.discard(topic)
         self._waiting.pop(topic, None)
-        for place, tenure in list(self.tenures.items()):
+        for place, session in list(self.sessions.items()):
             if place[0] == topic:
-                self.release(tenure, reason=End.RELEASED)
+                self.release(session, reason=End.RELEASED)

@@ -112,13 +112,13 @@ class ClaimsConsumer(TopicConsumer[_Held]):
 
     def _add(self, claimed: ClaimedMessage) -> None:
         place = (claimed.topic, claimed.partition)
-        # Of one claim: what is under way when it ends must not move on the lane of the next one.
-        lane = (*place, claimed.token) if self._is_serial else None
+        # Of one claim: what is under way when it ends must not move on the buffer of the next one.
+        buffer = (*place, claimed.token) if self._is_serial else None
         with self._changed:
             if self._tokens.get(place) != claimed.token:
                 self._lose_held(place)  # left of a claim that was given back
             self._tokens[place] = claimed.token
-            self._waiting.add(lane, _Item(claimed, 1))
+            self._waiting.add(buffer, _Item(claimed, 1))
             self._changed.notify()
             while len(self._waiting) >= self._queue.max_in_flight and not self._closing.is_set():
                 self._changed.wait(_POLL_S)  # back-pressure: receives make room
@@ -129,10 +129,10 @@ class ClaimsConsumer(TopicConsumer[_Held]):
             taken = self._waiting.take(now_ms)
             if taken is None:
                 return
-            lane, item = taken
+            buffer, item = taken
             self._ready.append(
                 TopicMessage(
-                    self, item.claimed._record, delivery_count=item.count, place=(lane, item)
+                    self, item.claimed._record, delivery_count=item.count, place=(buffer, item)
                 )
             )
 
@@ -150,7 +150,7 @@ class ClaimsConsumer(TopicConsumer[_Held]):
     # Verdicts.
 
     def _done(self, message: _Held) -> None:
-        lane, item = message.place
+        buffer, item = message.place
         place = _place_of(item)
         try:
             with self._changed:  # first: the claim may end before the commit has returned
@@ -158,17 +158,17 @@ class ClaimsConsumer(TopicConsumer[_Held]):
             item.claimed.commit()
         finally:
             with self._changed:
-                self._waiting.done(lane)
+                self._waiting.done(buffer)
                 self._changed.notify_all()
 
     def _again(self, message: _Held, delay_ms: int) -> None:
-        lane, item = message.place
+        buffer, item = message.place
         claimed = item.claimed
         with self._changed:
             if self._tokens.get((claimed.topic, claimed.partition)) != claimed.token:
                 return  # its claim has ended: it is its next owner's
             again = _Item(item.claimed, message.delivery_count + 1)
-            self._waiting.retry(lane, again, monotonic_ms() + delay_ms)
+            self._waiting.retry(buffer, again, monotonic_ms() + delay_ms)
             self._changed.notify_all()
 
     def _claim_ended(self, topic: str, partition: int, reason: str) -> None:

@@ -13,7 +13,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.transactions import TransactionalProducer
 
-__all__ = ["Fence", "Listener", "Tenure"]
+__all__ = ["Fence", "Listener", "ClaimSession"]
 
 NEVER_MS = 2**62
 
@@ -23,7 +23,7 @@ class Fence:
 
     Its id names group, topic and partition. ``init`` is called once, before the partition's
     position is looked up: from then on no former owner can commit an offset or an output. It is
-    never called again in the same tenure, because then a zombie would fence its successor.
+    never called again in the same session, because then a zombie would fence its successor.
     """
 
     def __init__(
@@ -80,31 +80,31 @@ class Fence:
 
 
 class Listener(Protocol):
-    """Who is told of a tenure's steps; called under the engine's lock, so it must be quick."""
+    """Who is told of a session's steps; called under the engine's lock, so it must be quick."""
 
-    def on_fetch(self, tenure: Tenure, step: Fetch) -> None:
+    def on_fetch(self, session: ClaimSession, step: Fetch) -> None:
         """The partition is held: read it."""
 
-    def on_hand_out(self, tenure: Tenure, step: HandOut) -> None:
+    def on_hand_out(self, session: ClaimSession, step: HandOut) -> None:
         """At most once: the offered batch may be used."""
 
-    def on_stop(self, tenure: Tenure, step: Stop) -> None:
+    def on_stop(self, session: ClaimSession, step: Stop) -> None:
         """Hand nothing more out."""
 
-    def on_finish(self, tenure: Tenure, step: Finish) -> None:
+    def on_finish(self, session: ClaimSession, step: Finish) -> None:
         """It is over."""
 
 
-class Tenure:
+class ClaimSession:
     """One claimant and its surroundings; everything under the engine's lock."""
 
     __slots__ = (
-        "at_desk",
         "claimant",
         "coordination_partition",
         "fence",
         "is_takeover",
         "listener",
+        "open_commits",
         "start",
         "wake_ms",
     )
@@ -123,7 +123,7 @@ class Tenure:
         self.start: Fetch | None = None  # once it is held
         self.is_takeover = False  # its former owner fell silent
         self.wake_ms = -NEVER_MS
-        self.at_desk = 0  # writes whose offsets are being committed
+        self.open_commits = 0  # writes whose offsets are being committed
 
     @property
     def place(self) -> tuple[str, int]:

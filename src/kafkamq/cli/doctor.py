@@ -140,7 +140,7 @@ def _groups(config: ServiceConfig, cluster: ClusterInfo) -> Iterator[Check]:
             "groups",
             f"offsets.retention.minutes is {kept_min}, messages are kept for longer: queues of the "
             "markers backend have their positions in the ledger, other groups that are empty for "
-            "so long begin anew; raise it",
+            "so long begin again; raise it",
         )
     for queue_id in doubled_queues(config):
         yield Check(

@@ -89,6 +89,6 @@ def verify(folder: Path, modules: Sequence[Module]) -> list[Module]:
             path.unlink(missing_ok=True)
             raise ArtifactError(
                 f"{path} is not the published {module}: expected SHA-256 {module.sha256}, "
-                f"got {got}. The file has been removed; try again to fetch it anew."
+                f"got {got}. The file has been removed; the next try fetches it."
             )
     return missing

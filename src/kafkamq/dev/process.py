@@ -1,4 +1,4 @@
-"""A broker's process, started under a guard that ends it when this process is gone."""
+"""A broker's process, started under a supervisor that ends it when this process is gone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kafkamq.errors import StateError
 
 __all__ = ["BrokerProcess"]
 
-_GUARD = Path(__file__).with_name("supervisor.py")
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _KILL_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0
 _STANDING = frozenset("TtZX")
@@ -33,36 +33,36 @@ class BrokerProcess:
     ) -> None:
         """Starts the command."""
         self._grace_s = grace_s
-        guard = [sys.executable, "-I", "-S", str(_GUARD)]
+        supervisor = [sys.executable, "-I", "-S", str(_SUPERVISOR)]
         arguments = [str(os.getpid()), str(grace_s), str(remove or "")]
         with log_path.open("ab") as log:
-            self._guard = subprocess.Popen(
-                [*guard, *arguments, *command],
+            self._supervisor = subprocess.Popen(
+                [*supervisor, *arguments, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
             )
-        assert self._guard.stdout is not None
-        with self._guard.stdout as output:
+        assert self._supervisor.stdout is not None
+        with self._supervisor.stdout as output:
             answer = output.readline()
         if not answer.strip().isdigit():
-            self._guard.wait(_KILL_TIMEOUT_S)
-            raise LocalKafkaError(f"the guard of the broker did not start; see {log_path}")
+            self._supervisor.wait(_KILL_TIMEOUT_S)
+            raise LocalKafkaError(f"the supervisor of the broker did not start; see {log_path}")
         self.pid = int(answer)
 
     @property
     def is_running(self) -> bool:
-        return self._guard.poll() is None
+        return self._supervisor.poll() is None
 
     @property
     def exit_code(self) -> int | None:
         """128 + n after signal n; None while it runs."""
-        return self._guard.poll()
+        return self._supervisor.poll()
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to the command."""
-        if not self.is_running:  # the guard reaps its child last: until then the id is its own
+        if not self.is_running:  # the supervisor reaps its child last: until then the id is its own
             raise StateError("the broker does not run")
         os.kill(self.pid, number)
 
@@ -85,7 +85,7 @@ class BrokerProcess:
         try:
             self.send(signal.SIGCONT)
             self.send(signal.SIGTERM)
-            self._guard.wait(self._grace_s)
+            self._supervisor.wait(self._grace_s)
         except (StateError, ProcessLookupError):
             pass  # it ended in between
         except subprocess.TimeoutExpired:
@@ -94,10 +94,10 @@ class BrokerProcess:
         except BaseException:  # a second Ctrl-C: no broker may stay behind
             self.kill()
             raise
-        self._guard.wait(_KILL_TIMEOUT_S)
+        self._supervisor.wait(_KILL_TIMEOUT_S)
         return True
 
     def kill(self) -> None:
         with contextlib.suppress(StateError, ProcessLookupError):  # it ended in between
             self.send(signal.SIGKILL)
-        self._guard.wait(_KILL_TIMEOUT_S)
+        self._supervisor.wait(_KILL_TIMEOUT_S)

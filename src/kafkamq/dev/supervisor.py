@@ -1,7 +1,7 @@
 """Runs a command and ends it when the process that asked for it is gone, even by kill -9.
 
 Run as a script by `BrokerProcess`, with nothing imported from this package:
-``guard.py PARENT_PID GRACE_SECONDS FOLDER_TO_REMOVE COMMAND...`` (an empty folder removes
+``supervisor.py PARENT_PID GRACE_SECONDS FOLDER_TO_REMOVE COMMAND...`` (an empty folder removes
 nothing). It writes the process id of the command to its standard output, ends when the command
 does and hands its exit code on. The command's own output goes to standard error.
 
@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 def start(command: list[str]) -> int:
     """Starts the command as a child that dies with this process; returns its id."""
-    guard = os.getpid()
+    supervisor = os.getpid()
     child = os.fork()
     if child:
         return child
@@ -34,7 +34,7 @@ def start(command: list[str]) -> int:
             import ctypes
 
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != guard:  # it died before the call above
+            if os.getppid() != supervisor:  # it died before the call above
                 os._exit(1)
         os.dup2(2, 1)
         os.execvp(command[0], command)

@@ -327,7 +327,7 @@ class AckWriter:
         """An END was not delivered: ``serve`` writes it again while the lease stands.
 
         No lock is taken here: after a fatal error librdkafka serves reports while that error is
-        raised already, so the lock's next line would fail and the lock stay taken for ever.
+        raised already, so the lock's next line would fail and the lock stay taken forever.
         """
         if self._state.is_closed:
             self._is_late(message)

@@ -158,7 +158,7 @@ class Batches:
         former, starter.facts = starter.facts, namespace.facts()
         if starter.facts.are_of_another_topic(former):
             self._handover.give_up_late()
-            self._reader.read_anew(namespace.certain_until_s + 2 * IDENTITY_AGE_S)
+            self._reader.reread_topic(namespace.certain_until_s + 2 * IDENTITY_AGE_S)
 
     def take_back(self, handing: Sequence[MarkersMessage]) -> None:
         """A broken-off call had these in its hands, or still among those that are ready."""

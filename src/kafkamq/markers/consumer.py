@@ -265,7 +265,7 @@ class MarkersConsumer(Consumer):
 
     def close(self, timeout: float = 30.0) -> None:
         """See ``Consumer.close``."""
-        if self._state.is_foreign:
+        if self._state.is_forked:
             return
         self._closing.set()
         deadline_s = time.monotonic() + timeout
@@ -292,7 +292,7 @@ class MarkersConsumer(Consumer):
 
     def _flush_at_exit(self) -> None:
         """The process ends without ``close``: at least the verdicts given reach Kafka."""
-        if not self._state.is_foreign and not self._state.is_closed:
+        if not self._state.is_forked and not self._state.is_closed:
             self._ack_writer.close(MAX_EXIT_S)
             self._ack_writer.lost_leases.finish(MAX_EXIT_S)
 

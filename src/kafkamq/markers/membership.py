@@ -31,7 +31,7 @@ class Membership(Protocol):
         """Of the messages' topic as STARTs name it; empty: unknown."""
 
     def _is_topic_another(self) -> bool:
-        """Ask whether the topic was recreated; if so, ``read_anew`` is called soon.
+        """Ask whether the topic was recreated; if so, ``reread_topic`` is called soon.
 
         Raises:
             BrokerError, DeadlineExceededError: It does not exist, or no broker answers.

@@ -1,4 +1,4 @@
-"""Which offsets a worker commits, and when: behind its STARTs (R5), and behind foreign messages."""
+"""Which offsets a worker commits, and when: behind its STARTs (R5), and behind other queues'."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kafkamq.transport.port import Consumer as KafkaConsumer
 
 __all__ = ["OffsetCommits"]
 
-COMMIT_INTERVAL_MS = 1000  # foreign messages are committed this often
+COMMIT_INTERVAL_MS = 1000  # other queues' messages are committed this often
 REQUEST_TIMEOUT_S = 10.0
 _WAIT_S = 0.25  # one blocking wait
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class OffsetCommits:
         self._committing: dict[int, int] = {}
         self._count = 0  # polled records that they stand for
         self.is_skipping = False
-        """Whether what is being committed is behind foreign messages alone."""
+        """Whether what is being committed is behind other queues' messages alone."""
 
     @property
     def is_pending(self) -> bool:

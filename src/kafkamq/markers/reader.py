@@ -25,12 +25,12 @@ from kafkamq.transport.record import Place, Record, all_headers
 __all__ = ["Membership", "MessageReader", "group_of"]
 
 MAX_POLL = 1000  # records of one consume() while our own messages come
-MAX_SKIP = 10_000  # while only foreign ones come
+MAX_SKIP = 10_000  # while only those of other queues come
 CLOSE_TIMEOUT_S = 10.0
 _WAIT_S = 0.25  # one blocking wait; between two, errors are looked at
 # In place of the position of a partition that is to be read from another place.
 _UNKNOWN = -1  # from what is committed
-_ANEW = -10  # from its start, whatever is committed
+_FROM_START = -10  # from its start, whatever is committed
 _log = logging.getLogger(__name__)
 
 
@@ -155,10 +155,10 @@ class MessageReader:
             next_offsets=following,
             count=len(records),
         )
-        self._poll_size = MAX_POLL if own or not following else MAX_SKIP  # foreign: skip faster
+        self._poll_size = MAX_POLL if own or not following else MAX_SKIP  # others: skip faster
 
     def _see_outside(self) -> None:
-        """Positions that are not in the log are found anew."""
+        """Positions that are not in the log are found again."""
         for (_, partition), offset in self._group.outside.items():
             self._unplaced.setdefault(partition, _UNKNOWN if offset < 0 else offset)
 
@@ -214,8 +214,8 @@ class MessageReader:
             return False
         if committed < 0 <= position and self._member._is_topic_another():
             return False  # it was deleted, and what the group had committed with it
-        is_new = committed < 0 or position == _ANEW
-        if position == _ANEW:
+        is_new = committed < 0 or position == _FROM_START
+        if position == _FROM_START:
             start = low
         elif is_new:
             start = kept.get(partition, low)  # its start, unless Kafka dropped the group's offsets
@@ -238,7 +238,7 @@ class MessageReader:
 
         STARTs behind these places are told to the member.
         """
-        wanted = [number for number in partitions if self._unplaced[number] != _ANEW]
+        wanted = [number for number in partitions if self._unplaced[number] != _FROM_START]
         if not wanted:
             return {}
         found = self.positions.find(wanted, self._member._topic_id())
@@ -254,7 +254,7 @@ class MessageReader:
         self.positions.note(offsets, self._member._topic_id())
 
     def _note_committed(self) -> None:
-        """The ledger is to have every partition's position, also where nothing is committed anew.
+        """The ledger is to have every partition's position, also where nothing is committed again.
 
         A queue may be empty for as long as this worker runs, and longer.
         """
@@ -307,14 +307,14 @@ class MessageReader:
         refused = self._group.seek(self._at(offsets))
         self._unplaced.update({number: offset for (_, number), offset in refused.items()})
 
-    def read_anew(self, gained_before_s: float) -> None:
+    def reread_topic(self, gained_before_s: float) -> None:
         """The topic is another one: positions in the former one are not in this one (R13).
 
         What was committed in it since then may be such a position, so it is read from its start;
         but not where another member has, who knew.
 
         Args:
-            gained_before_s: Partitions that are ours since then (monotonic) nobody has read anew.
+            gained_before_s: Partitions that are ours since then (monotonic) nobody has read again.
         """
         assigned = self.partitions
         _log.warning("the topic was recreated", extra={"topic": self._topic})
@@ -322,7 +322,7 @@ class MessageReader:
         self._buffer.revoked(self._buffer.partitions())
         for partition in assigned:
             was_ours = self._gained_s.get(partition, 0.0) < gained_before_s
-            self._unplaced[partition] = _ANEW if was_ours else _UNKNOWN
+            self._unplaced[partition] = _FROM_START if was_ours else _UNKNOWN
 
     def read_again(self) -> None:
         """``ask_again`` of all: a call was broken off, perhaps with records in its hands."""
@@ -341,7 +341,7 @@ class MessageReader:
     # Commits.
 
     def commit(self, timeout_s: float) -> Commit:
-        """Commit up to the last STARTs (R5), foreign messages along; call again while pending.
+        """Commit up to the last STARTs (R5), other queues' messages too; call again while pending.
 
         Raises:
             BrokerError: It failed, and would fail again.

@@ -124,7 +124,7 @@ class Starter:
         self._ack_writer = ack_writer
         self._max_deliveries = state.queue.max_deliveries
         self._max_inline_bytes = state.queue.max_inline_payload_bytes
-        # More takes longer than a transaction may, and would be begun again for ever.
+        # More takes longer than a transaction may, and would be begun again forever.
         self._max_bytes = MAX_TRANSACTION_BYTES if state.queue.exactly_once else 0
         self.facts = state.namespace.facts()  # which STARTs name the messages' topic by
         self._basis: tuple[object, object] = (None, None)  # what STARTs were encoded with

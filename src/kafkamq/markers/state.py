@@ -49,9 +49,9 @@ class ConsumerState:
             raise StateError(f"the consumer of queue {self.queue.queue_id!r} is closed")
 
     @property
-    def is_foreign(self) -> bool:
+    def is_forked(self) -> bool:
         """Whether this is a forked child of the process that made the consumer."""
-        return self._fork_check.is_foreign
+        return self._fork_check.is_forked
 
     def renew_id(self) -> None:
         """Take a fresh consumer_id if the old one is spent (R7); call with ``lock`` held."""

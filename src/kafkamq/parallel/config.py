@@ -95,7 +95,7 @@ class ParallelConfig:
     middleware: tuple[Middleware, ...] = ()  # around the handler, in its process
     batch_size: int = 0  # batchSize: the most records of a call; 0: records, not lists
     batch_linger_ms: int = 0  # how long a list that is not full waits for more
-    max_attempts: int | None = None  # None: for ever, as Parallel Consumer
+    max_attempts: int | None = None  # None: forever, as Parallel Consumer
     retry_on: tuple[type[BaseException], ...] | None = None  # None: any; PCRetriableException
     backoff: Backoff | RetryDelay = field(default_factory=Backoff)  # retryDelayProvider
     on_exhausted: OnExhausted | None = None  # None: to the dead letters, if there are any

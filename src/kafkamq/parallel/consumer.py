@@ -310,7 +310,7 @@ class ParallelConsumer(ParallelBase):
             DeadlineExceededError: Leaving the group takes longer, and goes on.
         """
         engine = self._engine
-        if self._fork_check.is_foreign:
+        if self._fork_check.is_forked:
             return
         engine.end(timeout_s=timeout, drain_s=drain)
         if is_inside(self._config):

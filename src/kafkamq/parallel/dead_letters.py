@@ -81,7 +81,7 @@ class ParallelDeadLetters:
         written.add_done_callback(partial(self._ended, partition, record, reason))
 
     def tend(self) -> None:
-        """Give up those whose partitions went, for others to decide anew, or that are done."""
+        """Give up those whose partitions went, for others to decide again, or that are done."""
         for written, (partition, record) in list(self._held.items()):
             is_gone = partition.phase is PartitionPhase.CLOSED
             if is_gone or self._work_queue.find(partition, record.offset) is not record:

@@ -23,7 +23,7 @@ class Connections:
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
         self.namespace = Namespace(config)
-        self._guard = ForkCheck("Service")
+        self._fork_check = ForkCheck("Service")
         self._lock = threading.Lock()
         self._senders: dict[str, Sender] = {}  # by the topic of their queues
         self._consumers: list[Consumer] = []
@@ -31,7 +31,7 @@ class Connections:
 
     def check(self) -> None:
         """Refuse work on a closed service, and in a forked child."""
-        self._guard.check()
+        self._fork_check.check()
         if self._is_closed:
             raise StateError(f"the service of namespace {self.config.namespace!r} is closed")
 
@@ -51,7 +51,7 @@ class Connections:
 
     def close(self, timeout: float) -> None:
         """Close all consumers and confirm all sends; idempotent."""
-        if self._guard.is_foreign:
+        if self._fork_check.is_forked:
             return
         with self._lock:
             self._is_closed = True

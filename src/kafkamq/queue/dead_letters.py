@@ -127,8 +127,8 @@ def redrive(
 ) -> RedriveReport:
     """Sends chosen dead letters back into their queues, each exactly once.
 
-    The message keeps id, key, payload and its sender's headers. It starts anew: its first delivery,
-    and its whole TTL; ``kafkamq-redriven-from`` names the dead letter.
+    The message keeps id, key, payload and its sender's headers. It starts again, with its first
+    delivery and its whole TTL; ``kafkamq-redriven-from`` names the dead letter.
 
     Raises:
         FencedError: Another redrive of this namespace has started: it goes on with the rest.

@@ -126,13 +126,13 @@ class Delivery:
         if error is not None:
             self._error = error  # first: after a fatal error of the client the next line may fail
             self._error = self._sender.failed(error)
-            self._sender.tally.failed(self._queue_id)
+            self._sender.recorder.failed(self._queue_id)
         else:
             self._partition = record.partition() or 0
             self._timestamp_ms = record.timestamp()[1]
             self._offset = record.offset() or 0  # last: from here on it is done
             if self._id:  # else a cancellation
-                self._sender.tally.sent(self._queue_id, record, is_delayed=self._token)
+                self._sender.recorder.sent(self._queue_id, record, is_delayed=self._token)
         if self._event is not None:
             self._event.set()
         if self._callbacks is not None:

@@ -7,12 +7,12 @@ from collections import Counter, defaultdict, deque
 from kafkamq.metrics import catalog
 from kafkamq.transport.record import Record
 
-__all__ = ["SendTally"]
+__all__ = ["SendRecorder"]
 
 _FOLD = 1000  # sends after which what was noted is counted
 
 
-class SendTally:
+class SendRecorder:
     """Counts for the producers of one service; thread-safe.
 
     A delivery report only notes three values; they are counted by the thousand, and when asked.

@@ -7,7 +7,7 @@ import logging
 
 from kafkamq.errors import KafkaMQError
 from kafkamq.queue.namespace import Namespace
-from kafkamq.queue.recorder import SendTally
+from kafkamq.queue.recorder import SendRecorder
 from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.settings import producer_settings
 
@@ -35,7 +35,7 @@ class Sender(ThreadedProducer):
             },
         )
         self.namespace = namespace
-        self.tally = SendTally()
+        self.recorder = SendRecorder()
         super().__init__(
             config,
             settings,
@@ -56,10 +56,10 @@ class Sender(ThreadedProducer):
             super().close(timeout_s)
         finally:
             atexit.unregister(self._flush_at_exit)
-            self.tally.close()
+            self.recorder.close()
 
     def _flush_at_exit(self) -> None:
-        if self._is_closed or self._fork.is_foreign:
+        if self._is_closed or self._fork.is_forked:
             return
         try:
             self.flush(MAX_EXIT_S)

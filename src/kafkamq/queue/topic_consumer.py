@@ -352,7 +352,7 @@ class TopicConsumer(Consumer, Generic[M]):
 
     def close(self, timeout: float = 30.0) -> None:
         """See ``Consumer.close``."""
-        if self._fork_check.is_foreign:
+        if self._fork_check.is_forked:
             return
         with self._changed:
             if self._closing.is_set():

@@ -1,7 +1,7 @@
 """SIGINT and SIGTERM as the wish to stop.
 
 Python runs a signal's handler in the main thread, between any two of its steps. If that holds the
-lock of an Event for which it waits, a handler that sets the Event waits for the lock for ever: so
+lock of an Event for which it waits, a handler that sets the Event waits for the lock forever: so
 what a handler calls runs in a thread of its own, started without any of ``threading``'s locks.
 """
 

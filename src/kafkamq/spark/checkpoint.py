@@ -87,7 +87,7 @@ class CheckpointNote:
         )
 
     def moved(self, tasks: int, starting: dict[int, int]) -> CheckpointNote:
-        """The next note of a tracker, whose state begins anew in a folder of its own."""
+        """The next note of a tracker, whose state begins again in a folder of its own."""
         number = self.number + 1
         folder = f"state-{number}"
         return replace(self, tasks=tasks, starting=starting, folder=folder, number=number)

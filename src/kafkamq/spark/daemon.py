@@ -1,6 +1,6 @@
 """Spark's Python daemon, with the imports done before it forks instead of in each worker.
 
-Every worker process would import pandas and its friends anew: a second of CPU each, and a small
+Every worker process would import pandas and its friends again: a second of CPU each, and a small
 query has a dozen of them. Spark runs this module where ``spark.python.daemon.module`` names it.
 
 A process must have no other threads when it forks. The session's settings keep the imports free of

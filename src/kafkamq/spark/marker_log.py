@@ -88,7 +88,7 @@ class MarkerLog:
         return reports.places
 
     def retention_ms(self) -> int:
-        """Of the markers topic; negative: for ever. R8: a nack waits at most a quarter of it."""
+        """Of the markers topic; negative: forever. R8: a nack waits at most a quarter of it."""
         if self._retention_ms is None:
             with Admin(self._config) as admin:
                 settings = admin.require_topic(self._topic).settings

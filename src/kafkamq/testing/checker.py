@@ -21,7 +21,7 @@ from typing import Protocol
 from kafkamq.errors import KafkaMQError
 from kafkamq.queue.wire import headers as names
 from kafkamq.queue.wire.headers import MessageHeaders, Origin, read_message_headers
-from kafkamq.testing.history import Ending, Life, LogRecord, Timeline, Why, read_timelines
+from kafkamq.testing.history import Ending, LogRecord, MessageHistory, Timeline, Why, read_timelines
 from kafkamq.types import DeadLetterReason, Marker, MarkerType
 
 __all__ = ["CheckFailedError", "Checker", "Problem", "Verdict", "check_logs", "record_of"]
@@ -143,7 +143,9 @@ class Checker:
             self._places = {(r.topic, r.partition, r.offset) for r in marker_records}
             self._places |= {(self._message_topic, *number) for number in self._messages}
         self._timelines = read_timelines(marker_records, max_lease_ms=max_lease_ms)
-        self._lives: dict[tuple[int, int], list[tuple[Timeline, Life]]] = defaultdict(list)
+        self._histories: dict[tuple[int, int], list[tuple[Timeline, MessageHistory]]] = defaultdict(
+            list
+        )
         self._buried: dict[Place, list[LogRecord]] = defaultdict(list)
         for record in dead_letters:
             self._take_dead_letter(record)
@@ -183,8 +185,8 @@ class Checker:
 
     def check(self) -> Verdict:
         for timeline in self._timelines.values():
-            for life in timeline.lives():
-                self._check_life(timeline, life)
+            for history in timeline.histories():
+                self._check_history(timeline, history)
         for place, family in self._families.items():
             self._check_family(place, family)
         for place in self._copies_due.keys() - self._families.keys():
@@ -200,75 +202,77 @@ class Checker:
         verdict.lateness_ms.sort()
         return verdict
 
-    def _check_life(self, timeline: Timeline, life: Life) -> None:
-        message_id = life.message_id
+    def _check_history(self, timeline: Timeline, history: MessageHistory) -> None:
+        message_id = history.message_id
         number = (message_id.partition, message_id.offset)
-        place = (self._marker_topic if life.of_schedule else self._message_topic, *number)
-        if not life.of_schedule:
-            self._lives[number].append((timeline, life))
+        place = (self._marker_topic if history.of_schedule else self._message_topic, *number)
+        if not history.of_schedule:
+            self._histories[number].append((timeline, history))
             message = self._messages.get(number)
-            if message is not None and not self._is_unread(timeline, life):
+            if message is not None and not self._is_unread(timeline, history):
                 place = message.origin
             else:  # deleted by retention, or lost: its START knows the headers
-                origin = read_message_headers(timeline.marker(life.begin).headers).origin
+                origin = read_message_headers(timeline.marker(history.begin).headers).origin
                 if origin is not None:
                     place = (origin.topic, origin.partition, origin.offset)
-        elif not life.is_extra:
-            self.verdict.sent += life.ending is not Ending.REDELIVERED
-            self.verdict.cancelled += life.ending is Ending.CANCELLED
-            self.verdict.dead_lettered += life.ending is Ending.DEAD_LETTERED
-            if life.ending is Ending.OPEN and self._must_be_settled:
+        elif not history.is_extra:
+            self.verdict.sent += history.ending is not Ending.REDELIVERED
+            self.verdict.cancelled += history.ending is Ending.CANCELLED
+            self.verdict.dead_lettered += history.ending is Ending.DEAD_LETTERED
+            if history.ending is Ending.OPEN and self._must_be_settled:
                 self._problem("lost", place, "the SCHEDULE never fired")
-        self.verdict.late_verdicts += life.late_acks
-        if life.ending in (Ending.REDELIVERED, Ending.DEAD_LETTERED):
-            self._check_settlement(timeline, life, place)
+        self.verdict.late_verdicts += history.late_acks
+        if history.ending in (Ending.REDELIVERED, Ending.DEAD_LETTERED):
+            self._check_settlement(timeline, history, place)
 
-    def _check_settlement(self, timeline: Timeline, life: Life, place: Place) -> None:
+    def _check_settlement(self, timeline: Timeline, history: MessageHistory, place: Place) -> None:
         """An END of a tracker: could it be written, and what must there be because of it?"""
-        at = f"END at {self._marker_topic}[{timeline.partition}]@{timeline.offsets[life.end]}"
-        is_buried = life.ending is Ending.DEAD_LETTERED
-        start = self._start(timeline, life)
+        at = f"END at {self._marker_topic}[{timeline.partition}]@{timeline.offsets[history.end]}"
+        is_buried = history.ending is Ending.DEAD_LETTERED
+        start = self._start(timeline, history)
         is_loss = is_buried and self._is_payload_lost(place, start)
-        if life.others:
-            life = self._most_likely(timeline, life, place)
-            start = self._start(timeline, life)
-        one = life.message_id
+        if history.others:
+            history = self._most_likely(timeline, history, place)
+            start = self._start(timeline, history)
+        one = history.message_id
         if is_loss and start.batches and (one.partition, one.offset) in self._there:
             self._problem("lost", place, f"{at}: its payload is called lost, and it is there")
         must_die, reasons = False, frozenset[DeadLetterReason]()
-        if life.is_explained:
-            self.verdict.extra_copies += life.is_extra
-            if life.is_extra and all(map(timeline.was_remembered, (life, *life.others))):
+        if history.is_explained:
+            self.verdict.extra_copies += history.is_extra
+            if history.is_extra and all(map(timeline.was_remembered, (history, *history.others))):
                 text = "it had ended less than 60 s before, and no engine started since"
-                self._problem("unexplained", place, f"{at}: {life.ending.value}, but {text}")
-            self.verdict.lateness_ms.append(timeline.clocks[life.end] - life.deadline_ms)
-            must_die, reasons = self._reasons(timeline, life, start)
+                self._problem("unexplained", place, f"{at}: {history.ending.value}, but {text}")
+            self.verdict.lateness_ms.append(timeline.clocks[history.end] - history.deadline_ms)
+            must_die, reasons = self._reasons(timeline, history, start)
         elif not is_loss:
             text = "nobody held it"
             if start.type is not MarkerType.END:
-                now_ms = timeline.before(life)
-                text = f"it was held until {life.deadline_ms}, the log's clock was {now_ms}"
-            self._problem("unexplained", place, f"{at}: {life.ending.value}, but {text}")
+                now_ms = timeline.before(history)
+                text = f"it was held until {history.deadline_ms}, the log's clock was {now_ms}"
+            self._problem("unexplained", place, f"{at}: {history.ending.value}, but {text}")
         count = max(1, start.delivery_count)
         if is_buried:
             if is_loss:
                 reasons |= {DeadLetterReason.PAYLOAD_LOST}
-            elif life.is_explained and not reasons:
+            elif history.is_explained and not reasons:
                 self._problem("unexplained", place, f"{at}: a dead letter without a reason")
             self._burials_due[place].append((count, reasons))
             return
         if must_die:
             words = ", ".join(sorted(reason.value for reason in reasons))
             self._problem("unexplained", place, f"{at}: a copy of what had to die ({words})")
-        if life.of_schedule:
+        if history.of_schedule:
             self._fired.append((place, start))
         else:
             self.verdict.redelivered += 1
-            self._copies_due[place][count + (life.why is not Why.RELEASED)] += 1
+            self._copies_due[place][count + (history.why is not Why.RELEASED)] += 1
 
-    def _most_likely(self, timeline: Timeline, life: Life, place: Place) -> Life:
-        """Of the lives that explain an extra END (R12), one that what was written agrees with."""
-        for one in (life, *life.others):
+    def _most_likely(
+        self, timeline: Timeline, history: MessageHistory, place: Place
+    ) -> MessageHistory:
+        """Of the histories that explain an extra END (R12), the one that the copy fits."""
+        for one in (history, *history.others):
             start = self._start(timeline, one)
             count = max(1, start.delivery_count)
             if one.ending is Ending.REDELIVERED:
@@ -285,39 +289,39 @@ class Checker:
                     for reason in reasons
                 ):
                     return one
-        return life
+        return history
 
     def _reasons(
-        self, timeline: Timeline, life: Life, start: Marker
+        self, timeline: Timeline, history: MessageHistory, start: Marker
     ) -> tuple[bool, frozenset[DeadLetterReason]]:
         """Whether it had to die, and the reasons that its dead letter may name (R14)."""
         reasons: set[DeadLetterReason] = set()
         limit = start.max_deliveries or self._max_deliveries
-        if life.why is Why.REJECTED:
+        if history.why is Why.REJECTED:
             reasons = {DeadLetterReason.REJECTED}
-        elif life.why not in (Why.RELEASED, Why.SCHEDULED) and start.delivery_count >= limit:
-            is_max_lease = life.why is Why.MAX_LEASE
+        elif history.why not in (Why.RELEASED, Why.SCHEDULED) and start.delivery_count >= limit:
+            is_max_lease = history.why is Why.MAX_LEASE
             reasons = {
                 DeadLetterReason.MAX_LEASE if is_max_lease else DeadLetterReason.MAX_DELIVERIES
             }
         if not start.expires_at_ms:
             return bool(reasons), frozenset(reasons)
-        left_ms = start.expires_at_ms - timeline.timestamps[life.begin]
+        left_ms = start.expires_at_ms - timeline.timestamps[history.begin]
         if left_ms < 0:
             return True, frozenset({DeadLetterReason.EXPIRED})
-        if life.why is not Why.REJECTED:
-            expiry_ms = timeline.clocks[life.begin] + left_ms
-            if timeline.clocks[life.due] > expiry_ms:
+        if history.why is not Why.REJECTED:
+            expiry_ms = timeline.clocks[history.begin] + left_ms
+            if timeline.clocks[history.due] > expiry_ms:
                 return True, frozenset({DeadLetterReason.EXPIRED})
-            if timeline.before(life) > expiry_ms:  # while it was due: as the tracker planned it
+            if timeline.before(history) > expiry_ms:  # while it was due: as the tracker planned it
                 return bool(reasons), frozenset({*reasons, DeadLetterReason.EXPIRED})
         return bool(reasons), frozenset(reasons)
 
-    def _start(self, timeline: Timeline, life: Life) -> Marker:
-        """What a life begins with; of a START of batches the message itself says the rest (R29)."""
-        start = timeline.marker(life.begin)
-        message = self._messages.get((life.message_id.partition, life.message_id.offset))
-        if message is None or not start.batches or self._is_unread(timeline, life):
+    def _start(self, timeline: Timeline, history: MessageHistory) -> Marker:
+        """What a history begins with; for batches the message says the rest (R29)."""
+        start = timeline.marker(history.begin)
+        message = self._messages.get((history.message_id.partition, history.message_id.offset))
+        if message is None or not start.batches or self._is_unread(timeline, history):
             return start
         ttl_ms, origin = message.headers.ttl_ms, message.headers.origin
         sent_ms = message.record.timestamp_ms if origin is None else origin.timestamp_ms
@@ -328,11 +332,11 @@ class Checker:
             expires_at_ms=sent_ms + ttl_ms if ttl_ms else 0,
         )
 
-    def _is_unread(self, timeline: Timeline, life: Life) -> bool:
+    def _is_unread(self, timeline: Timeline, history: MessageHistory) -> bool:
         """Whether its START was of a batch, and its message lost: nobody has read its headers."""
-        start, one = timeline.marker(life.begin), life.message_id
+        start, one = timeline.marker(history.begin), history.message_id
         place = (self._message_topic, one.partition, one.offset)
-        is_buried = life.ending is Ending.DEAD_LETTERED
+        is_buried = history.ending is Ending.DEAD_LETTERED
         return bool(start.batches) and is_buried and self._is_payload_lost(place, start)
 
     def _is_payload_lost(self, place: Place, start: Marker) -> bool:
@@ -371,19 +375,21 @@ class Checker:
     def _acks_of(self, place: Place, message: _Message) -> int:
         """Judges one record of the messages topic; how often it was acked."""
         record = message.record
-        lives = self._lives.get((record.partition, record.offset), [])
-        if self._must_be_settled and all(life.ending is Ending.OPEN for _, life in lives):
-            last = "it is open" if lives else "nobody STARTed it"
+        histories = self._histories.get((record.partition, record.offset), [])
+        if self._must_be_settled and all(history.ending is Ending.OPEN for _, history in histories):
+            last = "it is open" if histories else "nobody STARTed it"
             at = f"{record.topic}[{record.partition}]@{record.offset}"
             self._problem("lost", place, f"{at}: {last}")
-        for timeline, life in lives:
-            start = timeline.marker(life.begin)
+        for timeline, history in histories:
+            start = timeline.marker(history.begin)
             count = message.headers.delivery_count
             is_told = start.type is MarkerType.START and not start.batches
             if is_told and max(1, start.delivery_count) != count:
                 text = f"delivery count {count} was STARTed as {start.delivery_count}"
                 self._problem("count", place, text)
-        return sum(life.ending is Ending.ACKED or life.late_acks > 0 for _, life in lives)
+        return sum(
+            history.ending is Ending.ACKED or history.late_acks > 0 for _, history in histories
+        )
 
     def _check_fired(self) -> None:
         """Each SCHEDULE that fired is in the queue, once when it has an id of its own."""

@@ -1,6 +1,6 @@
-"""The lives of messages, read from a markers topic: what the log says happened to each, and why.
+"""Histories of messages, read from a markers topic: what the log says happened to each, and why.
 
-A life begins with a START (or a SCHEDULE) and ends with an END that ends it. This file knows the
+A history begins with a START (or a SCHEDULE) and ends with an END that ends it. This file knows the
 rules by itself (R1-R3, R12-R14, R19): it shares nothing with the trackers that it judges, and works
 message by message instead of record by record.
 """
@@ -16,7 +16,7 @@ from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
 
-__all__ = ["Ending", "Life", "LogRecord", "Timeline", "Why", "read_timelines"]
+__all__ = ["Ending", "MessageHistory", "LogRecord", "Timeline", "Why", "read_timelines"]
 
 _BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 _MAX_GRACE_MS = 3000
@@ -48,7 +48,7 @@ class Why(Enum):
 
 
 class Ending(Enum):
-    """How a life ended."""
+    """How a history ended."""
 
     OPEN = "is open"
     ACKED = "was acked in time"
@@ -58,8 +58,8 @@ class Ending(Enum):
 
 
 @dataclass(slots=True)
-class Life:
-    """One life of a message; positions are indices into ``Timeline.records``."""
+class MessageHistory:
+    """What became of a message, START to END; positions are indices into ``Timeline.records``."""
 
     message_id: MessageId
     of_schedule: bool
@@ -69,8 +69,10 @@ class Life:
     why: Why | None = None  # it fell due
     due: int = -1  # the record that the clock passed its deadline with
     deadline_ms: int = -1  # by the log's clock; while it is not due, what it was last
-    after: int = -1  # the END that its START came behind (R12); -1: it is the first life
-    others: list[Life] = field(default_factory=list)  # of an extra one: what else explains its end
+    after: int = -1  # the END that its START came behind (R12); -1: it is the first history
+    others: list[MessageHistory] = field(
+        default_factory=list
+    )  # of an extra one: what else explains its end
     late_at: list[int] = field(default_factory=list)  # ACKs that came behind the deadline
 
     @property
@@ -93,7 +95,7 @@ class Life:
 
 @dataclass(slots=True)
 class _Lease:
-    """What a walk along one life knows."""
+    """What a walk along one history knows."""
 
     begin_ms: int
     deadline_ms: int
@@ -178,47 +180,49 @@ class Timeline:
         assert marker is not None, "indices of messages are of markers"
         return marker
 
-    def before(self, life: Life) -> int:
-        """The clock before a life's END: all that the tracker can have known."""
-        return self.clocks[life.end - 1] if life.end > 0 else 0
+    def before(self, history: MessageHistory) -> int:
+        """The clock before a history's END: all that the tracker can have known."""
+        return self.clocks[history.end - 1] if history.end > 0 else 0
 
-    def was_remembered(self, life: Life) -> bool:
-        """Whether any tracker that was alive must have known the END before this life (R12).
+    def was_remembered(self, history: MessageHistory) -> bool:
+        """Whether any tracker that was alive must have known the END before this history (R12).
 
         It did if the START came within 60 s of log time, and no engine started in between: each
         start shows by its TICK.
         """
-        if self.clocks[life.begin] > self.clocks[life.after] + _MEMORY_MS:
+        if self.clocks[history.begin] > self.clocks[history.after] + _MEMORY_MS:
             return False
-        started = bisect_right(self.starts_of_engines, life.after)
-        return started == bisect_left(self.starts_of_engines, life.end)
+        started = bisect_right(self.starts_of_engines, history.after)
+        return started == bisect_left(self.starts_of_engines, history.end)
 
-    # ---- lives
+    # ---- histories
 
-    def lives(self) -> Iterator[Life]:
+    def histories(self) -> Iterator[MessageHistory]:
         for of_schedule, message_id in self.of_message:
-            yield from self.lives_of(message_id, of_schedule)
+            yield from self.histories_of(message_id, of_schedule)
 
-    def lives_of(self, message_id: MessageId, of_schedule: bool = False) -> list[Life]:
+    def histories_of(
+        self, message_id: MessageId, of_schedule: bool = False
+    ) -> list[MessageHistory]:
         own = self.of_message.get((of_schedule, message_id), [])
         begins = MarkerType.SCHEDULE if of_schedule else MarkerType.START
-        lives: list[Life] = []
+        histories: list[MessageHistory] = []
         behind = 0  # index into own
         while behind < len(own):
             starts = [i for i in range(behind, len(own)) if self.marker(own[i]).type is begins]
             if not starts:
                 ends = [at for at in own[behind:] if self._ends(at)]
-                lives += self._stray(message_id, of_schedule, lives, ends)
+                histories += self._stray(message_id, of_schedule, histories, ends)
                 break
             before = [at for at in own[behind : starts[0]] if self._ends(at)]
-            lives += self._stray(message_id, of_schedule, lives, before)
-            after = lives[-1].end if lives else -1
-            life = self._best(message_id, of_schedule, own, starts, after)
-            lives.append(life)
-            if life.end < 0:
+            histories += self._stray(message_id, of_schedule, histories, before)
+            after = histories[-1].end if histories else -1
+            history = self._best(message_id, of_schedule, own, starts, after)
+            histories.append(history)
+            if history.end < 0:
                 break
-            behind = own.index(life.end) + 1
-        return lives
+            behind = own.index(history.end) + 1
+        return histories
 
     def _ends(self, at: int) -> bool:
         marker = self.marker(at)
@@ -226,17 +230,21 @@ class Timeline:
         return marker.type is MarkerType.END and marker.outcome in ending
 
     def _stray(
-        self, message_id: MessageId, of_schedule: bool, lives: list[Life], ends: list[int]
-    ) -> list[Life]:
+        self,
+        message_id: MessageId,
+        of_schedule: bool,
+        histories: list[MessageHistory],
+        ends: list[int],
+    ) -> list[MessageHistory]:
         """ENDs without a START: an ACK ends what nobody knew, a tracker's has no reason."""
-        result: list[Life] = []
+        result: list[MessageHistory] = []
         for at in ends:
             outcome = self.marker(at).outcome
-            if outcome in _BY_TRACKER or (not lives and not result):
+            if outcome in _BY_TRACKER or (not histories and not result):
                 ending = _ending(outcome, of_schedule)
-                result.append(Life(message_id, of_schedule, at, ending, at))
+                result.append(MessageHistory(message_id, of_schedule, at, ending, at))
             else:
-                (result or lives)[-1].late_at.append(at)
+                (result or histories)[-1].late_at.append(at)
         return result
 
     def _best(
@@ -246,10 +254,10 @@ class Timeline:
         own: list[int],
         starts: list[int],
         after: int,
-    ) -> Life:
-        """The life that begins with the first START; after an END, any that explains the next.
+    ) -> MessageHistory:
+        """The history that begins with the first START; after an END, any that explains the next.
 
-        A tracker that was started anew between them knows only the later START (R12).
+        A tracker that was started again between them knows only the later START (R12).
         """
         first = self._walk(message_id, of_schedule, own, starts[0], after)
         if not first.is_extra or first.ending is Ending.ACKED:
@@ -263,32 +271,32 @@ class Timeline:
 
     def _walk(
         self, message_id: MessageId, of_schedule: bool, own: list[int], first: int, after: int
-    ) -> Life:
-        """Follow a life from own[first] on to its end."""
-        life = Life(message_id, of_schedule, own[first], after=after)
+    ) -> MessageHistory:
+        """Follow a history from own[first] on to its end."""
+        history = MessageHistory(message_id, of_schedule, own[first], after=after)
         lease = self._begin(own[first], of_schedule)
         at = own[first]
         for next_at in (*own[first + 1 :], len(self.records)):
-            if life.why is None:
-                self._pass_time(life, lease, at, next_at)
-                if not life.is_due:
-                    life.deadline_ms = lease.limit_ms()
+            if history.why is None:
+                self._pass_time(history, lease, at, next_at)
+                if not history.is_due:
+                    history.deadline_ms = lease.limit_ms()
             at = next_at
             if at == len(self.records):
                 break
             marker = self.marker(at)
             if marker.type is MarkerType.END and marker.outcome in _BY_TRACKER:
-                life.ending, life.end = _ending(marker.outcome, of_schedule), at
+                history.ending, history.end = _ending(marker.outcome, of_schedule), at
                 break
-            if life.why is not None:
+            if history.why is not None:
                 if marker.type is MarkerType.END and marker.outcome is Outcome.ACK:
-                    life.late_at.append(at)
+                    history.late_at.append(at)
             elif marker.type is MarkerType.END and marker.outcome is Outcome.ACK:
-                life.ending, life.end = _ending(marker.outcome, of_schedule), at
+                history.ending, history.end = _ending(marker.outcome, of_schedule), at
                 break
             else:
-                lease = self._apply(life, lease, at)
-        return life
+                lease = self._apply(history, lease, at)
+        return history
 
     def _begin(self, at: int, of_schedule: bool) -> _Lease:
         marker, now_ms = self.marker(at), self.clocks[at]
@@ -301,22 +309,22 @@ class Timeline:
             is_waiting=of_schedule,
         )
 
-    def _apply(self, life: Life, lease: _Lease, at: int) -> _Lease:
+    def _apply(self, history: MessageHistory, lease: _Lease, at: int) -> _Lease:
         """A marker of the message itself, while it is held or waiting."""
         marker, now_ms = self.marker(at), self.clocks[at]
         if marker.type is MarkerType.SCHEDULE:
-            life.begin = at  # R19: carried
+            history.begin = at  # R19: carried
             return self._begin(at, True)
         if lease.is_waiting:
             return lease
         if marker.type is MarkerType.END:
             if marker.outcome is Outcome.REJECT:
-                life.why, life.due, life.deadline_ms = Why.REJECTED, at, now_ms
+                history.why, history.due, history.deadline_ms = Why.REJECTED, at, now_ms
             elif marker.outcome is Outcome.NACK:
                 lease.is_waiting = True
                 lease.deadline_ms = now_ms + marker.redeliver_after_ms
             elif marker.consumer_id == lease.consumer_id:
-                life.why, life.due, life.deadline_ms = Why.RELEASED, at, now_ms
+                history.why, history.due, history.deadline_ms = Why.RELEASED, at, now_ms
         elif marker.type is MarkerType.START:
             lease.timeout_ms = marker.redeliver_after_ms
             self._renew(lease, marker, now_ms + marker.redeliver_after_ms)
@@ -329,7 +337,7 @@ class Timeline:
         lease.consumer_id = marker.consumer_id
         lease.is_armed = True
 
-    def _pass_time(self, life: Life, lease: _Lease, at: int, until: int) -> None:
+    def _pass_time(self, history: MessageHistory, lease: _Lease, at: int, until: int) -> None:
         """What the clock and the consumer's KEEPALIVEs do behind ``at``, ``until`` included.
 
         The clock of ``until`` counts, what the record says does not.
@@ -339,7 +347,7 @@ class Timeline:
             passed = bisect_right(self.clocks, lease.limit_ms(), position)
             renewal = self._next_renewal(lease, position, until)
             if passed <= min(renewal, until) and passed < len(self.records):
-                if self._passes(life, lease, passed):
+                if self._passes(history, lease, passed):
                     return
                 position = passed
                 if renewal != passed:
@@ -359,21 +367,21 @@ class Timeline:
         index = bisect_left(renewals, position)
         return renewals[index] if index < len(renewals) and renewals[index] < until else until
 
-    def _passes(self, life: Life, lease: _Lease, at: int) -> bool:
+    def _passes(self, history: MessageHistory, lease: _Lease, at: int) -> bool:
         """The clock of record ``at`` is past the limit; False: it got a grace (R3)."""
         now_ms = self.clocks[at]
-        life.deadline_ms = lease.limit_ms()
+        history.deadline_ms = lease.limit_ms()
         if lease.is_waiting:
-            life.why = Why.SCHEDULED if life.of_schedule else Why.NACKED
+            history.why = Why.SCHEDULED if history.of_schedule else Why.NACKED
         elif now_ms > lease.begin_ms + lease.max_lease_ms:
-            life.why = Why.MAX_LEASE
+            history.why = Why.MAX_LEASE
         elif lease.is_armed and 3 * self.steps[at] > lease.timeout_ms:
             lease.is_armed = False
             lease.deadline_ms = now_ms + min(lease.timeout_ms // 2, _MAX_GRACE_MS)
             return False
         else:
-            life.why = Why.LEASE_ENDED
-        life.due = at
+            history.why = Why.LEASE_ENDED
+        history.due = at
         return True
 
 

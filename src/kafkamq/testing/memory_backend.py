@@ -27,7 +27,7 @@ from kafkamq.queue.delivery import Delivery
 from kafkamq.queue.message import Message
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.producer import Producer
-from kafkamq.queue.recorder import SendTally
+from kafkamq.queue.recorder import SendRecorder
 from kafkamq.queue.rules.capabilities import Feature, require
 from kafkamq.queue.sender import Sender
 from kafkamq.queue.topic_consumer import TopicConsumer
@@ -132,7 +132,7 @@ class _MemorySender:
     def __init__(self, queue: MemoryQueue, config: ServiceConfig, is_shared: bool) -> None:
         self.config = config
         self.namespace = self
-        self.tally = SendTally()
+        self.recorder = SendRecorder()
         self.reported = 0
         self._queue = queue
         self._is_shared = is_shared

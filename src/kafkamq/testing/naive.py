@@ -226,7 +226,7 @@ def _chunk(identity: Identity) -> tuple[bool, bytes, int, int, int]:
 
 
 class NaiveTracker:
-    """Has the methods of ``RedeliveryTracker``, and answers each by folding the log anew."""
+    """Has the methods of ``RedeliveryTracker``, and answers each by folding the log again."""
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ _COORDINATOR_S = 1.0
 # librdkafka asks for a group's coordinator three times within half a second, and if none is there
 # yet (a fresh cluster, a restart) the request hangs until its timeout: short ones are repeated.
 # Requests on a connection to a broker that was frozen hang as long, and a client that missed an
-# election may be told so for ever: so repetitions use a new client.
+# election may be told so forever: so repetitions use a new client.
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Admin:
         """End the client; idempotent.
 
         Do it, rather than let it be collected: a collection may run in a thread of another client,
-        and ending a client there can hang for ever.
+        and ending a client there can hang forever.
         """
         with self._lock:
             if not self._is_closed:

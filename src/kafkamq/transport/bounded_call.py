@@ -1,6 +1,6 @@
 """Calls into librdkafka that must end, even where librdkafka forgets their timeout.
 
-``rd_kafka_send_offsets_to_transaction`` can block for ever when a group's coordinator has left the
+``rd_kafka_send_offsets_to_transaction`` can block forever when a group's coordinator has left the
 cluster's metadata for a moment, as every restart of a broker does (librdkafka issues 5456, 5511).
 So such calls run in a thread of their own, and who waits for them has a bound. A call that is
 overdue is abandoned together with its client, which can neither be used nor ended any more.
@@ -31,7 +31,7 @@ class BoundedCall:
         self._thread: threading.Thread | None = None
 
     def run(self, call: Callable[[], object], *, timeout_s: float, client: object) -> None:
-        """Run ``call`` in time, or raise CallAbandonedError and keep ``client`` for ever."""
+        """Run ``call`` in time, or raise CallAbandonedError and keep ``client`` forever."""
         if self._thread is None:
             self._calls = SimpleQueue()
             self._thread = threading.Thread(

@@ -34,7 +34,7 @@ class ForkCheck:
         self._generation = _generation
 
     @property
-    def is_foreign(self) -> bool:
+    def is_forked(self) -> bool:
         """Whether this is a forked child of the process that made the object."""
         return self._generation != _generation
 

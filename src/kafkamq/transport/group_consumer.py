@@ -202,7 +202,7 @@ class GroupConsumer(GroupOffsets):
         Args:
             positions: Where to read.
             others: Where other partitions are, as far as the owner knows better than the client: a
-                member of an eager group can only be assigned everything anew.
+                member of an eager group can only be assigned everything again.
         """
         assigned = self.places
         ours = {place: at for place, at in positions.items() if place in assigned}

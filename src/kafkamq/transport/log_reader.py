@@ -103,7 +103,7 @@ class LogReader(Follower):
             time.sleep(_RETRY_S)
 
     def _knows_now(self, topic: str, partitions: Sequence[int]) -> bool:
-        """Ask anew: partitions that were added are unknown to a client for minutes."""
+        """Ask again: partitions that were added are unknown to a client for minutes."""
         return self.partition_count(topic) > max(partitions)
 
     def read(self, wanted: LogRange, *, skips_lost: bool = False) -> Iterator[list[Record]]:
@@ -168,7 +168,7 @@ class LogReader(Follower):
             gone = "the topic was recreated or truncated"
         return DataLossError(
             f"{where} holds offsets {start} to {end}, the position is {wanted.start}: {gone}; "
-            "nothing was skipped. Longer retention prevents it; to go on without them, start anew "
+            "nothing was skipped. Longer retention prevents it; to go on without them, start again "
             "from a position inside the log",
             code="OFFSET_OUT_OF_RANGE",
         )

@@ -360,7 +360,7 @@ class IdempotentProducer:
 
     def close(self, timeout_s: float = 0.0) -> None:
         """End the client; what is not confirmed by then fails, and is reported. Idempotent."""
-        if self._fork.is_foreign:
+        if self._fork.is_forked:
             return
         with self._serving:
             with self._asking, self._lock:
@@ -431,7 +431,7 @@ class ThreadedProducer(IdempotentProducer):
 
     def close(self, timeout_s: float = 0.0) -> None:
         """Flush and end; idempotent."""
-        if self._is_closed or self._fork.is_foreign:
+        if self._is_closed or self._fork.is_forked:
             return
         try:
             self.flush(timeout_s)

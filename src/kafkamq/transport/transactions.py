@@ -55,7 +55,7 @@ class TransactionalProducer:
         self._client_id = ""
         self._watch = ErrorWatch(config.bootstrap_servers)
         self._producer: Producer | None = None
-        self._guard = BoundedCall()
+        self._calls = BoundedCall()
         self._is_ready = False  # initialised, and neither fenced nor broken since
         self._in_transaction = False
 
@@ -217,7 +217,7 @@ class TransactionalProducer:
         """End the client; an open transaction is aborted (bounded). Idempotent."""
         self.abort(timeout_s=_CLOSE_S)
         self._discard()
-        self._guard.close()
+        self._calls.close()
 
     def _ready(self) -> Producer:
         if self._producer is None or not self._is_ready:
@@ -250,11 +250,11 @@ class TransactionalProducer:
             left_s = deadline_s - time.monotonic()
             slice_s = max(0.01, min(_SLICE_S, left_s))
             try:
-                self._guard.run(partial(call, slice_s), timeout_s=_OVERDUE_S, client=self._producer)
+                self._calls.run(partial(call, slice_s), timeout_s=_OVERDUE_S, client=self._producer)
                 self._watch.forget()
                 return
             except CallAbandonedError as error:
-                self._producer = None  # the guard keeps it
+                self._producer = None  # the bounded call keeps it
                 self._is_ready = self._in_transaction = False
                 raise BrokerError(f"{doing}: {error}", code="HANGS", is_retriable=True) from None
             except KafkaException as error:

@@ -351,7 +351,7 @@ class SafeRules:
         entry.renewed_at = at
 
     def _hand_over(self, entry: Entry, owner: Owner, at: int) -> None:
-        """The owner changes, or begins anew; what it was before is remembered (S3, S4)."""
+        """The owner changes, or begins again; what it was before is remembered (S3, S4)."""
         if entry.has_owner and owner != entry.owner:
             self._retire(entry, entry.owner)
         entry.retired = tuple(former for former in entry.retired if former != owner)

@@ -36,7 +36,7 @@ class ClaimBatch:
 
 
 class ClaimWork:
-    """The messages of one tenure; whether any may be handed out is the claimant's to say."""
+    """The messages of one session; whether any may be handed out is the claimant's to say."""
 
     __slots__ = ("_config", "_health", "_offsets", "batch", "start")
 

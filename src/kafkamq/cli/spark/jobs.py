@@ -232,7 +232,7 @@ def replay(
 ) -> None:
     """Send messages again, each once, under their own ids.
 
-    They start anew: first delivery, whole TTL. The header kafkamq-replayed-from names the copy.
+    They start again: first delivery, whole TTL. The header kafkamq-replayed-from names the copy.
     """
     from kafkamq.spark.jobs.replay import Replay
     from kafkamq.spark.jobs.replay import replay as run_replay

@@ -1,4 +1,4 @@
-"""Reads the demo's topics while it runs and keeps the tally, in a thread of its own."""
+"""Reads the demo's topics while it runs and counts, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kafkamq.config import ServiceConfig
-from kafkamq.dev.demo.recorder import Tally
+from kafkamq.dev.demo.recorder import DemoRecorder
 from kafkamq.errors import WireError
 from kafkamq.markers.wire.markers import decode_slim
 from kafkamq.queue.wire.headers import read_message_headers
@@ -46,7 +46,7 @@ class DemoFollower:
     def __init__(self, config: ServiceConfig, *, planned: int) -> None:
         self._config = config
         self._planned = planned
-        self._tally = Tally()
+        self._recorder = DemoRecorder()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._error: BaseException | None = None
@@ -56,22 +56,22 @@ class DemoFollower:
         self._thread.start()
 
     def snapshot(self) -> Snapshot:
-        """The tally now; raises what ended the thread."""
+        """The counts now; raises what ended the thread."""
         if self._error is not None:
             raise self._error
         with self._lock:
-            tally = self._tally
+            recorder = self._recorder
             return Snapshot(
-                sent=tally.sent,
-                delayed=len(tally.scheduled - tally.fired),
-                held=tally.held,
-                acked=tally.count(Outcome.ACK),
-                redelivered=tally.count(Outcome.REDELIVERED),
-                dead=sum(tally.dead.values()),
-                open_copies=tally.open_copies(),
-                keepalives=tally.keepalives,
-                ticks=tally.ticks,
-                is_settled=tally.is_settled(self._planned),
+                sent=recorder.sent,
+                delayed=len(recorder.scheduled - recorder.fired),
+                held=recorder.held,
+                acked=recorder.count(Outcome.ACK),
+                redelivered=recorder.count(Outcome.REDELIVERED),
+                dead=sum(recorder.dead.values()),
+                open_copies=recorder.open_copies(),
+                keepalives=recorder.keepalives,
+                ticks=recorder.ticks,
+                is_settled=recorder.is_settled(self._planned),
             )
 
     def stop(self) -> None:
@@ -113,14 +113,14 @@ class DemoFollower:
                 if record.topic() == messages:
                     pairs = headers_of(record)
                     is_first = read_message_headers(pairs).origin is None
-                    self._tally.message(place, queue_id, is_first=is_first)
+                    self._recorder.message(place, queue_id, is_first=is_first)
                 else:
-                    self._tally.dead_letter(queue_id)
+                    self._recorder.dead_letter(queue_id)
 
     def _marker(self, place: tuple[int, int], record: Record) -> None:
         # What is no marker goes to the quarantine; the verdict counts what is really open.
         with contextlib.suppress(WireError):
-            self._tally.marker(place, decode_slim(record.value()))
+            self._recorder.marker(place, decode_slim(record.value()))
 
 
 def _beginnings(config: ServiceConfig, topics: Iterable[str]) -> dict[Place, int]:

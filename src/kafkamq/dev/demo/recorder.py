@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 from kafkamq.types import Marker, MarkerType, Outcome, expand
 
-__all__ = ["Tally"]
+__all__ = ["DemoRecorder"]
 
 Place = tuple[int, int]  # partition, offset
 
 
 @dataclass(slots=True)
-class Tally:
+class DemoRecorder:
     """Counts of one run; the topics may be read in any interleaving."""
 
     queue_of: dict[Place, str] = field(default_factory=dict)  # copies seen, by place

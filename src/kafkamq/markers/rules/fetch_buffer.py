@@ -1,7 +1,7 @@
 """What a worker has polled and not STARTed, and which offsets it may commit (R5); pure.
 
 Messages of other queues share the topic, so a partition's committable offset is the first message
-of our own queue that has no START, or else everything polled: foreign ones are committed along.
+of our own queue that has no START, or else everything polled: theirs are committed along.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class FetchBuffer(Generic[Message]):
         self._committed: dict[int, int] = {}  # also: where the first poll began
         self._taken: dict[int, int] = {}  # partition -> first offset whose START is under way
         self._held: dict[int, int] = {}  # partition held back -> first offset whose START is late
-        self._uncommitted = 0  # records polled since the last commit, foreign ones too
+        self._uncommitted = 0  # records polled since the last commit, those of other queues too
 
     def __len__(self) -> int:
         return len(self._queue)
 
     @property
     def uncommitted_count(self) -> int:
-        """Records, foreign ones included, that were polled since the last commit."""
+        """Records, those of other queues included, that were polled since the last commit."""
         return self._uncommitted
 
     def partitions(self) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ class FetchBuffer(Generic[Message]):
             own: Messages of our queue, in the order of the batch.
             first_offsets: Smallest offset of the batch per partition.
             next_offsets: Largest offset + 1 of the batch per partition.
-            count: Records of the batch, foreign ones included.
+            count: Records of the batch, those of other queues included.
         """
         for partition, offset in first_offsets.items():
             self._committed.setdefault(partition, offset)

@@ -178,7 +178,7 @@ def nack_delay_ms(
         requested_ms: What the application asked for; None: the queue's back-off.
         backoff: Of the queue.
         delivery_count: Of the delivery that failed.
-        retention_ms: Of the markers topic; negative: for ever.
+        retention_ms: Of the markers topic; negative: forever.
         random_unit: In [0, 1), draws the jitter.
     """
     delay_ms = requested_ms

@@ -331,7 +331,7 @@ class ChunkTable:
             self.wanting[page.key] = None
 
     def _relist(self) -> None:
-        """Build the heaps anew, without pairs that count no more."""
+        """Build the heaps again, without pairs that count no more."""
         self._awaited, self._firsts = [], []
         for key, chunk in self.chunks.items():
             if chunk.listed_wake_ms is not None:

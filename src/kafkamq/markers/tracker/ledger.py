@@ -221,7 +221,7 @@ class Ledger:
         return written
 
     def adopt(self, epoch: int, position: int, *, timeout_s: float = 30.0) -> Position:
-        """Make ``epoch`` this start's, in a transaction of its own; its batches begin anew."""
+        """Make ``epoch`` this start's, in a transaction of its own; its batches begin again."""
         self.epoch = epoch
         written = Position(position=position, epoch=epoch, engine=self.engine)
         self.begin()
@@ -353,7 +353,7 @@ def claim(
 
     For an engine that owns all partitions at once (Spark's driver). All that predecessors wrote is
     committed or aborted when it returns: append the TICKs after it (R17). Positions stay as they
-    were found; batches of this start begin anew, because its plans differ from an earlier one's.
+    were found; batches of this start begin again, because its plans differ from an earlier one's.
 
     Args:
         config: Names the markers topic.
@@ -427,7 +427,7 @@ def _claim_one(
             is_later = isinstance(error, FencedError) and error.code == "LATER_START"
             if is_later or time.monotonic() > deadline_s:
                 raise
-            # Engines that start at one moment would fence each other for ever.
+            # Engines that start at one moment would fence each other forever.
             time.sleep(random.uniform(0.02, 0.3))
         finally:
             one.close()

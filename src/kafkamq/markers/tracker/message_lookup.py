@@ -123,7 +123,7 @@ class MessageLookup:
         if found.keys() - known.keys() and self._asked().topic_id(name) != source.topic_id:
             self._topics.clear()  # they may be of the new one
             raise BrokerError(
-                f"topic {name} was made anew", code="TOPIC_MADE_ANEW", is_retriable=True
+                f"topic {name} was recreated", code="TOPIC_RECREATED", is_retriable=True
             )
         self._found = found
         return [
@@ -204,7 +204,7 @@ def _size(message: Record | None) -> int:
 
 
 def _is_of(message_id: MessageId, topic: TopicInfo) -> bool:
-    """Whether the message can be in this topic: its partition exists, and it was not made anew."""
+    """Whether the message can be in this topic: its partition exists, and it was not recreated."""
     if message_id.partition >= topic.partitions:
         return False
     return not (message_id.topic_id and topic.topic_id) or message_id.topic_id == topic.topic_id

@@ -97,7 +97,7 @@ def replay(
 ) -> ReplayReport:
     """Send the chosen messages again; of the copies of one message the first that is chosen.
 
-    A copy starts anew, with its first delivery and its whole ttl; id, key, payload and the
+    A copy starts again, with its first delivery and its whole ttl; id, key, payload and the
     sender's headers stay. Order: by broker time.
 
     Args:

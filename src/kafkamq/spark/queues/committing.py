@@ -5,11 +5,11 @@ whenever it is repeated: so all rows of a message, its END among them, are in on
 repeated batch finds each message in the slot where it was. The transaction also commits which batch
 it was (a ledger), of which plan, and a digest of its messages. A slot whose batch the ledger holds
 with these messages is not written again, but its ENDs are: a repeated batch may have STARTed the
-messages anew.
+messages again.
 
 The rows of a repeated batch may be others than before: a table that they are joined with has
 changed. Then the log tells, message by message: one with a verdict had it in the transaction that
-the ledger speaks of, and its output; one without was STARTed anew, and had no output. Who was
+the ledger speaks of, and its output; one without was STARTed again, and had no output. Who was
 thought dead may have committed after that. So the log is asked again behind these STARTs, when
 nobody but this task can commit any more.
 

@@ -49,7 +49,7 @@ class QueueOwner:
                 self._epoch = one.adopt(max(newest, self._epoch) + 1, 0).epoch
                 return
             except (FencedError, TransactionAbortedError) as error:
-                # Somebody starts at this moment, too; both would fence each other for ever.
+                # Somebody starts at this moment, too; both would fence each other forever.
                 if time.monotonic() > deadline_s:
                     raise DeadlineExceededError(
                         f"becoming the only query on queue {self._queue_id!r} did not succeed in "

@@ -40,7 +40,7 @@ class FoldSettings:
     longest_ms: int  # R23: half of it
     max_actions: int  # R16
     starting: dict[int, int] = field(default_factory=dict)  # first offsets; absent: added later, 0
-    # Of this start alone: epochs begin anew where Kafka has forgotten the ledgers.
+    # Of this start alone: epochs begin again where Kafka has forgotten the ledgers.
     token: str = field(default_factory=lambda: secrets.token_hex(8))
 
 

@@ -2,7 +2,7 @@
 
 Spark hands its idle Python workers out in turn, so the rows of a marker partition would reach
 another process with each batch. A transactional id has one producer (R22): each move would fence
-the last one and initialise anew, 0.1 to 0.6 s every time. So the process that is the first to be
+the last one and initialise again, 0.1 to 0.6 s every time. So the process that is the first to be
 given a row of a slot owns the slot, and the others of this machine pass it theirs over a socket
 that the slot names. When the owner ends, its socket is gone and the next process takes its place;
 what was done by then is in the ledger. Where a machine has no such sockets, everyone does its own.

@@ -1,6 +1,6 @@
 """Time for silent partitions: reads what the workers publish, appends TICKs where R4 wants one.
 
-Spark runs a batch only when there are records. What waits for a time to pass would wait for ever
+Spark runs a batch only when there are records. What waits for a time to pass would wait forever
 on a silent log, so the driver appends TICKs: one per partition at a start (R17), later by the
 policy of ``rules/ticks.py`` from the status that each batch publishes (R24). What a TICK passes is
 settled in the batch that reads it, so it is written just before a batch begins, if it can wait.

@@ -19,11 +19,11 @@ class OpenEntries:
         self._last: dict[int, list[tuple[int, int]]] = {}  # of all up to here, the latest end
         for partition, timeline in read_timelines(markers).items():
             entries: list[tuple[int, int]] = []
-            for life in timeline.lives():
-                if life.is_extra or life.begin == life.end:
+            for history in timeline.histories():
+                if history.is_extra or history.begin == history.end:
                     continue  # R12: a START behind the END is no entry; an END alone never was
-                end = timeline.offsets[life.end] if life.end >= 0 else sys.maxsize
-                entries.append((timeline.offsets[life.begin], end))
+                end = timeline.offsets[history.end] if history.end >= 0 else sys.maxsize
+                entries.append((timeline.offsets[history.begin], end))
             entries.sort()
             self._begins[partition] = [begin for begin, _ in entries]
             last, latest = [], (-1, -1)

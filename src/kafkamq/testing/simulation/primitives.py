@@ -59,7 +59,7 @@ class _Lock:
                 self._scheduler.wake(self._waiters.popleft())
         if self._is_atomic:
             self._scheduler.atomic_depth -= 1
-            self._scheduler.check_life()
+            self._scheduler.check_history()
 
     def locked(self) -> bool:
         return self._depth > 0

@@ -70,7 +70,7 @@ class Process:
         self.is_alive = False
         for call in self.on_death:
             call()
-        self._scheduler.check_life()
+        self._scheduler.check_history()
 
     def freeze(self) -> None:
         """SIGSTOP: no thread runs until ``thaw``; takes effect with the next turn."""
@@ -208,7 +208,7 @@ class Scheduler:
         else:
             self.park(seconds)
 
-    def check_life(self) -> None:
+    def check_history(self) -> None:
         """Does not return if the present thread's process is dead."""
         task = self.current
         if self._is_between_turns or self.atomic_depth:

@@ -69,16 +69,16 @@ class Simulation(Report):
         """Acks that users were told are done, and in time, and that the log has otherwise (R9)."""
         acks: dict[tuple[int, int], list[bool]] = {}  # by message: whether it came in time
         for timeline in read_timelines(self.markers).values():
-            for life in timeline.lives():
-                if life.of_schedule:
+            for history in timeline.histories():
+                if history.of_schedule:
                     continue
-                place = (life.message_id.partition, life.message_id.offset)
-                own = timeline.of_message[False, life.message_id]
+                place = (history.message_id.partition, history.message_id.offset)
+                own = timeline.of_message[False, history.message_id]
                 starts = sum(_type_at(timeline, at) is MarkerType.START for at in own)
                 is_excused = starts > 1 or self.limits.faults.clock_steps > 0
-                if life.ending is Ending.ACKED:
+                if history.ending is Ending.ACKED:
                     acks.setdefault(place, []).append(True)
-                acks.setdefault(place, []).extend(is_excused for _ in life.late_at)
+                acks.setdefault(place, []).extend(is_excused for _ in history.late_at)
         for message_id in self.told.acked:
             place = (message_id.partition, message_id.offset)
             if not any(acks.get(place, ())):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from kafkamq.queue.wire.headers import REASON
-from kafkamq.testing.history import Life, LogRecord, Timeline, Why, read_timelines
+from kafkamq.testing.history import LogRecord, MessageHistory, Timeline, Why, read_timelines
 from kafkamq.types import MarkerType
 
 __all__ = ["STATES", "of_line", "of_logs"]
@@ -68,20 +68,20 @@ def of_logs(markers: Sequence[LogRecord], dead_letters: Sequence[LogRecord]) -> 
             if of_schedule:
                 carried = sum(timeline.marker(at).carried_forward for at in own)
                 found["a message was carried forward"] += carried
-        for life in timeline.lives():
-            found.update(_of_life(timeline, life))
+        for history in timeline.histories():
+            found.update(_of_history(timeline, history))
     return +found
 
 
-def _of_life(timeline: Timeline, life: Life) -> Counter[str]:
-    started = [at for at in timeline.starts_of_engines if 0 <= life.due < at < life.end]
+def _of_history(timeline: Timeline, history: MessageHistory) -> Counter[str]:
+    started = [at for at in timeline.starts_of_engines if 0 <= history.due < at < history.end]
     return Counter(
         {
-            "a late verdict": life.late_acks,
-            "a START behind its END (R12)": life.is_extra,
-            "held longer than max_lease": life.why is Why.MAX_LEASE,
-            "released": life.why is Why.RELEASED,
-            "a schedule was cancelled": life.ending.value == "was cancelled",
+            "a late verdict": history.late_acks,
+            "a START behind its END (R12)": history.is_extra,
+            "held longer than max_lease": history.why is Why.MAX_LEASE,
+            "released": history.why is Why.RELEASED,
+            "a schedule was cancelled": history.ending.value == "was cancelled",
             "R17 with due entries": len(started),
         }
     )

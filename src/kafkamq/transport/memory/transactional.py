@@ -173,7 +173,7 @@ class Transactional:
             self._state = _State.OPEN
             self._failed, self._has_offsets = 0, False
             self._partitions.clear()
-            self.cluster.transactions.begun_anew(self._name or "", self._epoch)
+            self.cluster.transactions.begun_again(self._name or "", self._epoch)
 
     def _joined(self, partition: Partition) -> Transaction:
         """The transaction, with the partition in it."""

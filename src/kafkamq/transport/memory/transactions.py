@@ -61,7 +61,7 @@ class Transactions:
         self._end(each, is_committed=is_committed)
         return True
 
-    def begun_anew(self, name: str, epoch: int) -> None:
+    def begun_again(self, name: str, epoch: int) -> None:
         """What the last transaction became is not asked any more."""
         each = self._ids[name]
         if each.epoch == epoch:

@@ -39,20 +39,20 @@ def as_log(records: list[MarkerRecord], partition: int) -> list[LogRecord]:
     ]
 
 
-def first_lives(timeline: Timeline) -> dict[Identity, tuple[DueCause, int, int]]:
-    """Of each identity's first life: why, at which offset and from which deadline it fell due."""
+def first_histories(timeline: Timeline) -> dict[Identity, tuple[DueCause, int, int]]:
+    """Of each identity's first history: why, where and from which deadline it fell due."""
     found = {}
     for of_schedule, message_id in timeline.of_message:
-        lives = timeline.lives_of(message_id, of_schedule)
-        if lives and lives[0].why is not None:
-            life = lives[0]
-            assert life.why is not None
-            offset = timeline.offsets[life.due]
-            found[of_schedule, message_id] = (CAUSES[life.why], offset, life.deadline_ms)
+        histories = timeline.histories_of(message_id, of_schedule)
+        if histories and histories[0].why is not None:
+            history = histories[0]
+            assert history.why is not None
+            offset = timeline.offsets[history.due]
+            found[of_schedule, message_id] = (CAUSES[history.why], offset, history.deadline_ms)
     return found
 
 
-def naive_lives(
+def naive_histories(
     records: list[MarkerRecord], partition: int
 ) -> dict[Identity, tuple[DueCause, int, int]]:
     state = NaiveState(partition, MAX_LEASE_MS, None)
@@ -74,17 +74,17 @@ def naive_lives(
 
 
 @pytest.mark.parametrize("first", range(0, 120, 40))
-def test_lives_as_the_naive_model_tells_them(first: int) -> None:
+def test_histories_as_the_naive_model_tells_them(first: int) -> None:
     compared = 0
     for seed in range(first, first + 40):
         partition = seed % 3
         records = random_markers(seed, 250, partition=partition)
         timeline = read_timelines(as_log(records, partition))[partition]
-        lives = first_lives(timeline)
-        expected = naive_lives(records, partition)
+        histories = first_histories(timeline)
+        expected = naive_histories(records, partition)
         assert timeline.clocks[-1] == fold_clock(records)
-        assert lives == expected, f"seed {seed}"
-        compared += len(lives)
+        assert histories == expected, f"seed {seed}"
+        compared += len(histories)
     assert compared > 400
 
 
@@ -95,9 +95,9 @@ def fold_clock(records: list[MarkerRecord]) -> int:
     return state.now_ms
 
 
-def test_a_life_without_a_start_was_acked() -> None:
+def test_a_history_without_a_start_was_acked() -> None:
     end = Marker(MarkerType.END, MessageId(0, 5))
     timeline = read_timelines(as_log([MarkerRecord(0, 1000, end)], 0))[0]
-    (life,) = timeline.lives()
-    assert life.ending is Ending.ACKED
-    assert not life.is_due
+    (history,) = timeline.histories()
+    assert history.ending is Ending.ACKED
+    assert not history.is_due

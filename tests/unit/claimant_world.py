@@ -13,7 +13,7 @@ from kafkamq.claims.rules.steps import ClaimantConfig, End, Finish, LookUp, Step
 _Step = TypeVar("_Step", bound=Step)
 
 
-class Desk(ClaimFold):
+class ClaimantWorld(ClaimFold):
     """``me`` = client.instance; the broker, the process and everybody else share one clock."""
 
     def __init__(
