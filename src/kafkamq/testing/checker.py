@@ -143,9 +143,7 @@ class Checker:
             self._places = {(r.topic, r.partition, r.offset) for r in marker_records}
             self._places |= {(self._message_topic, *number) for number in self._messages}
         self._timelines = read_timelines(marker_records, max_lease_ms=max_lease_ms)
-        self._histories: dict[tuple[int, int], list[tuple[Timeline, MessageHistory]]] = defaultdict(
-            list
-        )
+        self._histories = defaultdict[tuple[int, int], list[tuple[Timeline, MessageHistory]]](list)
         self._buried: dict[Place, list[LogRecord]] = defaultdict(list)
         for record in dead_letters:
             self._take_dead_letter(record)
@@ -268,11 +266,9 @@ class Checker:
             self.verdict.redelivered += 1
             self._copies_due[place][count + (history.why is not Why.RELEASED)] += 1
 
-    def _most_likely(
-        self, timeline: Timeline, history: MessageHistory, place: Place
-    ) -> MessageHistory:
+    def _most_likely(self, timeline: Timeline, of: MessageHistory, place: Place) -> MessageHistory:
         """Of the histories that explain an extra END (R12), the one that the copy fits."""
-        for one in (history, *history.others):
+        for one in (of, *of.others):
             start = self._start(timeline, one)
             count = max(1, start.delivery_count)
             if one.ending is Ending.REDELIVERED:
@@ -289,7 +285,7 @@ class Checker:
                     for reason in reasons
                 ):
                     return one
-        return history
+        return of
 
     def _reasons(
         self, timeline: Timeline, history: MessageHistory, start: Marker
@@ -387,9 +383,7 @@ class Checker:
             if is_told and max(1, start.delivery_count) != count:
                 text = f"delivery count {count} was STARTed as {start.delivery_count}"
                 self._problem("count", place, text)
-        return sum(
-            history.ending is Ending.ACKED or history.late_acks > 0 for _, history in histories
-        )
+        return sum(each.ending is Ending.ACKED or each.late_acks > 0 for _, each in histories)
 
     def _check_fired(self) -> None:
         """Each SCHEDULE that fired is in the queue, once when it has an id of its own."""
