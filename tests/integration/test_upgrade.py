@@ -1,0 +1,39 @@
+"""What an earlier release left in Kafka goes on with this one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.integration.parallel_tools import Seen, committed, make, wait_until
+from tests.upgrade.left import left_behind, take_over
+
+from kafkamq import Service
+from kafkamq.dev import LocalKafka
+from kafkamq.markers.tracker.local import LocalTracker
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
+    with left_behind(tmp_path_factory.mktemp("left")) as kafka:
+        yield kafka
+
+
+def test_a_namespace_goes_on_where_it_was(kafka: LocalKafka) -> None:
+    with Service(kafka.bootstrap_servers, namespace="local") as service:
+        service.create_topics(partitions=2, marker_partitions=2)  # those of then are good
+        with LocalTracker(service.config).in_thread():
+            take_over(service)
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_a_map_of_runs(kafka: LocalKafka, is_exact: bool) -> None:
+    servers, group = kafka.bootstrap_servers, "runs-exact" if is_exact else "runs"
+    assert committed(servers, group, "records")[0] == 3
+    seen = Seen()
+    with make(servers, "records", group, exact_metadata=is_exact) as consumer:
+        consumer.poll(seen)
+        wait_until(lambda: committed(servers, group, "records") == (1000, ""))
+    # Without exact metadata a map's end is not known: what it says is not believed (docs).
+    again = [3, 500, 501, 900] if is_exact else list(range(3, 1000))
+    assert sorted(seen.places) == [(0, offset) for offset in again]
