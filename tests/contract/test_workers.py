@@ -142,6 +142,37 @@ def test_a_stop_in_the_middle_loses_nothing(world: World) -> None:
     assert world.letters(queue) == []
 
 
+@pytest.mark.parametrize("limits", [{}, {"max_attempts": 1}], ids=["deliveries", "attempts"])
+def test_a_stop_in_the_last_attempt_makes_no_dead_letter(
+    world: World, limits: dict[str, int]
+) -> None:
+    if limits and world.backend == "share":
+        pytest.skip("the broker counts each delivery, so this attempt is spent (docs/worker.md)")
+    queue = world.queue("spared", max_deliveries=5 if limits else 2)
+    begun = threading.Event()
+
+    @queue.handler(concurrency=1, **limits)
+    async def hang(message: Message) -> object:
+        if message.delivery_count == 1 and not limits:
+            return Nack(reason="not yet")
+        begun.set()
+        await asyncio.sleep(600)
+        return None
+
+    worker = Worker(world.service, queues=["spared"], drain=0.2)
+    worker.start()
+    with queue.producer() as producer:
+        producer.send(b"x")
+    assert begun.wait(60)
+    worker.stop()
+    with queue.consumer() as consumer:
+        (message,) = receive(consumer, 1)
+        message.ack(wait=True)
+    if world.backend in ("markers", "share"):  # the others count in the process
+        assert message.delivery_count == (1 if limits else 2)
+    assert world.letters(queue) == []
+
+
 def test_handlers_that_hang_or_kill_their_process(world: World) -> None:
     queue = world.queue("processes", max_deliveries=1)
     queue.handler(processes=1, timeout=1.5)(die_or_hang)

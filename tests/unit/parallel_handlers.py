@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tests.waiting import wait_until
@@ -176,6 +178,22 @@ class LadenError(Exception):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.lock = threading.Lock()
+
+
+def fork_and_die(record: PlainRecord) -> None:
+    """Leaves a process behind that has all that this one had open."""
+    if os.fork() == 0:
+        while not Path(os.environ[SEEN] + ".end").exists():
+            time.sleep(0.05)
+        os._exit(0)
+    os._exit(3)
+
+
+def listen(pipe: Connection) -> None:
+    """A process that ends with its parent."""
+    pipe.send("begun")
+    with suppress(EOFError):
+        pipe.recv()
 
 
 def fail(record: PlainRecord) -> None:

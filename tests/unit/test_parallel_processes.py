@@ -31,6 +31,7 @@ from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime import process_executor
+from kafkamq.runtime.children import start_child
 from kafkamq.runtime.process_executor import ProcessExecutor
 from kafkamq.runtime.rules.run_ahead import RunAhead
 from kafkamq.runtime.work_queue import HandlerTimeoutError, WorkerDiedError
@@ -167,6 +168,35 @@ def test_who_ends_its_process_is_to_blame_alone(
     if handler is handlers.refuse_some:
         assert isinstance(outcomes[1], Nack)
     assert seen() == Counter((0, 1, 2, 4))
+
+
+def test_a_fork_of_a_process_does_not_hide_its_death(
+    working: Callable[..., Work], seen: object
+) -> None:
+    work = working(handlers.fork_and_die)
+    try:
+        work.shelf.add(*runs("a"))
+        work.shelf.wait(1)
+    finally:
+        Path(os.environ[handlers.SEEN] + ".end").touch()
+    assert isinstance(work.outcomes()[0], WorkerDiedError)
+
+
+def test_a_fork_of_the_parent_does_not_hide_its_end() -> None:
+    """Our end of the pipe is closed, as with a parent that is killed."""
+    process, pipe = start_child(handlers.listen, name="listener")
+    assert pipe.recv() == "begun"
+    left = os.fork()
+    if left == 0:
+        signal.pause()
+    try:
+        pipe.close()
+        process.join(60)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+        os.kill(left, signal.SIGKILL)
+        os.waitpid(left, 0)
 
 
 def test_innocents_are_processed_once_and_are_no_dead_letters(

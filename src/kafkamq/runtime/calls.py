@@ -23,8 +23,9 @@ from kafkamq.runtime.verdicts import is_verdict, understood
 from kafkamq.runtime.work_queue import HandlerFaultError
 from kafkamq.types import Ack, Nack, Reject
 
-__all__ = ["Calls", "Middleware"]
+__all__ = ["STOPPED", "Calls", "Middleware"]
 
+STOPPED = Nack(reason="the worker was stopped before its handler had ended")
 _log = logging.getLogger(__name__)
 _NOT_CALLED = Nack(reason="the handler was not called: see the log")
 
@@ -41,6 +42,7 @@ class Calls:
     ) -> None:
         """``function`` takes the handler's place: it calls it elsewhere."""
         self.spec = spec
+        self.spared: list[Message] = []  # a stop broke off their last attempts: no dead letters
         self.is_async = spec.is_async and function is None
         self._telemetry = telemetry
         call = function
@@ -125,6 +127,8 @@ class Calls:
         try:
             if outcome is None or isinstance(outcome, Ack):
                 message.ack()
+            elif outcome is STOPPED and self._is_last(message):
+                self.spared.append(message)
             else:
                 self._acknowledge(message, outcome)
         except LeaseLostError as error:
@@ -134,6 +138,12 @@ class Calls:
         except Exception:  # noqa: BLE001 - a thread that ends here would take no more messages
             _log.exception("a verdict could not be given", extra={"queue": message.queue_id})
             self._give_back(message)
+
+    def _is_last(self, message: Message) -> bool:
+        spec = self.spec
+        return message.delivery_count >= min(
+            spec.queue.max_deliveries, spec.max_attempts or spec.queue.max_deliveries
+        )
 
     def _give_back(self, message: Message) -> None:
         """What its handler returned is no verdict that can be given: without one it is stuck."""

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias, cast
 
 from kafkamq.errors import ConfigError
 from kafkamq.queue.reasons import reason_of
-from kafkamq.runtime.children import leave_signals_to_parent
+from kafkamq.runtime.children import keep_from_forks, leave_signals_to_parent
 from kafkamq.runtime.inbox import Inbox
 from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.thread_executor import ThreadExecutor
@@ -263,6 +263,7 @@ def serve(
 ) -> None:
     """The process: works until the pipe ends."""
     leave_signals_to_parent()
+    keep_from_forks(pipe)
     try:
         function = call.prepare(pickle.loads(call.function))
     except BaseException as error:  # noqa: BLE001 - the parent says so

@@ -18,11 +18,12 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from weakref import WeakSet
 
-__all__ = ["leave_signals_to_parent", "start_child"]
+__all__ = ["keep_from_forks", "leave_signals_to_parent", "start_child"]
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _lock = threading.Lock()  # guards what follows, and a start
 _started: WeakSet[BaseProcess] = WeakSet()
+_pipes: WeakSet[Connection] = WeakSet()
 _ended = threading.Event()
 
 
@@ -44,6 +45,7 @@ def start_child(
                 raise OSError("the interpreter exits: no process begins any more")
             process.start()
             _started.add(process)
+            keep_from_forks(ours)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
@@ -57,10 +59,17 @@ def _end_all() -> None:
             process.kill()
 
 
+def keep_from_forks(pipe: Connection) -> None:
+    """A fork of this process closes its copy, or the other end would not see this process die."""
+    _pipes.add(pipe)
+
+
 def _forget_all() -> None:
     """In the child of a fork: they are its parent's."""
     global _lock, _started
     _lock, _started = threading.Lock(), WeakSet()
+    for pipe in list(_pipes):
+        pipe.close()
 
 
 atexit.register(_end_all)  # later than multiprocessing's own, which hence runs after it

@@ -103,7 +103,8 @@ class Feeder:
     def finish(self, deadline_s: float) -> None:
         """After ``stop``: wait for what was begun until ``deadline_s``, and end.
 
-        What was not begun is released, what has not ended by then is nacked.
+        What was not begun is released, what has not ended by then is nacked; also released is what
+        that would make a dead letter.
         """
         health.remove(self._loop)
         health.remove(self._handlers)
@@ -122,6 +123,7 @@ class Feeder:
                 extra={"queue": self.spec.queue.queue_id},
             )
         self._executor.cancel()
+        self.consumer.put_back(self._calls.spared)
 
     def _run(self) -> None:
         try:

@@ -7,15 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from kafkamq.queue.message import Message
-from kafkamq.runtime.calls import Calls
+from kafkamq.runtime.calls import STOPPED, Calls
 from kafkamq.runtime.inbox import Inbox
 from kafkamq.runtime.rules.hanging import Call
 from kafkamq.runtime.work_queue import Slot
-from kafkamq.types import Nack
 
-__all__ = ["STOPPED", "MessageQueue"]
-
-STOPPED = Nack(reason="the worker was stopped before its handler had ended")
+__all__ = ["MessageQueue"]
 
 
 class _Run:

@@ -13,9 +13,9 @@ from kafkamq.queue.arguments import Binder
 from kafkamq.queue.handler import HandlerSpec
 from kafkamq.queue.message import Message
 from kafkamq.runtime.batches import prepare
+from kafkamq.runtime.calls import STOPPED
 from kafkamq.runtime.child import RemoteCall
 from kafkamq.runtime.inbox import Inbox
-from kafkamq.runtime.messages import STOPPED
 from kafkamq.runtime.process_executor import Processes, ProcessExecutor
 from kafkamq.runtime.work_queue import Slot
 from kafkamq.types import Headers, MessageId

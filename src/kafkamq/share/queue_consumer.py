@@ -222,10 +222,14 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
         self._unseen[key] = self._unseen.get(key, 0) + 1
         if len(self._unseen) > _MAX_UNSEEN:
             del self._unseen[next(iter(self._unseen))]
-        if self._moves.is_near_last(message):  # another process knows nothing of this
+        if self._must_move(message):
             self._moves.send_back(message, message._count)
         else:
             message.member.acknowledge(message, AcknowledgeType.RELEASE)
+
+    def _must_move(self, message: ShareMessage) -> bool:
+        """Whether another process, which knows nothing of ``_unseen``, would give it up."""
+        return self._moves.is_near_last(message) or message._count >= self._max_deliveries
 
     def put_back(self, messages: Sequence[Message]) -> None:
         for message in cast("Sequence[ShareMessage]", messages):
@@ -315,7 +319,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             for member in self._members:
                 for message in member.messages():
                     is_unseen = message.state is MessageState.HELD and not message.is_seen
-                    if is_unseen and self._moves.is_near_last(message):
+                    if is_unseen and self._must_move(message):
                         self._give_back(message)
             self._moves.hurry()
             while self._moves.open_count and time.monotonic() < deadline_s:
