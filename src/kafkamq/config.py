@@ -179,6 +179,7 @@ class QueueConfig:
     max_inline_payload_bytes: int = 65_536  # larger ones are STARTed by reference (R11)
     on_data_loss: str = "raise"  # or "skip"
     exactly_once: bool = False
+    batch_markers: bool = False  # markers of many messages in one record (R28-R30)
     backend: Backend = Backend.MARKERS
     topic: str = ""  # of the other backends: NS.q.QUEUE_ID, or one that exists
     group_id: str = ""  # group.id; empty: one by namespace and queue
@@ -215,9 +216,9 @@ class QueueConfig:
         ):
             _require_count(name, getattr(self, name))
         _require_count("max_inline_payload_bytes", self.max_inline_payload_bytes, 0)
-        _require(
-            isinstance(self.exactly_once, bool), "exactly_once", self.exactly_once, "True or False"
-        )
+        for name in ("exactly_once", "batch_markers"):
+            value = getattr(self, name)
+            _require(isinstance(value, bool), name, value, "True or False")
         for name, allowed in (
             ("on_data_loss", ("raise", "skip")),
             ("null_keys", ("parallel", "serial")),

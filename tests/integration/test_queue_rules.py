@@ -27,6 +27,7 @@ from tests.integration.queue_logs import (
 
 from kafkamq.config import Backoff
 from kafkamq.errors import LeaseLostError, StateError
+from kafkamq.markers.message import EndRecord
 from kafkamq.markers.reader import group_of
 from kafkamq.metrics import catalog
 from kafkamq.queue.consumer import Consumer
@@ -424,7 +425,9 @@ def test_flush_waits_for_an_end_that_another_thread_writes_again(
         write(*arguments)
 
     monkeypatch.setattr(writer, "write", slow)
-    consumer._ack_writer.end_failed(message)  # as its delivery report would say
+    consumer._ack_writer.end_failed(
+        EndRecord(consumer._ack_writer, [message])
+    )  # as its delivery report would say
     assert taken.wait(60)
     flushing = threading.Thread(target=consumer.flush)
     flushing.start()

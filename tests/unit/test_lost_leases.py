@@ -21,7 +21,7 @@ from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.types import MessageId
 
 WAIT_S = 20.0
-FACTS = NamespaceFacts(b"t" * 16, 8, 8, 604_800_000, 1_000_000, 1_100_000)
+FACTS = NamespaceFacts(b"t" * 16, 8, 8, 604_800_000, 604_800_000, 1_000_000, 1_100_000)
 
 
 def message(offset: int) -> Message:
@@ -134,7 +134,7 @@ def test_late_verdicts_keep_no_payloads_and_are_named_once() -> None:
             late = MarkersMessage(ack_writer, cast("Any", record), 0, offset, 0, ())
             lease = late._lease = Lease(0, offset, (b"t" * 16, 1), 0, "me")
             lease.log_begin_ms, lease.log_deadline_ms = 0, 10_000
-            ack_writer.check_late(late, 10_001)
+            ack_writer.check_late([late], 10_001)
             del late, record
         ack_writer.lost_leases.finish(WAIT_S)
         gc.collect()

@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as Record
 
+from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.start_reports import RouteStarts
-from kafkamq.queue.message import Message
 
 LOG_APPEND_TIME = 2
 
@@ -18,7 +18,8 @@ LOG_APPEND_TIME = 2
 def route(count: int) -> RouteStarts:
     starts = RouteStarts()
     for number in range(count):
-        starts.messages.append(cast("Message", SimpleNamespace(number=number, _marker_key=b"0:0")))
+        message = cast("MarkersMessage", SimpleNamespace(number=number, _marker_key=b"0:0"))
+        starts.groups.append([message])
         starts.values.append(b"start %d" % number)
     return starts
 
@@ -28,7 +29,11 @@ def record(number: int, log_ms: int) -> Record:
 
 
 def numbers(starts: RouteStarts) -> list[tuple[Any, int]]:
-    return [(cast("Any", message).number, log_ms) for message, log_ms in starts.delivered()]
+    return [
+        (cast("Any", message).number, log_ms)
+        for group, log_ms in starts.delivered()
+        for message in group
+    ]
 
 
 def test_all_are_there() -> None:

@@ -101,6 +101,7 @@ def test_a_verdict_whose_report_never_comes_is_written_again() -> None:
     assert parts.starter.wait(batch, 0.0)
     (message,) = parts.starter.finish(batch)
     written: list[bytes] = []
+    reports: list[Callable[..., None]] = []
 
     class _Deaf:
         """Takes markers, and reports none."""
@@ -111,11 +112,13 @@ def test_a_verdict_whose_report_never_comes_is_written_again() -> None:
         def __len__(self) -> int:
             return 0
 
-        def write_many(self, _: int, markers: list[dict[str, bytes]]) -> None:
+        def write_many(self, _: int, markers: list[dict[str, Any]]) -> None:
             written.extend(marker["value"] for marker in markers)
+            reports.extend(marker["callback"] for marker in markers)
 
-        def write(self, value: bytes, *_: object) -> None:
+        def write(self, value: bytes, _: bytes, __: int, report: Callable[..., None]) -> None:
             written.append(value)
+            reports.append(report)
 
         def wait_for(self, is_known: Callable[[], bool], _: float) -> bool:
             return is_known()
@@ -129,7 +132,7 @@ def test_a_verdict_whose_report_never_comes_is_written_again() -> None:
         parts.ack_writer.flush(0.05)
     assert len(written) > 1
     assert len(set(written)) == 1
-    message._end_reported(None, Record(timestamp=(2, 6000)))
+    reports[-1](None, Record(timestamp=(2, 6000)))
     parts.ack_writer.flush(1.0)
 
 

@@ -22,7 +22,7 @@ from kafkamq.transport.exact_commits import _handle_of, _library_path
 from kafkamq.transport.producer import IdempotentProducer
 
 LOG_APPEND_TIME = 2
-FACTS = NamespaceFacts(b"t" * 16, 8, 8, 604_800_000, 1_000_000, 1_100_000)
+FACTS = NamespaceFacts(b"t" * 16, 8, 8, 604_800_000, 604_800_000, 1_000_000, 1_100_000)
 _OUT_OF_ORDER = 45
 
 
@@ -48,7 +48,12 @@ class FixedNamespace:
 
 
 def record(
-    offset: int, *, partition: int = 0, key: bytes = b"q", value: bytes = b"payload"
+    offset: int,
+    *,
+    partition: int = 0,
+    key: bytes = b"q",
+    value: bytes = b"payload",
+    leader_epoch: int = 0,  # -1: unknown
 ) -> Record:
     return Record(
         topic="messages",
@@ -57,7 +62,7 @@ def record(
         key=key,
         value=value,
         timestamp=(LOG_APPEND_TIME, 1000),
-        leader_epoch=0,
+        leader_epoch=leader_epoch,
     )
 
 

@@ -11,10 +11,11 @@ from tests.examples import examples
 from tests.wire.strategies import batch_lists, batch_markers, bounded
 
 from kafkamq.errors import WireError
+from kafkamq.markers.rules.batching import MAX_BATCHES
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.wire import markers_pb2 as pb
 from kafkamq.markers.wire.markers import decode_marker, encode_marker
-from kafkamq.markers.wire.message_batches import MAX_BATCH_BYTES, MAX_BATCHES
+from kafkamq.markers.wire.message_batches import MAX_BATCH_BYTES
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, expand
 
 TOPIC_ID = bytes(range(16))

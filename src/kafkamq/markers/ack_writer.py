@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import deque
@@ -12,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, LeaseLostError, StateError
-from kafkamq.markers.message import UNREPORTED, MarkersMessage
+from kafkamq.markers.ends import Ends
+from kafkamq.markers.message import UNREPORTED, EndRecord, MarkersMessage, Verdict
 from kafkamq.markers.recorder import ConsumerRecorder
-from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.leases import Acknowledgement, Lease, LeaseState, Renewal
 from kafkamq.markers.state import ConsumerState
-from kafkamq.markers.wire.markers import encode_end, encode_keepalive, encode_known_end, end_encoder
+from kafkamq.markers.wire.markers import encode_batches, encode_keepalive, encode_known_keepalive
 from kafkamq.queue.lost_leases import LostLeases, too_late
 from kafkamq.queue.message import Message
 from kafkamq.queue.wire.headers import cut_text
@@ -29,10 +28,11 @@ from kafkamq.types import DeadLetterReason, Outcome
 __all__ = ["AckWriter"]
 
 WAIT_TIMEOUT_S = 60.0  # of wait=True: every END is confirmed or failed after 30 s
-LINGER_MS = 2  # verdicts that follow each other more closely are written together
+LINGER_MS = 5  # R30: verdicts that follow each other more closely are written together
 MAX_QUEUED = 1000
 _SLICE_S = 0.25
 _ACK = Outcome.ACK
+_ACKED = Verdict(_ACK)
 _WRITE = Acknowledgement.WRITE
 _HELD = LeaseState.HELD  # a look-up per message costs 0.4 us
 _ACKNOWLEDGED = LeaseState.ACKNOWLEDGED
@@ -53,12 +53,13 @@ class AckWriter:
         self._handed_out: dict[Lease, MarkersMessage] = {}  # filled if somebody wants to be told
         self.lost_leases = LostLeases(self.queue_id, on_lease_lost, state.queue.max_in_flight)
         self._writing = threading.Lock()  # whoever takes ENDs out of these two; held until written
-        self._queued: deque[MarkersMessage] = deque()  # ENDs to write
+        self._queued: deque[MarkersMessage] = deque()  # whose ENDs are to be written
         self._written_ms = 0
-        self._failed: deque[MarkersMessage] = deque()  # ENDs to write again
-        self._unseen: dict[Lease, None] = {}  # settled unseen, and their ENDs are under way
-        self._running_out: deque[Lease] = deque()  # settled unseen, and no END is in the log
-        self._under_way: dict[MarkersMessage, None] = {}  # not delivered yet, the failed too
+        self._failed: deque[EndRecord] = deque()  # to write again
+        self._unseen: dict[EndRecord, None] = {}  # of what nobody saw, and under way
+        self._running_out: deque[EndRecord] = deque()  # of what nobody saw, and not in the log
+        self._under_way: dict[EndRecord, None] = {}  # not delivered yet, the failed too
+        self._ends = Ends(state, self)
 
     # AckWriter.
 
@@ -75,15 +76,16 @@ class AckWriter:
         state = self._state
         state.check()
         lease = message._lease
-        # Acks, which cannot fail, are encoded when many of them are written.
-        end = b"" if outcome is _ACK else self._encode(message, outcome, reason, delay_ms)
+        verdict = _ACKED
+        if outcome is not _ACK:
+            _check_reason(reason, is_needed=outcome is Outcome.REJECT)
+            count = message.delivery_count if outcome is Outcome.NACK else 0
+            verdict = Verdict(outcome, cut_text(reason) if reason else "", delay_ms, count)
         now_ms = monotonic_ms()
         with state.lock:
             if lease.state is _HELD:
-                message._outcome = outcome
-                message._end_log_ms = UNREPORTED
-                message._end_error = None
-                message._end = end
+                message._verdict = verdict
+                message._end = None
                 self._queued.append(message)
             # Last: a verdict that is broken off before is none, and the writer passes it over; one
             # that is broken off behind is written.
@@ -99,77 +101,48 @@ class AckWriter:
         if wait:
             self._await(message)
 
-    def _encode(
-        self, message: MarkersMessage, outcome: Outcome, reason: str, delay_ms: int | None
-    ) -> bytes:
-        _check_reason(reason, is_needed=outcome is Outcome.REJECT)
-        wait_ms = 0
-        if outcome is Outcome.NACK:
-            wait_ms = nack_delay_ms(
-                delay_ms,
-                backoff=self._state.queue.backoff,
-                delivery_count=message.delivery_count,
-                retention_ms=self._state.namespace.facts().marker_retention_ms,
-                random_unit=random.random(),
-            )
-        return encode_known_end(
-            message._identity,
-            outcome,
-            message._lease.holder_id,
-            wait_ms,
-            cut_text(reason) if reason else "",
-        )
+    def gathering_s(self) -> float:
+        """So long the verdicts that were given wait for more (R30)."""
+        left_ms = LINGER_MS - (monotonic_ms() - self._written_ms)
+        return max(0, left_ms) / 1000 if self._queued else 0.0
 
     def write_queued(self) -> None:
-        """Write the ENDs that were given since, in few calls: one alone costs as much as ten."""
+        """Write the ENDs that were given since, in few records."""
         with self._writing:
             self._write_queued()
 
     def _write_queued(self) -> None:
         self._written_ms = monotonic_ms()
-        by_route: dict[int, list[dict[str, Any]]] = {}
         taken: list[MarkersMessage] = []
-        last_route, last_holder = -1, None
         queued = self._queued
         try:
             with self._state.lock:  # whoever adds settles before it is given back
                 taken = [message for message in queued if message._lease.state is _ACKNOWLEDGED]
                 queued.clear()  # last: after an interrupt it is written twice, not never
-            for message in taken:
-                lease = message._lease
-                if lease.marker_partition != last_route:  # seldom: they come in runs
-                    last_route = lease.marker_partition
-                    add = by_route.setdefault(last_route, []).append
-                if not message._end:
-                    if lease.holder_id is not last_holder:
-                        last_holder = lease.holder_id
-                        encode = end_encoder(_ACK, last_holder)
-                    message._end = encode(message._identity)
-                add(
-                    {
-                        "value": message._end,
-                        "key": message._marker_key,
-                        "callback": message._end_reported,
-                    }
-                )
+            ends = self._ends.of(taken)
             self._recorder.settled(taken, self._written_ms)
-            self._under_way.update(dict.fromkeys(taken))
-            for route, ends in by_route.items():
-                self._write_many(route, ends, taken)
+            self._under_way.update(dict.fromkeys(ends))
+            by_route: dict[int, list[EndRecord]] = {}
+            for end in ends:
+                by_route.setdefault(end.messages[0]._lease.marker_partition, []).append(end)
+            for route, each in by_route.items():
+                self._write_many(route, each)
         except BaseException:  # an interrupt: twice is harmless, never is not
-            self._failed.extend(taken)
+            self._failed.append(EndRecord(self, taken))
             self.has_news.set()
             raise
 
-    def _write_many(
-        self, route: int, ends: list[dict[str, Any]], taken: list[MarkersMessage]
-    ) -> None:
+    def _write_many(self, route: int, ends: Sequence[EndRecord]) -> None:
+        records: list[dict[str, Any]] = [
+            {"value": end.value, "key": end.messages[0]._marker_key, "callback": end.reported}
+            for end in ends
+        ]
         try:
-            self._state.writer.write_many(route, ends)
+            self._state.writer.write_many(route, records)
         except BrokerError as error:
             _log.warning("verdicts are written again", extra={"said": str(error)})
-            refused = {id(end["callback"].__self__) for end in ends if "_error" in end}
-            self._failed.extend(m for m in taken if id(m) in refused)
+            refused = zip(ends, records, strict=True)
+            self._failed.extend(end for end, record in refused if "_error" in record)
             self.has_news.set()
 
     def _refuse(self, message: MarkersMessage, acknowledgement: Acknowledgement) -> None:
@@ -183,14 +156,15 @@ class AckWriter:
             (message.message_id,),
         )
 
-    def _write(self, message: MarkersMessage) -> None:
-        message._end_log_ms = UNREPORTED
-        if not message._end:  # an ack that an interrupt kept from being encoded
-            holder_id = message._lease.holder_id
-            message._end = encode_known_end(message._identity, _ACK, holder_id)
-        route = message._lease.marker_partition
-        self._under_way[message] = None
-        self._state.writer.write(message._end, message._marker_key, route, message._end_reported)
+    def _write(self, end: EndRecord) -> None:
+        first = end.messages[0]
+        self._under_way[end] = None
+        try:
+            route = first._lease.marker_partition
+            self._state.writer.write(end.value, first._marker_key, route, end.reported)
+        except BrokerError:
+            self._under_way.pop(end, None)
+            raise
 
     def has_verdict(self, message: MarkersMessage) -> bool:
         """Whether a verdict was given already."""
@@ -222,12 +196,17 @@ class AckWriter:
                 with state.lock:
                     state.leases.renewed(renewal, monotonic_ms(), log_ms)
 
-        value = encode_keepalive(
-            renewal.message_id,
-            consumer_id=renewal.consumer_id,
-            redeliver_after_ms=renewal.redeliver_after_ms,
-        )
-        named = renewal.message_id or renewal.leases[0].message_id
+        if renewal.batches:
+            value = encode_known_keepalive(
+                encode_batches(renewal.batches), renewal.consumer_id, renewal.redeliver_after_ms
+            )
+        else:
+            value = encode_keepalive(
+                renewal.message_id,
+                consumer_id=renewal.consumer_id,
+                redeliver_after_ms=renewal.redeliver_after_ms,
+            )
+        named = renewal.leases[0]
         state.writer.write(
             value, marker_key(named.partition, named.offset), renewal.marker_partition, reported
         )
@@ -240,7 +219,7 @@ class AckWriter:
             released = [
                 m for m in messages if leases.acknowledge(m._lease, now_ms) is Acknowledgement.WRITE
             ]
-        self._end_all(released, Outcome.RELEASE, "")
+        self._end_unseen(released, Verdict(Outcome.RELEASE))
         self._recorder.released(released)
 
     def reject_expired(self, messages: Sequence[MarkersMessage]) -> None:
@@ -251,34 +230,37 @@ class AckWriter:
             rejected = [
                 m for m in messages if leases.acknowledge(m._lease, now_ms) is Acknowledgement.WRITE
             ]
-        self._end_all(rejected, Outcome.REJECT, DeadLetterReason.EXPIRED.value)
+        self._end_unseen(rejected, Verdict(Outcome.REJECT, DeadLetterReason.EXPIRED.value))
 
-    def _end_all(self, messages: Sequence[MarkersMessage], outcome: Outcome, reason: str) -> None:
+    def _end_unseen(self, messages: Sequence[MarkersMessage], verdict: Verdict) -> None:
         for message in messages:
-            lease = message._lease
-            end = encode_end(lease.message_id, outcome, consumer_id=lease.holder_id, reason=reason)
-            lease.is_end_known = True  # without it the lease just runs out
-            report = partial(self._unseen_reported, lease)
-            self._unseen[lease] = None
+            message._verdict = verdict
+            message._lease.is_end_known = True  # without it the lease just runs out
+        for end in self._ends.of(messages):
+            first = end.messages[0]
+            report = partial(self._unseen_reported, end)
+            self._unseen[end] = None
             try:
-                self._state.writer.write(end, message._marker_key, lease.marker_partition, report)
+                route = first._lease.marker_partition
+                self._state.writer.write(end.value, first._marker_key, route, report)
             except BrokerError as error:
                 _log.warning("an END could not be queued", extra={"said": str(error)})
                 report(error, None)
 
-    def _unseen_reported(self, lease: Lease, error: object, _: object) -> None:
+    def _unseen_reported(self, end: EndRecord, error: object, _: object) -> None:
         if error is not None:  # without a lock, as in ``end_failed``
-            self._running_out.append(lease)
-        self._unseen.pop(lease, None)
+            self._running_out.append(end)
+        self._unseen.pop(end, None)
 
     def _let_run_out(self) -> None:
         """Their ENDs are not in the log: no KEEPALIVE may name their consumer any more (R7)."""
         count = 0
         with self._state.lock:
             while self._running_out:
-                self._state.leases.end_failed(self._running_out[0], monotonic_ms())
+                for message in self._running_out[0].messages:
+                    self._state.leases.end_failed(message._lease, monotonic_ms())
+                    count += 1
                 self._running_out.popleft()
-                count += 1
             self._state.renew_id()
         self._warn_unreleased(count, "their ENDs are not in the log")
 
@@ -312,32 +294,34 @@ class AckWriter:
 
     # Delivery reports; called while reports are served, with no lock held.
 
-    def end_delivered(self, message: MarkersMessage) -> None:
+    def end_delivered(self, end: EndRecord) -> None:
         """An END is in the log."""
-        self._under_way.pop(message, None)
+        self._under_way.pop(end, None)
 
-    def check_late(self, message: MarkersMessage, log_ms: int) -> None:
-        """An END is in the log, after the lease's end as far as it was known (R9)."""
+    def check_late(self, messages: Sequence[MarkersMessage], log_ms: int) -> None:
+        """Their END is in the log, after their leases' ends as far as these were known (R9)."""
         with self._state.lock:
-            in_time = self._state.leases.ended(message._lease, log_ms)
-        if not in_time:
+            ended = self._state.leases.ended
+            late = [each for each in messages if not ended(each._lease, log_ms)]
+        for message in late:
             self._is_late(message)
 
-    def end_failed(self, message: MarkersMessage) -> None:
+    def end_failed(self, end: EndRecord) -> None:
         """An END was not delivered: ``serve`` writes it again while the lease stands.
 
         No lock is taken here: after a fatal error librdkafka serves reports while that error is
         raised already, so the lock's next line would fail and the lock stay taken forever.
         """
         if self._state.is_closed:
-            self._is_late(message)
+            for message in end.messages:
+                self._is_late(message)
+            self._under_way.pop(end, None)
         else:
-            self._failed.append(message)
+            self._failed.append(end)
 
     def _is_late(self, message: MarkersMessage) -> None:
         self._recorder.late(message)
         self.lost_leases.late(message)
-        self._under_way.pop(message, None)  # behind that: a flush that finds all reported names it
         self.has_news.set()
 
     # Served by the lease renewer and by whoever waits.
@@ -359,25 +343,36 @@ class AckWriter:
         """
         if self._under_way and not len(self._state.writer) and self._state.writer.is_idle:
             failed = set(self._failed)
-            for message in [each for each in list(self._under_way) if each not in failed]:
-                if message._end_log_ms == UNREPORTED:
-                    self._failed.append(message)
+            for end in [each for each in list(self._under_way) if each not in failed]:
+                if end.log_ms == UNREPORTED:
+                    self._failed.append(end)
                 else:
-                    self._under_way.pop(message, None)
+                    self._under_way.pop(end, None)
 
     def _write_again(self) -> None:
-        """ENDs whose delivery failed, under a fresh consumer_id (R7); with ``_writing`` held."""
+        """ENDs whose delivery failed, under a fresh consumer_id (R7); with ``_writing`` held.
+
+        Without those whose leases have ended (R30).
+        """
         for _ in range(len(self._failed)):
-            message = self._failed[0]  # stays there until it is written: flush looks
+            failed = self._failed[0]  # stays there until it is written: flush looks
+            now_ms = monotonic_ms()
             with self._state.lock:
-                again = self._state.leases.end_failed(message._lease, monotonic_ms())
-            if again:
+                end_failed = self._state.leases.end_failed
+                again = [each for each in failed.messages if end_failed(each._lease, now_ms)]
+            if len(again) < len(failed.messages):
+                known = set(map(id, again))
+                for message in failed.messages:
+                    if id(message) not in known:
+                        self._is_late(message)
+                failed.messages = again
+            for end in self._ends.of(again):
+                end.error = failed.error
                 try:
-                    self._write(message)
+                    self._write(end)
                 except BrokerError:
                     return
-            else:
-                self._is_late(message)
+            self._under_way.pop(failed, None)  # behind these: a flush that finds none returns
             self._failed.popleft()
 
     # Waiting.
@@ -406,7 +401,8 @@ class AckWriter:
                     return
             writer.watch.check("writing verdicts")
             if left_s <= 0:
-                count = len(self._queued) + len(self._failed) + len(self._under_way)
+                ends = {*self._failed, *self._under_way}
+                count = len(self._queued) + sum(len(end.messages) for end in ends)
                 raise writer.watch.deadline(f"confirming {count} verdicts", timeout_s)
 
     def _is_all_reported(self) -> bool:
@@ -419,13 +415,14 @@ class AckWriter:
         self.serve()
 
         def is_known() -> bool:
-            is_settled = message._lease.state is LeaseState.ACKNOWLEDGED
-            return message._end_log_ms != UNREPORTED or not is_settled
+            end = message._end
+            is_reported = end is not None and end.log_ms != UNREPORTED
+            return is_reported or message._lease.state is not LeaseState.ACKNOWLEDGED
 
         while not is_known():
             writer.wait_for(is_known, _SLICE_S)
             writer.watch.check("writing a verdict")
-            failed = message._end_error
+            failed = None if message._end is None else message._end.error
             if failed is not None:
                 error = broker_error(failed, f"writing the verdict on {message!r}")
                 if not is_retriable(error):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from kafkamq.errors import BrokerError, KafkaMQError
@@ -82,6 +83,9 @@ class LeaseRenewer:
         return max(1, sleep_ms)
 
     def _serve(self) -> None:
+        gathering_s = self._ack_writer.gathering_s()
+        if gathering_s:
+            time.sleep(gathering_s)
         self._ack_writer.serve()
         self._state.writer.poll()
 

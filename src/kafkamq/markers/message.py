@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from kafkamq.markers.rules.handout import expires_at_ms
@@ -15,65 +16,100 @@ from kafkamq.transport.errors import KafkaError
 from kafkamq.transport.record import Record
 from kafkamq.types import MessageId, Outcome
 
-__all__ = ["EndReports", "MarkersMessage"]
+__all__ = ["UNREPORTED", "EndRecord", "EndReports", "MarkersMessage", "Verdict"]
 
 _begin = Message.__init__  # super() would take half as long as the rest, for every message
 UNREPORTED = -2  # log time of an END without a delivery report; -1: Kafka gave none
 
 
-class EndReports(Acknowledger, Protocol):
-    """What becomes of the ENDs of messages; called while reports are served, with no lock held."""
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an END says; messages with equal ones may share a record (R30)."""
 
-    def end_delivered(self, message: MarkersMessage) -> None:
+    outcome: Outcome
+    reason: str = ""
+    delay_ms: int | None = None  # of a NACK; None: by the back-off after
+    delivery_count: int = 0  # so many deliveries
+
+
+class EndReports(Protocol):
+    """What becomes of ENDs; called while reports are served, with no lock held."""
+
+    def end_delivered(self, end: EndRecord) -> None:
         """An END is in the log."""
 
-    def check_late(self, message: MarkersMessage, log_ms: int) -> None:
-        """An END is in the log, after the lease's end as far as it was known (R9)."""
+    def check_late(self, messages: Sequence[MarkersMessage], log_ms: int) -> None:
+        """Their END is in the log, after their leases' ends as far as these were known (R9)."""
 
-    def end_failed(self, message: MarkersMessage) -> None:
+    def end_failed(self, end: EndRecord) -> None:
         """An END was not delivered."""
+
+
+class EndRecord:
+    """The END of one message, or of several (R30), on its way into the log."""
+
+    __slots__ = ("_reports", "error", "log_ms", "messages", "value")
+
+    def __init__(
+        self, reports: EndReports, messages: list[MarkersMessage], value: bytes = b""
+    ) -> None:
+        """With a ``value``, the messages have one verdict, holder and marker partition."""
+        self._reports = reports
+        self.messages = messages
+        self.value = value
+        self.log_ms = UNREPORTED
+        self.error: KafkaError | None = None
+
+    def reported(self, error: KafkaError | None, record: Record) -> None:
+        """Kafka's delivery report."""
+        # It may run with librdkafka's fatal error raised: Python then finds no base class's names.
+        if error is not None:
+            self.error = error
+            self._reports.end_failed(self)
+            return
+        log_ms = record.timestamp()[1]
+        # R9: late perhaps; asked with all facts.
+        late = [each for each in self.messages if log_ms > each._lease.log_deadline_ms]
+        if late:
+            self._reports.check_late(late, log_ms)
+        self.log_ms = log_ms
+        for message in self.messages:
+            message._lease.is_end_known = True
+        self._reports.end_delivered(self)  # last: what an interrupt breaks off is found by it
 
 
 class MarkersMessage(Message):
     """See ``Message``. Its START completes it; a redelivered message is another copy."""
 
     __slots__ = (
-        "_acknowledger",  # again: see _end_reported
         "_basis",
         "_end",
-        "_end_error",
-        "_end_log_ms",
         "_expiry_ms",
-        "_identity",
         "_lease",
-        "_log",
         "_marker_key",
-        "_outcome",
         "_route",
         "_start",
+        "_verdict",
+        "log",
         "offset",
         "partition",
         "polled_ms",
     )
 
     _record: Record
-    _acknowledger: EndReports
     _lease: Lease
     # Once its START is encoded:
-    _start: bytes
-    _log: tuple[bytes, int]  # topic id and leader epoch
+    _start: bytes  # empty: by reference, together with others (R28)
+    log: tuple[bytes, int]  # topic id and leader epoch
     _route: int  # the marker partition
-    _identity: bytes  # of the message, as its markers have it
     _marker_key: bytes
     # Once it has a verdict:
-    _outcome: Outcome
-    _end: bytes
-    _end_log_ms: int
-    _end_error: KafkaError | None
+    _verdict: Verdict
+    _end: EndRecord | None  # the last one that was written
 
     def __init__(
         self,
-        ack_writer: EndReports,
+        ack_writer: Acknowledger,
         record: Record,
         partition: int,
         offset: int,
@@ -109,20 +145,3 @@ class MarkersMessage(Message):
     def deadline(self) -> float:
         """See ``Message.deadline``."""
         return public_s(self._lease.deadline_ms)
-
-    # Delivery reports.
-
-    def _end_reported(self, error: KafkaError | None, record: Record) -> None:
-        # It may run with librdkafka's fatal error raised: Python then finds no base class's names.
-        if error is None:
-            log_ms = record.timestamp()[1]
-            if log_ms > self._lease.log_deadline_ms:  # R9: perhaps; asked with all facts
-                self._acknowledger.check_late(self, log_ms)
-            self._end_log_ms = log_ms
-            self._lease.is_end_known = True
-            self._acknowledger.end_delivered(
-                self
-            )  # last: what an interrupt breaks off is found by it
-        else:
-            self._end_error = error
-            self._acknowledger.end_failed(self)

@@ -43,7 +43,7 @@ class ConsumerRecorder:
         run = 0
         for message in messages:  # neighbours have the same, as a rule: one look-up for a run
             lease = message._lease
-            outcome, partition = message._outcome, lease.partition
+            outcome, partition = message._verdict.outcome, lease.partition
             if last is None or (
                 outcome is not last[0] or partition != last[1] or lease.begin_ms != last[2]
             ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kafkamq.markers.message import MarkersMessage
@@ -14,7 +14,7 @@ __all__ = ["RouteStarts"]
 
 
 class RouteStarts:
-    """The STARTs that a batch writes to one marker partition, in the order of its messages.
+    """The STARTs that a batch writes to one marker partition; each is of one message or of several.
 
     A report only keeps its record: what it says is read when all are there, not in the callback.
     """
@@ -24,14 +24,14 @@ class RouteStarts:
         "_on_late",
         "error",
         "failed",
-        "messages",
+        "groups",
         "values",
         "written_ms",
     )
 
     def __init__(self) -> None:
-        self.messages: list[MarkersMessage] = []
-        self.values: list[bytes] = []  # their STARTs
+        self.groups: list[Sequence[MarkersMessage]] = []
+        self.values: list[bytes] = []  # the START of each group
         self.error: KafkaError | None = None  # the first one
         self.failed = 0
         self._delivered: list[Record] = []  # the STARTs in the log
@@ -46,16 +46,16 @@ class RouteStarts:
             return
         self._delivered.append(record)
         if self._on_late is not None:
-            message = self.messages[self.values.index(record.value() or b"")]
-            self._on_late(message, record.timestamp()[1])
+            for message in self.groups[self.values.index(record.value() or b"")]:
+                self._on_late(message, record.timestamp()[1])
 
     def starts(self) -> list[dict[str, Any]]:
         """As produce_batch takes them, at once: no lease may begin later for the worker."""
         self.written_ms = monotonic_ms()
         report = self.report
         return [
-            {"value": value, "key": message._marker_key, "callback": report}
-            for value, message in zip(self.values, self.messages, strict=True)
+            {"value": value, "key": group[0]._marker_key, "callback": report}
+            for value, group in zip(self.values, self.groups, strict=True)
         ]
 
     @property
@@ -63,13 +63,13 @@ class RouteStarts:
         """Whether each is known to be in the log or failed."""
         return len(self._delivered) + self.failed == len(self.values)
 
-    def delivered(self) -> Iterable[tuple[MarkersMessage, int]]:
-        """Those in the log, with their log times."""
+    def delivered(self) -> Iterable[tuple[Sequence[MarkersMessage], int]]:
+        """The groups whose STARTs are in the log, with their log times."""
         found = list(map(Record.value, self._delivered))
         times = [kind_and_ms[1] for kind_and_ms in map(Record.timestamp, self._delivered)]
         if found == self.values:  # all of them, and in their order
-            return zip(self.messages, times, strict=False)  # interrupted: one more message
-        known = dict(zip(self.values, self.messages, strict=False))
+            return zip(self.groups, times, strict=False)  # interrupted: one more group
+        known = dict(zip(self.values, self.groups, strict=False))
         return [(known[value or b""], log_ms) for value, log_ms in zip(found, times, strict=True)]
 
     def give_up(self, on_late: Callable[[MarkersMessage, int], None]) -> None:

@@ -14,16 +14,23 @@ from typing import Any
 from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.last_delivery import process_gate
 from kafkamq.markers.message import MarkersMessage
+from kafkamq.markers.rules.batching import gather, oldest_by_reference_ms
 from kafkamq.markers.rules.fetch_buffer import FetchBuffer
 from kafkamq.markers.rules.handout import has_expired, is_last_delivery
 from kafkamq.markers.rules.leases import Lease, LeaseState
 from kafkamq.markers.start_reports import RouteStarts
 from kafkamq.markers.state import ConsumerState
-from kafkamq.markers.wire.markers import MAX_MARKER_BYTES, encode_reference, identity_encoder
+from kafkamq.markers.wire.markers import (
+    MAX_MARKER_BYTES,
+    encode_batch_start,
+    encode_reference,
+    identity_encoder,
+)
 from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import KafkaError, broker_error
 from kafkamq.transport.producer import NEVER_REPORTED
+from kafkamq.transport.record import LOG_APPEND_TIME
 from kafkamq.types import MessageId
 
 __all__ = ["Batch", "Starter"]
@@ -127,7 +134,8 @@ class Starter:
         # More takes longer than a transaction may, and would be begun again forever.
         self._max_bytes = MAX_TRANSACTION_BYTES if state.queue.exactly_once else 0
         self.facts = state.namespace.facts()  # which STARTs name the messages' topic by
-        self._basis: tuple[object, object] = (None, None)  # what STARTs were encoded with
+        self._basis: tuple[object, ...] = ()  # what STARTs were encoded with
+        self._queue_key = state.queue.queue_id.encode()
 
     def _enter(self, now_ms: int, is_last: bool) -> bool:
         """R6; an END that is under way is waited for, as nothing may start beside it."""
@@ -191,20 +199,30 @@ class Starter:
         self._encode(taken)
         start_at, may_be_lapsed = leases.start_at, leases.may_be_lapsed
         add, routes = batch.messages.append, batch.routes
+        by_reference: dict[int, list[MarkersMessage]] = {}
         last_number = -1
         for message in taken:
-            partition, offset, log = message.partition, message.offset, message._log
+            partition, offset, log = message.partition, message.offset, message.log
             if may_be_lapsed and leases.is_lapsed(MessageId(partition, offset, *log), now_ms):
                 continue  # R5: its START is in the log and its lease over; a tracker answers for it
             number = message._route
             if number != last_number:  # seldom: they come in runs
                 last_number = number
                 route = routes.setdefault(number, RouteStarts())
-                add_start, add_routed = route.values.append, route.messages.append
+                add_to_batch = by_reference.setdefault(number, []).append
             message._lease = start_at(partition, offset, log, number)
             add(message)
-            add_routed(message)
-            add_start(message._start)
+            if message._start:
+                route.groups.append((message,))
+                route.values.append(message._start)
+            else:
+                add_to_batch(message)
+        for number, named in by_reference.items():
+            route = routes[number]
+            for batches, group in gather(named):
+                route.groups.append(group)
+                start = encode_batch_start(self._state.encoder, batches, self._queue_key)
+                route.values.append(start)
 
     def prepare(self, wanted: int) -> None:
         """Encode what the next batch will need, while there is nothing else to do."""
@@ -213,13 +231,11 @@ class Starter:
     def _encode(self, messages: list[MarkersMessage]) -> None:
         """Encode the STARTs that are not, or not for this consumer_id and these topics."""
         encoder, facts = self._state.encoder, self.facts
-        encode = encoder.encode_known
-        if self._basis[0] is not encoder or self._basis[1] is not facts:
-            self._basis = (encoder, facts)
+        oldest_ms = self._oldest_by_reference_ms()
+        if self._basis != (encoder, facts, oldest_ms is None):
+            self._basis = (encoder, facts, oldest_ms is None)
         basis = self._basis
         topic_id, marker_partitions = facts.message_topic_id, facts.marker_partitions
-        max_inline = self._max_inline_bytes
-        max_bytes = min(facts.max_marker_bytes, MAX_MARKER_BYTES)
         last_partition, last_chunk, last_epoch = -1, -1, None
         for message in messages:
             if message._basis is basis:
@@ -230,18 +246,47 @@ class Starter:
             if chunk != last_chunk or partition != last_partition or epoch != last_epoch:
                 last_partition, last_chunk, last_epoch = partition, chunk, epoch
                 log = topic_id, 0 if epoch is None else epoch + 1
+                # R13: nothing else tells a message that took the place of this one.
+                oldest_here_ms = oldest_ms if topic_id and log[1] else None
                 identify = identity_encoder(partition, offset, *log)
                 number = marker_partition(partition, offset, marker_partitions)
                 marker = marker_key(partition, offset)
-            message._log, message._route, message._marker_key = log, number, marker
-            message._identity = identity = identify(offset)
-            key, value, time_ms = record.key() or b"", record.value(), record.timestamp()[1]
-            known = message._count, message._headers, message._expiry_ms, time_ms
-            if value is None or len(value) <= max_inline:
-                message._start = encode(identity, key, value, *known, False)
-            if (value is not None and len(value) > max_inline) or len(message._start) > max_bytes:
-                message._start = encode_reference(encoder, identity, key, *known, max_bytes)
+            message.log, message._route, message._marker_key = log, number, marker
+            kind, time_ms = record.timestamp()
+            if (
+                oldest_here_ms is not None
+                and time_ms >= oldest_here_ms
+                and kind == LOG_APPEND_TIME
+                and not (message._count > 1 and self._is_last(message))  # R6
+            ):
+                message._start = b""  # R28: it stays where it is
+            else:
+                message._start = self._encoded(message, identify(offset), time_ms)
             message._basis = basis
+
+    def _oldest_by_reference_ms(self) -> int | None:
+        """Broker time since which messages may be STARTed by reference (R28); None: none may be."""
+        queue = self._state.queue
+        now_ms = self._state.broker_ms() if queue.batch_markers else None
+        if now_ms is None:
+            return None
+        return oldest_by_reference_ms(
+            now_ms,
+            max_lease_ms=queue.max_lease_ms,
+            retention_ms=self.facts.message_retention_ms,
+        )
+
+    def _encoded(self, message: MarkersMessage, identity: bytes, time_ms: int) -> bytes:
+        """A START of one message, with its payload unless that is too large (R11)."""
+        encoder, record = self._state.encoder, message._record
+        max_bytes = min(self.facts.max_marker_bytes, MAX_MARKER_BYTES)
+        key, value = record.key() or b"", record.value()
+        known = message._count, message._headers, message._expiry_ms, time_ms
+        if value is None or len(value) <= self._max_inline_bytes:
+            start = encoder.encode_known(identity, key, value, *known, False)
+            if len(start) <= max_bytes:
+                return start
+        return encode_reference(encoder, identity, key, *known, max_bytes)
 
     def write(self, batch: Batch) -> None:
         """Queue the STARTs outside of a transaction.
@@ -288,8 +333,10 @@ class Starter:
         with self._state.lock:
             for route in batch.routes.values():
                 written_ms = route.written_ms
-                for message, log_ms in route.delivered():
-                    started(message._lease, written_ms, log_ms)
+                for group, log_ms in route.delivered():
+                    self._state.broker_clock.reported(log_ms, written_ms)
+                    for message in group:
+                        started(message._lease, written_ms, log_ms)
         batch.is_started = True
 
     def finish(self, batch: Batch) -> list[MarkersMessage]:
@@ -318,8 +365,9 @@ class Starter:
             # there yet: it finds the lease lost.
             for route in batch.routes.values():
                 route.give_up(partial(self._started_late, route.written_ms))
-                for message, log_ms in route.delivered():
-                    leases.started(message._lease, route.written_ms, log_ms)
+                for group, log_ms in route.delivered():
+                    for message in group:
+                        leases.started(message._lease, route.written_ms, log_ms)
 
     def sweep(self) -> None:
         """Forget what a call that was broken off left, under a new consumer_id; no batch is open.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from kafkamq.config import QueueConfig
 from kafkamq.errors import StateError
 from kafkamq.markers.marker_producer import MarkerWriter
+from kafkamq.markers.rules.batching import BrokerClock
 from kafkamq.markers.rules.leases import Leases
 from kafkamq.markers.wire.markers import StartEncoder
 from kafkamq.queue.ids import new_consumer_id
 from kafkamq.queue.namespace import Namespace
+from kafkamq.transport.clock import NS_PER_MS, monotonic_ms
 from kafkamq.transport.fork_check import ForkCheck
 
 __all__ = ["ConsumerState"]
@@ -32,7 +35,9 @@ class ConsumerState:
             new_consumer_id(),
             redelivery_timeout_ms=queue.redelivery_timeout_ms,
             max_lease_ms=queue.max_lease_ms,
+            batch_markers=queue.batch_markers,
         )
+        self.broker_clock = BrokerClock()
         self.encoder = self._new_encoder()
         self.writer = MarkerWriter(namespace)
         self.is_closed = False
@@ -58,6 +63,10 @@ class ConsumerState:
         if self.leases.id_is_spent:
             self.leases.change_id(new_consumer_id())
             self.encoder = self._new_encoder()
+
+    def broker_ms(self) -> int | None:
+        """The brokers' time, as the ages of messages are judged by it (R28); None: not known."""
+        return self.broker_clock.now_ms(time.time_ns() // NS_PER_MS, monotonic_ms())
 
     def _new_encoder(self) -> StartEncoder:
         queue = self.queue

@@ -31,7 +31,12 @@ class NamespaceFacts:
     message_topic_id: bytes
     message_partitions: int
     marker_partitions: int
+<<<<<<< HEAD
     marker_retention_ms: int  # negative: forever
+=======
+    message_retention_ms: int  # negative: for ever
+    marker_retention_ms: int  # negative: for ever
+>>>>>>> ef72b2b (x)
     max_message_bytes: int  # what a copy and a dead letter can carry (R11)
     max_marker_bytes: int  # what fits into a START or SCHEDULE
 
@@ -46,7 +51,8 @@ class NamespaceFacts:
             message_topic_id=messages.topic_id,
             message_partitions=messages.partitions,
             marker_partitions=markers.partitions,
-            marker_retention_ms=int(markers.settings.get("retention.ms", "604800000")),
+            message_retention_ms=_retention_ms(messages),
+            marker_retention_ms=_retention_ms(markers),
             max_message_bytes=copies,
             max_marker_bytes=markers.max_message_bytes - MARKER_OVERHEAD_BYTES,
         )
@@ -59,6 +65,10 @@ class NamespaceFacts:
         """
         ids = self.message_topic_id, former.message_topic_id
         return all(ids) and ids[0] != ids[1]
+
+
+def _retention_ms(topic: TopicInfo) -> int:
+    return int(topic.settings.get("retention.ms", "604800000"))
 
 
 class Namespace:

@@ -42,6 +42,7 @@ class QueueTopic(Namespace):
             message_topic_id=topic.topic_id,
             message_partitions=topic.partitions,
             marker_partitions=1,
+            message_retention_ms=-1,
             marker_retention_ms=-1,
             max_message_bytes=limit,
             max_marker_bytes=0,

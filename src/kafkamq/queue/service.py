@@ -103,6 +103,7 @@ class Service:
         backoff: Backoff = DEFAULT_BACKOFF,
         max_in_flight: int = 1000,
         exactly_once: bool = False,
+        batch_markers: bool = False,
         receive_buffer: int = 100,
         next_message_timeout: float | timedelta = 1.0,
         max_messages_per_commit: int = 1000,
@@ -123,6 +124,8 @@ class Service:
             max_in_flight: Messages held and not settled, per consumer.
             exactly_once: STARTs and offsets in one transaction: no message is STARTed again while
                 a live worker holds it. Costs throughput and some 50 ms of waiting (guarantees.md).
+            batch_markers: One marker for many messages, their payloads by reference (protocol.md,
+                R28-R30). Only when all trackers and readers of the namespace know such markers.
             receive_buffer: STARTed ahead of ``receive``, at first.
             next_message_timeout: Longest wait of one turn of an iteration.
             max_messages_per_commit: Messages of other queues that are passed before a commit.
@@ -155,6 +158,7 @@ class Service:
             max_messages_per_commit=max_messages_per_commit,
             on_data_loss=on_data_loss,
             exactly_once=exactly_once,
+            batch_markers=batch_markers,
             null_keys=null_keys,
         )
         _check_features(config)

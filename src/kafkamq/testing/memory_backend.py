@@ -56,6 +56,7 @@ _FACTS = NamespaceFacts(  # of the topics that ``create_topics`` makes
     message_topic_id=b"",
     message_partitions=1,
     marker_partitions=1,
+    message_retention_ms=_RETENTION_MS,
     marker_retention_ms=_RETENTION_MS,
     max_message_bytes=1_047_564,
     max_marker_bytes=1_113_100,

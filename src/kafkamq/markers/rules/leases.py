@@ -18,7 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from kafkamq.types import MessageId
+from kafkamq.markers.rules.batching import gather
+from kafkamq.types import MessageBatch, MessageId
 
 __all__ = [
     "MAX_REMEMBERED_STARTS",
@@ -135,19 +136,33 @@ class Renewal:
 
     marker_partition: int
     consumer_id: str
-    message_id: MessageId | None  # None: every lease of the consumer in that partition
+    message_id: MessageId | None  # None, and no batches: all of the consumer in that partition
     redeliver_after_ms: int
     leases: tuple[Lease, ...]
     written_ms: int  # monotonic, not after it is written
+    batches: tuple[MessageBatch, ...] = ()  # in place of one message_id (R30)
+
+    @property
+    def is_by_id(self) -> bool:
+        """Whether it names messages, so that its writer holds them from then on."""
+        return self.message_id is not None or bool(self.batches)
 
 
 class Leases:
     """All leases of one consumer."""
 
-    def __init__(self, consumer_id: str, *, redelivery_timeout_ms: int, max_lease_ms: int) -> None:
+    def __init__(
+        self,
+        consumer_id: str,
+        *,
+        redelivery_timeout_ms: int,
+        max_lease_ms: int,
+        batch_markers: bool = False,
+    ) -> None:
         self._consumer_id = consumer_id
         self._timeout_ms = redelivery_timeout_ms
         self._max_lease_ms = max_lease_ms
+        self._is_batched = batch_markers
         self._open: dict[Lease, None] = {}  # STARTING, STARTED, HELD; in their order
         self._first_starts: dict[MessageId, _FirstStart] = {}
         self._new_partitions: dict[int, int] = {}  # message partition -> renew by id until
@@ -318,6 +333,7 @@ class Leases:
         """The KEEPALIVEs to write now; the shell asks every T/3."""
         self._drop_old_partitions(monotonic_ms)
         together: defaultdict[int, list[Lease]] = defaultdict(list)
+        named: defaultdict[int, list[Lease]] = defaultdict(list)
         single: list[Renewal] = []
         consumer_id, new_partitions = self._consumer_id, self._new_partitions
         for lease in self._open:
@@ -326,13 +342,24 @@ class Leases:
             # R7: after a failure, and where an older owner's START may come late. Also while the
             # commit is under way: behind a rebalance it takes longer than a lease lasts.
             if lease.holder_id != consumer_id or lease.partition in new_partitions:
-                single.append(self._renewal(lease, monotonic_ms))
+                # R30: one time for all of a record would cut what was extended.
+                if self._is_batched and lease.asked_ms <= monotonic_ms + self._timeout_ms:
+                    named[lease.marker_partition].append(lease)
+                else:
+                    single.append(self._renewal(lease, monotonic_ms))
             else:
                 together[lease.marker_partition].append(lease)
         shared = [
             Renewal(partition, consumer_id, None, self._timeout_ms, tuple(leases), monotonic_ms)
             for partition, leases in together.items()
         ]
+        for partition, leases in named.items():
+            single += [
+                Renewal(
+                    partition, consumer_id, None, self._timeout_ms, tuple(of), monotonic_ms, batches
+                )
+                for batches, of in gather(leases)
+            ]
         return shared + single
 
     def extend(self, lease: Lease, extension_ms: int, monotonic_ms: int) -> Renewal | None:
@@ -349,6 +376,7 @@ class Leases:
     def renewed(self, renewal: Renewal, monotonic_ms: int, log_ms: int) -> None:
         """A KEEPALIVE was delivered; it does not revive what has ended."""
         after_ms, max_lease_ms = renewal.redeliver_after_ms, self._max_lease_ms
+        by_id = renewal.is_by_id
         until_ms = renewal.written_ms + after_ms
         log_until_ms = log_ms + after_ms
         for lease in renewal.leases:  # all that the worker holds, every T/3: no call in here
@@ -366,7 +394,7 @@ class Leases:
             new_ms = last_ms if last_ms < until_ms else until_ms  # noqa: FURB136
             if new_ms > lease.deadline_ms:
                 lease.deadline_ms = new_ms
-            if renewal.message_id is not None:
+            if by_id:
                 lease.holder_id = renewal.consumer_id
                 # What a tracker holds it for, at most: the next one must not cut that (R9).
                 lease.asked_ms = max(lease.asked_ms, monotonic_ms + after_ms)

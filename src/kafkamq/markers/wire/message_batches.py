@@ -11,15 +11,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from kafkamq.errors import WireError
+from kafkamq.markers.rules.batching import MAX_BATCHES
 from kafkamq.markers.wire import markers_pb2 as pb
 from kafkamq.markers.wire.marker_writer import MAX_COUNT, MAX_INT64, blob, number, varint
 from kafkamq.queue.wire.partitions import CHUNK_OFFSETS
 from kafkamq.types import MessageBatch, MessageId
 
+<<<<<<< HEAD
 __all__ = ["MAX_BATCHES", "MAX_BATCH_BYTES", "batches_of", "decode_batches", "encode_batches"]
 
 MAX_BATCHES = 64
 """Most batches of one marker."""
+=======
+__all__ = ["MAX_BATCH_BYTES", "decode_batches", "encode_batches"]
+>>>>>>> ef72b2b (x)
 
 MAX_BATCH_BYTES = 64 * 1024
 """Largest marker with batches."""

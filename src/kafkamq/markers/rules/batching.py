@@ -1,0 +1,114 @@
+"""Which messages the markers of a worker may name together, and by reference alone (R28-R30); pure.
+
+A START by reference leaves the payload where it is, so the message must outlive its lease by far:
+its age and the longest lease are at most half of what its topic keeps. Its age is the broker's time
+since it was appended, and that time is known from no message (what is polled may be days old), but
+from the wall clock and from the delivery reports of this process: the later counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Protocol, TypeVar
+
+from kafkamq.types import MessageBatch
+
+__all__ = [
+    "MAX_BATCHES",
+    "BrokerClock",
+    "Placed",
+    "delay_by_reference_ms",
+    "gather",
+    "oldest_by_reference_ms",
+]
+
+MAX_BATCHES = 64
+"""Most batches of one marker."""
+
+_CHUNK_BITS = 12  # a batch lies in one chunk of 4096 offsets
+
+
+class Placed(Protocol):
+    """A message by its identity."""
+
+    partition: int
+    offset: int
+    log: tuple[bytes, int]  # topic id and leader epoch
+
+
+Item = TypeVar("Item", bound=Placed)
+
+
+def gather(items: Iterable[Item]) -> list[tuple[tuple[MessageBatch, ...], list[Item]]]:
+    """The batches of each marker that is needed to name these, and what these batches mean."""
+    chunks: dict[tuple[int, tuple[bytes, int], int], list[Item]] = {}
+    last_log: object = None
+    last_partition = last_chunk = -1
+    for item in items:
+        chunk = item.offset >> _CHUNK_BITS
+        # Seldom: they come in runs.
+        if chunk != last_chunk or item.log is not last_log or item.partition != last_partition:
+            last_chunk, last_log, last_partition = chunk, item.log, item.partition
+            add = chunks.setdefault((item.partition, item.log, chunk), []).append
+        add(item)
+    rest = iter(chunks.items())
+    markers = []
+    while part := list(islice(rest, MAX_BATCHES)):
+        batches = [_batch(partition, *log, of) for (partition, log, _), of in part]
+        markers.append((tuple(batches), [item for _, of in part for item in of]))
+    return markers
+
+
+def _batch(
+    partition: int, topic_id: bytes, leader_epoch: int, items: Iterable[Placed]
+) -> MessageBatch:
+    offsets = {item.offset for item in items}
+    first = min(offsets)
+    span = max(offsets) - first + 1
+    if span == len(offsets):
+        bits = (1 << span) - 1
+    else:
+        digits = bytearray(b"0" * span)
+        for offset in offsets:
+            digits[first - offset - 1] = 49  # "1", the lowest bit last
+        bits = int(digits, 2)
+    return MessageBatch(partition, topic_id, leader_epoch, first, bits)
+
+
+class BrokerClock:
+    """What time it is for the brokers, never too early; unknown before the first report."""
+
+    def __init__(self) -> None:
+        self._ahead_ms: int | None = None  # of the monotonic clock
+
+    def reported(self, log_ms: int, written_ms: int) -> None:
+        """A record that was written at a monotonic time, or later, has this broker time."""
+        if log_ms >= 0:
+            self._ahead_ms = log_ms - written_ms
+
+    def now_ms(self, wall_ms: int, monotonic_ms: int) -> int | None:
+        """The later of the wall clock and the last report with the time since; None: unknown."""
+        if self._ahead_ms is None:
+            return None
+        return max(wall_ms, self._ahead_ms + monotonic_ms)
+
+
+def oldest_by_reference_ms(now_ms: int, *, max_lease_ms: int, retention_ms: int) -> int:
+    """Messages that are as old as this, or younger, may be STARTed by reference (R28).
+
+    Args:
+        now_ms: The brokers' time.
+        max_lease_ms: Of the queue.
+        retention_ms: Of the messages topic; negative: for ever.
+    """
+    if retention_ms < 0:
+        return 0
+    return now_ms + max_lease_ms - (retention_ms + 1) // 2 + 1  # 2 (age + max_lease) < retention
+
+
+def delay_by_reference_ms(delay_ms: int, time_ms: int, now_ms: int, *, retention_ms: int) -> int:
+    """A NACK's delay, cut to half of what a message of that time has left (R28)."""
+    if retention_ms < 0:
+        return delay_ms
+    return max(0, min(delay_ms, (time_ms + retention_ms - now_ms) // 2))
