@@ -31,12 +31,8 @@ class NamespaceFacts:
     message_topic_id: bytes
     message_partitions: int
     marker_partitions: int
-<<<<<<< HEAD
+    message_retention_ms: int  # negative: forever
     marker_retention_ms: int  # negative: forever
-=======
-    message_retention_ms: int  # negative: for ever
-    marker_retention_ms: int  # negative: for ever
->>>>>>> ef72b2b (x)
     max_message_bytes: int  # what a copy and a dead letter can carry (R11)
     max_marker_bytes: int  # what fits into a START or SCHEDULE
 
