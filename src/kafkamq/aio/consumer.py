@@ -87,7 +87,7 @@ class Consumer:
             except (BrokerError, DeadlineExceededError) as error:
                 if not is_retriable(error):
                     raise
-                _log.warning("receiving failed and goes on", extra={"said": str(error)})
+                _log.warning("receiving failed and goes on", extra={"error": str(error)})
                 await asyncio.sleep(_PAUSE_S)
                 continue
             except StateError:
@@ -142,6 +142,6 @@ class Consumer:
         """A cancelled receive got messages: the next one returns them."""
         error = future.exception()
         if error is not None:
-            _log.warning("a cancelled receive failed", extra={"said": str(error)})
+            _log.warning("a cancelled receive failed", extra={"error": str(error)})
         elif self._sync is not None:
             self._sync.put_back(future.result())

@@ -258,7 +258,7 @@ class _Change:
         change, group = self._change, self._group
         still = "" if change.is_resumed else f"; group {group} is still paused: resume it"
         moved = ", ".join(f"{topic}[{number}]" for topic, number in sorted(change.moved))
-        said = "; ".join(
+        error_text = "; ".join(
             f"{topic}[{number}]: {why}" for (topic, number), why in sorted(change.failures.items())
         )
         if not change.failures:
@@ -268,10 +268,10 @@ class _Change:
         if not change.moved and not any("may" in why for why in change.failures.values()):
             raise DeadlineExceededError(
                 f"no position of group {group} was changed, because not all partitions could"
-                f" be claimed: {said}{still}"
+                f" be claimed: {error_text}{still}"
             )
         raise BrokerError(
-            f"positions of group {group} were changed in part: {said}; changed: {moved};"
+            f"positions of group {group} were changed in part: {error_text}; changed: {moved};"
             f" set them again{still}"
         )
 

@@ -94,10 +94,10 @@ def _scanned(message: Record, partition: int, offset: int) -> Scanned:
     except WireError as error:
         reason = error.reason
     try:
-        said = dict(headers_of(message)).get(INTERVAL_HEADER)
+        interval = dict(headers_of(message)).get(INTERVAL_HEADER)
     except UnicodeDecodeError:
-        said = None
-    interval_ms = int(said[:12]) if said is not None and said.isdigit() else 0
+        interval = None
+    interval_ms = int(interval[:12]) if interval is not None and interval.isdigit() else 0
     return Scanned(partition, offset, message.timestamp()[1], record, reason, interval_ms)
 
 

@@ -230,7 +230,7 @@ class Engine:
             )
             self._under_way += 1
         except (BrokerError, WireError) as error:
-            _log.warning("a coordination record could not be sent", extra={"said": str(error)})
+            _log.warning("a coordination record could not be sent", extra={"error": str(error)})
             report(-1)
 
     def fail(self, error: KafkaMQError) -> None:
@@ -359,7 +359,7 @@ class Engine:
             is_known = error is None and offset is not None and offset >= 0
             report(offset if is_known and offset is not None else -1)
             if error is not None:
-                _log.warning("a coordination record was not written", extra={"said": error.str()})
+                _log.warning("a coordination record was not written", extra={"error": error.str()})
                 self.refuse(broker_error(error, f"writing {self.topic.name}"))
 
     # ---- answers of the offset service, from its threads

@@ -148,7 +148,7 @@ class _GroupOffsets:
         except Exception as error:  # noqa: BLE001 - whatever it was, the claimants must hear of it
             _log.warning(
                 "offsets of claimed partitions could not be looked up",
-                extra={"group": self._group, "said": str(error)},
+                extra={"group": self._group, "error": str(error)},
             )
             found = {}
             if isinstance(error, KafkaMQError):
@@ -171,7 +171,7 @@ class _GroupOffsets:
             except KafkaMQError as error:
                 _log.warning(
                     "a former owner could not be fenced",
-                    extra={"place": session.place, "said": str(error)},
+                    extra={"place": session.place, "error": str(error)},
                 )
                 self._answers.refused(error)
                 return False
@@ -245,10 +245,10 @@ class _GroupOffsets:
         for session, write in jobs:
             self._answers.committed(session, write, session.place in done)
 
-    def _say(self, session: ClaimSession, said: str) -> None:
+    def _say(self, session: ClaimSession, error_text: str) -> None:
         _log.warning(
             "a position could not be committed to Kafka",
-            extra={"group": self._group, "place": session.place, "said": said},
+            extra={"group": self._group, "place": session.place, "error": error_text},
         )
 
 

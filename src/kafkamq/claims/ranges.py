@@ -395,7 +395,7 @@ class RangeClaims:
             self._producer.produce(self._range_topic, value, None, self._number, None, report)
             self._under_way += 1
         except BrokerError as error:
-            _log.warning("a range record could not be sent", extra={"said": str(error)})
+            _log.warning("a range record could not be sent", extra={"error": str(error)})
             self._member.on_written(write, -1)
 
     def _delivered(self, write: RangeWrite, error: KafkaError | None, message: Record) -> None:

@@ -117,8 +117,8 @@ def _of_records(audit: TopicAudit, topic: str, interval: float) -> Iterator[Find
         )
     intervals = {ms for ms in audit.intervals_ms if ms}
     if intervals - {round(interval * 1000)}:
-        said = ", ".join(f"{ms / 1000:g} s" for ms in sorted(intervals))
-        yield Finding("warn", topic, f"clients go by other heartbeat intervals: {said}")
+        found = ", ".join(f"{ms / 1000:g} s" for ms in sorted(intervals))
+        yield Finding("warn", topic, f"clients go by other heartbeat intervals: {found}")
     if audit.intervals_ms.get(0):
         yield Finding(
             "warn",

@@ -42,7 +42,7 @@ def health(
                 loop["is_ready"],
                 loop["age_s"],
                 loop["max_age_s"],
-                loop.get("said", ""),
+                loop.get("error_text", ""),
             )
             for loop in found["loops"]
         ]

@@ -140,7 +140,7 @@ class AckWriter:
         try:
             self._state.writer.write_many(route, records)
         except BrokerError as error:
-            _log.warning("verdicts are written again", extra={"said": str(error)})
+            _log.warning("verdicts are written again", extra={"error": str(error)})
             refused = zip(ends, records, strict=True)
             self._failed.extend(end for end, record in refused if "_error" in record)
             self.has_news.set()
@@ -244,7 +244,7 @@ class AckWriter:
                 route = first._lease.marker_partition
                 self._state.writer.write(end.value, first._marker_key, route, report)
             except BrokerError as error:
-                _log.warning("an END could not be queued", extra={"said": str(error)})
+                _log.warning("an END could not be queued", extra={"error": str(error)})
                 report(error, None)
 
     def _unseen_reported(self, end: EndRecord, error: object, _: object) -> None:
@@ -264,11 +264,11 @@ class AckWriter:
             self._state.renew_id()
         self._warn_unreleased(count, "their ENDs are not in the log")
 
-    def _warn_unreleased(self, count: int, said: str) -> None:
+    def _warn_unreleased(self, count: int, error_text: str) -> None:
         if count:
             _log.warning(
                 "messages could not be released; they come back when their leases end",
-                extra={"queue": self.queue_id, "messages": count, "said": said},
+                extra={"queue": self.queue_id, "messages": count, "error": error_text},
             )
 
     # What is known of leases.

@@ -200,7 +200,7 @@ class Batches:
             except KafkaMQError as error:  # given up; the others may come through
                 _log.warning(
                     "messages could not be released; they come back when their leases end",
-                    extra={"queue": self._queue.queue_id, "said": str(error)},
+                    extra={"queue": self._queue.queue_id, "error": str(error)},
                 )
         if self._batch is not None:
             self._give_up(self._batch)

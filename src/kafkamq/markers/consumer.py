@@ -307,5 +307,5 @@ class MarkersConsumer(Consumer):
         except KafkaMQError as error:
             _log.warning(
                 "messages could not be released; they come back when their leases end",
-                extra={"queue": self.queue_id, "said": str(error)},
+                extra={"queue": self.queue_id, "error": str(error)},
             )

@@ -71,7 +71,7 @@ class LeaseRenewer:
             except KafkaMQError as error:
                 _log.warning(
                     "a heartbeat of a consumer failed",
-                    extra={"queue": self._state.queue.queue_id, "said": str(error)},
+                    extra={"queue": self._state.queue.queue_id, "error": str(error)},
                 )
             except Exception:  # noqa: BLE001 - a dead lease renewer would lose every lease
                 _log.exception("a heartbeat of a consumer failed")
@@ -106,7 +106,7 @@ class LeaseRenewer:
             try:
                 self._ack_writer.renew(renewal)
             except BrokerError as error:  # noqa: PERF203 - the next one may go through
-                _log.warning("a KEEPALIVE could not be queued", extra={"said": str(error)})
+                _log.warning("a KEEPALIVE could not be queued", extra={"error": str(error)})
 
     def _tell(self) -> None:
         self._ack_writer.lost_leases.tell_soon()

@@ -41,7 +41,7 @@ def warn_of_mqgo_workers(config: ServiceConfig, queue_id: str, group: str) -> No
         with Admin(config) as admin:
             members = admin.group_assignments(theirs)
     except KafkaMQError as error:
-        _log.debug("group not described", extra={"group": theirs, "said": str(error)})
+        _log.debug("group not described", extra={"group": theirs, "error": str(error)})
         return
     if any(config.message_topic in topics for topics in members):
         _log.warning(

@@ -114,7 +114,7 @@ class OffsetCommits:
         try:
             outcome = self._committer.wait(timeout_s)
         except KafkaMQError as error:
-            _log.info("skipped messages could not be committed", extra={"said": str(error)})
+            _log.info("skipped messages could not be committed", extra={"error": str(error)})
             outcome = Commit.FAILED
         if outcome is Commit.DONE:
             self.committed(self._committing, self._count)

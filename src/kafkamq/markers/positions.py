@@ -164,14 +164,14 @@ class Positions:
             self._retry_s = time.monotonic() + REFUSED_S
             self._warn("positions cannot be kept", str(wrapped))
 
-    def _warn(self, what: str, said: str) -> None:
+    def _warn(self, what: str, error_text: str) -> None:
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
                 "%s: a queue whose workers were away for offsets.retention.minutes would hand out "
                 "again what was acked",
                 what,
-                extra={"group": self._group, "said": said},
+                extra={"group": self._group, "error": error_text},
             )
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -230,7 +230,7 @@ class Positions:
         except WireError as error:
             _log.warning(
                 "a position in the ledger cannot be read",
-                extra={"said": str(error), "offset": record.offset()},
+                extra={"error": str(error), "offset": record.offset()},
             )
             return None
 

@@ -202,7 +202,7 @@ class MessageReader:
         """
         if not is_retriable(error):
             raise error
-        _log.info("where to read is not known yet", extra={"said": str(error)})
+        _log.info("where to read is not known yet", extra={"error": str(error)})
 
     def _place_one(self, partition: int, committed: int, kept: Mapping[int, int]) -> bool:
         """Read a partition from where it is to be read; False: ask again later."""

@@ -82,7 +82,7 @@ class ExactCommitter:
             self._pending = None
             if isinstance(error, BrokerError) and meaning(error) is Meaning.FORBIDDEN:
                 raise BrokerError(str(error), code=error.code) from error
-            _log.info("a transaction of STARTs is made again", extra={"said": str(error)})
+            _log.info("a transaction of STARTs is made again", extra={"error": str(error)})
             return Commit.FAILED
         except KafkaMQError:
             self._pending = None
@@ -128,7 +128,7 @@ class ExactCommitter:
         try:
             self._producer.init(timeout_s=_STEP_TIMEOUT_S)
         except KafkaMQError as error:
-            _log.info("a transaction is not settled yet", extra={"said": str(error)})
+            _log.info("a transaction is not settled yet", extra={"error": str(error)})
 
     def close(self) -> None:
         """Abort what is open and end the client; bounded, what takes longer goes on behind us."""

@@ -218,10 +218,10 @@ class Committer:
             if gone:
                 raise LeaseLostError(f"{gone} went to another member before the commit")
             if not is_answered or monotonic() >= deadline_s:
-                said = "no answer" if error is None else str(error)
+                error_text = "no answer" if error is None else str(error)
                 raise DeadlineExceededError(
                     f"offsets of group {self._config.group_id} are not committed after"
-                    f" {timeout_s:g} s: {said}"
+                    f" {timeout_s:g} s: {error_text}"
                 )
             sleep(_SOON_S)
 

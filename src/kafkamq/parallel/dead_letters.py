@@ -52,7 +52,7 @@ class ParallelDeadLetters:
             on_start=partial(enter, self._config),
         )
 
-    def write(self, record: ParallelRecord, reason: DeadLetterReason, said: str) -> Written:
+    def write(self, record: ParallelRecord, reason: DeadLetterReason, error_text: str) -> Written:
         origin = Origin(record.topic, record.partition, record.offset, record.timestamp_ms)
         failure = record._failure
         letter = OutgoingDeadLetter(
@@ -61,7 +61,7 @@ class ParallelDeadLetters:
             value=record.value,
             headers=tuple(record.headers),
             reason=reason,
-            error=said,
+            error=error_text,
             delivery_count=1 if failure is None else failure.attempts,
             place=origin,
             origin=origin,

@@ -137,7 +137,7 @@ class Engine:
         """Stop because of that; the first one counts."""
         if self.failure is None:
             self.failure = error
-            _log.error("the parallel consumer stops", extra={"said": str(error)})
+            _log.error("the parallel consumer stops", extra={"error": str(error)})
         self._is_ending.set()
 
     def commit_soon(self) -> None:
@@ -209,7 +209,7 @@ class Engine:
         if refusal is not None:
             _log.warning(
                 "the last commit failed: what was done since the one before comes again",
-                extra={"group": self.config.group_id, "said": str(refusal)},
+                extra={"group": self.config.group_id, "error": str(refusal)},
             )
 
     def _stay(self) -> None:
@@ -318,12 +318,12 @@ class Engine:
                 assignment, stall.offset, f"held the committed offset back for {held_s:g} s"
             )
 
-    def _give_up_stalled(self, assignment: Assignment, offset: int, said: str) -> None:
+    def _give_up_stalled(self, assignment: Assignment, offset: int, error_text: str) -> None:
         """Make a dead letter of a record that holds others up; then the offset moves."""
         record = self.work_queue.find(assignment.partition, offset)
         if record is not None:
             reason = DeadLetterReason.MAX_LEASE
-            written = self.dead_letters.write(record, reason, said)
+            written = self.dead_letters.write(record, reason, error_text)
             self.dead_letters.hold(assignment.partition, record, reason, written)
 
     def hold_dead_letter(

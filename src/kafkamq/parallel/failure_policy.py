@@ -113,7 +113,7 @@ class FailurePolicy:
             decision = Retry()
         if not isinstance(decision, Done):
             reason = "" if isinstance(verdict, Ack) else verdict.reason
-            record._failure = Failure(attempt, error, reason or _said(error))
+            record._failure = Failure(attempt, error, reason or _error_text(error))
         return decision, error
 
     def _verdict_on(
@@ -122,7 +122,9 @@ class FailurePolicy:
         told = tell("on_failure", self.config.hooks.on_failure, record, error)
         verdict, fault = understood(told) if isinstance(told, VERDICTS) else (by_default, None)
         if fault is not None:
-            _log.error("what on_failure returned is no verdict", extra={"said": _said(fault)})
+            _log.error(
+                "what on_failure returned is no verdict", extra={"error": _error_text(fault)}
+            )
         return verdict
 
     def _due(
@@ -137,7 +139,7 @@ class FailurePolicy:
                 "record": repr(record),
                 "attempt": record.attempt - 1,
                 "delay_ms": delay_ms,
-                "said": _said(error),
+                "error": _error_text(error),
             },
         )
         return monotonic_ms() + delay_ms
@@ -150,7 +152,7 @@ class FailurePolicy:
             try:
                 delay_s = _DELAY_S if told is None else seconds(told)
             except ConfigError as error:
-                _log.error("what backoff returned is no delay", extra={"said": str(error)})
+                _log.error("what backoff returned is no delay", extra={"error": str(error)})
                 delay_s = _DELAY_S
         if delay_s is not None:
             return round(min(max(delay_s, 0.0), _MAX_DELAY_S) * 1000)
@@ -162,17 +164,19 @@ class FailurePolicy:
     ) -> Written | None:
         """Write the dead letter, or do what else the policy says (None)."""
         config = self.config
-        said = _last_said(record, error)
+        error_text = _last_error_text(record, error)
         if config.on_exhausted is OnExhausted.STOP:
             self._fail(
-                StateError(f"{record!r} cannot be processed ({said}); the offset stays before it")
+                StateError(
+                    f"{record!r} cannot be processed ({error_text}); the offset stays before it"
+                )
             )
             return None
         if config.on_exhausted is OnExhausted.SKIP:
             self._stats.skipped += 1
             _log.error("a record is given up and skipped", extra={"record": repr(record)})
             return None
-        return self._write(record, decision.reason, said)
+        return self._write(record, decision.reason, error_text)
 
     def _due_if_stopped(self) -> int | None:
         if self.config.on_exhausted is OnExhausted.STOP:
@@ -193,9 +197,9 @@ class FailurePolicy:
         return monotonic_ms() + _HELD_MS
 
 
-def _last_said(record: ParallelRecord, error: BaseException | None) -> str:
-    return _said(error) if record._failure is None else record._failure.reason
+def _last_error_text(record: ParallelRecord, error: BaseException | None) -> str:
+    return _error_text(error) if record._failure is None else record._failure.reason
 
 
-def _said(error: BaseException | None) -> str:
+def _error_text(error: BaseException | None) -> str:
     return "" if error is None else reason_of(error)

@@ -66,7 +66,7 @@ def find_positions(
         except KafkaMQError as error:  # noqa: PERF203 - the loop is the repetition
             if not is_retriable(error) or monotonic() > deadline_s:
                 raise
-            _log.info("where to read is not known yet", extra={"said": str(error)})
+            _log.info("where to read is not known yet", extra={"error": str(error)})
             sleep(0.1)
 
 
@@ -107,7 +107,7 @@ def _position(
             extra={
                 "topic": topic,
                 "partition": partition,
-                "said": error.reason,
+                "error": error.reason,
                 "chars": len(metadata),
             },
         )

@@ -89,8 +89,8 @@ class Source:
         except BrokerError as error:
             if meaning(error) is not Meaning.NO_TOPIC:
                 raise
-            said = f"topic {topic} cannot be read: {error}; create it first"
-            raise BrokerError(said, code=error.code) from error
+            error_text = f"topic {topic} cannot be read: {error}; create it first"
+            raise BrokerError(error_text, code=error.code) from error
 
     # Reading.
 
@@ -119,14 +119,14 @@ class Source:
         if low <= position <= high:
             start = position
         else:
-            said = data_loss(self._config, place, position, low, high)
+            error_text = data_loss(self._config, place, position, low, high)
             if self._config.on_data_loss == "raise":
                 raise DataLossError(
-                    f"{said}; go on at the log's start with on_data_loss='skip', or set the"
+                    f"{error_text}; go on at the log's start with on_data_loss='skip', or set the"
                     f" offsets of group {self._config.group_id}",
                     code="OFFSET_OUT_OF_RANGE",
                 )
-            _log.warning("records were lost and are skipped", extra={"said": said})
+            _log.warning("records were lost and are skipped", extra={"error": error_text})
             start = low
         self._group.place({place: start})
         is_another = position > high

@@ -287,7 +287,7 @@ class TransactionCommitter(Committer):
             self._suspects.clear()
             self._blame(record, refusal)
         _log.warning(
-            "a transaction is aborted; what it held is processed again", extra={"said": str(error)}
+            "a transaction is aborted; what it held is processed again", extra={"error": str(error)}
         )
         for assignment in self._assignments():  # what is done from here on counts nowhere
             self._work_queue.close(assignment.partition)

@@ -102,7 +102,7 @@ class Consumer(ABC):
             except (BrokerError, DeadlineExceededError) as error:
                 if not is_retriable(error) or self.has_failed:
                     raise
-                _log.warning("receiving failed and goes on", extra={"said": str(error)})
+                _log.warning("receiving failed and goes on", extra={"error": str(error)})
                 self._closing.wait(_PAUSE_S)
             except BaseException as error:  # between the lines above, too
                 if message is not None:

@@ -34,4 +34,4 @@ def report_loss(
             f"group {group_of_workers(config, queue)}",
             code="OFFSET_OUT_OF_RANGE",
         )
-    _log.warning("messages were lost and are skipped", extra={"said": text})
+    _log.warning("messages were lost and are skipped", extra={"error": text})

@@ -257,11 +257,11 @@ def without_input(error: ValueError) -> str:
     if errors is None:
         return type(error).__name__
     found = errors(include_url=False, include_input=False, include_context=False)
-    said = [
+    parts = [
         f"{'.'.join(str(part) for part in each['loc']) or 'the body'}: {each['msg']}"
         for each in found[:5]
     ]
-    return "; ".join(said)
+    return "; ".join(parts)
 
 
 def _one_of(value: Any, kinds: tuple[Any, ...], where: str) -> Any:

@@ -97,7 +97,7 @@ class LostLeases:
                 self._teller.start()
             except RuntimeError as error:  # no more threads, or the interpreter ends
                 self._teller = None
-                _log.warning("lost leases are not told yet", extra={"said": str(error)})
+                _log.warning("lost leases are not told yet", extra={"error": str(error)})
 
     def finish(self, timeout_s: float) -> None:
         """Wait until all is told; not from inside of ``on_lease_lost``. Hold no lock."""

@@ -213,5 +213,5 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
         except (LeaseLostError, StateError) as refusal:  # the handler's own error goes on
             _log.warning(
                 "a failed message could not be given back",
-                extra={"queue": self.queue_id, "said": str(refusal)},
+                extra={"queue": self.queue_id, "error": str(refusal)},
             )

@@ -64,4 +64,4 @@ class Sender(ThreadedProducer):
         try:
             self.flush(MAX_EXIT_S)
         except KafkaMQError as error:
-            _log.error("the process ends with unconfirmed sends", extra={"said": str(error)})
+            _log.error("the process ends with unconfirmed sends", extra={"error": str(error)})

@@ -55,14 +55,14 @@ class Written(Future[None]):
 
 
 class _Write:
-    __slots__ = ("form", "future", "pause_s", "refusals", "said")
+    __slots__ = ("form", "future", "last_error", "pause_s", "refusals")
 
     def __init__(self, form: Callable[[int], Form]) -> None:
         self.form = form
         self.future = Written()
         self.refusals = 0  # for its size
         self.pause_s = 0.0
-        self.said: KafkaMQError | None = None
+        self.last_error: KafkaMQError | None = None
 
 
 class SureWriter:
@@ -116,8 +116,10 @@ class SureWriter:
         with self._changed:
             left, self._open = list(self._open), {}
         for write in left:
-            said = write.said or BrokerError(f"{self._what}: no answer", code="_TIMED_OUT")
-            write.future.end(said)
+            last_error = write.last_error or BrokerError(
+                f"{self._what}: no answer", code="_TIMED_OUT"
+            )
+            write.future.end(last_error)
         if self._producer is not None:
             self._producer.close(max(1.0, deadline_s - time.monotonic()))
 
@@ -180,11 +182,11 @@ class SureWriter:
             with suppress(InvalidStateError):  # it has its answer, or was given up
                 write.future.first.set_exception(error)
         pause_s = 0.0 if is_smaller else write.pause_s
-        if write.said is None:
+        if write.last_error is None:
             _log.warning(
-                "%s was refused; it is tried again", self._what, extra={"said": str(error)}
+                "%s was refused; it is tried again", self._what, extra={"error": str(error)}
             )
         with self._changed:
-            write.said = error
+            write.last_error = error
             self._push(write, pause_s)
             write.pause_s = min(max(_FIRST_PAUSE_S, 2 * write.pause_s), _MAX_PAUSE_S)

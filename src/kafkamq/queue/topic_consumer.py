@@ -277,7 +277,7 @@ class TopicConsumer(Consumer, Generic[M]):
                 else:  # the consumer is closed: nothing says that it is done
                     _log.error(
                         "a dead letter could not be written; its message comes again",
-                        extra={"queue": self.queue_id, "said": str(failure)},
+                        extra={"queue": self.queue_id, "error": str(failure)},
                     )
             except LeaseLostError:  # written all the same, and perhaps once more by another
                 self._lost_late((message,))

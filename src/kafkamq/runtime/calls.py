@@ -132,9 +132,9 @@ class Calls:
             else:
                 self._acknowledge(message, outcome)
         except LeaseLostError as error:
-            _log.warning("a verdict came too late", extra={"said": str(error)})
+            _log.warning("a verdict came too late", extra={"error": str(error)})
         except StateError as error:  # the handler has given it itself, or the consumer is closed
-            _log.debug("a message has its verdict already", extra={"said": str(error)})
+            _log.debug("a message has its verdict already", extra={"error": str(error)})
         except Exception:  # noqa: BLE001 - a thread that ends here would take no more messages
             _log.exception("a verdict could not be given", extra={"queue": message.queue_id})
             self._give_back(message)
@@ -150,7 +150,7 @@ class Calls:
         try:
             message.nack(reason="the handler's verdict could not be given: see the log")
         except KafkaMQError as error:  # it has its verdict, or its lease has ended
-            _log.debug("a message is not given back", extra={"said": str(error)})
+            _log.debug("a message is not given back", extra={"error": str(error)})
 
     def _acknowledge(self, message: Message, outcome: object) -> None:
         verdict, error = understood(outcome, self.spec.retry_on)
@@ -197,7 +197,7 @@ class Calls:
         try:
             message.nack(delay=delay_s, reason=reason)
         except ConfigError as error:  # a delay that its backend does not have
-            _log.error("a nack goes without its delay", extra={"said": str(error)})
+            _log.error("a nack goes without its delay", extra={"error": str(error)})
             message.nack(reason=reason)
 
     def _what(self, message: Message) -> str:

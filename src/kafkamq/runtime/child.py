@@ -153,7 +153,7 @@ class _Inbox(Inbox[_Run, _Item]):
         outcome, data = _packed(outcome)
         is_failing = is_verdict(outcome) and not isinstance(outcome, Ack)
         with self.lock:
-            self._outcomes.append((run.number, index, data, _said(outcome)))
+            self._outcomes.append((run.number, index, data, _error_text(outcome)))
         if is_failing or index < len(run.records) - 1:  # else it goes with the end of the run
             self.flush()
         return not (is_failing and run.is_serial)
@@ -310,13 +310,13 @@ def _packed(outcome: object) -> tuple[object, bytes]:
 
 def _packed_bare(error: BaseException) -> tuple[BaseException, bytes]:
     """An error of the same kind with its text alone: ``retry_on`` asks for the kind."""
-    kind, said = type(error), _said(error)
+    kind, error_text = type(error), _error_text(error)
     try:
         bare = kind.__new__(kind)
-        bare.args = (said.removeprefix(f"{kind.__name__}: "),)
+        bare.args = (error_text.removeprefix(f"{kind.__name__}: "),)
         return bare, pickle.dumps(bare)
     except Exception:  # noqa: BLE001 - as above
-        told = RuntimeError(said)
+        told = RuntimeError(error_text)
         return told, pickle.dumps(told)
 
 
@@ -330,19 +330,19 @@ class _BareErrors(pickle.Unpickler):
         return found
 
 
-def unpacked(data: bytes, said: str) -> object:
+def unpacked(data: bytes, error_text: str) -> object:
     """In the parent: the outcome. One that cannot be made here is a failure of its record."""
     try:
         return pickle.loads(data)
     except BaseException as failure:  # noqa: BLE001 - whatever its class does when it is made
-        if not said:
+        if not error_text:
             reason = reason_of(failure)
             return ConfigError(f"a result cannot be read outside of its process: {reason}")
     try:
         return _BareErrors(BytesIO(data)).load()
     except BaseException:  # noqa: BLE001 - as above
-        return RuntimeError(said)
+        return RuntimeError(error_text)
 
 
-def _said(outcome: object) -> str:
+def _error_text(outcome: object) -> str:
     return reason_of(outcome) if isinstance(outcome, BaseException) else ""

@@ -153,7 +153,7 @@ class Feeder:
         except (BrokerError, DeadlineExceededError) as error:
             if not is_retriable(error) or self.consumer.has_failed:
                 raise
-            _log.warning("receiving failed and goes on", extra={"said": str(error)})
+            _log.warning("receiving failed and goes on", extra={"error": str(error)})
             self._stopping.wait(_PAUSE_S)
             return
         except StateError:

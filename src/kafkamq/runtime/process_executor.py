@@ -148,8 +148,10 @@ class ProcessExecutor(Generic[R]):
             self._pause(refusal)
         return None
 
-    def _pause(self, said: str) -> None:
-        _log.error("the process of a handler cannot start; it is tried again", extra={"said": said})
+    def _pause(self, error_text: str) -> None:
+        _log.error(
+            "the process of a handler cannot start; it is tried again", extra={"error": error_text}
+        )
         self.ended.wait(_PAUSE_S)
 
 
@@ -334,8 +336,8 @@ class _Port(Generic[R]):
 
     def _hear(self, answer: Answer) -> None:
         ends, outcomes = answer
-        for number, index, data, said in outcomes:
-            self._told.setdefault(number, []).append((index, unpacked(data, said)))
+        for number, index, data, error_text in outcomes:
+            self._told.setdefault(number, []).append((index, unpacked(data, error_text)))
         self.slot.began_s = time.monotonic()
         for at in range(0, len(ends), 3):
             self._end(ends[at], ends[at + 1], ends[at + 2])

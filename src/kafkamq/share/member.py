@@ -179,7 +179,7 @@ class Member:
             is_outage = is_retriable(_as_ours(error))  # which may be of any length
             if is_fatal(kafka_error(error)) or (lasts_s > _PATIENCE_S and not is_outage):
                 raise
-            _log.warning("a member of a share group goes on", extra={"said": str(error)})
+            _log.warning("a member of a share group goes on", extra={"error": str(error)})
             self._closing.wait(_AGAIN_S)
         else:
             self._failing_since_ms = 0
@@ -269,7 +269,7 @@ class Member:
             _log.warning(
                 "the broker refused verdicts: %s",
                 error,
-                extra={"count": len(late), "said": str(error)},
+                extra={"count": len(late), "error": str(error)},
             )
             self._owner.came_late(late)
 
@@ -283,7 +283,7 @@ class Member:
             self._commit()
             self._client.close()
         except BaseException as error:  # noqa: BLE001 - the locks end by themselves
-            _log.warning("a member left in disorder", extra={"said": str(error)})
+            _log.warning("a member left in disorder", extra={"error": str(error)})
 
 
 def _place_of(message: ShareMessage) -> _Place:

@@ -178,7 +178,7 @@ class Moves:
         _log.error(
             "a message could be written neither to the dead letters nor to its queue; %s",
             "the broker may give it up" if is_last else "it comes again",
-            extra={"place": key, "said": str(failure)},
+            extra={"place": key, "error": str(failure)},
         )
         self._changed.notify_all()
 

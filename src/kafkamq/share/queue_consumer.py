@@ -165,8 +165,8 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             self._moves.bury(message, verdict)
         elif is_dead:
             message._count -= 1  # this delivery is not handed out
-            said = f"{message._count} deliveries ended without a verdict, or were given back"
-            self._moves.bury(message, (DeadLetterReason.MAX_DELIVERIES, said))
+            error_text = f"{message._count} deliveries ended without a verdict, or were given back"
+            self._moves.bury(message, (DeadLetterReason.MAX_DELIVERIES, error_text))
         else:  # handlers have not seen it often enough, and another delivery may come to nothing
             self._moves.send_back(message, message._count)
         message.state = MessageState.ACKNOWLEDGED

@@ -125,7 +125,7 @@ def shorten_session(admin: Admin, group_id: str, limits: ShareLimits) -> int:
     except KafkaMQError as refused:
         _log.warning(
             "the session timeout of a share group stays as it is",
-            extra={"group": group_id, "ms": limits.session_ms, "said": str(refused)},
+            extra={"group": group_id, "ms": limits.session_ms, "error": str(refused)},
         )
         return limits.session_ms
     return wanted

@@ -165,7 +165,7 @@ class AckQuery:
         except (Py4JError, OSError) as error:
             if not is_spark_gone():
                 raise
-            _log.info("the query ended with its JVM", extra={"said": str(error)})
+            _log.info("the query ended with its JVM", extra={"error": str(error)})
 
 
 def ack(

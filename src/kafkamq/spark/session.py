@@ -170,7 +170,7 @@ def end_session(spark: SparkSession) -> None:
     except (Py4JError, OSError) as error:
         if not is_spark_gone():
             raise
-        _log.info("the session ended with its JVM", extra={"said": str(error)})
+        _log.info("the session ended with its JVM", extra={"error": str(error)})
 
 
 def _require_same(master: str) -> None:
@@ -187,16 +187,16 @@ def _require_same(master: str) -> None:
 
 def _require_master(master: str) -> None:
     """One of a standalone cluster's masters takes connections."""
-    said: Exception | None = None
+    last: Exception | None = None
     for address in master.removeprefix("spark://").split(","):
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_MASTER_S).close()
             return
         except (OSError, ValueError, OverflowError) as error:
-            said = error
+            last = error
     raise ConfigError(
-        f"master is {master}: nothing answers there ({said}); start one (kafkamq spark master), "
+        f"master is {master}: nothing answers there ({last}); start one (kafkamq spark master), "
         "correct the address, or run on this machine with local[2]"
     )
 
@@ -347,11 +347,11 @@ def _java_version() -> str:
             f"Java {MIN_JAVA} or newer is missing (JAVA_HOME is {home or 'not set'}): "
             "install a Java runtime, or point JAVA_HOME at one"
         )
-    said = subprocess.run(
+    error_text = subprocess.run(
         [java, "-version"], capture_output=True, text=True, check=False, timeout=30
     ).stderr
-    match = re.search(r'version "(\d+)([^"]*)"', said)
+    match = re.search(r'version "(\d+)([^"]*)"', error_text)
     if match is None or int(match[1]) < MIN_JAVA:
-        first_line = said.splitlines()[0] if said else "silent"
+        first_line = error_text.splitlines()[0] if error_text else "silent"
         raise ConfigError(f"{java} is {first_line}: it must be Java {MIN_JAVA} or newer")
     return match[1] + match[2]

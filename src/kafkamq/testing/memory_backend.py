@@ -452,8 +452,8 @@ class _ShareDouble(_MemoryConsumer):
         if message.delivery_count <= self.max_deliveries:
             return True
         message._count -= 1  # this delivery is not handed out
-        said = f"{message._count} deliveries ended without a verdict, or were given back"
-        self._write_dead_letter(message, DeadLetterReason.MAX_DELIVERIES, said)
+        error_text = f"{message._count} deliveries ended without a verdict, or were given back"
+        self._write_dead_letter(message, DeadLetterReason.MAX_DELIVERIES, error_text)
         return False
 
     def _lease_ended(self, message: _Held) -> None:

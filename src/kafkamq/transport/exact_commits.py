@@ -142,7 +142,7 @@ class ExactCommits:
             _log.warning(
                 "exact commit metadata is not to be had here: commits carry a trailing NUL, which"
                 " Parallel Consumer for Java cannot read",
-                extra={"said": str(error)},
+                extra={"error": str(error)},
             )
 
     @property
@@ -324,10 +324,10 @@ def _listed(
 def _taken(library: _Library, error: int) -> KafkaError:
     """Librdkafka's error as confluent-kafka's; the former is destroyed."""
     try:
-        said = library.error_string(error) or b""
+        error_text = library.error_string(error) or b""
         return KafkaError(
             library.error_code(error),
-            said[:_ERROR_BYTES].decode("utf-8", "replace"),
+            error_text[:_ERROR_BYTES].decode("utf-8", "replace"),
             bool(library.error_is_fatal(error)),
             bool(library.error_is_retriable(error)),
             bool(library.error_txn_requires_abort(error)),

@@ -125,7 +125,7 @@ class LogReader(Follower):
             start = self.log_starts(wanted.topic, [wanted.partition])[wanted.partition]
             if start <= wanted.start:
                 raise
-            _log.warning("records were lost and are skipped", extra={"said": str(error)})
+            _log.warning("records were lost and are skipped", extra={"error": str(error)})
             yield from self._read(replace(wanted, start=min(start, wanted.end)))
 
     def _read(self, wanted: LogRange) -> Iterator[list[Record]]:
@@ -148,8 +148,8 @@ class LogReader(Follower):
                     last_news = time.monotonic()
                 elif time.monotonic() - last_news > _STALL_S:
                     doing = f"reading {wanted.topic}[{wanted.partition}]"
-                    said = f"{doing} from {position} to {wanted.end}"
-                    raise self.watch.deadline(said, _STALL_S)
+                    doing_it = f"{doing} from {position} to {wanted.end}"
+                    raise self.watch.deadline(doing_it, _STALL_S)
                 if position > wanted.end:  # what lies before it may be control records
                     records = [each for each in records if each.offset() < wanted.end]
                 if records:

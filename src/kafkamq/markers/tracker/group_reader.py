@@ -115,18 +115,20 @@ class MarkerReader:
     def _data_loss(self, place: Place, wanted: int) -> DataLossError:
         """Say how many records are gone, if the broker still tells."""
         where = f"{self._topic}[{place[1]}]"
-        said = f"{where}: the position {wanted} is not in the log: it was truncated or recreated"
+        error_text = (
+            f"{where}: the position {wanted} is not in the log: it was truncated or recreated"
+        )
         try:
             first, _ = self._reader.bounds(place, timeout_s=5.0)
             if 0 <= wanted < first:
-                said = (
+                error_text = (
                     f"{where}: up to {first - wanted} records were deleted before they were read"
                     f" ({wanted} to {first - 1}), and messages may be lost; the retention is too"
                     " short for this tracker"
                 )
         except KafkaMQError:  # it does not tell
             pass
-        return DataLossError(said, code="OFFSET_OUT_OF_RANGE")
+        return DataLossError(error_text, code="OFFSET_OUT_OF_RANGE")
 
     # The group, inside ``poll`` and ``close``.
 

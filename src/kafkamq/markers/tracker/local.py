@@ -471,8 +471,8 @@ class LocalTracker:
             if part.ledger is not None:
                 self._ledgers.close(part.ledger)
             return
-        said = {"actions": count, "error": type(error).__name__, "why": str(error)}
-        _log.warning("a settlement failed", extra={"partition": part.number, **said})
+        error_text = {"actions": count, "error": type(error).__name__, "why": str(error)}
+        _log.warning("a settlement failed", extra={"partition": part.number, **error_text})
         if isinstance(error, SettlementError):
             cause = error.__cause__
             if cause is not None and meaning(cause) in REFUSALS:

@@ -84,7 +84,7 @@ class LogWatch:
         try:
             ends = admin.log_ends(topic)
         except KafkaMQError as error:  # what is known grows old, and a stall longer
-            _log.debug("the ends of a log are not known", extra={"said": str(error)})
+            _log.debug("the ends of a log are not known", extra={"error": str(error)})
             return
         now_s = time.monotonic()
         known = self._ends.get(topic, {})

@@ -42,7 +42,7 @@ def told_positions(config: ServiceConfig) -> dict[int, int]:
         _log.warning(
             "the tracker has no committed position, and may not read where the last one was: "
             "markers that were deleted unread would go unnoticed",
-            extra={"topic": config.tracker_topic, "said": str(error)},
+            extra={"topic": config.tracker_topic, "error": str(error)},
         )
         return {}
     return {

@@ -64,15 +64,15 @@ class Slots:
     def describe(self, now_s: float) -> str:
         """The same for people; empty while there is nothing to say."""
         oldest, blocked_s = self.oldest, self._blocked_s(now_s)
-        said = []
+        parts = []
         if oldest is not None:
-            said = [
+            parts = [
                 f"{len(self.calls)} of {self.count} handlers at work, the oldest for "
                 f"{max(0.0, now_s - oldest.began_s):.0f} s at {oldest}"
             ]
         if blocked_s:
-            said.append(f"the event loop is blocked for {blocked_s:.0f} s")
-        return "; ".join(said)
+            parts.append(f"the event loop is blocked for {blocked_s:.0f} s")
+        return "; ".join(parts)
 
 
 def _began_s(call: Call) -> float:

@@ -92,10 +92,10 @@ def _without_spark_log() -> Iterator[None]:
             logger.disabled = was_disabled
 
 
-def _shortened(said: str) -> str:
+def _shortened(error_text: str) -> str:
     """Spark's first line: the place in front, without the plan."""
-    lines = [line.strip() for line in said.strip().splitlines() if line.strip()]
-    place = _PLACE.search(said)
+    lines = [line.strip() for line in error_text.strip().splitlines() if line.strip()]
+    place = _PLACE.search(error_text)
     text = _STATE.sub("", _PLACE.sub("", lines[0])).rstrip(" ;.")
     where = f" (line {place[1]}, column {int(place[2]) + 1})" if place else ""
     return f"{text}{where}."

@@ -166,7 +166,7 @@ def _commit(
         except (TransactionAbortedError, OutcomeUnknownError) as error:
             if not error.is_retriable or tried == _TRIES - 1:
                 raise
-            _log.info("a transaction is made again", extra={"slot": number, "said": str(error)})
+            _log.info("a transaction is made again", extra={"slot": number, "error": str(error)})
     late = find_late(marker_log(settings.ack.config), ends)
     places = [f"{token.message_id.partition}/{token.message_id.offset}" for token in late]
     return {

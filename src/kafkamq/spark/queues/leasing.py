@@ -119,7 +119,7 @@ class KeepAlive:
                     self._read_on(time.monotonic() + period_s / 2)
                     self._log.write(self._by_id)
             except KafkaMQError as error:  # noqa: PERF203 - the next one may go through
-                _log.warning("leases could not be renewed", extra={"said": str(error)})
+                _log.warning("leases could not be renewed", extra={"error": str(error)})
         self._unread.close()
 
     def _read_on(self, until_s: float) -> None:

@@ -158,7 +158,7 @@ class FoldedLog:
             draft.replace(path)
             self._forget(path)
         except OSError as error:
-            _log.info("a fold could not be kept", extra={"said": str(error)})
+            _log.info("a fold could not be kept", extra={"error": str(error)})
 
     def _forget(self, newest: Path) -> None:
         """Delete what no batch will ask for, and what ended queries have left."""
@@ -195,7 +195,7 @@ class FoldedLog:
         except FileNotFoundError:
             return self._fresh()
         except (OSError, ValueError, KeyError, TypeError, KafkaMQError) as error:
-            _log.info("a fold that was kept cannot be used", extra={"said": str(error)})
+            _log.info("a fold that was kept cannot be used", extra={"error": str(error)})
             return self._fresh()
         return attempts
 

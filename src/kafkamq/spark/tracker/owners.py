@@ -73,7 +73,7 @@ class Owners:
                 reply = _receive(peer)
             except (OSError, EOFError) as error:
                 # It ended, or does not answer: then this process does it, and fences it.
-                _log.info("a slot's owner is gone", extra={"slot": slot, "said": str(error)})
+                _log.info("a slot's owner is gone", extra={"slot": slot, "error": str(error)})
                 self._peers.pop(slot).close()
                 if isinstance(error, TimeoutError):
                     break

@@ -94,7 +94,7 @@ class World:
                 for call, args in reversed(process.exit_calls):
                     call(*args)
             except KafkaMQError as error:  # it is started again
-                _log.info("a process ended", extra={"said": str(error)})
+                _log.info("a process ended", extra={"error": str(error)})
             except SimulationOver:
                 return
             except Exception:  # noqa: BLE001 - the verdict names it

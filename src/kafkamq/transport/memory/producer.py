@@ -168,8 +168,8 @@ class Producer(Transactional, Client):
         return kafka_error(code, "Unable to produce message: " + kafka_error(code).str())
 
     def _is_full(self) -> bool:
-        said = self.cluster.faults.is_full
-        return self._count >= self._max_queued or (said is not None and said(self))
+        is_full = self.cluster.faults.is_full
+        return self._count >= self._max_queued or (is_full is not None and is_full(self))
 
     def _queue(
         self,
