@@ -101,7 +101,7 @@ def test_a_rolling_restart(kafka_cluster: KafkaCluster, namespace: str, tmp_path
 
 def test_the_example_in_the_docs(kafka_cluster: KafkaCluster) -> None:
     """A broker's handle is destroyed under the requests in it, when it leaves the metadata."""
-    text = Path("docs/guarantees.md").read_text()
+    text = Path("docs/evidence.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (example,) = [block for block in blocks if EXAMPLE in block]
     found: dict[str, Callable[[KafkaCluster], None]] = {}

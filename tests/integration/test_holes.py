@@ -1,4 +1,4 @@
-"""Holes of earlier systems that no other test shows closed; docs/guarantees.md lists them all."""
+"""Holes of earlier systems that no other test shows closed; docs/evidence.md lists them all."""
 
 from __future__ import annotations
 
