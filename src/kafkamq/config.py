@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import Enum
+from typing import TypeVar
 
 from kafkamq.errors import ConfigError
 from kafkamq.types import Backend
@@ -22,6 +24,7 @@ __all__ = [
     "ServiceConfig",
     "TrackerConfig",
     "milliseconds",
+    "one_of",
     "utf8",
 ]
 
@@ -29,6 +32,7 @@ MAX_REDELIVERY_TIMEOUT_MS = 12 * 3_600_000  # kafka-mq-go's limit, and SQS's
 MAX_QUEUE_ID_BYTES = 1024
 MAX_COUNT = 2**31 - 1  # an int32 on the wire
 MAX_SHOWN = 80  # characters of a value in an error text
+Choice = TypeVar("Choice", bound=Enum)
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _TOPIC_NAME_LIMIT = "1-249 of letters, digits, '.', '_' and '-'"
 
@@ -62,6 +66,19 @@ def utf8(value: str, *, name: str) -> bytes:
         return value.encode()
     except UnicodeEncodeError:
         raise _refusal(name, value, "a text without lone surrogates") from None
+
+
+def one_of(kind: type[Choice], name: str, value: object) -> Choice:
+    """The member that has this value.
+
+    Raises:
+        ConfigError: None has; names them.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(repr(each.value) for each in kind)
+        raise _refusal(name, value, f"one of {known}") from None
 
 
 def _refusal(name: str, value: object, limit: str) -> ConfigError:

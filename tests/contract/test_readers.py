@@ -50,10 +50,17 @@ def topic(config: ServiceConfig) -> str:
 
 def write(config: ServiceConfig, topic: str, count: int) -> None:
     """So many records in each partition."""
+    told: list[object] = []  # errors, and None for each that is there
     producer = open_producer(producer_settings(config))
     for number in range(count * PARTITIONS):
-        producer.produce(topic, b"%d" % number, partition=number % PARTITIONS)
-    assert producer.flush(30) == 0
+        producer.produce(
+            topic,
+            b"%d" % number,
+            partition=number % PARTITIONS,
+            on_delivery=lambda error, _: told.append(error),
+        )
+    producer.flush(30)
+    assert told == [None] * (count * PARTITIONS)
     producer.close()
 
 

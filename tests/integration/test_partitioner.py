@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import uuid
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, Message
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.sure_producer import SureProducer
 
 from kafkamq.dev import LocalKafka
 from kafkamq.queue.wire.partitions import key_partition, marker_key, marker_partition
@@ -27,13 +28,13 @@ def test_librdkafkas_murmur2_random_agrees(kafka_broker: LocalKafka) -> None:
         assert partition is not None
         chosen[key] = partition
 
-    producer = Producer({**servers, "partitioner": "murmur2_random"})
+    producer = SureProducer({**servers, "partitioner": "murmur2_random"})
     keys = {bytes(range(size)) for size in range(1, 40)}
     keys |= {b"\xff" * size for size in range(1, 9)}
     markers = {marker_key(p, chunk * 4096): (p, chunk) for p in range(5) for chunk in range(40)}
     for key in keys | set(markers):
         producer.produce(topic, key=key, value=b"", on_delivery=delivered)
-    assert producer.flush(30) == 0
+    producer.confirm()
     assert chosen == {key: key_partition(key, PARTITIONS) for key in keys | set(markers)}
     for key, (partition, chunk) in markers.items():  # R26
         assert marker_partition(partition, chunk * 4096, PARTITIONS) == chosen[key]

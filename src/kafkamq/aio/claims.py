@@ -20,8 +20,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
 
 from kafkamq import claims as sync
-from kafkamq.aio.threads import in_thread, twin
-from kafkamq.claims import Batch, ClaimedMessage, CommitToken
+from kafkamq.aio.threads import in_thread, same, shown, twin
+from kafkamq.claims import Batch, ClaimedMessage
 from kafkamq.claims.outputs import Outputs
 from kafkamq.errors import StateError
 
@@ -153,20 +153,9 @@ class _Holder(Generic[_Held]):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    @property
-    def claims(self) -> dict[tuple[str, int], int]:
-        """Fencing token by topic and partition of everything that is held now."""
-        return self._sync.claims
-
-    @property
-    def complete_topics(self) -> frozenset[str]:
-        """With ``claims="topic"``: topics that are held as a whole."""
-        return self._sync.complete_topics
-
-    def positions(self) -> dict[tuple[str, int], int]:
-        """The next offset to consume, by topic and partition."""
-        return self._sync.positions()
-
+    claims = shown(sync.Consumer.claims)
+    complete_topics = shown(sync.Consumer.complete_topics)
+    positions = same(sync.Consumer.positions)
     wait_for_claims = twin(sync.Consumer.wait_for_claims)
     flush = twin(sync.Consumer.flush)
 
@@ -190,13 +179,8 @@ class Hold(_Holder[sync.Hold]):
     def __await__(self) -> Generator[Any, None, Hold]:
         return self.__aenter__().__await__()
 
-    def is_held(self, topic: str, partition: int, token: int) -> bool:
-        """See ``kafkamq.claims.Hold.is_held``."""
-        return self._sync.is_held(topic, partition, token)
-
-    def commit_position(self, topic: str, partition: int, offset: int) -> None:
-        """See ``kafkamq.claims.Hold.commit_position``."""
-        self._sync.commit_position(topic, partition, offset)
+    is_held = same(sync.Hold.is_held)
+    commit_position = same(sync.Hold.commit_position)
 
 
 class Consumer(_Holder[sync.Consumer]):
@@ -237,9 +221,7 @@ class Consumer(_Holder[sync.Consumer]):
             elif timeout is not None:
                 return
 
-    def commit(self, what: ClaimedMessage | CommitToken | Batch) -> None:
-        """See ``kafkamq.claims.Consumer.commit``; waits for nothing."""
-        self._sync.commit(what)
+    commit = same(sync.Consumer.commit)
 
     @asynccontextmanager
     async def transaction(self, of: ClaimedMessage | Batch) -> AsyncIterator[Outputs]:
@@ -253,9 +235,7 @@ class Consumer(_Holder[sync.Consumer]):
             raise
         await in_thread(inner.__exit__, None, None, None)
 
-    def stop(self) -> None:
-        """End iterations after the current message."""
-        self._sync.stop()
+    stop = same(sync.Consumer.stop)
 
     async def close(
         self, *, release: bool = True, drain: float = 0.0, timeout: float = 30.0
@@ -320,13 +300,8 @@ class RangeClaims:
         found = await self._owner.run("next_range", lambda: made.next_range(timeout))
         return None if found is None else ClaimedRange(found, self._owner)
 
-    def held(self) -> list[tuple[int, int, int]]:
-        """See ``kafkamq.claims.RangeClaims.held``."""
-        return self._sync.held()
-
-    def stop(self) -> None:
-        """End iterations."""
-        self._sync.stop()
+    held = same(sync.RangeClaims.held)
+    stop = same(sync.RangeClaims.stop)
 
     async def close(self, timeout: float = 10.0) -> None:
         """See ``kafkamq.claims.RangeClaims.close``."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, ClassVar
 
 import kafkamq as sync
-from kafkamq.aio.threads import in_thread
-from kafkamq.types import Headers, MessageId
+from kafkamq.aio.threads import in_thread, shown
 
 __all__ = ["Message"]
 
@@ -38,55 +37,16 @@ class Message:
     def __repr__(self) -> str:
         return repr(self._sync)
 
-    @property
-    def payload(self) -> bytes | None:
-        """What the sender gave; None is a null payload."""
-        return self._sync.payload
-
-    @property
-    def key(self) -> bytes | None:
-        """The sender's key; None: it gave none."""
-        return self._sync.key
-
-    @property
-    def headers(self) -> Mapping[str, bytes | None]:
-        """The sender's headers; the last of a name counts."""
-        return self._sync.headers
-
-    @property
-    def raw_headers(self) -> Headers:
-        """All headers of the record in their order."""
-        return self._sync.raw_headers
-
-    @property
-    def id(self) -> str:
-        """The label that travels with every copy."""
-        return self._sync.id
-
-    @property
-    def queue_id(self) -> str:
-        """Its queue."""
-        return self._sync.queue_id
-
-    @property
-    def delivery_count(self) -> int:
-        """Deliveries so far, this one included."""
-        return self._sync.delivery_count
-
-    @property
-    def timestamp_ms(self) -> int:
-        """The broker's time when this copy was appended."""
-        return self._sync.timestamp_ms
-
-    @property
-    def message_id(self) -> MessageId:
-        """Where this copy stands."""
-        return self._sync.message_id
-
-    @property
-    def deadline(self) -> float:
-        """When the lease ends unless renewed, in seconds of ``time.monotonic()``."""
-        return self._sync.deadline
+    payload = shown(sync.Message.payload)
+    key = shown(sync.Message.key)
+    headers = shown(sync.Message.headers)
+    raw_headers = shown(sync.Message.raw_headers)
+    id = shown(sync.Message.id)
+    queue_id = shown(sync.Message.queue_id)
+    delivery_count = shown(sync.Message.delivery_count)
+    timestamp_ms = shown(sync.Message.timestamp_ms)
+    message_id = shown(sync.Message.message_id)
+    deadline = shown(sync.Message.deadline)
 
     async def ack(self, *, wait: bool = False) -> None:
         """See ``kafkamq.Message.ack``."""

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import kafkamq as sync
-from kafkamq.aio.threads import in_thread, twin
+from kafkamq.aio.threads import in_thread, same, twin
 from kafkamq.types import OutgoingMessage, SentMessage
 
 __all__ = ["Delivery", "Producer"]
@@ -22,9 +22,7 @@ class Delivery:
     def __init__(self, delivery: sync.Delivery) -> None:
         self._sync = delivery
 
-    def done(self) -> bool:
-        """Whether Kafka has confirmed or failed it."""
-        return self._sync.done()
+    done = same(sync.Delivery.done)
 
     async def result(self, timeout: float | None = None) -> SentMessage:
         """See ``kafkamq.Delivery.result``."""

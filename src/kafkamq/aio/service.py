@@ -10,8 +10,7 @@ import kafkamq as sync
 from kafkamq.aio.consumer import Consumer
 from kafkamq.aio.hooks import OnLeaseLost
 from kafkamq.aio.producer import Producer
-from kafkamq.aio.threads import in_thread, twin
-from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.aio.threads import in_thread, shown, twin
 from kafkamq.queue.handler import HandlerOptions
 
 if TYPE_CHECKING:
@@ -63,11 +62,7 @@ class Service:
         """What is behind it."""
         return self._sync
 
-    @property
-    def config(self) -> ServiceConfig:
-        """Where it is and what its topics are called."""
-        return self._sync.config
-
+    config = shown(sync.Service.config)
     create_topics = twin(sync.Service.create_topics)
     queue = _with_queue(sync.Service.queue)
 
@@ -92,15 +87,8 @@ class Queue:
     def __repr__(self) -> str:
         return repr(self._sync)
 
-    @property
-    def queue_id(self) -> str:
-        """Its name."""
-        return self._sync.queue_id
-
-    @property
-    def config(self) -> QueueConfig:
-        """How it is worked on."""
-        return self._sync.config
+    queue_id = shown(sync.Queue.queue_id)
+    config = shown(sync.Queue.config)
 
     def handler(self, **options: Unpack[HandlerOptions]) -> Callable[[Function], Function]:
         """See ``kafkamq.Queue.handler``; a parameter of type ``kafkamq.aio.Message`` gets one."""

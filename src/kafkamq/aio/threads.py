@@ -1,13 +1,14 @@
-"""How the asyncio twins call what blocks."""
+"""How the asyncio twins call what is behind them."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from operator import attrgetter
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-__all__ = ["in_thread", "twin"]
+__all__ = ["in_thread", "same", "shown", "twin"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,3 +33,22 @@ def twin(
         return await in_thread(found, *args, **kwargs)
 
     return call
+
+
+def same(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """The method of the same name of what is ``_sync``: it waits for nothing."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        found: T = getattr(self._sync, method.__name__)(*args, **kwargs)
+        return found
+
+    return call
+
+
+def shown(get: Callable[[Any], T]) -> T:
+    """The property of the same name of what is ``_sync``."""
+    named = cast("property", get)
+    assert named.fget is not None, "it can be read"
+    value = property(attrgetter(f"_sync.{named.fget.__name__}"), doc=named.__doc__)
+    return cast("T", value)

@@ -10,8 +10,7 @@ from types import TracebackType
 
 from kafkamq.aio.hooks import LeaseLostHook, OnLeaseLost
 from kafkamq.aio.service import Service
-from kafkamq.aio.threads import in_thread
-from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.aio.threads import in_thread, same, shown
 from kafkamq.runtime import worker
 from kafkamq.runtime.middleware import Middleware
 from kafkamq.runtime.signals import stopped_by
@@ -76,20 +75,9 @@ class Worker:
     ) -> None:
         await self.stop()
 
-    @property
-    def handled(self) -> int:
-        """Messages that have got their verdicts."""
-        return self._sync.handled
-
-    @property
-    def queues(self) -> list[QueueConfig]:
-        """Those whose handlers it runs."""
-        return self._sync.queues
-
-    @property
-    def service_config(self) -> ServiceConfig | None:
-        """Where its service is; None: in memory."""
-        return self._sync.service_config
+    handled = shown(worker.Worker.handled)
+    queues = shown(worker.Worker.queues)
+    service_config = shown(worker.Worker.service_config)
 
     async def start(self) -> None:
         """See ``kafkamq.Worker.start``."""
@@ -103,17 +91,9 @@ class Worker:
             await self.stop(0.0)
             raise
 
-    def pause(self, queue_id: str) -> None:
-        """See ``kafkamq.Worker.pause``."""
-        self._sync.pause(queue_id)
-
-    def resume(self, queue_id: str) -> None:
-        """Go on after ``pause``."""
-        self._sync.resume(queue_id)
-
-    def request_stop(self) -> None:
-        """Ask for the end of ``run``."""
-        self._sync.request_stop()
+    pause = same(worker.Worker.pause)
+    resume = same(worker.Worker.resume)
+    request_stop = same(worker.Worker.request_stop)
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is asked to stop; False: not in time.

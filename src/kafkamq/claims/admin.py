@@ -15,8 +15,8 @@ from kafkamq.claims.engine import Engine
 from kafkamq.claims.member import check_id
 from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.position_change import Place, PositionChange, WriteGroup
-from kafkamq.claims.rules.steps import ClaimantConfig, Fetch, Finish, HandOut, Stop
-from kafkamq.claims.session import ClaimSession, Fence
+from kafkamq.claims.rules.steps import ClaimantConfig
+from kafkamq.claims.session import ClaimSession, Fence, Listener
 from kafkamq.claims.topic import require_work
 from kafkamq.config import milliseconds
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError
@@ -214,8 +214,8 @@ class _ChangeSession(ClaimSession):
         self._change.on_offsets(self.place, earliest, latest, committed, monotonic_ms=monotonic_ms)
 
 
-class _Change:
-    """One change of positions, driven by the engine's turns."""
+class _Change(Listener):
+    """One change of positions, driven by the engine's turns; nothing is read."""
 
     def __init__(
         self,
@@ -314,17 +314,3 @@ class _Change:
                 self._change.on_group_written(step.ticket, offset)
 
         self._engine.send(step.coordination_partition, step.record, report)
-
-    # ---- nothing is read, so nothing is to be done
-
-    def on_fetch(self, session: ClaimSession, step: Fetch) -> None:
-        """Held, for the change."""
-
-    def on_hand_out(self, session: ClaimSession, step: HandOut) -> None:
-        """Never at least once."""
-
-    def on_stop(self, session: ClaimSession, step: Stop) -> None:
-        """The change hears of it by itself."""
-
-    def on_finish(self, session: ClaimSession, step: Finish) -> None:
-        """Likewise."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field
 
-from kafkamq.claims.coordination_log import INTERVAL_HEADER
+from kafkamq.claims.coordination_log import interval_of
 from kafkamq.claims.rules.audit import ClaimAudit, ClientAudit
 from kafkamq.claims.topic import find_topic
 from kafkamq.claims.wire.marshal import decode_value
@@ -15,7 +15,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.follower import Follower
-from kafkamq.transport.record import Record, headers_of
+from kafkamq.transport.record import Record
 from kafkamq.types import MarshalRecord
 
 __all__ = ["Scanned", "TopicAudit", "audit_topic", "scan_topic"]
@@ -93,12 +93,8 @@ def _scanned(message: Record, partition: int, offset: int) -> Scanned:
         record = decode_value(message.value())
     except WireError as error:
         reason = error.reason
-    try:
-        interval = dict(headers_of(message)).get(INTERVAL_HEADER)
-    except UnicodeDecodeError:
-        interval = None
-    interval_ms = int(interval[:12]) if interval is not None and interval.isdigit() else 0
-    return Scanned(partition, offset, message.timestamp()[1], record, reason, interval_ms)
+    time_ms = message.timestamp()[1]
+    return Scanned(partition, offset, time_ms, record, reason, interval_of(message))
 
 
 def audit_topic(config: ServiceConfig, topic: str, *, interval_s: float) -> TopicAudit:

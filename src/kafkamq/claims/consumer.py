@@ -38,7 +38,7 @@ class ConsumerConfig:
     on_lost: Callable[[str, int, str], None] | None = None
 
 
-class Consumer(HeldPartitions):
+class Consumer(HeldPartitions, PartitionClaimsListener):
     """Claims partitions and hands out their messages; ``Member.consumer`` makes it.
 
     One thread polls; ``commit``, ``flush`` and ``stop`` may be called by any. Iterable and a

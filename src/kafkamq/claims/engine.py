@@ -63,12 +63,11 @@ class Engine:
         self.topic = topic
         self.rules = rules
         self.interval_ms = interval_ms
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)  # guards the log's state and every claimant
+        self.lock = threading.RLock()  # guards the log's state and every claimant
         # Notified when an application's thread may have something to do.
-        self.on_turn: Callable[[], None] = lambda: None
-        self.error: KafkaMQError | None = None  # called after each turn of its loop
-        # Why nothing can be claimed any more; None: all is well.
+        self.changed = threading.Condition(self.lock)
+        self.on_turn: Callable[[], None] = lambda: None  # called after each turn of its loop
+        self.error: KafkaMQError | None = None  # why nothing can be claimed any more
         self.log = CoordinationLog(config, topic, rules=rules, interval_ms=interval_ms)
         self.stats = Stats()
         self.admin = Admin(config, timeout_s=15.0)

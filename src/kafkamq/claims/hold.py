@@ -8,14 +8,14 @@ from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.claims.engine import Engine
 from kafkamq.claims.held_partitions import HeldPartitions
 from kafkamq.claims.partition_claims import PartitionClaims, PartitionClaimsListener
-from kafkamq.claims.rules.steps import End, Fetch, HandOut
+from kafkamq.claims.rules.steps import End, Fetch
 from kafkamq.claims.session import ClaimSession
 from kafkamq.errors import LeaseLostError
 
 __all__ = ["Hold"]
 
 
-class Hold(HeldPartitions):
+class Hold(HeldPartitions, PartitionClaimsListener):
     """Holds partitions and their positions; ``Member.hold`` makes it. Thread-safe."""
 
     def __init__(
@@ -66,9 +66,6 @@ class Hold(HeldPartitions):
         """Held, from ``step.offset`` on."""
         if self._on_claim is not None:
             self._on_claim(*session.place, session.claimant.token)
-
-    def on_batch(self, session: ClaimSession, step: HandOut) -> None:
-        """Never at least once."""
 
     def on_lost(self, session: ClaimSession, reason: End, *, is_lost: bool) -> None:
         """Lost, or being given up."""

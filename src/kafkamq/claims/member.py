@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
 
 from kafkamq.claims.consumer import Consumer, ConsumerConfig
 from kafkamq.claims.coordination_log import check_intervals
@@ -17,6 +16,7 @@ from kafkamq.claims.rules.log import Claim
 from kafkamq.claims.rules.policy import ClaimMode
 from kafkamq.claims.rules.steps import Delivery
 from kafkamq.claims.topic import require_work
+from kafkamq.config import one_of
 from kafkamq.errors import ConfigError, StateError
 
 __all__ = ["Member", "check_id"]
@@ -151,8 +151,8 @@ class Member:
         """Be ready to claim; what is called with a listener makes the claims."""
         config = PartitionClaimsConfig(
             topics=_topics(topics),
-            delivery=_one_of(Delivery, "delivery", delivery),
-            mode=_one_of(ClaimMode, "claims", claims),
+            delivery=one_of(Delivery, "delivery", delivery),
+            mode=one_of(ClaimMode, "claims", claims),
             max_claims=_limit(max_claims),
             reclaim=reclaim,
             release_if_behind=release_if_behind,
@@ -202,14 +202,3 @@ def _limit(max_claims: int | None) -> int:
     if max_claims is not None and max_claims < 1:
         raise ConfigError(f"max_claims is {max_claims}: it must be >= 1, or None for no limit")
     return max_claims or 0
-
-
-_Choice = TypeVar("_Choice", Delivery, ClaimMode)
-
-
-def _one_of(kind: type[_Choice], name: str, value: str) -> _Choice:
-    try:
-        return kind(value)
-    except ValueError:
-        known = ", ".join(repr(each.value) for each in kind)
-        raise ConfigError(f"{name} is {value!r}: it must be one of {known}") from None

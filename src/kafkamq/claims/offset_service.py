@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
@@ -38,20 +39,16 @@ _IDLE_S = 1.0
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
 class OffsetAnswers:
     """What becomes of what the offset service was given; called from its threads."""
 
-    def __init__(
-        self,
-        found: Callable[[ClaimSession, int, int, int], None],
-        not_found: Callable[[ClaimSession], None],
-        committed: Callable[[ClaimSession, Write, bool], None],
-        refused: Callable[[KafkaMQError], None],
-    ) -> None:
-        self.found = found  # earliest, latest, committed (negative: none)
-        self.not_found = not_found
-        self.committed = committed
-        self.refused = refused  # told of every error; some, no waiting mends
+    found: Callable[
+        [ClaimSession, int, int, int], None
+    ]  # earliest, latest, committed (negative: none)
+    not_found: Callable[[ClaimSession], None]
+    committed: Callable[[ClaimSession, Write, bool], None]
+    refused: Callable[[KafkaMQError], None]  # told of every error; some, no waiting mends
 
 
 class _Batcher(Generic[T]):

@@ -6,7 +6,6 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.claims.engine import Engine
@@ -24,7 +23,7 @@ from kafkamq.claims.rules.steps import (
     Stop,
 )
 from kafkamq.claims.rules.work import may_reclaim
-from kafkamq.claims.session import ClaimSession
+from kafkamq.claims.session import ClaimSession, Listener
 
 __all__ = ["PartitionClaims", "PartitionClaimsConfig", "PartitionClaimsListener"]
 
@@ -47,7 +46,7 @@ class PartitionClaimsConfig:
     is_fenced: bool = False  # a transactional producer per partition; at most once always has one
 
 
-class PartitionClaimsListener(Protocol):
+class PartitionClaimsListener:
     """Who works on what is held; called under the engine's lock, so it must be quick."""
 
     def on_gained(self, session: ClaimSession, step: Fetch) -> None:
@@ -60,7 +59,7 @@ class PartitionClaimsListener(Protocol):
         """Nothing more may be handed out; unless ``is_lost``, verdicts still count."""
 
 
-class PartitionClaims:
+class PartitionClaims(Listener):
     """Claims by policy; driven by the engine's ticks, everything under its lock."""
 
     def __init__(

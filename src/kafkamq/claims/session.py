@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.steps import Fetch, Finish, HandOut, Stop
@@ -54,32 +53,22 @@ class Fence:
             if ticket < self._last_ticket:  # its write did not wait for it, and it is old
                 return
             self._last_ticket = ticket
-            with self._begun() as producer:
-                producer.send_offsets(
+            with self.producer.transaction(timeout_s=10.0):
+                self.producer.send_offsets(
                     [TopicPartition(topic, partition, offset)], self._group_metadata
                 )
 
     @contextmanager
     def transaction(self) -> Iterator[TransactionalProducer]:
         """A transaction: committed when the block ends normally, else aborted."""
-        with self._lock, self._begun() as producer:
-            yield producer
-
-    @contextmanager
-    def _begun(self) -> Iterator[TransactionalProducer]:
-        self.producer.begin()
-        try:
+        with self._lock, self.producer.transaction(timeout_s=10.0):
             yield self.producer
-            self.producer.commit(timeout_s=10.0)
-        except BaseException:
-            self.producer.abort()
-            raise
 
     def close(self) -> None:
         self.producer.close()
 
 
-class Listener(Protocol):
+class Listener:
     """Who is told of a session's steps; called under the engine's lock, so it must be quick."""
 
     def on_fetch(self, session: ClaimSession, step: Fetch) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import BrokerError, ConfigError
-from kafkamq.queue.topics import Finding
+from kafkamq.queue.topics import Finding, log_settings
 from kafkamq.transport.admin import Admin, TopicInfo
 
 __all__ = [
@@ -101,17 +101,7 @@ def init_topic(
 def _create(
     admin: Admin, topic: str, partitions: int, replication_factor: int, retention_ms: int
 ) -> bool:
-    replicas = replication_factor
-    if replicas < 0:
-        replicas = int(admin.cluster().settings.get("default.replication.factor", "1"))
-    settings = {
-        "cleanup.policy": "delete",
-        "message.timestamp.type": "LogAppendTime",
-        "retention.ms": str(retention_ms),
-        "retention.bytes": "-1",
-        "unclean.leader.election.enable": "false",
-        "min.insync.replicas": "2" if replicas >= 3 else "1",
-    }
+    settings = {**log_settings(admin, replication_factor), "retention.ms": str(retention_ms)}
     wanted = {topic: (partitions, settings)}
     return bool(admin.create_topics(wanted, replication_factor=replication_factor))
 

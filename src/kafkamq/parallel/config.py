@@ -97,7 +97,7 @@ class ParallelConfig:
     batch_linger_ms: int = 0  # how long a list that is not full waits for more
     max_attempts: int | None = None  # None: forever, as Parallel Consumer
     retry_on: tuple[type[BaseException], ...] | None = None  # None: any; PCRetriableException
-    backoff: Backoff | RetryDelay = field(default_factory=Backoff)  # retryDelayProvider
+    backoff: Backoff | RetryDelay = field(default_factory=lambda: Backoff(max=60.0))
     on_exhausted: OnExhausted | None = None  # None: to the dead letters, if there are any
     dead_letter_topic: str = ""
     commit_mode: CommitMode = CommitMode.ASYNCHRONOUS  # commitMode

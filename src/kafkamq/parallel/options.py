@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from enum import Enum
-from typing import TypedDict
+from typing import Any, TypedDict
 
-from kafkamq.config import Backoff, ServiceConfig, milliseconds
+from kafkamq.config import Backoff, ServiceConfig, milliseconds, one_of
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.config import (
     CommitMode,
@@ -28,7 +27,22 @@ from kafkamq.runtime.middleware import Middleware
 
 __all__ = ["ParallelOptions", "make_config"]
 
-_TRANSACTION_INTERVAL_S = 0.1
+_TRANSACTION_INTERVAL_MS = 100
+_PLAIN = (
+    "processes", "threads", "batch_size", "max_attempts", "backoff", "dead_letter_topic",
+    "max_rate", "start", "on_data_loss", "on_foreign_metadata", "exact_metadata",
+)  # fmt: skip
+_TIMES = {  # and the least that they may be, in ms
+    "timeout": 1,
+    "batch_linger": 0,
+    "commit_interval": 1,
+    "commit_timeout": 1,
+    "send_timeout": 1,
+    "revoke_timeout": 0,
+    "stall_after": 1,
+    "hung_after": 1,
+}
+_CHOICES = {"null_keys": NullKeys, "commit_mode": CommitMode, "on_exhausted": OnExhausted}
 
 
 class ParallelOptions(TypedDict, total=False):
@@ -121,13 +135,17 @@ def make_config(
     for name in options:
         if name not in ParallelOptions.__annotations__:
             raise TypeError(f"there is no option {name!r}")
-    mode = CommitMode(
-        _choice("commit_mode", options.get("commit_mode", "asynchronous"), CommitMode)
-    )
-    interval = _TRANSACTION_INTERVAL_S if mode is CommitMode.TRANSACTIONAL else 1.0
-    max_open, max_rate = options.get("max_open", 10_000), options.get("max_rate")
-    whole: object = max_open  # whatever the types say
-    _require(isinstance(whole, int) and whole > 0, "max_open", max_open, "at least 1")
+    given: dict[str, Any] = {name: value for name, value in options.items() if name in _PLAIN}
+    for name, minimum_ms in _TIMES.items():
+        value: Any = options.get(name)
+        if value is not None or (name in options and name != "timeout"):
+            given[f"{name}_ms"] = milliseconds(value, name=name, minimum=minimum_ms)
+    for name, kind in _CHOICES.items():
+        if options.get(name) is not None:
+            given[name] = one_of(kind, name, options.get(name))
+    if given.get("commit_mode") is CommitMode.TRANSACTIONAL:
+        given.setdefault("commit_interval_ms", _TRANSACTION_INTERVAL_MS)
+    max_rate = options.get("max_rate")
     _require(
         max_rate is None or isinstance(max_rate, int | float), "max_rate", max_rate, "a number"
     )
@@ -136,49 +154,23 @@ def make_config(
         service=service,
         topics=(topics,) if isinstance(topics, str) else tuple(topics),
         group_id=group_id,
-        ordering=Ordering(_choice("ordering", ordering, Ordering)),
-        null_keys=NullKeys(_choice("null_keys", options.get("null_keys", "serial"), NullKeys)),
+        ordering=one_of(Ordering, "ordering", ordering),
         concurrency=concurrency,
-        processes=options.get("processes", 0),
-        threads=options.get("threads", 1),
-        timeout_ms=_timeout_ms(options.get("timeout")),
         middleware=tuple(options.get("middleware", ())),
-        batch_size=options.get("batch_size", 0),
-        batch_linger_ms=milliseconds(options.get("batch_linger", 0.0), name="batch_linger"),
-        max_attempts=options.get("max_attempts"),
         retry_on=exception_types(options.get("retry_on")),
-        backoff=options.get("backoff", Backoff(max=60.0)),
-        on_exhausted=_on_exhausted(options.get("on_exhausted")),
-        dead_letter_topic=options.get("dead_letter_topic", ""),
-        commit_mode=mode,
-        commit_interval_ms=_ms("commit_interval", options.get("commit_interval", interval)),
-        commit_timeout_ms=_ms("commit_timeout", options.get("commit_timeout", 10.0)),
-        send_timeout_ms=_ms("send_timeout", options.get("send_timeout", 30.0)),
-        revoke_timeout_ms=milliseconds(options.get("revoke_timeout", 2.0), name="revoke_timeout"),
-        stall_after_ms=_ms("stall_after", options.get("stall_after", 60.0)),
-        hung_after_ms=_ms("hung_after", options.get("hung_after", 43_200.0)),
         gives_up_stalled=options.get("on_stall") == "dead-letter",
-        max_rate=max_rate,
-        limits=_limits(max_open, options),
-        start=options.get("start", "earliest"),
-        on_data_loss=options.get("on_data_loss", "raise"),
-        on_foreign_metadata=options.get("on_foreign_metadata", "ignore"),
-        exact_metadata=options.get("exact_metadata", False),
+        limits=_limits(options),
         hooks=_hooks(options),
+        **given,
     )
 
 
-def _on_exhausted(chosen: str | None) -> OnExhausted | None:
-    if chosen is None:
-        return None
-    return OnExhausted(_choice("on_exhausted", chosen, OnExhausted))
-
-
-def _limits(max_open: int, options: ParallelOptions) -> FlowLimits:
+def _limits(options: ParallelOptions) -> FlowLimits:
+    max_open: Any = options.get("max_open", 10_000)
+    _require(isinstance(max_open, int) and max_open > 0, "max_open", max_open, "at least 1")
     limits = FlowLimits(max_open=max_open, resume_open=max_open // 2)
-    max_open_bytes = options.get("max_open_bytes", limits.max_open_bytes)
-    whole: object = max_open_bytes  # whatever the types say
-    _require(isinstance(whole, int), "max_open_bytes", max_open_bytes, "a whole number")
+    max_open_bytes: Any = options.get("max_open_bytes", limits.max_open_bytes)
+    _require(isinstance(max_open_bytes, int), "max_open_bytes", max_open_bytes, "a whole number")
     return replace(limits, max_open_bytes=max_open_bytes)
 
 
@@ -199,15 +191,3 @@ def _hooks(options: ParallelOptions) -> Hooks:
 def _require(is_fine: bool, name: str, value: object, wanted: str) -> None:
     if not is_fine:
         raise ConfigError(f"{name} is {value!r}: it must be {wanted}")
-
-
-def _ms(name: str, value: float | timedelta) -> int:
-    return milliseconds(value, name=name, minimum=1)
-
-
-def _timeout_ms(value: float | timedelta | None) -> int:
-    return 0 if value is None else _ms("timeout", value)
-
-
-def _choice(name: str, value: str, kind: type[Enum]) -> str:
-    return choice(name, value, tuple(str(each.value) for each in kind))

@@ -33,17 +33,13 @@ Failed = list[tuple[ParallelRecord, int]] | None
 
 
 class PoolWorker(Slot[ParallelRecord]):
-    """One of those who call handlers.
-
-    Attributes:
-        troubles: Runs that cannot be finished as a whole, until they are released.
-    """
+    """One of those who call handlers."""
 
     __slots__ = ("failed_runs", "outputs")
 
     def __init__(self) -> None:
         super().__init__()
-        self.failed_runs: list[FailedRun] = []
+        self.failed_runs: list[FailedRun] = []  # until they are released
         # What its handlers returned, with the records, until it is published.
         self.outputs: list[tuple[ParallelRecord, object]] = []
 

@@ -254,14 +254,12 @@ class _Writer:
         self._on_progress(self._report.redriven)
 
     def _commit(self, pending: Sequence[tuple[DeadLetter, StoredMessage]]) -> None:
-        self._producer.begin()
         try:
-            for letter, message in pending:
-                self._producer.produce(self._copy(letter, message))
-                self._producer.produce(self._done_record(letter))
-            self._producer.commit()
+            with self._producer.transaction():
+                for letter, message in pending:
+                    self._producer.produce(self._copy(letter, message))
+                    self._producer.produce(self._done_record(letter))
         except BrokerError as error:
-            self._producer.abort()
             if error.is_fatal and not isinstance(error, FencedError):
                 # librdkafka says why only once; of an idempotent producer it is nearly always this.
                 raise FencedError(
@@ -270,9 +268,6 @@ class _Writer:
                     code=error.code,
                     is_fatal=True,
                 ) from error
-            raise
-        except BaseException:
-            self._producer.abort()
             raise
 
     def _copy(self, letter: DeadLetter, message: StoredMessage) -> NewRecord:

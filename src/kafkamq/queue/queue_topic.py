@@ -7,6 +7,7 @@ import time
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.queue.namespace import CONNECT_TIMEOUT_S, Namespace, NamespaceFacts
+from kafkamq.queue.topics import log_settings
 from kafkamq.transport.admin import Admin
 
 __all__ = [
@@ -72,14 +73,7 @@ def create_queue_topics(
     if partitions < 1:
         raise ConfigError(f"partitions is {partitions}: it must be >= 1")
     with Admin(config, timeout_s=timeout_s) as admin:
-        replicas = replication_factor
-        if replicas < 0:
-            replicas = int(admin.cluster().settings.get("default.replication.factor", "1"))
-        common = {
-            "unclean.leader.election.enable": "false",
-            "min.insync.replicas": "2" if replicas >= 3 else "1",
-            "message.timestamp.type": "LogAppendTime",
-        }
+        common = log_settings(admin, replication_factor)
         limit = 1024 * 1024 + 65_536
         letters = {
             **common,

@@ -20,6 +20,7 @@ __all__ = [
     "Finding",
     "check_topics",
     "create_topics",
+    "log_settings",
     "require_topics",
 ]
 
@@ -87,11 +88,11 @@ def create_topics(
             f"lease ({2 * max_lease_ms})"
         )
     with Admin(config, timeout_s=timeout_s) as admin:
-        replicas = replication_factor
-        if replicas < 0:
-            replicas = int(admin.cluster().settings.get("default.replication.factor", "1"))
         messages, markers, letters, state, quarantine = _settings(
-            replicas, message_retention_ms, marker_retention_ms, max_message_bytes
+            log_settings(admin, replication_factor),
+            message_retention_ms,
+            marker_retention_ms,
+            max_message_bytes,
         )
         wanted = {
             config.message_topic: (partitions, messages),
@@ -117,17 +118,28 @@ def _require_positive(**counts: int) -> None:
             raise ConfigError(f"{name} is {value}: it must be >= 1")
 
 
-def _settings(
-    replicas: int, message_retention_ms: int, marker_retention_ms: int, max_message_bytes: int
-) -> tuple[dict[str, str], ...]:
-    """Of messages, markers, dead letters, the compacted topics, and the quarantine."""
-    common = {
+def log_settings(admin: Admin, replication_factor: int) -> dict[str, str]:
+    """Of a topic from which nothing may vanish but by age, and whose time is the broker's."""
+    replicas = replication_factor
+    if replicas < 0:
+        replicas = int(admin.cluster().settings.get("default.replication.factor", "1"))
+    return {
         "unclean.leader.election.enable": "false",
         "min.insync.replicas": "2" if replicas >= 3 else "1",
         "retention.bytes": "-1",
         "cleanup.policy": "delete",
+        "message.timestamp.type": "LogAppendTime",
     }
-    log = {**common, "message.timestamp.type": "LogAppendTime"}
+
+
+def _settings(
+    log: Mapping[str, str],
+    message_retention_ms: int,
+    marker_retention_ms: int,
+    max_message_bytes: int,
+) -> tuple[dict[str, str], ...]:
+    """Of messages, markers, dead letters, the compacted topics, and the quarantine."""
+    state = {name: value for name, value in log.items() if name != "message.timestamp.type"}
     large = {**log, "max.message.bytes": str(max_message_bytes + HEADROOM_BYTES)}
     return (
         {
@@ -137,7 +149,7 @@ def _settings(
         },
         {**large, "retention.ms": str(marker_retention_ms)},
         {**large, "retention.ms": "-1"},
-        {**common, "cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)},
+        {**state, "cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)},
         {**large, "retention.ms": str(30 * _DAY_MS)},
     )
 

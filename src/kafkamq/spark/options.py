@@ -148,7 +148,7 @@ def parse_service(given: Mapping[str, str], service: ServiceConfig | None) -> Se
     if service is None and not servers:
         raise ConfigError(
             f"option {_BOOTSTRAP} is missing: give host:port[,host:port...], or register the "
-            "source with a ServiceConfig"
+            "format with a ServiceConfig"
         )
     if namespace is not None or service is None:
         before = service or ServiceConfig(bootstrap_servers=servers)

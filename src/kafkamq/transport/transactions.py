@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -212,6 +212,17 @@ class TransactionalProducer:
             )
         except (BrokerError, DeadlineExceededError):
             self._is_ready = False  # init aborts it; the broker's timeout does it otherwise
+
+    @contextmanager
+    def transaction(self, *, timeout_s: float = 30.0) -> Iterator[None]:
+        """Around what is produced: committed when the block ends normally, else aborted."""
+        self.begin()
+        try:
+            yield
+            self.commit(timeout_s=timeout_s)
+        except BaseException:
+            self.abort()
+            raise
 
     def close(self) -> None:
         """End the client; an open transaction is aborted (bounded). Idempotent."""

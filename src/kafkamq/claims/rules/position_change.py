@@ -70,8 +70,9 @@ class PositionChange:
     ) -> None:
         """A change that has done nothing."""
         self.phase = ResetPhase.PAUSING
+        # Why each partition that was not moved was not; empty when all were.
         self.failures: dict[Place, str] = {}
-        self.moved: dict[Place, int] = {}
+        self.moved: dict[Place, int] = {}  # where each went, as the log says
         self._targets = dict(targets)
         self._make_claimant = make_claimant
         self._ids = (instance, client, group)
@@ -84,12 +85,10 @@ class PositionChange:
         self._open: dict[int, tuple[int, int]] = {}  # by ticket: coordination partition, offset
         self._unsent = list(self._pauses)
         self._write_after_ms = monotonic_ms
-        # Why each partition that was not moved was not; empty when all were.
         self._claimants: dict[Place, Claimant] = {}
-        # Where each partition was moved to, as the log says.
         self._next_try_ms: dict[Place, int] = {}
         self._last_end: dict[Place, End] = {}
-        self.is_resumed = False
+        self.is_resumed = False  # the log says that the pause has ended
 
     @property
     def is_over(self) -> bool:
@@ -103,7 +102,6 @@ class PositionChange:
         self, place: Place, earliest: int, latest: int, committed: int, *, monotonic_ms: int
     ) -> None:
         """Answer to a claimant's ``LookUp``: it goes through here, for the limits of the target."""
-        # The log says that the pause has ended; False at the end: that was not written.
         self._targets[place] = min(max(self._targets[place], earliest), max(latest, earliest))
         claimant = self._claimants.get(place)
         if claimant is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
-from kafkamq.config import ServiceConfig
+from kafkamq.config import ServiceConfig, one_of
 from kafkamq.errors import ConfigError
+from kafkamq.spark.options import parse_service
 
 __all__ = ["Guarantee", "SinkOptions", "parse_sink_options"]
 
@@ -48,7 +49,6 @@ def parse_sink_options(
         ConfigError: An unknown option, a missing or an impossible value.
     """
     given = {name.lower(): value for name, value in options.items()}
-    kafka = {name[6:]: value for name, value in given.items() if name.startswith("kafka.")}
     own = {name: value for name, value in given.items() if not name.startswith("kafka.")}
     unknown = sorted(set(own) - _KNOWN - _SPARKS)
     if unknown:
@@ -56,17 +56,7 @@ def parse_sink_options(
             f"unknown option {unknown[0]}: known are topic, ledgerTopic, sinkId, guarantee "
             "and Kafka's own properties as kafka.NAME"
         )
-    servers = kafka.pop("bootstrap.servers", "")
-    if service is None and not servers:
-        raise ConfigError(
-            "option kafka.bootstrap.servers is missing: give host:port[,host:port...]"
-        )
-    config = service or ServiceConfig(bootstrap_servers=servers)
-    config = replace(
-        config,
-        bootstrap_servers=servers or config.bootstrap_servers,
-        kafka={**config.kafka, **kafka},
-    )
+    config = parse_service(given, service)
     topic = own.get("topic", "")
     if not topic and not has_topics:
         raise ConfigError(
@@ -88,13 +78,5 @@ def parse_sink_options(
         topic=topic,
         ledger_topic=ledger_topic,
         sink_id=sink_id,
-        guarantee=_guarantee(own.get("guarantee", Guarantee.EXACTLY_ONCE.value)),
+        guarantee=one_of(Guarantee, "guarantee", own.get("guarantee", "exactly-once")),
     )
-
-
-def _guarantee(text: str) -> Guarantee:
-    try:
-        return Guarantee(text)
-    except ValueError:
-        known = " or ".join(each.value for each in Guarantee)
-        raise ConfigError(f"guarantee is {text!r}: it must be {known}") from None
