@@ -84,6 +84,7 @@ sizes: $(VENV)/.installed
 bench: $(VENV)/.installed ## measure queues and Spark on this machine
 	@tools/check_machine java
 	$(BIN)/python benchmarks/queue.py $(ARGS)
+	$(BIN)/python benchmarks/batches.py $(ARGS)
 	$(BIN)/python benchmarks/spark.py $(ARGS)
 	$(BIN)/python benchmarks/spark_queue.py $(ARGS)
 	$(BIN)/python benchmarks/claims.py $(ARGS)

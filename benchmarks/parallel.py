@@ -29,7 +29,6 @@ import asyncio
 import json
 import os
 import random
-import shutil
 import statistics
 import subprocess
 import time
@@ -40,6 +39,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, count
 from typing import Any
 
+from benchmarks.java_peer import build_peer
 from benchmarks.rows import Row, finish, show
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -48,7 +48,6 @@ from kafkamq import ParallelConsumer, ParallelRecord
 from kafkamq.dev import LocalKafka
 from kafkamq.parallel.record import PlainRecord
 
-PEER = Path(__file__).parent / "peers" / "parallel-consumer"
 RATIO_GOAL = 0.97
 KEY_COUNTS = (1, 2, 5, 10, 20, 50, 100, 1000, 10_000)
 
@@ -253,23 +252,6 @@ def run_ours_apart(servers: str, chosen: list[Case]) -> list[Result]:
 # The peer.
 
 
-def build_peer() -> str:
-    """The classpath of the harness."""
-    classpath = PEER / "target" / "cp"
-    if not classpath.exists() or not (PEER / "target/classes/Bench.class").exists():
-        if shutil.which("mvn") is None:
-            raise SystemExit("the peer is built by Maven (mvn): install it, or give --no-peer")
-        subprocess.run(
-            [
-                *("mvn", "-q", "-B", "compile", "dependency:build-classpath"),
-                "-Dmdep.outputFile=target/cp",
-            ],
-            cwd=PEER,
-            check=True,
-        )
-    return f"{PEER / 'target/classes'}{os.pathsep}{classpath.read_text().strip()}"
-
-
 def run_peer(servers: str, chosen: list[Case], classpath: str) -> list[Result]:
     """A round, in one JVM; its first row is run twice and counted once."""
     rows = [
@@ -349,7 +331,7 @@ def main() -> int:
         return 0
     wanted = args.rows.split("|")
     chosen = [case for case in cases() if any(text in case.name for text in wanted)]
-    classpath = "" if args.no_peer else build_peer()
+    classpath = "" if args.no_peer else build_peer("parallel-consumer", "Bench")
     ours: dict[str, list[Result]] = {case.name: [] for case in chosen}
     peer: dict[str, list[Result]] = {case.name: [] for case in chosen}
     with _broker(args.bootstrap_servers) as servers:

@@ -1,0 +1,285 @@
+"""What ``benchmarks/batches.py`` times, each in a process of its own: NAME and JSON arguments.
+
+They run in this environment and in that of an earlier revision, so they use names that both have.
+Each prints one number, last.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: E402
+import sys
+from pathlib import Path
+
+# This file's folder is on the path first, where it would hide the standard library's `queue`.
+sys.path[:] = [each for each in sys.path if Path(each).resolve() != Path(__file__).resolve().parent]
+
+import inspect
+import json
+import time
+import tracemalloc
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import Producer as KafkaProducer
+
+from kafkamq import Service
+from kafkamq.config import ServiceConfig
+from kafkamq.markers.rules.redelivery import RedeliveryTracker
+from kafkamq.markers.wire.markers import StartEncoder, decode_slim, encode_end
+from kafkamq.queue.consumer import Consumer
+from kafkamq.runtime.garbage_collector import calm_collector
+from kafkamq.transport.settings import consumer_settings, transactional_settings
+from kafkamq.types import MessageId, Outcome
+
+_TOPIC_ID = b"t" * 16
+_HOLDER = "c" * 24
+_PARTITIONS = 4
+_CHUNK = 4096
+
+
+# ---- hand-out
+
+
+@contextmanager
+def _worker(topics: dict[str, str], queue_id: str, **options: Any) -> Iterator[Consumer]:
+    """A consumer of a fresh group over these topics."""
+    names = {name: topics[name] for name in ("message_topic", "marker_topic")}
+    with Service(topics["servers"], f"bench-{uuid.uuid4().hex[:8]}", **names) as service:
+        if "batch_markers" not in inspect.signature(service.queue).parameters:
+            options.pop("batch_markers", None)
+        service.create_topics(partitions=_PARTITIONS, marker_partitions=_PARTITIONS)
+        yield service.queue(queue_id, **options).consumer()
+
+
+def hand_out(topics: dict[str, str], count: int, batch: int, **options: Any) -> float:
+    """``receive_many`` and ``ack``: messages per second."""
+    options = {"batch_markers": True, "max_in_flight": 2 * batch, **options}
+    with _worker(topics, "work", **options) as consumer:
+        for message in _first(consumer, batch):
+            message.ack()
+        handled = 0
+        began_s = time.perf_counter()
+        while handled < count:
+            messages = consumer.receive_many(batch)
+            for message in messages:
+                if message.payload is None:
+                    raise RuntimeError("no payload")
+                message.ack()
+            handled += len(messages)
+        consumer.flush()
+        return handled / (time.perf_counter() - began_s)
+
+
+def one_by_one(topics: dict[str, str], count: int) -> float:
+    """``receive`` and ``ack``: messages per second."""
+    with _worker(topics, "work", batch_markers=True) as consumer:
+        _first(consumer, 1)[0].ack()
+        handled = 0
+        began_s = time.perf_counter()
+        while handled < count:
+            message = consumer.receive()
+            if message is not None:
+                message.ack()
+                handled += 1
+        consumer.flush()
+        return handled / (time.perf_counter() - began_s)
+
+
+def sparse(topics: dict[str, str], count: int) -> float:
+    """``receive_many(1000)`` and ``ack`` where most messages are other queues': per second."""
+    return hand_out(topics, count, 1000) if count else 0.0
+
+
+def behind(topics: dict[str, str]) -> float:
+    """Seconds until the first message of a queue whose messages stand behind all others."""
+    began_s = time.perf_counter()
+    with _worker(topics, "mine", batch_markers=True) as consumer:
+        _first(consumer, 1)[0].ack()
+        return time.perf_counter() - began_s
+
+
+def _first(consumer: Consumer, most: int) -> list[Any]:
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        messages = consumer.receive_many(most)
+        if messages:
+            return list(messages)
+    raise TimeoutError("no message came")
+
+
+# ---- floors: librdkafka alone, with our settings
+
+
+def _bare(topics: dict[str, str]) -> KafkaConsumer:
+    config = ServiceConfig(bootstrap_servers=topics["servers"], namespace="floor")
+    settings = consumer_settings(config, group_id=f"floor-{uuid.uuid4().hex}")
+    settings.pop("error_cb", None)
+    settings.pop("logger", None)
+    stored = {"auto.offset.reset": "earliest", "enable.auto.offset.store": True}  # as commit() asks
+    consumer = KafkaConsumer({**settings, **stored})
+    consumer.subscribe([topics["message_topic"]])
+    return consumer
+
+
+def floor(topics: dict[str, str], count: int, batch: int) -> float:
+    """``consume`` and a commit of each batch: messages per second."""
+    consumer = _bare(topics)
+
+    def commit() -> None:
+        consumer.commit(asynchronous=False)
+
+    return _drain(consumer, count, batch, commit)
+
+
+def floor_transactions(topics: dict[str, str], count: int, batch: int) -> float:
+    """``consume`` and a transaction of the offsets of each batch: messages per second."""
+    consumer = _bare(topics)
+    config = ServiceConfig(bootstrap_servers=topics["servers"], namespace="floor")
+    settings = transactional_settings(config, transactional_id=f"floor-{uuid.uuid4().hex}")
+    producer = KafkaProducer({k: v for k, v in settings.items() if k not in ("error_cb", "logger")})
+    producer.init_transactions()
+
+    def commit() -> None:
+        producer.begin_transaction()
+        places = consumer.position(consumer.assignment())
+        producer.send_offsets_to_transaction(places, consumer.consumer_group_metadata())
+        producer.commit_transaction()
+
+    return _drain(consumer, count, batch, commit)
+
+
+def _drain(consumer: KafkaConsumer, count: int, batch: int, commit: Callable[[], None]) -> float:
+    while not consumer.consume(batch, 1.0):
+        pass
+    handled = 0
+    began_s = time.perf_counter()
+    while handled < count:
+        records = consumer.consume(batch, 1.0)
+        for record in records:
+            if record.value() is None:
+                raise RuntimeError("no payload")
+        commit()
+        handled += len(records)
+    took_s = time.perf_counter() - began_s
+    consumer.close()
+    return handled / took_s
+
+
+def floor_behind(topics: dict[str, str], count: int) -> float:
+    """Seconds to read so many messages and no more."""
+    began_s = time.perf_counter()
+    consumer = _bare(topics)
+    handled = 0
+    while handled < count:
+        handled += len(consumer.consume(1000, 1.0))
+    took_s = time.perf_counter() - began_s
+    consumer.close()
+    return took_s
+
+
+# ---- the fold
+
+
+def fold(messages: int, run: int) -> float:
+    """START and ACK of so many messages, ``run`` a record, decoded and folded: per second."""
+    records = list(_pairs(messages, run))
+    core = RedeliveryTracker()
+    began_s = time.perf_counter()
+    for offset, data in enumerate(records):
+        core.apply(offset, 1000, decode_slim(data))
+    took_s = time.perf_counter() - began_s
+    assert core.open_count() == 0, "all have ended"
+    return messages / took_s
+
+
+def memory(messages: int, run: int) -> float:
+    """Bytes that a tracker keeps for each message in flight."""
+    tracemalloc.start()
+    core = RedeliveryTracker()
+    before, _ = tracemalloc.get_traced_memory()
+    offset = 0
+    for first in range(0, messages, _CHUNK * _PARTITIONS):
+        for data in _starts(first, min(_CHUNK * _PARTITIONS, messages - first), run):
+            core.apply(offset, 1000, decode_slim(data))
+            offset += 1
+    assert core.open_count() == messages, "all are in flight"
+    return (tracemalloc.get_traced_memory()[0] - before) / messages
+
+
+def _pairs(messages: int, run: int) -> Iterator[bytes]:
+    """STARTs of 8,000 messages, then their ENDs, and so on."""
+    step = 8000
+    for first in range(0, messages, step):
+        count = min(step, messages - first)
+        yield from _starts(first, count, run)
+        yield from _ends(first, count, run)
+
+
+def _encoder() -> StartEncoder:
+    return StartEncoder(
+        consumer_id=_HOLDER, redeliver_after_ms=3_600_000, max_deliveries=5, max_lease_ms=43_200_000
+    )
+
+
+def _starts(first: int, count: int, run: int) -> Iterator[bytes]:
+    encoder = _encoder()
+    if run == 1:
+        headers = (("kafkamq-id", b"0" * 36),)
+        for offset in range(first, first + count):
+            identity = MessageId(0, offset, _TOPIC_ID, 1)
+            yield encoder.encode(identity, b"work", b"x" * 100, headers=headers)
+        return
+    from kafkamq.markers.wire.markers import encode_batch_start
+
+    for batches in _batches(first, count, run):
+        yield encode_batch_start(encoder, batches, b"work")
+
+
+def _ends(first: int, count: int, run: int) -> Iterator[bytes]:
+    if run == 1:
+        for offset in range(first, first + count):
+            identity = MessageId(0, offset, _TOPIC_ID, 1)
+            yield encode_end(identity, Outcome.ACK, consumer_id=_HOLDER)
+        return
+    from kafkamq.markers.wire.markers import encode_marker
+    from kafkamq.types import Marker, MarkerType
+
+    for batches in _batches(first, count, run):
+        marker = Marker(
+            MarkerType.END, outcome=Outcome.ACK, consumer_id=_HOLDER, batches=tuple(batches)
+        )
+        yield encode_marker(marker)
+
+
+def _batches(first: int, count: int, run: int) -> Iterator[list[Any]]:
+    from kafkamq.markers.wire.message_batches import batches_of
+
+    for begin in range(first, first + count, run):
+        ids = (
+            MessageId(0, offset, _TOPIC_ID, 1)
+            for offset in range(begin, min(begin + run, first + count))
+        )
+        yield batches_of(ids)
+
+
+PROGRAMS: dict[str, Callable[..., float]] = {
+    each.__name__: each
+    for each in (
+        hand_out,
+        one_by_one,
+        sparse,
+        behind,
+        floor,
+        floor_transactions,
+        floor_behind,
+        fold,
+        memory,
+    )
+}
+
+if __name__ == "__main__":
+    calm_collector()
+    print(PROGRAMS[sys.argv[1]](**json.loads(sys.argv[2])))

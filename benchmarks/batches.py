@@ -1,0 +1,274 @@
+"""Batch markers measured: hand-out beside librdkafka alone and kmq's client, folds, memory, bytes.
+
+Run: python benchmarks/batches.py [--json] [--before REV] [--no-peer] [--only TEXT] [--rounds N]
+
+Each figure comes from a process of its own; ours and what stands beside it alternate; a ratio is
+the median of the pairs' ratios. Floors are ``consume`` with our librdkafka settings, payloads
+read, and a commit (or a transaction of offsets) for each batch. ``--before`` makes a worktree of
+that revision with an environment of its own, for the rows whose goal is a gain over it. With
+``--json`` the last line is one JSON list of rows
+``{"row", "ours", "peer", "ratio", "unit", "goal", "ok"}``.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: E402
+import sys
+from pathlib import Path
+
+# This file's folder is on the path first, where it would hide the standard library's `queue`.
+sys.path[:] = [each for each in sys.path if Path(each).resolve() != Path(__file__).resolve().parent]
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import argparse
+import json
+import statistics
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from benchmarks.before import python_of
+from benchmarks.java_peer import build_peer
+from benchmarks.rows import Row, finish, show
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import TopicPartition
+
+from kafkamq import Service
+from kafkamq.dev import LocalKafka
+
+_PROGRAMS = Path(__file__).parent / "batch_programs.py"
+_PARTITIONS = 4
+_OTHERS = 400_000
+
+Measure = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Who is measured, on which broker, how often."""
+
+    servers: str
+    messages: int
+    rounds: int
+    before: str  # the Python of the earlier revision; empty: none
+    has_peer: bool
+
+    # ---- topics
+
+    def topics(self, *, share: float = 1.0, payload: bytes = b"x" * 100) -> dict[str, str]:
+        """A fresh pair, with messages; of ``share`` below 1 the others are another queue's."""
+        namespace = f"bench-{uuid.uuid4().hex[:8]}"
+        with Service(self.servers, namespace) as service:
+            service.create_topics(partitions=_PARTITIONS, marker_partitions=_PARTITIONS)
+            producer, other = service.queue("work").producer(), service.queue("other").producer()
+            every = round(1 / share)
+            for number in range(self.messages):
+                (other if number % every else producer).send(payload)
+            producer.flush(120)
+            other.flush(120)
+            return {
+                "servers": self.servers,
+                "message_topic": service.config.message_topic,
+                "marker_topic": service.config.marker_topic,
+            }
+
+    @cached_property
+    def full(self) -> dict[str, str]:
+        """Shared by the rows that only read."""
+        return self.topics()
+
+    # ---- who is measured
+
+    def ours(self, name: str, **arguments: Any) -> Measure:
+        """A program in this environment."""
+        return partial(_program, sys.executable, name, arguments)
+
+    def earlier(self, name: str, **arguments: Any) -> Measure | None:
+        """The same in the earlier one."""
+        return partial(_program, self.before, name, arguments) if self.before else None
+
+    def kmq(self, count: int, batch: int) -> Measure | None:
+        """The client of kmq on the same messages."""
+        if not self.has_peer:
+            return None
+        topics, classpath = self.full, build_peer("kmq", "HandOut")
+        names = topics["servers"], topics["message_topic"], topics["marker_topic"]
+        command = ["java", "-Xmx1g", "-cp", classpath, "HandOut", *names, str(count), str(batch)]
+        return partial(_last_number, command)
+
+    # ---- rows
+
+    def hand_out(self) -> Iterator[Row]:
+        """Batches of 1,000 and 5,000 beside the floor."""
+        for batch, goal in ((1000, 0.4), (5000, 0.5)):
+            wanted = {"topics": self.full, "count": self.messages - 4 * batch, "batch": batch}
+            name = f"receive_many({batch:,}) + ack beside consume({batch:,}) + commit, 100 B"
+            yield self.paired(
+                name, self.ours("hand_out", **wanted), self.ours("floor", **wanted), goal
+            )
+
+    def beside_kmq(self) -> Iterator[Row]:
+        """The same beside kmq's client."""
+        wanted = {"topics": self.full, "count": self.messages - 4000, "batch": 1000}
+        kmq = self.kmq(self.messages - 4000, 1000)
+        name = "receive_many(1,000) + ack beside kmq's client, 1,000 a poll"
+        yield self.paired(name, self.ours("hand_out", **wanted), kmq, 2.5)
+
+    def one_by_one(self) -> Iterator[Row]:
+        """Single messages."""
+        wanted = {"topics": self.full, "count": self.messages // 3}
+        yield self.gained("receive() + ack, one by one", "one_by_one", 1.5, **wanted)
+
+    def exactly_once(self) -> Iterator[Row]:
+        """A transaction per batch."""
+        wanted = {"topics": self.full, "count": self.messages // 3, "batch": 1000}
+        name = "exactly_once, 1,000 a transaction, beside transactions of offsets"
+        ours = self.ours("hand_out", exactly_once=True, **wanted)
+        yield self.paired(name, ours, self.ours("floor_transactions", **wanted), 0.5)
+
+    def folds(self) -> Iterator[Row]:
+        """START + ACK decoded and folded."""
+        for run, goal in ((1000, 100), (10, 8)):
+            name = f"tracker: messages decoded and folded, {run:,} a record"
+            ours = self.ours("fold", messages=1_000_000 if run > 10 else 400_000, run=run)
+            yield self.paired(name, ours, self.earlier("fold", messages=200_000, run=1), goal)
+        name = "tracker: messages decoded and folded, all single (at least 1 / 1.7)"
+        yield self.gained(name, "fold", 0.588, messages=200_000, run=1)
+
+    def memory(self) -> Iterator[Row]:
+        """What a tracker keeps."""
+        single = self.ours("memory", messages=200_000, run=1)()
+        runs = self.ours("memory", messages=10_000_000, run=1000)() * 10
+        yield Row("in flight, all single", single, None, None, "B/message", 200, single <= 200)
+        name = "10,000,000 in flight in runs of 1,000"
+        yield Row(name, runs, None, None, "MB", 100, runs <= 100)
+
+    def marker_bytes(self) -> Iterator[Row]:
+        """What a message of 1 KB adds to the markers topic."""
+        table = Table(self.servers, 100_000, 1, "", False)
+        topics = table.topics(payload=b"x" * 1024)
+        table.ours("hand_out", topics=topics, count=90_000, batch=1000)()
+        each = _bytes_in(topics) / 90_000
+        name = "bytes in the markers topic per message of 1 KB"
+        yield Row(name, each, None, None, "B", 4, each <= 4)
+
+    def behind_others(self) -> Iterator[Row]:
+        """The first message of a queue behind those of another one."""
+        topics = Table(self.servers, _OTHERS, 1, "", False).topics()
+        names = {name: topics[name] for name in ("message_topic", "marker_topic")}
+        with Service(self.servers, "bench", **names) as service:
+            service.queue("mine").send(b"x")
+        name = f"first message behind {_OTHERS:,} others, beside a bare consume of these"
+        floor = self.ours("floor_behind", topics=topics, count=_OTHERS)
+        yield self.paired(name, self.ours("behind", topics=topics), floor, 1.3, unit="s")
+
+    def sparse(self) -> Iterator[Row]:
+        """Every hundredth message is the queue's."""
+        topics = self.topics(share=0.01)
+        wanted = {"topics": topics, "count": self.messages // 100 - 1500}
+        yield self.gained("every 100th message is the queue's", "sparse", 1.3, **wanted)
+
+    # ---- how they are compared
+
+    def gained(self, name: str, program: str, goal: float, **arguments: Any) -> Row:
+        """Ours beside the earlier revision."""
+        earlier = self.earlier(program, **arguments)
+        return self.paired(name, self.ours(program, **arguments), earlier, goal)
+
+    def paired(
+        self,
+        name: str,
+        ours: Measure,
+        beside: Measure | None,
+        goal: float,
+        *,
+        unit: str = "messages/s",
+    ) -> Row:
+        """Medians, and the median of the pairs' ratios; of seconds, a smaller ratio is better."""
+        pairs: list[tuple[float, float]] = []
+        for _ in range(self.rounds):
+            other = beside() if beside is not None else 0.0
+            pairs.append((ours(), other))
+        mine, others = (statistics.median(each) for each in zip(*pairs, strict=True))
+        if beside is None:
+            return Row(name, mine, None, None, unit, goal, True)
+        ratio = statistics.median(one / other for one, other in pairs)
+        is_ok = ratio <= goal if unit == "s" else ratio >= goal
+        return Row(name, mine, others, round(ratio, 3), unit, goal, is_ok)
+
+
+def _program(python: str, name: str, arguments: dict[str, Any]) -> float:
+    return _last_number([python, str(_PROGRAMS), name, json.dumps(arguments)])
+
+
+def _last_number(command: Sequence[str]) -> float:
+    found = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, timeout=600)
+    return float(found.stdout.split()[-1])
+
+
+def _bytes_in(topics: dict[str, str]) -> int:
+    """Keys and values of all records in the markers topic."""
+    group = f"bench-{uuid.uuid4().hex}"
+    consumer = KafkaConsumer({"bootstrap.servers": topics["servers"], "group.id": group})
+    places = [TopicPartition(topics["marker_topic"], number, 0) for number in range(_PARTITIONS)]
+    left = sum(consumer.get_watermark_offsets(place)[1] for place in places)
+    consumer.assign(places)
+    size = 0
+    while left:
+        records = consumer.consume(min(left, 10_000), 1.0)
+        size += sum(len(record) + len(record.key() or b"") for record in records)
+        left -= len(records)
+    consumer.close()
+    return size
+
+
+def main() -> int:
+    """Run all rows, or those whose functions' names contain ``--only``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print the rows as one JSON list, last")
+    parser.add_argument("--before", default="", metavar="REV", help="an earlier revision beside it")
+    parser.add_argument("--no-peer", action="store_true", help="without kmq's client")
+    parser.add_argument("--messages", type=int, default=600_000, help="per round")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs")
+    parser.add_argument("--bootstrap-servers", default="", help="use this cluster")
+    parser.add_argument("--only", default="", help="run the rows whose names contain this")
+    args = parser.parse_args()
+    with ExitStack() as stack:
+        servers = stack.enter_context(_broker(args.bootstrap_servers))
+        before = stack.enter_context(python_of(args.before)) if args.before else ""
+        table = Table(servers, args.messages, args.rounds, before, not args.no_peer)
+        rows: list[Row] = []
+        for run in (
+            table.hand_out,
+            table.beside_kmq,
+            table.one_by_one,
+            table.exactly_once,
+            table.folds,
+            table.memory,
+            table.marker_bytes,
+            table.behind_others,
+            table.sparse,
+        ):
+            if args.only in run.__name__:
+                for row in run():
+                    show(row)
+                    rows.append(row)
+    return finish(rows, as_json=args.json)
+
+
+@contextmanager
+def _broker(servers: str) -> Iterator[str]:
+    if servers:
+        yield servers
+        return
+    # No quick-start options: this broker is here to be fast, not to be up soon.
+    with LocalKafka(heap="1g", jvm_options=()) as kafka:
+        yield kafka.bootstrap_servers
+
+
+if __name__ == "__main__":
+    sys.exit(main())
