@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from kafkamq.cli import local, queues
@@ -78,3 +81,28 @@ def test_a_pid_has_no_thousands(capsys: pytest.CaptureFixture[str]) -> None:
     assert TRACKER_HERE in said.err
     local._say_where(broker, as_json=True)  # type: ignore[arg-type]
     assert '"pid":25491' in capsys.readouterr().out
+
+
+def lines_of(command: Any, path: str = "kafkamq") -> Iterator[tuple[str, str]]:
+    """Each line of ``--help``, of a command and of those below it."""
+    yield path, (command.help or "").partition("\n")[0]
+    for parameter in command.params:
+        if parameter.name != "help" and not getattr(parameter, "hidden", False):
+            yield f"{path} {parameter.opts[0]}", getattr(parameter, "help", None) or ""
+    for name, below in getattr(command, "commands", {}).items():
+        yield from lines_of(below, f"{path} {name}")
+
+
+def test_every_line_of_help_is_a_sentence_that_stands_alone() -> None:
+    """Nobody reads the lines above it first."""
+    lines = dict(lines_of(get_command(app)))
+    assert len(lines) > 200
+    leaning = re.compile(r"(Also|As above|The same|See above|With this|At most so)\b")
+    wrong = [
+        place
+        for place, text in lines.items()
+        if not re.match(r"[A-Z].*\.$", text, re.DOTALL)
+        or len(text.split()) < 3
+        or leaning.match(text)
+    ]
+    assert not wrong

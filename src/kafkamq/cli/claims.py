@@ -22,7 +22,8 @@ from kafkamq.transport.reaching import require_brokers
 
 Topic = Annotated[str, typer.Option("--topic", "-t", help="The coordination topic.")]
 Interval = Annotated[
-    float, typer.Option("--interval", "-i", min=0.5, help="Heartbeat interval, in seconds.")
+    float,
+    typer.Option("--interval", "-i", min=0.5, help="Heartbeat interval of members, in seconds."),
 ]
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.")]
 Rules = Annotated[
@@ -192,7 +193,7 @@ def pause(
     seconds: Annotated[
         float, typer.Option("--for", min=1, help="How long the group pauses, in seconds.")
     ],
-    wait: Annotated[bool, typer.Option(help="Wait until no member holds a claim.")] = True,
+    wait: Annotated[bool, typer.Option(help="Return only when no member holds a claim.")] = True,
     topic: Topic = COORDINATION_TOPIC,
     interval: Interval = 60.0,
     as_json: Json = False,
@@ -234,7 +235,8 @@ def set_position(
         list[str],
         typer.Argument(
             metavar="TOPIC:PARTITION=WHERE...",
-            help="WHERE: an offset, earliest, latest, or a time such as 2030-01-31T12:00:00Z.",
+            help="New positions; WHERE is an offset, earliest, latest, or a time such as "
+            "2030-01-31T12:00:00Z.",
         ),
     ],
     topic: Topic = COORDINATION_TOPIC,
@@ -298,10 +300,8 @@ def consume(
     mode: Annotated[
         str, typer.Option("--claims", help="Policy of claiming: balanced, greedy or topic.")
     ] = "balanced",
-    max_claims: Annotated[
-        int | None, typer.Option(help="The most claims that this member holds.")
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="The most messages of one batch.")] = 500,
+    max_claims: Annotated[int | None, typer.Option(help="Hold at most this many claims.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Messages of a batch, at most.")] = 500,
     limit: Annotated[
         int | None,
         typer.Option(

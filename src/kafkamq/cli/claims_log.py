@@ -68,7 +68,10 @@ def doctor(
     config: ServiceConfig,
     topic: Topic = COORDINATION_TOPIC,
     interval: Annotated[
-        float, typer.Option("--interval", "-i", min=0.5, help="Heartbeat interval, in seconds.")
+        float,
+        typer.Option(
+            "--interval", "-i", min=0.5, help="Heartbeat interval of members, in seconds."
+        ),
     ] = 60.0,
     as_json: Json = False,
 ) -> None:

@@ -27,6 +27,8 @@ from kafkamq.transport.reaching import require_brokers
 
 __all__ = ["render", "table_rows"]
 
+_ONLY = f"Measure only these: {', '.join(each.value for each in Contender)}."
+
 
 @connected_if_named
 def compare(
@@ -37,26 +39,26 @@ def compare(
         str, typer.Option(metavar="LOW-HIGH", help="Milliseconds of a handler, drawn evenly.")
     ] = "0-5",
     slow: Annotated[
-        str, typer.Option(metavar="SHARE%:MS", help="Slow messages in one phase: share and ms.")
+        str, typer.Option(metavar="SHARE%:MS", help="Slow messages of one phase: share and ms.")
     ] = "1%:1000",
     failure_rate: Annotated[
         float, typer.Option(help="Share of messages whose first delivery fails.")
     ] = 0.0,
     keys: Annotated[int, typer.Option(help="Message keys, used in turn; 0: none.")] = 1000,
-    workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
+    workers: Annotated[int, typer.Option(help="Number of worker processes.")] = 2,
     concurrency: Annotated[int, typer.Option(help="Handlers at once in each process.")] = 100,
     partitions: Annotated[int, typer.Option(help="Partitions of the topics.")] = 8,
     payload: Annotated[int, typer.Option(help="Bytes of a message.")] = 100,
     lease: Annotated[
-        float, typer.Option(help="Redelivery timeout, and groups' session timeout, in s.")
+        float, typer.Option(help="Redelivery timeout and session timeout of groups, in seconds.")
     ] = 10.0,
     order: Annotated[
-        bool, typer.Option("--order/--no-order", help="Let each backend keep the order it can.")
+        bool, typer.Option("--order/--no-order", help="Keep order by key in backends that can.")
     ] = True,
-    only: Annotated[
-        str | None, typer.Option(metavar="NAME[,...]", help="Measure only these of the five.")
-    ] = None,
-    limit: Annotated[float, typer.Option(help="Most seconds of a backend's phase.")] = 60.0,
+    only: Annotated[str | None, typer.Option(metavar="NAME[,...]", help=_ONLY)] = None,
+    limit: Annotated[
+        float, typer.Option(help="End each phase of a backend after this many seconds.")
+    ] = 60.0,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="Write the result as a page.")
     ] = None,

@@ -68,18 +68,16 @@ def consume(
         ),
     ] = None,
     dead_letter_topic: Annotated[str, typer.Option(help="Topic for dead letters.")] = "",
-    max_rate: Annotated[float | None, typer.Option(help="Records a second, at most.")] = None,
+    max_rate: Annotated[
+        float | None, typer.Option(help="Process at most this many records a second.")
+    ] = None,
     drain: Annotated[
         float,
-        typer.Option(
-            min=0.0, help="How long records that were read are still processed after Ctrl-C, in s."
-        ),
+        typer.Option(min=0.0, help="Seconds after Ctrl-C to process the records that were read."),
     ] = 0.0,
     hung_after: Annotated[
         float,
-        typer.Option(
-            min=0.001, help="After all handlers have hung for this many s, /live says no."
-        ),
+        typer.Option(min=0.001, help="Seconds that all handlers may hang until /live answers no."),
     ] = 43_200.0,
     metrics_port: MetricsPort = None,
 ) -> None:

@@ -31,7 +31,8 @@ QueueOption = Annotated[str, typer.Option("--queue", "-q", help="Only dead lette
 ReasonOption = Annotated[
     str,
     typer.Option(
-        help=f"With this reason only: {', '.join(reason.value for reason in DeadLetterReason)}."
+        help="Only dead letters with this reason: "
+        f"{', '.join(reason.value for reason in DeadLetterReason)}."
     ),
 ]
 IdOption = Annotated[
@@ -143,7 +144,7 @@ def peek(
     queue_id: QueueOption = "",
     reason: ReasonOption = "",
     identity: IdOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 10,
     include_redriven: Annotated[
         bool, typer.Option("--all", help="Show dead letters that were redriven, too.")
     ] = False,
@@ -213,17 +214,18 @@ def redrive_command(
         str,
         typer.Option(
             metavar="SQL",
-            help="Also with this condition on the table dead_letters (see 'kafkamq sql'), which "
-            "Spark evaluates: \"error LIKE '%timeout%' AND timestamp > '2026-01-31'\".",
+            help="Only dead letters that meet this SQL condition on the table dead_letters "
+            "(see 'kafkamq sql'), which Spark evaluates: \"error LIKE '%timeout%' AND timestamp > "
+            "'2026-01-31'\".",
         ),
     ] = "",
     everything: Annotated[
         bool,
         typer.Option(
-            "--everything", help="Redrive all dead letters, where no other option chooses some."
+            "--everything", help="Redrive all dead letters; needed if no other option chooses some."
         ),
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Send at most this many.")] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

@@ -21,7 +21,7 @@ def health(
     ] = 9400,
     host: Annotated[str, typer.Option(help="Host that the process runs on.")] = "localhost",
     live: Annotated[
-        bool, typer.Option("--live", help="Ask only whether its loops turn (/live).")
+        bool, typer.Option("--live", help="Ask only whether the process is alive (/live).")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -130,7 +130,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep topics and logs at the end.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Watch it work: a real broker, three workers, one killed; then a verdict from the logs.
+    """Run the demo: a real broker, three workers, one killed; then a verdict from the logs.
 
     Exit code 0 says that nothing was lost, that every poison message is in the dead letters, and
     that nothing that was acknowledged in time came again.

@@ -263,7 +263,9 @@ def receive(
         typer.Option(help="Seconds until --nack brings it back; default: the back-off."),
     ] = None,
     reason: Annotated[str, typer.Option(help="Reason of --nack or --reject.")] = "",
-    timeout: Annotated[float, typer.Option(help="Stop after so many idle seconds.")] = 10.0,
+    timeout: Annotated[
+        float, typer.Option(help="End after this many seconds without a message.")
+    ] = 10.0,
     follow: Annotated[bool, typer.Option("--follow", help="Receive until Ctrl-C.")] = False,
     redelivery_timeout: Annotated[
         float, typer.Option(help="Seconds until a message comes back when this process dies.")

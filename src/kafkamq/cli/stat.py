@@ -20,7 +20,7 @@ def stat(
     max_scanned: Annotated[
         int,
         typer.Option(
-            min=0, help="Count the messages of a queue where at most this many have to be read."
+            min=0, help="Count a queue's messages if at most this many records have to be read."
         ),
     ] = MAX_SCANNED,
     as_json: Json = False,

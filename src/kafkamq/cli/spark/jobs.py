@@ -35,8 +35,18 @@ __all__ = ["parse_moment", "view_tables"]
 
 EXIT_FAILED = 1
 _TIME_HELP = "2026-01-31T12:00:00Z, or milliseconds since 1970; broker time."
-From = Annotated[str, typer.Option("--from", metavar="TIME", help=f"Not before: {_TIME_HELP}")]
-Until = Annotated[str, typer.Option("--to", metavar="TIME", help=f"Before: {_TIME_HELP}")]
+From = Annotated[
+    str,
+    typer.Option(
+        "--from", metavar="TIME", help=f"Only what was written since this time: {_TIME_HELP}"
+    ),
+]
+Until = Annotated[
+    str,
+    typer.Option(
+        "--to", metavar="TIME", help=f"Only what was written before this time: {_TIME_HELP}"
+    ),
+]
 
 
 def parse_moment(text: str, *, option: str) -> int | None:
@@ -92,7 +102,7 @@ def sql(
     limit: Annotated[int, typer.Option(min=1, help="Print at most this many rows.")] = 1000,
     as_json: Json = False,
 ) -> None:
-    """Ask what happened: SQL over the life of every message, read from the topics."""
+    """Query what happened to each message with SQL; the tables are read from the topics."""
     if statement:
         check_statement(statement, option="SQL")
         with view_tables(config, "sql", on) as spark:
@@ -211,8 +221,9 @@ def replay(
         str,
         typer.Option(
             metavar="SQL",
-            help="A condition on the table messages, for example \"queue_id = 'orders' AND id IN "
-            "(SELECT id FROM deliveries WHERE outcome = 'REJECT')\".",
+            help="Only messages that meet this SQL condition on the table messages, for example "
+            "\"queue_id = 'orders' AND id IN (SELECT id FROM deliveries WHERE outcome = "
+            "'REJECT')\".",
         ),
     ] = "",
     since: From = "",
@@ -222,10 +233,13 @@ def replay(
     ] = "",
     rate: Annotated[float | None, typer.Option(help="Most messages a second.")] = None,
     name: Annotated[
-        str, typer.Option(help="Name of this replay; given again after a failure, it goes on.")
+        str, typer.Option(help="Name of this replay; the same name continues one that failed.")
     ] = "",
     everything: Annotated[
-        bool, typer.Option("--everything", help="Replay all, where nothing else chooses.")
+        bool,
+        typer.Option(
+            "--everything", help="Replay all messages; needed if no other option chooses."
+        ),
     ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -280,7 +294,7 @@ def audit(
     until: Until = "",
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write a page with plots, all in one file."),
+        typer.Option(metavar="FILE", help="Write a page with plots, all in one file."),
     ] = None,
     top: Annotated[
         int, typer.Option(min=1, max=1000, help="How many messages the ranking of poison lists.")
