@@ -55,6 +55,29 @@ register(OPEN, COMMITTED, HIGHEST_DONE, MAP_CHARS, PAUSED)
 
 def watch_engine(engine: Engine) -> Callable[[], None]:
     """Show an engine's figures, and watch over its loop, from now on; the result ends that."""
+    group = engine.config.group_id
+    ends = _watch_figures(engine)
+    loop = health.add(
+        f"parallel consumer of {group}",
+        max_age_s=MAX_SILENCE_S,
+        is_ready=lambda: engine.state is State.RUNNING and bool(engine.assignments()),
+    )
+    engine.on_turn = loop.beat
+    handlers = Handlers(
+        f"handlers of parallel consumer {group}", engine.config.hung_after_ms / 1000, engine.slots
+    )
+    health.watch(handlers)
+
+    def end() -> None:
+        health.remove(loop)
+        health.remove(handlers)
+        for forget in ends:
+            forget()
+
+    return end
+
+
+def _watch_figures(engine: Engine) -> list[Callable[[], None]]:
     group, stats, scheduler = engine.config.group_id, engine.stats, engine.work_queue.scheduler
 
     def figure(ask: Callable[[], float]) -> Callable[[], Mapping[Labels, float]]:
@@ -66,7 +89,7 @@ def watch_engine(engine: Engine) -> Callable[[], None]:
             for assignment in engine.assignments()
         }
 
-    ends = [
+    return [
         POLLED.watch(figure(lambda: stats.polled)),
         PROCESSED.watch(figure(lambda: stats.processed)),
         FAILED.watch(figure(lambda: stats.failed)),
@@ -88,21 +111,3 @@ def watch_engine(engine: Engine) -> Callable[[], None]:
         MAP_CHARS.watch(of_partitions(lambda assignment: assignment.map_chars)),
         PAUSED.watch(of_partitions(lambda assignment: assignment.is_paused)),
     ]
-    loop = health.add(
-        f"parallel consumer of {group}",
-        max_age_s=MAX_SILENCE_S,
-        is_ready=lambda: engine.state is State.RUNNING and bool(engine.assignments()),
-    )
-    engine.on_turn = loop.beat
-    handlers = Handlers(
-        f"handlers of parallel consumer {group}", engine.config.hung_after_ms / 1000, engine.slots
-    )
-    health.watch(handlers)
-
-    def end() -> None:
-        health.remove(loop)
-        health.remove(handlers)
-        for forget in ends:
-            forget()
-
-    return end

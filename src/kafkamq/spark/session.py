@@ -107,15 +107,7 @@ def build_session(
             that was asked for.
     """
     check_packages()
-    wanted = (settings or {}).get("spark.master", master)
-    if not _MASTER.fullmatch(wanted):
-        raise ConfigError(
-            f"master is {wanted!r}: it must be local[N], spark://host:port, yarn or k8s://..."
-        )
-    if has_session():
-        _require_same(wanted)
-    elif wanted.startswith("spark://"):
-        _require_master(wanted)
+    _check_master((settings or {}).get("spark.master", master))
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -183,6 +175,17 @@ def _require_same(master: str) -> None:
             f"master is {master}, but this process has a Spark session on {running.master}: stop "
             "that one first, or use another process"
         )
+
+
+def _check_master(master: str) -> None:
+    if not _MASTER.fullmatch(master):
+        raise ConfigError(
+            f"master is {master!r}: it must be local[N], spark://host:port, yarn or k8s://..."
+        )
+    if has_session():
+        _require_same(master)
+    elif master.startswith("spark://"):
+        _require_master(master)
 
 
 def _require_master(master: str) -> None:

@@ -367,6 +367,11 @@ def _print_audit(found: Audit) -> None:
                 "sent again under their ids (redriven, replayed, or by their sender); each of them "
                 "counts as a message of its own."
             )
+    _print_poison(found)
+    _print_consumers(found)
+
+
+def _print_poison(found: Audit) -> None:
     poison = [(queue.queue_id, each) for queue in found.queues for each in queue.poison]
     if poison:
         output.print_table(
@@ -377,6 +382,9 @@ def _print_audit(found: Audit) -> None:
                 for name, each in poison
             ],
         )
+
+
+def _print_consumers(found: Audit) -> None:
     shares = [(queue.queue_id, each) for queue in found.queues for each in queue.consumers]
     if shares:
         output.print_table(

@@ -100,14 +100,32 @@ class PartitionFold:
         tracker.next_offset = range_end  # what is left up to there are control records
         actions = tracker.plan(self._settings.max_actions)
         self._keep(tracker, redelivered, dead_lettered)
+        status = self._status(tracker, topic, partition, redelivered, dead_lettered)
+        return (
+            topic,
+            partition,
+            range_end,
+            status.committable_offset,
+            encode_status(status),
+            encode_actions(actions),
+        )
+
+    def _status(
+        self,
+        tracker: RedeliveryTracker,
+        topic: str,
+        partition: int,
+        redelivered: int,
+        dead_lettered: int,
+    ) -> TrackerStatus:
         wake = tracker.next_wake()
-        status = TrackerStatus(
+        return TrackerStatus(
             topic=topic,
             partition=partition,
             engine=self._settings.engine,
             epoch=self._settings.epoch,
             clock_ms=tracker.clock_ms,
-            position=range_end,
+            position=tracker.next_offset,
             committable_offset=tracker.committable_offset(),
             entries=tracker.open_count(),
             due=tracker.due_count(),
@@ -118,14 +136,6 @@ class PartitionFold:
             redelivered=redelivered,
             dead_lettered=dead_lettered,
             is_live=tracker.is_live,
-        )
-        return (
-            topic,
-            partition,
-            range_end,
-            status.committable_offset,
-            encode_status(status),
-            encode_actions(actions),
         )
 
     def _tracker(self, index: bytes | None, partition: int) -> RedeliveryTracker:
