@@ -16,7 +16,7 @@ from kafkamq.testing.simulation.scheduler import Scheduler, SimulationOver, Stuc
 from kafkamq.testing.simulation.swapping import leftovers, load_shells, swapped
 from kafkamq.transport import clock
 
-NOT_SIMULATED = ["kafkamq.queue.sure_writer.Written"]  # other backends' dead letters
+NOT_SIMULATED: list[str] = []
 
 
 class World:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 from tests.unit.test_parallel_work_queue import PLACE, Room
 
 from kafkamq.errors import BrokerError
@@ -61,6 +61,7 @@ class Commits:
     is_exact = True
 
     generation = b"1"
+    refuses: int | None = None
 
     def group(self) -> bytes:
         return self.generation
@@ -70,6 +71,8 @@ class Commits:
     ) -> None:
         if group != self.generation:
             raise BrokerError("not a member any more", code="ILLEGAL_GENERATION")
+        if self.refuses is not None:
+            raise KafkaException(KafkaError(self.refuses))
         producer.offsets += commits
 
 
@@ -130,6 +133,18 @@ def test_results_and_offsets_go_together(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not hall.committer._commit()
     assert hall.producer.committed == [b"0", b"1", b"2"]
     assert [each.offset for each in hall.producer.offsets] == [3]
+
+
+def test_a_transaction_does_not_go_without_its_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done beyond the offset would come again, and its results a second time."""
+    hall = Hall(monkeypatch)
+    worker = hall.handled("abc")
+    hall.committer.refused(worker)
+    hall.committer.send(worker)
+    hall.commits.refuses = KafkaError.OFFSET_METADATA_TOO_LARGE
+    with pytest.raises(BrokerError, match=r"raise offset\.metadata\.max\.bytes"):
+        hall.committer._commit()
+    assert (hall.producer.aborts, hall.producer.committed) == (1, [])
 
 
 def test_results_of_a_partition_that_has_gone_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:

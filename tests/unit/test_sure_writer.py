@@ -63,7 +63,7 @@ def test_refusals_are_met_by_waiting_and_size_by_less(sender: type[Sender]) -> N
         BrokerError("too large here", code="MSG_SIZE_TOO_LARGE"),
     ]
     writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
-    writer.write(form).result(30)
+    writer.write(form).last.result(30)
     assert sender.written == [b"2"]
     writer.close(1.0)
 
@@ -72,12 +72,12 @@ def test_what_is_not_written_by_the_end_has_failed(sender: type[Sender]) -> None
     sender.answers = [KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)] * 100_000
     writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
     refused, given_up = writer.write(form), writer.write(form)
-    given_up.cancel()
+    given_up.last.cancel()
     writer.close(0.05)
     with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
-        refused.result(0)
+        refused.last.result(0)
     with pytest.raises(BrokerError):
-        writer.write(form).result(0)
+        writer.write(form).last.result(0)
 
 
 def test_a_record_that_cannot_be_made_holds_up_no_other(sender: type[Sender]) -> None:
@@ -86,11 +86,11 @@ def test_a_record_that_cannot_be_made_holds_up_no_other(sender: type[Sender]) ->
 
     writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
     failed, fine = writer.write(broken), writer.write(form)
-    fine.result(30)
-    assert not failed.done()
+    fine.last.result(30)
+    assert not failed.last.done()
     writer.close(0.05)
     with pytest.raises(KafkaMQError, match="surrogates not allowed"):
-        failed.result(0)
+        failed.last.result(0)
 
 
 def test_a_write_waits_for_nothing(sender: type[Sender], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +99,9 @@ def test_a_write_waits_for_nothing(sender: type[Sender], monkeypatch: pytest.Mon
     monkeypatch.setattr(Sender, "check", lambda *_: connecting.result(30))
     writer = SureWriter(Sender, "a letter")  # type: ignore[arg-type]
     written = writer.write(form)
-    assert not written.done()
+    assert not written.last.done()
     connecting.set_result(None)
-    written.result(30)
+    written.last.result(30)
     writer.close(1.0)
 
 
@@ -113,8 +113,8 @@ def test_the_first_answer_is_told_whatever_comes_later(sender: type[Sender]) -> 
     written = writer.write(form)
     with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
         written.first.result(30)
-    written.result(30)
+    written.last.result(30)
     other = writer.write(form)
     other.first.result(30)
-    assert other.done()
+    assert other.last.done()
     writer.close(1.0)

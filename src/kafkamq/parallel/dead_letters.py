@@ -7,7 +7,6 @@ stays open, and what is behind it in its order waits, until the letter is in Kaf
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future
 from functools import partial
 
 from kafkamq.parallel.callbacks import tell
@@ -78,20 +77,20 @@ class ParallelDeadLetters:
     ) -> None:
         """Nobody waits for it: its record is given up when Kafka has it; any thread."""
         self._held[written] = partition, record
-        written.add_done_callback(partial(self._ended, partition, record, reason))
+        written.last.add_done_callback(lambda _: self._ended(partition, record, reason, written))
 
     def tend(self) -> None:
         """Give up those whose partitions went, for others to decide again, or that are done."""
         for written, (partition, record) in list(self._held.items()):
             is_gone = partition.phase is PartitionPhase.CLOSED
             if is_gone or self._work_queue.find(partition, record.offset) is not record:
-                written.cancel()
+                written.last.cancel()
 
     def close(self, timeout_s: float) -> None:
         """Wait for those that nobody has refused; idempotent."""
         for written in list(self._held):
             if written.first.done():
-                written.cancel()
+                written.last.cancel()
         self._writer.close(timeout_s)
 
     def _ended(
@@ -99,11 +98,10 @@ class ParallelDeadLetters:
         partition: PartitionState[ParallelRecord],
         record: ParallelRecord,
         reason: DeadLetterReason,
-        written: Future[None],
+        written: Written,
     ) -> None:
-        assert isinstance(written, Written)
         self._held.pop(written, None)
-        if written.cancelled() or written.exception() is not None:
+        if written.last.cancelled() or written.last.exception() is not None:
             return
         self._work_queue.give_up(partition, record.offset)
         self._stats.dead_lettered += 1

@@ -254,7 +254,13 @@ class TransactionCommitter(Committer):
                 self._partitions.clear()
             except (KafkaMQError, KafkaException) as error:
                 if meaning(error) is Meaning.METADATA_TOO_LARGE:
-                    self._go_without_maps()
+                    # Without the map, results beyond the offset would come twice after a crash.
+                    self._fatal = BrokerError(
+                        f"group {self._config.group_id}: the broker takes shorter commit metadata"
+                        " than offset maps need, and transactions do not go without: raise"
+                        " offset.metadata.max.bytes to 4096",
+                        code="OFFSET_METADATA_TOO_LARGE",
+                    )
                 self._abort(error)
                 return True
             except BaseException as error:

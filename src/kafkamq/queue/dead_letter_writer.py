@@ -154,7 +154,7 @@ class TopicDeadLetterWriter:
             origin=origin_of(message),
             queue_id=self._queue_id,
         )
-        return self._writer.write(letter.form)
+        return self._writer.write(letter.form).last
 
     def copy(self, message: Message, count: int, verdict: Verdict | None) -> Future[None]:
         """Write it once more to its own partition; see ``RequeueWriter``."""
@@ -170,7 +170,7 @@ class TopicDeadLetterWriter:
             partition = message.message_id.partition
             return Form(message.topic, partition, message.key, message.payload, tuple(headers))
 
-        return self._copier.write(form)
+        return self._copier.write(form).last
 
     def close(self, timeout_s: float) -> None:
         try:

@@ -37,29 +37,30 @@ class Form:
     headers: Headers
 
 
-class Written(Future[None]):
-    """Done when Kafka has the record; fails at ``close`` only. Cancel it to give it up.
+class Written:
+    """What becomes of a record.
 
     Attributes:
+        last: Done when Kafka has it; fails at ``close`` only. Cancel it to give the record up.
         first: Done at the first answer: fails if it is a refusal.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.last: Future[None] = Future()
         self.first: Future[None] = Future()
 
     def end(self, error: KafkaMQError | None) -> None:
-        for future in (self, self.first):
+        for future in (self.last, self.first):
             with suppress(InvalidStateError):  # it was given up, or has its answer
                 future.set_result(None) if error is None else future.set_exception(error)
 
 
 class _Write:
-    __slots__ = ("form", "future", "last_error", "pause_s", "refusals")
+    __slots__ = ("form", "last_error", "pause_s", "refusals", "written")
 
     def __init__(self, form: Callable[[int], Form]) -> None:
         self.form = form
-        self.future = Written()
+        self.written = Written()
         self.refusals = 0  # for its size
         self.pause_s = 0.0
         self.last_error: KafkaMQError | None = None
@@ -90,20 +91,20 @@ class SureWriter:
         write = _Write(form)
         with self._changed:
             if self._is_closed:
-                write.future.end(BrokerError(f"{self._what} ends", code="_DESTROY"))
-                return write.future
+                write.written.end(BrokerError(f"{self._what} ends", code="_DESTROY"))
+                return write.written
             self._open[write] = None
             self._push(write, 0.0)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="kafkamq-sure", daemon=True)
                 self._thread.start()
-        return write.future
+        return write.written
 
     def close(self, timeout_s: float) -> None:
         """Wait for what is under way, give up the rest, and end; idempotent."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            while any(not write.future.cancelled() for write in self._open):
+            while any(not write.written.last.cancelled() for write in self._open):
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0 or self._is_closed:
                     break
@@ -119,7 +120,7 @@ class SureWriter:
             last_error = write.last_error or BrokerError(
                 f"{self._what}: no answer", code="_TIMED_OUT"
             )
-            write.future.end(last_error)
+            write.written.end(last_error)
         if self._producer is not None:
             self._producer.close(max(1.0, deadline_s - time.monotonic()))
 
@@ -138,7 +139,7 @@ class SureWriter:
                 if self._is_closed:
                     return
                 write = heapq.heappop(self._due)[2]
-                if write.future.cancelled():
+                if write.written.last.cancelled():
                     self._open.pop(write, None)
                     continue
             self._produce(write)
@@ -171,7 +172,7 @@ class SureWriter:
         with self._changed:
             self._open.pop(write, None)
             self._changed.notify_all()
-        write.future.end(None)
+        write.written.end(None)
 
     def _refused(self, write: _Write, error: KafkaMQError) -> None:
         is_smaller = False  # and not refused for good
@@ -180,7 +181,7 @@ class SureWriter:
             is_smaller = write.refusals > 0
         if not is_smaller:
             with suppress(InvalidStateError):  # it has its answer, or was given up
-                write.future.first.set_exception(error)
+                write.written.first.set_exception(error)
         pause_s = 0.0 if is_smaller else write.pause_s
         if write.last_error is None:
             _log.warning(

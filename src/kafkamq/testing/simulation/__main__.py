@@ -7,11 +7,20 @@ import multiprocessing
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
+from kafkamq.testing.simulation.parallel.run import simulate_parallel
 from kafkamq.testing.simulation.simulator import simulate
+from kafkamq.testing.simulation.stage import Report
 
 _CHUNK = 25  # seeds of one process, so that none grows
+_KINDS: dict[str, Callable[[int], Report]] = {
+    "markers": simulate,
+    "parallel": simulate_parallel,
+}
+_TURNS = ("markers", "parallel")  # of seeds, where all kinds run
 
 
 @dataclass
@@ -24,17 +33,18 @@ class _Outcome:
     failed: dict[int, str] = field(default_factory=dict)
 
 
-def _run(seeds: range) -> _Outcome:
+def _run(seeds: range, kind: str) -> _Outcome:
     outcome = _Outcome()
     for seed in seeds:
         outcome.seeds += 1
+        of = kind or _TURNS[seed % len(_TURNS)]
         try:
-            simulation = simulate(seed)
+            simulation = _KINDS[of](seed)
             outcome.turns += simulation.turns
             outcome.reached.update(dict.fromkeys(simulation.reached, 1))
-            simulation.verdict().require_ok()
+            simulation.require_ok()
         except Exception as error:  # noqa: BLE001 - the others go on, and it is told
-            outcome.failed[seed] = f"{type(error).__name__}: {error}"
+            outcome.failed[seed] = f"{of}: {type(error).__name__}: {error}"
     return outcome
 
 
@@ -46,6 +56,7 @@ def _parse(text: str) -> range:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m kafkamq.testing.simulation")
     parser.add_argument("seeds", type=_parse, help="A..B, both included")
+    parser.add_argument("--kind", choices=_KINDS, default="", help="one kind; else all in turns")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--stop-after", type=int, default=20, help="failures")
     arguments = parser.parse_args()
@@ -53,7 +64,7 @@ def main() -> int:
     chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
     total, began_s = _Outcome(), time.monotonic()
     with multiprocessing.get_context("fork").Pool(arguments.jobs, maxtasksperchild=4) as pool:
-        for outcome in pool.imap_unordered(_run, chunks):
+        for outcome in pool.imap_unordered(partial(_run, kind=arguments.kind), chunks):
             total.seeds += outcome.seeds
             total.turns += outcome.turns
             total.reached += outcome.reached
@@ -70,9 +81,6 @@ def main() -> int:
         f"{total.seeds} seeds in {took_s:.0f} s ({total.seeds / took_s:.1f} seeds/s, "
         f"{total.turns / max(1, total.seeds):.0f} turns a seed), {len(total.failed)} failed"
     )
-    if total.failed:
-        first = min(total.failed)
-        print(f"again: make sim SEEDS={first}..{first}")  # noqa: T201
     return 1 if total.failed else 0
 
 

@@ -14,6 +14,7 @@ from kafkamq.transport import clients
 
 if TYPE_CHECKING:
     from kafkamq.transport.memory.cluster import MemoryKafka
+    from kafkamq.transport.memory.consumer import Consumer
     from kafkamq.transport.memory.faults import Fault
     from kafkamq.transport.memory.log import Place
 
@@ -65,6 +66,13 @@ class SimulatedKafka:
         """The brokers."""
         assert self._cluster is not None, "it is open"
         return self._cluster
+
+    def consumers(self) -> list[Consumer]:
+        """Those that are open, of processes that live."""
+        from kafkamq.transport.memory.consumer import Consumer
+
+        alive = [each for each, owner in self._owners.items() if owner.is_alive]
+        return [each for each in alive if isinstance(each, Consumer) and not each.is_closed]
 
     def close(self) -> None:
         """Forget it."""

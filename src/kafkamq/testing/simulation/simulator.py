@@ -5,13 +5,12 @@ Kafka in memory. Each seed draws its own limits and fault rates. Then the faults
 settle. The verdict comes from the logs alone (`kafkamq.testing.checker`), and from what users
 were told::
 
-    simulation = simulate(seed=7)
-    simulation.verdict().require_ok(simulation.label)
+    simulate(seed=7).require_ok()
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -26,7 +25,7 @@ from kafkamq.testing.simulation.limits import Limits, draw_limits
 from kafkamq.testing.simulation.processes import QueueWorld, Told, Tracker, Worker, send_all
 from kafkamq.testing.simulation.scheduler import Process
 from kafkamq.testing.simulation.stage import Report, Stage
-from kafkamq.testing.simulation.states import of_logs
+from kafkamq.testing.simulation.states import of_line, of_logs
 from kafkamq.types import MarkerType, Outcome, expand
 
 __all__ = ["Simulation", "simulate"]
@@ -46,10 +45,11 @@ class Simulation(Report):
     dead_letters: list[LogRecord] = field(default_factory=list)
     told: Told = field(default_factory=Told)
 
-    @property
-    def label(self) -> str:
-        """For error texts."""
-        return f"seed {self.seed} (simulate({self.seed}).verdict() shows it again): "
+    kind = "markers"
+
+    def require_ok(self) -> None:
+        """See ``Report``."""
+        self.verdict().require_ok(self.label)
 
     def verdict(self) -> Verdict:
         """What the logs say, and whether users were told the truth."""
@@ -109,6 +109,10 @@ class _Run(Stage[_Actor]):
     def world(self) -> QueueWorld:
         """What its processes share."""
         return self._world
+
+    def states_of(self, message: str, extra: Mapping[str, object]) -> Iterable[str]:
+        """See ``Stage``."""
+        return of_line(message, extra)
 
     def prepare(self) -> None:
         """Topics, and who is there when."""

@@ -14,10 +14,10 @@ import sys
 import traceback
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from kafkamq.errors import KafkaMQError
 from kafkamq.testing.simulation.cluster import SimulatedKafka
@@ -25,7 +25,6 @@ from kafkamq.testing.simulation.executors import Queues
 from kafkamq.testing.simulation.limits import Faults, Situation
 from kafkamq.testing.simulation.primitives import Threading
 from kafkamq.testing.simulation.scheduler import NS_PER_S, Process, Scheduler, SimulationOver, Task
-from kafkamq.testing.simulation.states import of_line
 from kafkamq.testing.simulation.swapping import swapped
 
 __all__ = ["Report", "Stage", "World"]
@@ -38,7 +37,7 @@ Actor = TypeVar("Actor")
 
 
 @dataclass(kw_only=True)
-class Report:
+class Report(ABC):
     """What happened in a run, whatever its kind."""
 
     seed: int
@@ -49,6 +48,22 @@ class Report:
     deaths: int = 0
     turns: int = 0
     settled_s: float = -1.0  # simulated time; -1: it did not settle
+
+    kind: ClassVar[str]
+
+    @property
+    def label(self) -> str:
+        """For error texts."""
+        again = f'make sim SEEDS={self.seed}..{self.seed} ARGS="--kind {self.kind}"'
+        return f"seed {self.seed} of {self.kind} ({again}): "
+
+    @abstractmethod
+    def require_ok(self) -> None:
+        """Raise what is wrong.
+
+        Raises:
+            CheckFailedError: It names the seed.
+        """
 
     def troubles(self) -> list[tuple[str, str]]:
         """What must not be, whatever was done: a kind and a text each."""
@@ -130,6 +145,10 @@ class Stage(ABC, Generic[Actor]):
     @abstractmethod
     def world(self) -> World:
         """What its processes share."""
+
+    @abstractmethod
+    def states_of(self, message: str, extra: Mapping[str, object]) -> Iterable[str]:
+        """Which states a line of log tells of."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -235,7 +254,7 @@ class Stage(ABC, Generic[Actor]):
         """What the shells log is kept with the report, and goes nowhere else."""
         logger = logging.getLogger("kafkamq")
         before = logger.level, logger.propagate
-        handler = _Lines(self.scheduler, self.report)
+        handler = _Lines(self)
         logger.addHandler(handler)
         unraisable, sys.unraisablehook = sys.unraisablehook, _told_unless_over
         logger.setLevel(logging.DEBUG)
@@ -256,16 +275,19 @@ def _told_unless_over(failure: sys.UnraisableHookArgs) -> None:
 
 
 class _Lines(logging.Handler):
-    def __init__(self, scheduler: Scheduler, report: Report) -> None:
+    def __init__(self, stage: Stage[Actor]) -> None:
         super().__init__()
-        self._scheduler = scheduler
-        self._lines = report.lines
-        self._reached = report.reached
+        self._scheduler = stage.scheduler
+        self._lines = stage.report.lines
+        self._reached = stage.report.reached
+        self._states_of = stage.states_of
 
     def emit(self, record: logging.LogRecord) -> None:
+        if self._scheduler.is_over:
+            return  # threads that are ended
         task = self._scheduler.current
         extra = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_LINE}
-        self._reached.update(of_line(str(record.msg), extra))
+        self._reached.update(self._states_of(str(record.msg), extra))
         if record.levelno < logging.INFO:
             return
         at_s = self._scheduler.now_ns / NS_PER_S

@@ -116,6 +116,15 @@ class MemoryKafka(State):
             self.topics[name].partitions[number].delete_before(before)
             self.changed.notify_all()
 
+    def truncate(self, name: str, number: int, end: int) -> None:
+        """An unclean election: what stands from this offset on is gone, and the log goes on there.
+
+        No transaction may be open in the partition.
+        """
+        with self.changed:
+            self.topics[name].partitions[number].truncate(end)
+            self.changed.notify_all()
+
     def is_too_long(self, metadata: str | None) -> bool:
         """Whether the coordinator takes no such metadata of an offset."""
         return len((metadata or "").encode()) > int(self.settings["offset.metadata.max.bytes"])

@@ -4,8 +4,9 @@
 of the request, the client, and the topic and partition if there is one. Kinds: produce, metadata,
 list_offsets, commit, committed, join, init_transactions, send_offsets, end_transaction, admin.
 
-What happens to the brokers' data are methods: ``MemoryKafka.delete_records``, ``delete_topic`` and
-``add_partitions``, ``Groups.expire_offsets`` and ``expel``. ``Producer.fail`` is a fatal error.
+What happens to the brokers' data are methods: ``MemoryKafka.delete_records``, ``truncate``,
+``delete_topic`` and ``add_partitions``, ``Groups.expire_offsets`` and ``expel``. ``Producer.fail``
+is a fatal error, and ``Groups.on_kept`` is told of every commit.
 """
 
 from __future__ import annotations

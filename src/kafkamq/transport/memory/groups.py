@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
+from collections.abc import Callable
 from typing import Protocol
 
 from confluent_kafka import KafkaError
@@ -233,6 +234,7 @@ class Groups:
         self.offsets: dict[str, dict[Place, Committed]] = {}
         self.groups: dict[str, Group] = {}
         self.clients: dict[GroupClient, None] = {}  # those that are subscribed
+        self.on_kept: Callable[[str, Place, Committed], None] | None = None  # a test's
 
     def group(self, name: str, *, is_classic: bool) -> Group:
         """The group, made when it is first asked for; an empty one takes the new protocol."""
@@ -248,6 +250,8 @@ class Groups:
     def keep(self, group: str, place: Place, committed: Committed) -> None:
         """Commit one offset."""
         self.offsets.setdefault(group, {})[place] = committed
+        if self.on_kept is not None:
+            self.on_kept(group, place, committed)
 
     def committed(self, group: str, place: Place) -> Committed | None:
         """What is committed; offsets of open transactions do not count yet."""

@@ -109,6 +109,12 @@ class Partition:
             del self.records[:count]
             self.start += count
 
+    def truncate(self, end: int) -> None:
+        """The new leader had nothing from there on."""
+        assert not self._open, "no transaction is open"
+        del self.records[max(0, end - self.start) :]
+        self.leader_epoch += 1
+
     def offset_at(self, timestamp_ms: int, end: int) -> int:
         """The first offset below ``end`` of a record that is not older; -1: none."""
         for offset in range(self.start, end):

@@ -270,7 +270,7 @@ class Membership:
             self._lose()
         elif self._is_classic:
             self._rejoin()
-        elif not self._steps:
+        elif not self._steps and not self._is_calling:
             group = self.cluster.groups.group(self._group, is_classic=False)
             allowed = group.heartbeat(member, set(self._owned))
             self._generation = member.epoch
@@ -346,7 +346,7 @@ class Membership:
 
     def _rejoin(self) -> None:
         """Take part in a new round, once nothing is left to be called back."""
-        if self._steps or self._is_joining:
+        if self._steps or self._is_joining or self._is_calling:
             self._must_rejoin = True
         elif not self._is_classic:
             self._join()

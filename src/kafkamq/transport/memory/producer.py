@@ -214,13 +214,12 @@ class Producer(Transactional, Client):
             self._report(queued, kafka_error(KafkaError._MSG_TIMED_OUT))
         for place, waiting in list(self._queues.items()):
             while waiting:
-                queued = waiting[0]
+                queued = waiting.popleft()  # first: an error may purge what waits
                 if queued.deadline_s <= now_s:
                     self._report(queued, kafka_error(KafkaError._MSG_TIMED_OUT))
                 elif self._fatal is not None or not self._send(queued, now_s):
+                    waiting.appendleft(queued)
                     break
-                if waiting and waiting[0] is queued:  # an error may have purged it
-                    waiting.popleft()
             if not waiting:
                 self._queues.pop(place, None)
             else:
@@ -390,8 +389,8 @@ class Producer(Transactional, Client):
     def _purge(self) -> None:
         queues, self._queues = self._queues, {}
         for waiting in queues.values():
-            for queued in waiting:
-                self._report(queued, kafka_error(KafkaError._PURGE_QUEUE))
+            while waiting:
+                self._report(waiting.popleft(), kafka_error(KafkaError._PURGE_QUEUE))
 
     def fail(self, code: int, text: str = "injected") -> None:
         """A test's: the client fails for good, with this code."""
