@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
-from tests.e2e.verdict_log import FakeLog, good_log, register
+from tests.e2e.verdict_log import FakeLog, good_log, in_batches, register
 
 from kafkamq.dev.demo.result import Verdict
 from kafkamq.dev.demo.verdict import verdict_rows
@@ -109,18 +110,21 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def rows(spark: SparkSession) -> Rows:
-    """The verdict over one log per edit, all in one run: a run takes seconds."""
+    """The verdict over two logs per edit, all in one run: a run takes seconds."""
     logs = []
-    for number, edit in enumerate(EDITS):
+    for number, edit in enumerate((*EDITS, *EDITS)):
         logs.append(good_log(number))
         edit(logs[-1])
+        if number >= len(EDITS):
+            in_batches(logs[-1])
+    assert sum(len(row.get("batches") or ()) for row in logs[-1].markers) > 5
     register(logs, spark)
     return verdict_rows(spark)
 
 
-def verdict_on(edit: Callable[[FakeLog], None], rows: Rows) -> Verdict:
+def verdict_on(edit: Callable[[FakeLog], None], rows: Rows, *, batched: bool = False) -> Verdict:
     """The verdict on the log with this edit alone, all of its queues together."""
-    own = f"{EDITS.index(edit)}/"
+    own = f"{EDITS.index(edit) + batched * len(EDITS)}/"
     mine = [row for row in rows if row["queue"].startswith(own)]
     assert mine
     total = {
@@ -149,9 +153,19 @@ def test_a_good_log_passes(rows: Rows) -> None:
     assert [queue["queue"] for queue in as_json["queues"]] == ["0/mails", "0/orders"]
 
 
+@pytest.mark.parametrize("edit", GREEN, ids=lambda edit: edit.__name__)
+def test_batches_mean_what_single_markers_mean(rows: Rows, edit: Callable[[FakeLog], None]) -> None:
+    single, batched = verdict_on(edit, rows), verdict_on(edit, rows, batched=True)
+    assert batched.failures == []
+    assert replace(batched.total, late_p50_s=None, late_p99_s=None) == replace(
+        single.total, late_p50_s=None, late_p99_s=None
+    )
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["single", "batched"])
 @pytest.mark.parametrize("edit", RED, ids=lambda edit: edit.__name__)
-def test_an_edited_log_fails(rows: Rows, edit: Callable[[FakeLog], None]) -> None:
-    verdict = verdict_on(edit, rows)
+def test_an_edited_log_fails(rows: Rows, edit: Callable[[FakeLog], None], batched: bool) -> None:
+    verdict = verdict_on(edit, rows, batched=batched)
     red = {name for name in FAULTS if getattr(verdict.total, name)}
     assert red == set(RED[edit]), verdict.total
     assert verdict.as_json()["verdict"] == "failed"

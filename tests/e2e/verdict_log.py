@@ -121,6 +121,25 @@ class FakeLog:
         )
 
 
+def in_batches(log: FakeLog) -> None:
+    """The same markers as records with batches; those that follow each other and agree are one."""
+    merged: list[dict[str, Any]] = []
+    facts: dict[str, Any] = {}
+    for row in log.markers:
+        if row["of_schedule"] or row.get("offset") is None:
+            merged.append(row)
+            continue
+        place, offset = row["partition"], row["offset"]
+        own = ("partition", "offset", "marker_offset", "timestamp")
+        before, facts = facts, {name: each for name, each in row.items() if name not in own}
+        if facts == before and merged[-1].get("batches"):
+            merged[-1]["batches"][0]["offsets"].append(offset)
+        else:
+            batch = {"partition": place, "topic_id": "", "leader_epoch": 0, "offsets": [offset]}
+            merged.append({**row, "partition": None, "offset": None, "batches": [batch]})
+    log.markers = merged
+
+
 def register(logs: Sequence[FakeLog], spark: SparkSession) -> None:
     """Makes the rows of all logs the views that the verdict reads.
 
