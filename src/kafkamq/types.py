@@ -84,6 +84,11 @@ class MessageId:
     topic_id: bytes = b""  # 16 bytes, or empty: unknown
     leader_epoch: int = 0  # as on the wire: plus one; 0: unknown
 
+    @property
+    def log(self) -> tuple[bytes, int]:
+        """Of which topic and leader epoch it is."""
+        return self.topic_id, self.leader_epoch
+
 
 @dataclass(slots=True)
 class MessageBatch:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kafkamq.dev.demo.recorder import DemoRecorder
+from kafkamq.markers.rules.batching import gather
 from kafkamq.markers.wire.markers import encode_marker
-from kafkamq.markers.wire.message_batches import batches_of
 from kafkamq.queue.wire.headers import Origin, copy_headers, dead_letter_headers
 from kafkamq.testing.checker import Verdict, check_logs
 from kafkamq.testing.faults.invariants import check_run
 from kafkamq.testing.history import LogRecord
-from kafkamq.types import DeadLetterReason, Headers, Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import (
+    DeadLetterReason,
+    Headers,
+    Marker,
+    MarkerType,
+    MessageBatch,
+    MessageId,
+    Outcome,
+)
 
 TOPIC = b"a topic's own id"
 IDS = [MessageId(0, offset, TOPIC, 1) for offset in range(6)]
@@ -25,6 +34,10 @@ START = Marker(
     max_deliveries=3,
 )
 END = Marker(MarkerType.END, consumer_id="c")
+
+
+def batches_of(ids: Sequence[MessageId]) -> tuple[MessageBatch, ...]:
+    return gather(ids)[0][0] if ids else ()
 
 
 class Log:
@@ -44,7 +57,7 @@ class Log:
         return offset
 
     def mark(self, at_ms: int, marker: Marker, *ids: MessageId) -> None:
-        value = encode_marker(replace(marker, batches=tuple(batches_of(ids))))
+        value = encode_marker(replace(marker, batches=batches_of(ids)))
         self.markers.append(LogRecord("markers", 0, len(self.markers), at_ms, None, value, ()))
 
     def tick(self, at_ms: int) -> None:
@@ -191,10 +204,10 @@ def test_the_demo_follows_batches() -> None:
     recorder = DemoRecorder()
     for one in IDS:
         recorder.message((0, one.offset), "q", is_first=True)
-    batches = tuple(batches_of(IDS))
+    batches = batches_of(IDS)
     recorder.marker((0, 0), replace(START, batches=batches))
     assert (recorder.held, recorder.open_copies()) == (6, 6)
-    recorder.marker((0, 1), replace(END, batches=tuple(batches_of(IDS[2:]))))
+    recorder.marker((0, 1), replace(END, batches=batches_of(IDS[2:])))
     assert (recorder.held, recorder.count(Outcome.ACK)) == (2, 4)
     recorder.marker((0, 2), Marker(MarkerType.KEEPALIVE, consumer_id="c", batches=batches))
     assert recorder.keepalives == 1

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.markers.rules.batching import gather
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
 from kafkamq.markers.tracker.settlement import SettlementError, Settler, SettleReport
@@ -26,7 +27,6 @@ from kafkamq.markers.wire.markers import (
     encode_end,
     encode_tick,
 )
-from kafkamq.markers.wire.message_batches import batches_of
 from kafkamq.queue.topics import create_topics
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.transport.admin import uuid_bytes
@@ -77,7 +77,7 @@ class Logs:
         encoder = StartEncoder(
             consumer_id="c", redeliver_after_ms=1000, max_deliveries=max_deliveries, max_lease_ms=0
         )
-        self.mark(encode_batch_start(encoder, batches_of(ids), key))
+        self.mark(encode_batch_start(encoder, gather(ids)[0][0], key))
 
     def mark(self, *markers: bytes) -> None:
         self.write(CONFIG.marker_topic, [(0, None, marker, ()) for marker in markers])

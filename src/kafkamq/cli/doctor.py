@@ -116,7 +116,7 @@ def _cluster(config: ServiceConfig, *, max_lease_ms: int) -> Iterator[Check]:
         yield Check("ok", "brokers", f"{len(cluster.brokers)} ({brokers})")
         yield Check("ok", "kafka", kafka_version(config, cluster))
         findings = check_topics(config, max_lease_ms=max_lease_ms, timeout_s=TIMEOUT_S)
-        yield from _groups(config, cluster)
+        yield from _messages(config, cluster, max_lease_ms)
     except (BrokerError, ConfigError, DeadlineExceededError) as error:
         yield Check("refuse", "cluster", str(error))
         return
@@ -126,13 +126,29 @@ def _cluster(config: ServiceConfig, *, max_lease_ms: int) -> Iterator[Check]:
         yield Check("ok", "topics", f"those of namespace {config.namespace} are as they should be")
 
 
-def _groups(config: ServiceConfig, cluster: ClusterInfo) -> Iterator[Check]:
-    """What Kafka forgets of groups, and queues that two groups work on."""
+def _messages(config: ServiceConfig, cluster: ClusterInfo, max_lease_ms: int) -> Iterator[Check]:
+    """What depends on how long messages are kept, and who works on their queues."""
     with Admin(config, timeout_s=TIMEOUT_S) as admin:
         messages = admin.topics([config.message_topic]).get(config.message_topic)
     if messages is None:  # it is said elsewhere
         return
     retention_ms = int(messages.settings.get("retention.ms", "604800000"))
+    if not messages.topic_id:
+        text = "batch_markers has no effect: the brokers tell no ids of topics (Kafka before 2.8)"
+        yield Check("warn", "batches", text)
+    elif 0 <= retention_ms <= 2 * max_lease_ms:  # R28
+        yield Check(
+            "warn",
+            "batches",
+            f"batch_markers has no effect: {messages.name} keeps messages for {retention_ms} ms, "
+            f"so none outlives a lease of {max_lease_ms} ms by far; set retention.ms to more than "
+            f"{2 * max_lease_ms}, or the max_lease of the queues lower",
+        )
+    yield from _groups(config, cluster, retention_ms)
+
+
+def _groups(config: ServiceConfig, cluster: ClusterInfo, retention_ms: int) -> Iterator[Check]:
+    """What Kafka forgets of groups, and queues that two groups work on."""
     kept_min = int(cluster.settings.get("offsets.retention.minutes", "10080"))
     if not 0 <= retention_ms <= kept_min * 60_000:
         yield Check(

@@ -32,9 +32,12 @@ _CHUNK_BITS = 12  # a batch lies in one chunk of 4096 offsets
 class Placed(Protocol):
     """A message by its identity."""
 
-    partition: int
-    offset: int
-    log: tuple[bytes, int]  # topic id and leader epoch
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def log(self) -> tuple[bytes, int]: ...  # topic id and leader epoch
 
 
 Item = TypeVar("Item", bound=Placed)

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.markers.rules.batching import gather
 from kafkamq.markers.rules.delivery import Carry, Copy, DeadLetter, Settle, decide
 from kafkamq.markers.tracker.rereading import Found, Rereader
 from kafkamq.markers.wire.markers import encode_end, encode_known_end, encode_schedule
-from kafkamq.markers.wire.message_batches import MAX_BATCHES, batches_of, encode_batches
+from kafkamq.markers.wire.message_batches import encode_batches
 from kafkamq.queue.wire.headers import Origin, copy_headers, cut_text, dead_letter_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import key_partition, marker_key
@@ -286,11 +287,9 @@ class Rewriter:
     def _end_batches(self, part: Part, partition: int) -> None:
         """The ENDs of batches of the whole part (R32)."""
         for (outcome, reason), ended in part.ended.items():
-            batches = batches_of(ended)
-            for begin in range(0, len(batches), MAX_BATCHES):
-                some = batches[begin : begin + MAX_BATCHES]
-                value = encode_known_end(encode_batches(some), outcome, "", reason=reason)
-                key = marker_key(some[0].partition, some[0].base_offset)
+            for batches, _ in gather(ended):
+                value = encode_known_end(encode_batches(batches), outcome, "", reason=reason)
+                key = marker_key(batches[0].partition, batches[0].base_offset)
                 part.add(self._config.marker_topic, partition, key, value, ())
 
     def _origin(self, partition: int, found: Found) -> Origin:

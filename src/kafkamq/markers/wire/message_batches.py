@@ -7,7 +7,7 @@ what is named twice is meant once. Malformed is what leaves its chunk, is empty 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from kafkamq.errors import WireError
@@ -15,7 +15,7 @@ from kafkamq.markers.rules.batching import MAX_BATCHES
 from kafkamq.markers.wire import markers_pb2 as pb
 from kafkamq.markers.wire.marker_writer import MAX_COUNT, MAX_INT64, blob, number, varint
 from kafkamq.queue.wire.partitions import CHUNK_OFFSETS
-from kafkamq.types import MessageBatch, MessageId
+from kafkamq.types import MessageBatch
 
 __all__ = ["MAX_BATCHES", "MAX_BATCH_BYTES", "batches_of", "decode_batches", "encode_batches"]
 
@@ -24,21 +24,6 @@ MAX_BATCH_BYTES = 64 * 1024
 
 _BITMAP_BYTES = CHUNK_OFFSETS // 8
 _VERSION = b"\x08\x01"
-
-
-def batches_of(message_ids: Iterable[MessageId]) -> list[MessageBatch]:
-    """Messages in any order as batches, one of each chunk; a marker takes ``MAX_BATCHES``."""
-    bits_of: dict[tuple[int, bytes, int, int], int] = {}
-    for one in message_ids:
-        chunk, slot = divmod(one.offset, CHUNK_OFFSETS)
-        key = one.partition, one.topic_id, one.leader_epoch, chunk
-        bits_of[key] = bits_of.get(key, 0) | 1 << slot
-    found = []
-    for (partition, topic_id, leader_epoch, chunk), bits in bits_of.items():
-        first = (bits & -bits).bit_length() - 1
-        base_offset = chunk * CHUNK_OFFSETS + first
-        found.append(MessageBatch(partition, topic_id, leader_epoch, base_offset, bits >> first))
-    return found
 
 
 def encode_batches(batches: Sequence[MessageBatch]) -> bytes:

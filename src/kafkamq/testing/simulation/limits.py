@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
@@ -93,6 +93,7 @@ class WorkerSettings:
     receive_buffer: int = 10
     receive_many: int = 1  # messages of one call
     exactly_once: bool = False
+    batch_markers: bool = False
     backoff: Backoff = field(default_factory=lambda: Backoff(first=0.5, max=8.0))
     wait_share: float = 0.3  # of acks that wait for their confirmation
 
@@ -131,6 +132,7 @@ class Limits:
     retention_ms: int = 604_800_000  # of markers
     restart_ms: int = 3000  # until a dead process is started again
     close_share: float = 0.0  # of workers that are closed and replaced in between
+    deletions: int = 0  # times that messages are deleted that workers have STARTed
 
 
 _UNUSUAL = tuple(each for each in Behaviour if each is not Behaviour.QUICK)
@@ -138,6 +140,19 @@ _UNUSUAL = tuple(each for each in Behaviour if each is not Behaviour.QUICK)
 
 def draw_limits(seed: int) -> Limits:
     """What a seed is like."""
+    limits, rng = _draw_limits(seed), random.Random(f"batches {seed}")
+    if rng.random() < 0.5:
+        return limits
+    faults, is_calm = limits.faults, limits.faults == Faults()
+    return replace(
+        limits,
+        worker=replace(limits.worker, batch_markers=True),
+        # Positions that Kafka drops and the ledger has not yet may lie in what is deleted.
+        deletions=0 if is_calm or faults.lost_offsets else rng.choice((0, 0, 1, 5)),
+    )
+
+
+def _draw_limits(seed: int) -> Limits:
     rng = random.Random(f"limits {seed}")
     calm = rng.random() < 0.1
     timeout_ms = rng.choice((1000, 2000, 3000, 6000))

@@ -113,6 +113,7 @@ def _queue(world: QueueWorld, service: Service):  # type: ignore[no-untyped-def]
         backoff=settings.backoff,
         max_in_flight=settings.max_in_flight,
         exactly_once=settings.exactly_once,
+        batch_markers=settings.batch_markers,
         receive_buffer=settings.receive_buffer,
     )
 

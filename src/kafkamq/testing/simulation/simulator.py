@@ -16,13 +16,14 @@ from typing import TypeAlias
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.queue.names import group_of
 from kafkamq.queue.service import Service
 from kafkamq.testing.checker import Problem, Verdict, check_logs
 from kafkamq.testing.history import Ending, LogRecord, Timeline, read_timelines
 from kafkamq.testing.simulation.batches import BatchTracker, Checkpoint
 from kafkamq.testing.simulation.cluster import SimulatedKafka
 from kafkamq.testing.simulation.limits import Limits, draw_limits
-from kafkamq.testing.simulation.processes import QueueWorld, Told, Tracker, Worker, send_all
+from kafkamq.testing.simulation.processes import QUEUE, QueueWorld, Told, Tracker, Worker, send_all
 from kafkamq.testing.simulation.scheduler import Process
 from kafkamq.testing.simulation.stage import Report, Stage
 from kafkamq.testing.simulation.states import of_line, of_logs
@@ -43,6 +44,7 @@ class Simulation(Report):
     messages: list[LogRecord] = field(default_factory=list)
     markers: list[LogRecord] = field(default_factory=list)
     dead_letters: list[LogRecord] = field(default_factory=list)
+    deleted: list[LogRecord] = field(default_factory=list)  # of the messages, and among them
     told: Told = field(default_factory=Told)
 
     kind = "markers"
@@ -58,6 +60,7 @@ class Simulation(Report):
             markers=self.markers,
             dead_letters=self.dead_letters,
             confirmed=self.told.confirmed,
+            deleted={(record.partition, record.offset) for record in self.deleted},
             max_deliveries=self.limits.worker.max_deliveries,
             max_lease_ms=self.limits.worker.max_lease_ms,
         )
@@ -134,6 +137,8 @@ class _Run(Stage[_Actor]):
             self.at(rng.uniform(0, self.chaos_s), self._change_trackers)
         for _ in range(round(limits.workers * limits.close_share)):
             self.at(rng.uniform(0, self.chaos_s), self._close_worker)
+        for _ in range(limits.deletions):
+            self.at(rng.uniform(0, self.chaos_s), self._delete_messages)
 
     def is_settled(self) -> bool:
         """Whether every message and every SCHEDULE has ended, by an END that came in time."""
@@ -149,9 +154,20 @@ class _Run(Stage[_Actor]):
 
     def _read_logs(self) -> None:
         simulation, config, kafka = self.simulation, self.world.config, self.kafka
-        simulation.messages = kafka.all_records(config.message_topic)
+        simulation.messages = [*simulation.deleted, *kafka.all_records(config.message_topic)]
         simulation.markers = kafka.all_records(config.marker_topic)
         simulation.dead_letters = kafka.all_records(config.dead_letter_topic)
+
+    def _delete_messages(self) -> None:
+        """DeleteRecords under holds: of one partition, below the queue's position."""
+        config, cluster = self.world.config, self.kafka.cluster
+        topic, number = config.message_topic, self.rng.randrange(self.limits.partitions)
+        kept = cluster.groups.committed(group_of(config, QUEUE), (topic, number))
+        if kept is not None:
+            before = self.rng.randint(0, kept[0])
+            records, _ = self.kafka.records(topic, number)
+            self.simulation.deleted += [each for each in records if each.offset < before]
+            cluster.delete_records(topic, number, before)
 
     # ---- processes
 

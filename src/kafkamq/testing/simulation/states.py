@@ -6,11 +6,11 @@ Most are told by the lines that the shells log; the others by the logs of Kafka.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from kafkamq.queue.wire.headers import REASON
 from kafkamq.testing.history import LogRecord, MessageHistory, Timeline, Why, read_timelines
-from kafkamq.types import MarkerType
+from kafkamq.types import MarkerType, MessageId, Outcome, expand
 
 __all__ = ["STATES", "of_line", "of_logs"]
 
@@ -43,6 +43,11 @@ _OF_LOGS = (
     "dead letter: rejected",
     "dead letter: expired",
     "dead letter: max-lease",
+    "dead letter: payload-lost",
+    "a batch of STARTs",
+    "a batch of ENDs of a worker",
+    "a batch of ENDs of a tracker",
+    "a batch that ended in parts",
 )
 STATES = frozenset([*_LINES, _FENCED, *_OF_LOGS])  # _PART is counted, and seldom seen
 
@@ -62,6 +67,7 @@ def of_logs(markers: Sequence[LogRecord], dead_letters: Sequence[LogRecord]) -> 
         reason = dict(letter.headers).get(REASON) or b""
         found[f"dead letter: {reason.decode()}"] += 1
     for timeline in read_timelines(markers).values():
+        found.update(_of_batches(timeline))
         for (of_schedule, _), own in timeline.of_message.items():
             kinds = Counter(timeline.marker(at).type for at in own)
             found["two STARTs of one message"] += kinds[MarkerType.START] > 1
@@ -71,6 +77,26 @@ def of_logs(markers: Sequence[LogRecord], dead_letters: Sequence[LogRecord]) -> 
         for history in timeline.histories():
             found.update(_of_history(timeline, history))
     return +found
+
+
+def _of_batches(timeline: Timeline) -> Iterator[str]:
+    """Of records of more than one message; in parts: by more than one END of a tracker."""
+    parts: Counter[int] = Counter()  # by START: such ENDs
+    starts: dict[MessageId, int] = {}
+    for at, marker in enumerate(timeline.records):
+        if marker is None or not marker.batches:
+            continue
+        ids = [each.message_id for each in expand(marker) if each.message_id is not None]
+        is_end = marker.type is MarkerType.END
+        is_tracker = is_end and marker.outcome in (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+        if marker.type is MarkerType.START:
+            starts.update(dict.fromkeys(ids, at))
+        elif is_tracker:
+            parts.update({starts[each] for each in ids if each in starts})
+        if len(ids) > 1 and marker.type is not MarkerType.KEEPALIVE:
+            writer = "a tracker" if is_tracker else "a worker"
+            yield f"a batch of ENDs of {writer}" if is_end else "a batch of STARTs"
+    yield from ("a batch that ended in parts" for count in parts.values() if count > 1)
 
 
 def _of_history(timeline: Timeline, history: MessageHistory) -> Counter[str]:
