@@ -23,7 +23,7 @@ from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
 LIMITS = Limits(
     messages=60,
     delayed_share=0.3,
-    cancelled_share=0.3,
+    cancelled_share=0.5,
     faults=Faults(freeze_every=2000, max_freeze_ms=8000),
     behaviours=(
         (Behaviour.QUICK, 0.6),

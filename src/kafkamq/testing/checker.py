@@ -427,12 +427,12 @@ class Checker:
             self._problem("lost", place, f"its dead letter (delivery count {count}) is missing")
 
     def _check_letter(self, place: Place, letter: LogRecord) -> None:
-        family = self._families.get(place)
-        if not family or _header(letter, names.PAYLOAD_AT) is not None:
+        family, headers = self._families.get(place), read_message_headers(letter.headers)
+        is_lost = _header(letter, names.REASON) == DeadLetterReason.PAYLOAD_LOST.value.encode()
+        is_unread = is_lost and headers.id == "/".join(map(str, place))  # by a START of a batch
+        if not family or is_unread or _header(letter, names.PAYLOAD_AT) is not None:
             return
         first = family[0]
-        headers = read_message_headers(letter.headers)
-        is_lost = _header(letter, names.REASON) == DeadLetterReason.PAYLOAD_LOST.value.encode()
         same = (
             letter.key == first.record.key
             and (is_lost or letter.value == first.record.value)

@@ -5,6 +5,8 @@ Everything here is user code on the public interface of kafkamq; what runs below
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ from kafkamq.errors import (
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.queue.consumer import Consumer
+from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
 from kafkamq.testing.simulation.limits import Behaviour, Limits
 from kafkamq.testing.simulation.scheduler import Process, Scheduler
@@ -168,10 +171,22 @@ class Worker:
                     raise
                 self._world.sleep(0.5)
                 continue
-            for message in messages:
+            for message in self._left(messages):
                 self._messages.put(message)
             if rng.random() < 0.05:
                 self._flush(consumer)
+
+    def _left(self, messages: Sequence[Message]) -> list[Message]:
+        """With batches, half of what came together and is quick is acked together."""
+        left = list(messages)
+        if self._limits.worker.batch_markers and self._world.rng.random() < 0.5:
+            for message in messages:
+                if Behaviour.of(message.payload) is Behaviour.QUICK:
+                    left.remove(message)
+                    with contextlib.suppress(LeaseLostError, BrokerError, DeadlineExceededError):
+                        message.ack()
+                        self._acked[message.message_id] = None
+        return left
 
     def _flush(self, consumer: Consumer) -> None:
         """What was acked before it, and is not named by its error, is done."""
