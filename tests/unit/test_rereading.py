@@ -164,7 +164,7 @@ def test_a_topic_that_was_recreated_is_noticed(cluster: MemoryKafka, rereader: R
     cluster.delete_topic(CONFIG.message_topic)
     cluster.create_topic(CONFIG.message_topic, PARTITIONS, settings)
     write(cluster, 4)
-    with pytest.raises(BrokerError, match="again") as caught:
+    with pytest.raises(BrokerError, match="recreated") as caught:
         read(rereader, rows)
     assert caught.value.is_retriable
     assert numbers(read(rereader, rows)) == [None] * 4
