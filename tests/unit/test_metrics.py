@@ -34,8 +34,7 @@ from kafkamq.metrics import (
 )
 from kafkamq.metrics.health import Health, health
 from kafkamq.queue.delivery import Delivery
-from kafkamq.queue.recorder import SendRecorder
-from kafkamq.queue.sender import Sender
+from kafkamq.queue.sender import Sender, SendRecorder
 
 DASHBOARD = Path(__file__).parents[2] / "dashboards" / "kafkamq.json"
 BOTH = ("queue", "partition")

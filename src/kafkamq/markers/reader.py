@@ -9,12 +9,12 @@ from time import monotonic
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import BrokerError, KafkaMQError
+from kafkamq.markers.data_loss import report_loss
 from kafkamq.markers.membership import Membership, max_idle_ms, open_member
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.offset_commits import OffsetCommits
 from kafkamq.markers.positions import Positions
 from kafkamq.markers.rules.fetch_buffer import FetchBuffer
-from kafkamq.queue.data_loss import report_loss
 from kafkamq.queue.names import group_of, group_of_workers
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import is_retriable

@@ -15,9 +15,9 @@ from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.config import OnExhausted, ParallelConfig, Verdict
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.stats import Stats
-from kafkamq.queue.reasons import reason_of
 from kafkamq.queue.rules.retry import Done, GiveUp, Retry, backoff_delay_ms, judge
 from kafkamq.queue.sure_writer import Written
+from kafkamq.queue.wire.headers import reason_of
 from kafkamq.runtime.verdicts import VERDICTS, seconds, understood
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import Ack, DeadLetterReason, Nack

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 from kafkamq.config import milliseconds
 from kafkamq.errors import LeaseLostError, StateError
-from kafkamq.queue.reasons import reason_of
-from kafkamq.queue.wire.headers import MessageHeaders, read_message_headers
+from kafkamq.queue.wire.headers import MessageHeaders, read_message_headers, reason_of
 from kafkamq.transport.record import RecordLike
 from kafkamq.types import Headers, MessageId, Outcome
 

@@ -13,9 +13,9 @@ from kafkamq.errors import ConfigError, KafkaMQError, LeaseLostError, StateError
 from kafkamq.queue.arguments import BodyError
 from kafkamq.queue.handler import HandlerSpec
 from kafkamq.queue.message import Message
-from kafkamq.queue.reasons import clean, reason_of
 from kafkamq.queue.rules.capabilities import Feature, has
 from kafkamq.queue.rules.retry import backoff_delay_ms
+from kafkamq.queue.wire.headers import clean, reason_of
 from kafkamq.runtime.batches import Prepared, outcomes_of, prepare
 from kafkamq.runtime.middleware import Middleware, surrounded
 from kafkamq.runtime.telemetry import Telemetry

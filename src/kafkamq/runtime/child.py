@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeAlias, cast
 
 from kafkamq.errors import ConfigError
-from kafkamq.queue.reasons import reason_of
+from kafkamq.queue.wire.headers import reason_of
 from kafkamq.runtime.children import keep_from_forks, leave_signals_to_parent
 from kafkamq.runtime.inbox import Inbox
 from kafkamq.runtime.loop_executor import LoopExecutor

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from kafkamq.errors import ConfigError
 from kafkamq.queue.json_values import BodyError
-from kafkamq.queue.reasons import clean, reason_of
+from kafkamq.queue.wire.headers import clean, reason_of
 from kafkamq.runtime.work_queue import HandlerFaultError
 from kafkamq.types import Ack, Nack, Reject
 

@@ -27,9 +27,8 @@ from kafkamq.queue.delivery import Delivery
 from kafkamq.queue.message import Message
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.producer import Producer
-from kafkamq.queue.recorder import SendRecorder
 from kafkamq.queue.rules.capabilities import Feature, require
-from kafkamq.queue.sender import Sender
+from kafkamq.queue.sender import Sender, SendRecorder
 from kafkamq.queue.topic_consumer import TopicConsumer
 from kafkamq.queue.topic_message import MessageState, TopicMessage
 from kafkamq.queue.wire.headers import copy_headers, read_message_headers

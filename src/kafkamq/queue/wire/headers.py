@@ -26,11 +26,13 @@ __all__ = [
     "TTL_MS",
     "MessageHeaders",
     "Origin",
+    "clean",
     "copy_headers",
     "cut_text",
     "dead_letter_headers",
     "message_headers",
     "read_message_headers",
+    "reason_of",
     "redrive_headers",
 ]
 
@@ -234,3 +236,16 @@ def cut_text(text: str, max_bytes: int = MAX_ERROR_BYTES) -> str:
     """``text`` cut at ``max_bytes`` of UTF-8, between characters; lone surrogates become ``?``."""
     data = text[:max_bytes].encode("utf-8", "replace")
     return data[:max_bytes].decode("utf-8", "ignore")
+
+
+def clean(reason: object) -> str:
+    """A reason as it can be written: at most 4096 bytes, without lone surrogates."""
+    return cut_text(reason if isinstance(reason, str) else repr(reason))
+
+
+def reason_of(error: BaseException) -> str:
+    """The kind of an error and what it says; never raises."""
+    try:
+        return clean(f"{type(error).__name__}: {error}")
+    except Exception:  # noqa: BLE001 - of the user's own __str__: the verdict matters more
+        return type(error).__name__
