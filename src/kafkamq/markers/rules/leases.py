@@ -354,12 +354,12 @@ class Leases:
             for partition, leases in together.items()
         ]
         for partition, leases in named.items():
-            single += [
-                Renewal(
-                    partition, consumer_id, None, self._timeout_ms, tuple(of), monotonic_ms, batches
-                )
-                for batches, of in gather(leases)
-            ]
+            known = partition, consumer_id, None, self._timeout_ms
+            for batches, of in gather(leases):
+                if len(of) == 1:
+                    single.append(self._renewal(of[0], monotonic_ms))
+                else:
+                    single.append(Renewal(*known, tuple(of), monotonic_ms, batches))
         return shared + single
 
     def extend(self, lease: Lease, extension_ms: int, monotonic_ms: int) -> Renewal | None:
