@@ -42,12 +42,7 @@ class Worker:
 
         Args:
             service: Whose handlers: one of ``kafkamq.aio``, or of ``kafkamq``.
-            queues: Only those of these queues.
-            middleware: Around every handler, the first one outermost.
-            drain: s that handlers have to end when the worker stops; then they are given back.
             on_lease_lost: A function or a coroutine function; runs in the event loop.
-            telemetry: Spans and metrics through OpenTelemetry; None: when its SDK is installed.
-            hung_after: s for which all handlers of a queue may hang.
 
         Raises:
             ConfigError: ``hung_after`` is no positive time.

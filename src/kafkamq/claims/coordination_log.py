@@ -35,7 +35,6 @@ __all__ = ["INTERVAL_HEADER", "ClientClock", "CoordinationLog", "Place"]
 INTERVAL_HEADER = "kafkamq-interval-ms"
 """What the sender takes for the heartbeat interval; Go clients write none (60 s)."""
 
-GO_INTERVAL_MS = 60_000
 WINDOW_INTERVALS = 3  # an owner is heard twice within two; the third is for jumps of the clock
 _BATCH = 5000
 _MAX_ABSENCES = 4  # then the topic is gone, and not only unknown to a broker

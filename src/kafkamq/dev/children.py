@@ -18,8 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from kafkamq.config import ServiceConfig
 from kafkamq.errors import DeadlineExceededError, KafkaMQError
 
 __all__ = ["Child", "ChildError", "Orders", "serve", "tell"]
@@ -166,17 +167,21 @@ def tell(event: str, **fields: Any) -> None:
 class Orders:
     """The child's side: lines of stdin as they come; its end ends this process at once."""
 
-    def __init__(self, stdin: IO[str] | None = None) -> None:
-        self._stdin = stdin or sys.stdin
-        self.first: dict[str, Any] = json.loads(self._stdin.readline() or "{}")
-        self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {}
+    def __init__(self) -> None:
+        self.first: dict[str, Any] = json.loads(sys.stdin.readline() or "{}")
+
+    @property
+    def config(self) -> ServiceConfig:
+        """The namespace that the first line names."""
+        names = ("bootstrap_servers", "namespace", "kafka")
+        return ServiceConfig(**{name: self.first[name] for name in names if name in self.first})
 
     def follow(self, handler: Callable[[dict[str, Any]], None]) -> None:
         """Calls ``handler`` with each later line, from a thread of its own."""
         threading.Thread(target=self._follow, args=(handler,), name="orders", daemon=True).start()
 
     def _follow(self, handler: Callable[[dict[str, Any]], None]) -> None:
-        for line in self._stdin:
+        for line in sys.stdin:
             handler(json.loads(line))
         os._exit(3)  # the parent is gone; what we hold comes back by itself
 

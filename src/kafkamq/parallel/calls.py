@@ -10,7 +10,7 @@ from kafkamq.errors import ConfigError
 from kafkamq.parallel.config import ParallelConfig, is_async_handler
 from kafkamq.parallel.record import ParallelRecord, PlainRecord
 from kafkamq.queue.arguments import Binder, wants_body
-from kafkamq.runtime.batches import prepare
+from kafkamq.runtime.batches import bound
 from kafkamq.runtime.child import RemoteCall
 from kafkamq.runtime.middleware import Middleware, surrounded
 from kafkamq.runtime.process_executor import Processes
@@ -25,23 +25,11 @@ def called(
     is_async = is_async_handler(handler)
     call = handler
     if wants_body(handler, of_lists=takes_lists):
-        call = _bound(handler, Binder(handler, of_lists=takes_lists), is_async=is_async)
+        call = bound(handler, Binder(handler, of_lists=takes_lists), is_async=is_async)
     if not middleware:
         return call
     name = getattr(handler, "__qualname__", repr(handler))
     return surrounded(call, middleware, is_async=is_async, name=name)
-
-
-def _bound(handler: Callable[..., Any], binder: Binder, *, is_async: bool) -> Callable[[Any], Any]:
-    def call(given: Any) -> Any:
-        found = prepare(binder, given)
-        return found.outcome(handler(*found.arguments) if found.is_called else None)
-
-    async def call_async(given: Any) -> Any:
-        found = prepare(binder, given)
-        return found.outcome(await handler(*found.arguments) if found.is_called else None)
-
-    return call_async if is_async else call
 
 
 def from_fields(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from kafkamq.errors import ConfigError
@@ -11,7 +10,7 @@ from kafkamq.queue.arguments import Binder, BodyError
 from kafkamq.runtime.verdicts import is_verdict
 from kafkamq.runtime.work_queue import Slot
 
-__all__ = ["Prepared", "outcomes_of", "prepare", "take_list"]
+__all__ = ["bound", "outcomes_of", "take_list"]
 
 R = TypeVar("R")
 
@@ -38,35 +37,46 @@ def outcomes_of(result: object, count: int) -> Sequence[object]:
     return [error] * count
 
 
-@dataclass(slots=True)
-class Prepared:
-    """What a handler is called with."""
+def bound(
+    function: Callable[..., Any], binder: Binder, *, is_async: bool = False
+) -> Callable[[Any], Any]:
+    """Calls a handler with what it takes of a message, or of a list.
 
-    arguments: list[Any]  # its own
-    is_called: bool = True  # there is something to call it with
-    count: int = 0  # messages of the list that it gets
-    # By their places in the whole list, those whose bodies cannot be read.
-    refused: dict[int, BodyError] = field(default_factory=dict)
+    Raises:
+        BodyError: The one message's payload is not what the handler takes.
+    """
 
-    def outcome(self, result: object) -> object:
-        """What it returned; of a list also what became of those that it did not get."""
-        if not self.refused:
-            return result
-        given = iter(outcomes_of(result, self.count))
-        everyone = range(self.count + len(self.refused))
-        return [self.refused[at] if at in self.refused else next(given) for at in everyone]
+    def call(given: Any) -> Any:
+        if not isinstance(given, list):
+            return function(*binder.arguments(given))
+        arguments, whole = _of_list(binder, given)
+        return whole(function(*arguments) if arguments else None)
+
+    async def call_async(given: Any) -> Any:
+        if not isinstance(given, list):
+            return await function(*binder.arguments(given))
+        arguments, whole = _of_list(binder, given)
+        return whole(await function(*arguments) if arguments else None)
+
+    return call_async if is_async else call
 
 
-def prepare(binder: Binder, given: Any) -> Prepared:
-    """The arguments for a message, or for a list."""
-    if not isinstance(given, list):
-        return Prepared(binder.arguments(given))
+def _of_list(
+    binder: Binder, messages: list[Any]
+) -> tuple[list[list[Any]], Callable[[object], object]]:
+    """The arguments, none if no body can be read; and what makes the whole list's outcome."""
     rows: list[list[Any]] = []
-    refused: dict[int, BodyError] = {}
-    for at, message in enumerate(given):
+    refused: dict[int, BodyError] = {}  # by their places in the list
+    for at, message in enumerate(messages):
         try:
             rows.append(binder.arguments(message))
         except BodyError as error:  # noqa: PERF203 - it is this message's alone
             refused[at] = error
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    return Prepared(columns, bool(rows), len(rows), refused)
+
+    def whole(result: object) -> object:
+        if not refused:
+            return result
+        given = iter(outcomes_of(result, len(rows)))
+        return [refused[at] if at in refused else next(given) for at in range(len(messages))]
+
+    return [list(column) for column in zip(*rows, strict=True)], whole

@@ -16,7 +16,7 @@ from kafkamq.queue.message import Message
 from kafkamq.queue.rules.capabilities import Feature, has
 from kafkamq.queue.rules.retry import backoff_delay_ms
 from kafkamq.queue.wire.headers import clean, reason_of
-from kafkamq.runtime.batches import Prepared, outcomes_of, prepare
+from kafkamq.runtime.batches import bound, outcomes_of
 from kafkamq.runtime.middleware import Middleware, surrounded
 from kafkamq.runtime.telemetry import Telemetry
 from kafkamq.runtime.verdicts import is_verdict, understood
@@ -45,24 +45,8 @@ class Calls:
         self.spared: list[Message] = []  # a stop broke off their last attempts: no dead letters
         self.is_async = spec.is_async and function is None
         self._telemetry = telemetry
-        call = function
-        if call is None:
-            call = self._call_async if self.is_async else self._call
+        call = function or bound(spec.function, spec.binder, is_async=self.is_async)
         self._chain = surrounded(call, middleware, is_async=self.is_async, name=spec.name)
-
-    def _call(self, given: Any) -> Any:
-        if not isinstance(given, list):
-            return self.spec.function(*self.spec.binder.arguments(given))
-        found = prepare(self.spec.binder, given)
-        return found.outcome(self.spec.function(*found.arguments) if found.is_called else None)
-
-    async def _call_async(self, given: Any) -> Any:
-        if not isinstance(given, list):
-            return await self.spec.function(*self.spec.binder.arguments(given))
-        found: Prepared = prepare(self.spec.binder, given)
-        return found.outcome(
-            await self.spec.function(*found.arguments) if found.is_called else None
-        )
 
     def run(self, given: Any) -> object:
         outcome: object = _NOT_CALLED

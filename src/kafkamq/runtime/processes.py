@@ -12,7 +12,7 @@ from kafkamq.errors import ConfigError
 from kafkamq.queue.arguments import Binder
 from kafkamq.queue.handler import HandlerSpec
 from kafkamq.queue.message import Message
-from kafkamq.runtime.batches import prepare
+from kafkamq.runtime.batches import bound
 from kafkamq.runtime.calls import STOPPED
 from kafkamq.runtime.child import RemoteCall
 from kafkamq.runtime.inbox import Inbox
@@ -188,16 +188,9 @@ def _plain(message: Message) -> PlainMessage:
     )
 
 
-def _for_messages(function: Callable[..., Any]) -> Callable[[PlainMessage], Any]:
-    binder = Binder(function)
-    return lambda message: function(*binder.arguments(message))
+def _for_messages(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    return bound(function, Binder(function))
 
 
-def _for_lists(function: Callable[..., Any]) -> Callable[[list[PlainMessage]], Any]:
-    binder = Binder(function, of_lists=True)
-
-    def call(messages: list[PlainMessage]) -> object:
-        found = prepare(binder, messages)
-        return found.outcome(function(*found.arguments) if found.is_called else None)
-
-    return call
+def _for_lists(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    return bound(function, Binder(function, of_lists=True))

@@ -96,11 +96,9 @@ def share_lock_ms(queue: QueueConfig, limits: ShareLimits) -> int:
     return max(wanted, limits.min_lock_ms)
 
 
-def configure_group(
-    admin: Admin, group_id: str, *, lock_ms: int, max_deliveries: int, start: str = "earliest"
-) -> None:
+def configure_group(admin: Admin, group_id: str, *, lock_ms: int, max_deliveries: int) -> None:
     """Set a share group's lock, where it starts, and, where it is the group's, its limit."""
-    wanted = {_LOCK: str(lock_ms), _START: start, _ISOLATION: "read_committed"}
+    wanted = {_LOCK: str(lock_ms), _START: "earliest", _ISOLATION: "read_committed"}
     known = admin.group_settings(group_id)
     if _COUNT in known:
         wanted[_COUNT] = str(max_deliveries + 1)

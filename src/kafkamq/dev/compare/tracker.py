@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 
-from kafkamq.config import ServiceConfig
 from kafkamq.dev.children import Orders, serve, tell
 from kafkamq.errors import DeadlineExceededError
 from kafkamq.markers.tracker.local import LocalTracker
@@ -19,13 +18,7 @@ _POLL_S = 0.05
 def _run(orders: Orders) -> None:
     stopping = threading.Event()
     orders.follow(lambda _: stopping.set())
-    first = orders.first
-    config = ServiceConfig(
-        bootstrap_servers=first["bootstrap_servers"],
-        namespace=first["namespace"],
-        kafka=first["kafka"],
-    )
-    tracker = LocalTracker(config)
+    tracker = LocalTracker(orders.config)
     with tracker.in_thread():
         deadline_s = time.monotonic() + _LIVE_S
         while not tracker.is_live:

@@ -36,14 +36,11 @@ def _run(orders: Orders) -> None:
     orders.follow(inbox.put)
     os.nice(LOWEST_PRIORITY)
     first = orders.first
-    config = ServiceConfig(
-        bootstrap_servers=first["bootstrap_servers"], namespace=first["namespace"]
-    )
     spark = demo_session("judge", Path(first["folder"]), messages=first["messages"])
-    _ask(spark, config, first["histories"])
+    _ask(spark, orders.config, first["histories"])
     while True:
         inbox.get()
-        tell("verdict", rows=_ask(spark, config, first["histories"]))
+        tell("verdict", rows=_ask(spark, orders.config, first["histories"]))
 
 
 def _ask(spark: SparkSession, config: ServiceConfig, histories: str) -> list[dict[str, Any]]:

@@ -32,10 +32,6 @@ class RunSize:
         self._records = 1.0
 
     @property
-    def record_us(self) -> float:
-        return self._spent_us / self._records
-
-    @property
     def is_light(self) -> bool:
         """Records take so little that spreading them over workers costs more than it brings."""
         return self._spent_us < _LIGHT_US * self._records
@@ -79,8 +75,3 @@ class RateLimit:
 
     def spend(self, records: int) -> None:
         self._allowance -= records
-
-    def next_ms(self, monotonic_ms: float) -> float:
-        """When the next one may start."""
-        missing = 1.0 - self._allowance
-        return monotonic_ms if missing <= 0 else monotonic_ms + missing / self._per_ms
