@@ -1,4 +1,4 @@
-"""``create``, ``send`` and ``receive``."""
+"""The commands ``create``, ``send`` and ``receive``: a function each, its options as arguments."""
 
 from __future__ import annotations
 

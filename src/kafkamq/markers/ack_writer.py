@@ -1,4 +1,4 @@
-"""AckWriter as ENDs (R8), and which of them came late (R9)."""
+"""Writes acknowledgements: each verdict as an END (R8), and learns which came late (R9)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class AckWriter:
         self._under_way: dict[EndRecord, None] = {}  # not delivered yet, the failed too
         self._ends = Ends(state, self)
 
-    # AckWriter.
+    # Verdicts.
 
     def acknowledge(
         self,

@@ -37,7 +37,7 @@ class ConsumerRecorder:
             self._add(catalog.RECEIVED_AGAIN, again)
 
     def settled(self, messages: Iterable[MarkersMessage], now_ms: int) -> None:
-        """AckWriter of the application."""
+        """Verdicts of the application."""
         counts: Counter[tuple[Outcome, int, int]] = Counter()
         last: tuple[Outcome, int, int] | None = None
         run = 0

@@ -1,4 +1,9 @@
-"""What leaves a queue with a topic of its own: dead letters, and copies to the queue's tail."""
+"""What leaves a queue with a topic of its own: dead letters, and copies to the queue's tail.
+
+``DeadLetterWriter`` is what consumers need of a place for dead letters; ``TopicDeadLetterWriter``
+is the one on Kafka. One for another place stands beside it, and ``topic_backend`` chooses. Queues
+of ``markers`` have no writer: their tracker writes dead letters in its own transactions.
+"""
 
 from __future__ import annotations
 

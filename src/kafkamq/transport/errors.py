@@ -1,4 +1,4 @@
-"""Kafka's errors as ours: what failed, where, whether to repeat it, and what to do about it.
+"""Classifies each KafkaError: what failed, where, whether to repeat it, and what to do about it.
 
 librdkafka reports some failures only to its error callback, never to the call that waits: wrong
 credentials, and that no broker answers. ``ErrorWatch`` is that callback; who waits asks it.

@@ -442,7 +442,7 @@ class Leases:
             last_ms = lease.log_begin_ms + self._max_lease_ms
             lease.log_deadline_ms = max(lease.log_deadline_ms, min(log_ms + after_ms, last_ms))
 
-    # AckWriter (R8, R9).
+    # Verdicts (R8, R9).
 
     def acknowledge(self, lease: Lease, monotonic_ms: int) -> Acknowledgement:
         """A verdict on a message that was handed out."""
