@@ -1,6 +1,6 @@
 """The thread that owns the consumer: polls, feeds the work queue, commits.
 
-On a revoke (``revoked``) it waits for what is in flight, commits what is done, and forgets the rest.
+On a revoke (``revoked``) it waits for what is in flight, commits what is done, forgets the rest.
 """
 
 from __future__ import annotations
