@@ -16,6 +16,7 @@ from tests.unit.test_parallel_work_queue import Room
 
 from kafkamq import ConfigError, Nack, ParallelRecord, Reject
 from kafkamq.parallel.calls import called
+from kafkamq.parallel.record import PlainRecord
 from kafkamq.queue.arguments import BodyError
 from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.thread_executor import ThreadExecutor
@@ -101,6 +102,15 @@ def test_a_value_that_cannot_be_read_is_a_dead_letter_at_once() -> None:
     ((_, reason, said),) = office.letters
     assert reason is DeadLetterReason.REJECTED
     assert said == "the body cannot be read: the payload is no JSON"
+
+
+def test_a_record_has_the_words_of_a_message() -> None:
+    """So a handler that reads these runs in a ``Worker`` and here, also in another process."""
+    office, one = Office(), record(b"x")
+    assert office.policy.apply(one, Nack()) is not None
+    for each in (one, PlainRecord(*one.fields())):  # type: ignore[arg-type]  # as they are sent
+        assert (each.payload, each.delivery_count) == (b"x", 2) == (each.value, each.attempt)
+        assert each.raw_headers == each.headers
 
 
 def test_only_some_exceptions_are_worth_another_attempt() -> None:

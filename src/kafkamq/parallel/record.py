@@ -40,6 +40,16 @@ class PlainRecord:
         """The value, as a message calls it."""
         return self.value
 
+    @property
+    def delivery_count(self) -> int:
+        """The attempt, as a message calls it."""
+        return self.attempt
+
+    @property
+    def raw_headers(self) -> list[tuple[str, bytes | None]]:
+        """The headers, as a message calls them."""
+        return self.headers
+
 
 class ParallelRecord:
     """One record of Kafka; read-only.
@@ -98,6 +108,16 @@ class ParallelRecord:
     def attempt(self) -> int:
         """Which attempt this is, from 1; a restart or another owner begins again."""
         return 1 if self._failure is None else self._failure.attempts + 1
+
+    @property
+    def delivery_count(self) -> int:
+        """The attempt, as a message calls it."""
+        return self.attempt
+
+    @property
+    def raw_headers(self) -> list[tuple[str, bytes | None]]:
+        """The headers, as a message calls them."""
+        return self.headers
 
     @property
     def last_error(self) -> BaseException | None:
