@@ -1,4 +1,4 @@
-"""Messages that wait in a process: lanes in order, retries in their time."""
+"""Messages that wait in a process: shards in order, retries in their time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def take_all(waiting: Waiting[str], now_ms: int = 0) -> list[str]:
     return found
 
 
-def test_a_lane_hands_out_one_at_a_time() -> None:
+def test_a_shard_hands_out_one_at_a_time() -> None:
     waiting: Waiting[str] = Waiting()
     for item in ("a1", "a2", "b1"):
         waiting.add(item[0], item)
@@ -25,7 +25,7 @@ def test_a_lane_hands_out_one_at_a_time() -> None:
     assert take_all(waiting) == []
 
 
-def test_a_retry_keeps_its_place_in_a_lane() -> None:
+def test_a_retry_keeps_its_place_in_a_shard() -> None:
     waiting: Waiting[str] = Waiting()
     for item in ("a1", "a2"):
         waiting.add("a", item)
@@ -49,7 +49,7 @@ def test_without_order_nothing_waits_for_a_retry() -> None:
     assert take_all(waiting, 10) == ["z", "x"]
 
 
-def test_a_dropped_lane_is_forgotten_with_its_retries() -> None:
+def test_a_dropped_shard_is_forgotten_with_its_retries() -> None:
     waiting: Waiting[str] = Waiting()
     for item in ("a1", "a2", "b1"):
         waiting.add(item[0], item)

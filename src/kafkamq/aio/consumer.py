@@ -79,7 +79,7 @@ class Consumer:
         return await self._receive(lambda: self._connected().receive_many(n, timeout))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages until the consumer is closed; passing failures are waited out."""
+        """Messages until the consumer is closed; retriable errors are retried."""
         timeout_s = self._queue.config.next_message_timeout_ms / 1000
         while not self._closed.is_set():
             try:

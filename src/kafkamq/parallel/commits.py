@@ -212,8 +212,8 @@ class Committer:
                 ]
             if not missing:
                 return
-            error, is_passing_by = self._refusal or (None, True)
-            if error is not None and not is_passing_by:
+            error, is_retried = self._refusal or (None, True)
+            if error is not None and not is_retried:
                 raise error
             if gone:
                 raise LeaseLostError(f"{gone} went to another member before the commit")

@@ -88,7 +88,7 @@ class Consumer(ABC):
         """
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages until the consumer is closed; passing failures are waited out."""
+        """Messages until the consumer is closed; retriable errors are retried."""
         # No generator: an interrupt as it goes on would come after its message was given away.
         return iter(self._next, None)
 

@@ -110,10 +110,10 @@ def _run(
         return
     with ThreadPoolExecutor(count, "kafkamq-handler") as threads:
         for part in parts:
-            lanes = list(_lanes(_messages(part)))
+            shards = list(_shards(_messages(part)))
             done: list[_Done] = [_ACKED] * part.num_rows
-            for lane in threads.map(lambda lane: _run_lane(lane, handler), lanes):
-                for index, result in lane:
+            for shard in threads.map(lambda shard: _run_shard(shard, handler), shards):
+                for index, result in shard:
                     done[index] = result
             yield _with(part, done)
 
@@ -129,7 +129,7 @@ class _Done:
 
 
 _ACKED = _Done("ack")
-_Lane = list[tuple[int, StreamMessage]]
+_Shard = list[tuple[int, StreamMessage]]
 
 
 def _messages(part: pa.RecordBatch) -> list[StreamMessage]:
@@ -152,24 +152,24 @@ def _messages(part: pa.RecordBatch) -> list[StreamMessage]:
     return messages
 
 
-def _lanes(messages: Sequence[StreamMessage]) -> list[_Lane]:
+def _shards(messages: Sequence[StreamMessage]) -> list[_Shard]:
     """What must run one after the other: messages of one key; each without a key by itself."""
-    lanes: list[_Lane] = []
-    by_key: dict[bytes, _Lane] = {}
+    shards: list[_Shard] = []
+    by_key: dict[bytes, _Shard] = {}
     for index, message in enumerate(messages):
         if message.key is not None and message.key in by_key:
             by_key[message.key].append((index, message))
             continue
-        lane: _Lane = [(index, message)]
-        lanes.append(lane)
+        shard: _Shard = [(index, message)]
+        shards.append(shard)
         if message.key is not None:
-            by_key[message.key] = lane
-    return lanes
+            by_key[message.key] = shard
+    return shards
 
 
-def _run_lane(lane: _Lane, handler: Handler) -> list[tuple[int, _Done]]:
+def _run_shard(shard: _Shard, handler: Handler) -> list[tuple[int, _Done]]:
     done = []
-    for index, message in lane:
+    for index, message in shard:
         try:
             result = _judge(cast("Verdict", handler(message)))
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
@@ -182,11 +182,11 @@ async def _run_coroutines(
     messages: Sequence[StreamMessage], handler: Handler, count: int
 ) -> list[_Done]:
     done = [_ACKED] * len(messages)
-    lanes = iter(_lanes(messages))
+    shards = iter(_shards(messages))
 
     async def work() -> None:
-        for lane in lanes:  # shared: each takes the next one
-            for index, message in lane:
+        for shard in shards:  # shared: each takes the next one
+            for index, message in shard:
                 try:
                     done[index] = _judge(await cast("Awaitable[Verdict]", handler(message)))
                 except Exception as error:  # noqa: BLE001, PERF203 - a handler may raise anything

@@ -250,7 +250,7 @@ class _MemoryConsumer(TopicConsumer[_Held]):
         memory = self._memory
         memory.tick()
         for item in memory.arrived:
-            memory.waiting.add(self._lane_of(item.record), item)
+            memory.waiting.add(self._shard_of(item.record), item)
         memory.arrived.clear()
         while len(self._ready) < n:
             taken = memory.waiting.take(self._now_ms())
@@ -269,7 +269,7 @@ class _MemoryConsumer(TopicConsumer[_Held]):
             else:
                 message.state = MessageState.ACKNOWLEDGED
 
-    def _lane_of(self, record: MemoryRecord) -> Hashable:
+    def _shard_of(self, record: MemoryRecord) -> Hashable:
         if self._ordering == "partition":
             return record.number
         if self._ordering != "key":
@@ -284,10 +284,10 @@ class _MemoryConsumer(TopicConsumer[_Held]):
             self._memory.changed.notify_all()
 
     def _again(self, message: _Held, delay_ms: int) -> None:
-        lane, item = message.place
+        shard, item = message.place
         again = Item(item.record, message.delivery_count + 1)
         with self._memory.changed:
-            self._memory.waiting.retry(lane, again, self._now_ms() + delay_ms)
+            self._memory.waiting.retry(shard, again, self._now_ms() + delay_ms)
             self._memory.changed.notify_all()
 
     def _confirm(self, timeout_s: float) -> None:

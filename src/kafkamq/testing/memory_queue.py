@@ -142,7 +142,7 @@ class MemoryQueue:
         self.clock = clock
         self.changed = threading.Condition()
         self.partitions = 1
-        self.arrived: list[Item] = []  # in no lane yet: that is the consumer's choice
+        self.arrived: list[Item] = []  # in no shard yet: that is the consumer's choice
         self.waiting: Waiting[Item] = Waiting()
         self.letters: list[MemoryDeadLetter] = []
         self.consumers: list[Holder] = []
@@ -215,7 +215,7 @@ class MemoryQueue:
         self.changed.notify_all()
 
     def forget_deliveries(self) -> None:
-        """Nobody receives any more, and only a consumer has counted deliveries and made lanes."""
+        """Nobody receives any more, and only a consumer has counted deliveries and made shards."""
         items = [*self.waiting.clear(), *self.arrived]
         self.arrived = [Item(each.record) for each in sorted(items, key=_place)]
 

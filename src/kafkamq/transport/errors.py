@@ -43,10 +43,10 @@ __all__ = [
 class Meaning(Enum):
     """What an error says to whoever asked; each code has one."""
 
-    BROKER_GONE = "who was asked is not there; it passes by itself"
-    TIMED_OUT = "no answer in time; it passes by itself"
-    PASSING = "the cluster is not ready, or its state has moved on; it passes by itself"
-    REBALANCING = "the group is moving on; it passes by itself"
+    BROKER_GONE = "who was asked is not there; retry"
+    TIMED_OUT = "no answer in time; retry"
+    RETRIABLE = "the cluster is not ready, or its state has moved on; retry"
+    REBALANCING = "the group is moving on; retry"
     STALE_MEMBER = "the group has moved on: it passes, in the group as it is then"
     NO_MEMBER = "the member is none any more; it passes, once it has joined again"
     QUEUE_FULL = "the client's queue of records is full; it passes when some are confirmed"
@@ -67,14 +67,14 @@ class Meaning(Enum):
     GROUP_FULL = "the group takes no more members"
     UNSUPPORTED = "the brokers are too old for the question"
     FATAL = "the client is unusable: make a new one"
-    OTHER = "anything else: it does not pass by itself"
+    OTHER = "anything else: not retriable"
 
 
 _CODES: dict[Meaning, tuple[str, ...]] = {
     # _DESTROY_BROKER: it went out of the cluster's metadata with a request.
     Meaning.BROKER_GONE: ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_DESTROY_BROKER"),
     Meaning.TIMED_OUT: ("_TIMED_OUT", "_TIMED_OUT_QUEUE"),
-    Meaning.PASSING: (
+    Meaning.RETRIABLE: (
         "_MSG_TIMED_OUT",
         "_WAIT_COORD",
         "_WAIT_CACHE",
@@ -144,7 +144,7 @@ MISSING = frozenset({Meaning.NO_TOPIC, Meaning.NO_PARTITION})
 """What a broker that has just started may say of a topic, too."""
 
 _RETRIABLE = UNANSWERED | {
-    Meaning.PASSING,
+    Meaning.RETRIABLE,
     Meaning.REBALANCING,
     Meaning.STALE_MEMBER,
     Meaning.NO_MEMBER,
@@ -249,8 +249,8 @@ def is_retriable(error: BaseException | KafkaError, *, or_missing: bool = False)
     if isinstance(error, KafkaError):
         what = meaning(error)
         is_refused = error.fatal() or what in REFUSALS
-        is_passing = what in _RETRIABLE or (or_missing and what in MISSING)
-        return not is_refused and (error.retriable() or is_passing)
+        is_known_retriable = what in _RETRIABLE or (or_missing and what in MISSING)
+        return not is_refused and (error.retriable() or is_known_retriable)
     return isinstance(error, DeadlineExceededError) or (
         isinstance(error, BrokerError) and error.is_retriable
     )

@@ -129,7 +129,7 @@ class IdempotentProducer:
         # ``_lock`` is taken before ``_client`` is read. Calls that wait take one of the others;
         # who replaces the client takes all three, in this order, and ends it with the first one.
         self._serving = threading.Lock()  # reports
-        self._asking = threading.Lock()  # for a topic
+        self._refreshing = threading.Lock()  # for a topic
         self._lock = threading.Lock()
         self._client = open_producer(settings, self.watch)
         self._must_renew = False
@@ -248,7 +248,7 @@ class IdempotentProducer:
         """Whether the client knows a new partition now (R26); it looks every five minutes."""
         if meaning(error) is not Meaning.NO_PARTITION:
             return False
-        with self._asking:  # it takes seconds: others may write meanwhile
+        with self._refreshing:  # it takes seconds: others may write meanwhile
             if self._client is not client or self._is_closed:
                 return not self._is_closed
             try:
@@ -343,7 +343,7 @@ class IdempotentProducer:
         """Make a new client after a fatal error; what the old one held is reported as failed."""
         cause = kafka_error(error or KafkaException(KafkaError(KafkaError._FATAL)))
         with self._serving:
-            with self._asking, self._lock:
+            with self._refreshing, self._lock:
                 if self._is_closed or self._client is not spent:  # another thread has
                     return
                 self.watch = ErrorWatch(self._servers)
@@ -363,7 +363,7 @@ class IdempotentProducer:
         if self._fork.is_forked:
             return
         with self._serving:
-            with self._asking, self._lock:
+            with self._refreshing, self._lock:
                 if self._is_closed:
                     return
                 self._is_closed = True

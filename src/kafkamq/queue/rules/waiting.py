@@ -1,7 +1,7 @@
-"""Messages of one process that wait to be handed out: in order of a lane, or in none; pure.
+"""Messages of one process that wait to be handed out: in order of a shard, or in none; pure.
 
-A lane (a key, a partition) hands out one message at a time: the next one follows when the one
-before is done. A retry keeps its place at the front. Without order every message is a lane of its
+A shard (a key, a partition) hands out one message at a time: the next one follows when the one
+before is done. A retry keeps its place at the front. Without order every message is a shard of its
 own, and a retry goes behind what has come meanwhile.
 """
 
@@ -21,65 +21,65 @@ T = TypeVar("T")
 class Waiting(Generic[T]):
     """What is to be handed out, and when; times are in ms of one clock of the caller's.
 
-    ``lane`` is None for a message that is in order with nothing.
+    ``shard`` is None for a message that is in order with nothing.
     """
 
     def __init__(self) -> None:
-        self._lanes: dict[Hashable, deque[T]] = {}  # with what is handed out at the front
+        self._shards: dict[Hashable, deque[T]] = {}  # with what is handed out at the front
         self._ready: deque[tuple[Hashable, T]] = deque()
         self._delayed: list[tuple[int, int, Hashable, T]] = []  # a heap
         self._number = count()
 
     def __len__(self) -> int:
         """Messages that are not handed out, whether ready or not."""
-        blocked = sum([len(lane) - 1 for lane in self._lanes.values()])
+        blocked = sum([len(shard) - 1 for shard in self._shards.values()])
         return len(self._ready) + len(self._delayed) + blocked
 
-    def add(self, lane: Hashable, item: T, *, due_ms: int | None = None) -> None:
+    def add(self, shard: Hashable, item: T, *, due_ms: int | None = None) -> None:
         """A message has come; ``due_ms``: not to be handed out before."""
-        if lane is not None:
-            waiting = self._lanes.get(lane)
+        if shard is not None:
+            waiting = self._shards.get(shard)
             if waiting is not None:
                 waiting.append(item)
                 return
-            self._lanes[lane] = deque((item,))
-        self._put(lane, item, due_ms)
+            self._shards[shard] = deque((item,))
+        self._put(shard, item, due_ms)
 
     def take(self, now_ms: int) -> tuple[Hashable, T] | None:
-        """The next message and its lane, or None: nothing is ready."""
+        """The next message and its shard, or None: nothing is ready."""
         delayed = self._delayed
         while delayed and delayed[0][0] <= now_ms:
-            _, _, lane, item = heappop(delayed)
-            self._ready.append((lane, item))
+            _, _, shard, item = heappop(delayed)
+            self._ready.append((shard, item))
         return self._ready.popleft() if self._ready else None
 
-    def put_back(self, lane: Hashable, item: T) -> None:
+    def put_back(self, shard: Hashable, item: T) -> None:
         """What ``take`` gave was not used: it is the next again."""
-        self._ready.appendleft((lane, item))
+        self._ready.appendleft((shard, item))
 
-    def done(self, lane: Hashable) -> None:
-        """What was handed out of a lane is done: the next one may follow."""
-        waiting = self._lanes.get(lane) if lane is not None else None
+    def done(self, shard: Hashable) -> None:
+        """What was handed out of a shard is done: the next one may follow."""
+        waiting = self._shards.get(shard) if shard is not None else None
         if waiting is None:
             return
         waiting.popleft()
         if waiting:
-            self._ready.append((lane, waiting[0]))
+            self._ready.append((shard, waiting[0]))
         else:
-            del self._lanes[lane]
+            del self._shards[shard]
 
-    def retry(self, lane: Hashable, item: T, due_ms: int) -> None:
+    def retry(self, shard: Hashable, item: T, due_ms: int) -> None:
         """What was handed out comes again, as ``item``, from ``due_ms`` on."""
-        waiting = self._lanes.get(lane) if lane is not None else None
-        if lane is not None:
+        waiting = self._shards.get(shard) if shard is not None else None
+        if shard is not None:
             if waiting is None:  # dropped meanwhile
                 return
             waiting[0] = item
-        self._put(lane, item, due_ms)
+        self._put(shard, item, due_ms)
 
-    def drop(self, lane: Hashable) -> None:
-        self._lanes.pop(lane, None)
-        self.keep(lambda other, _: other != lane)
+    def drop(self, shard: Hashable) -> None:
+        self._shards.pop(shard, None)
+        self.keep(lambda other, _: other != shard)
 
     def keep(self, wanted: Callable[[Hashable, T], bool]) -> None:
         """Forget what is not wanted of what could be handed out."""
@@ -101,13 +101,13 @@ class Waiting(Generic[T]):
     def clear(self) -> list[T]:
         """Forget all; returns what was not handed out, in no certain order."""
         found = [*self.items()]
-        for lane in self._lanes.values():
-            found += list(lane)[1:]
-        self._lanes, self._ready, self._delayed = {}, deque(), []
+        for shard in self._shards.values():
+            found += list(shard)[1:]
+        self._shards, self._ready, self._delayed = {}, deque(), []
         return found
 
-    def _put(self, lane: Hashable, item: T, due_ms: int | None) -> None:
+    def _put(self, shard: Hashable, item: T, due_ms: int | None) -> None:
         if due_ms is None:
-            self._ready.append((lane, item))
+            self._ready.append((shard, item))
         else:
-            heappush(self._delayed, (due_ms, next(self._number), lane, item))
+            heappush(self._delayed, (due_ms, next(self._number), shard, item))
