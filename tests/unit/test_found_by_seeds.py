@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,14 +10,18 @@ from confluent_kafka import KafkaError
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError
+from kafkamq.markers.positions import Positions
+from kafkamq.markers.tracker.message_lookup import MessageLookup
 from kafkamq.markers.tracker.ticker import Ticker
+from kafkamq.queue.namespace import Namespace
 from kafkamq.queue.service import Service
 from kafkamq.transport import clients, transactions
-from kafkamq.transport.admin import Admin
+from kafkamq.transport.admin import Admin, uuid_bytes
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 from kafkamq.transport.memory.faults import Fault
 from kafkamq.transport.memory.producer import Producer
 from kafkamq.transport.transactions import TransactionalProducer
+from kafkamq.types import MessageId
 
 
 @pytest.fixture
@@ -76,3 +81,69 @@ def test_a_transactional_producer_that_failed_for_good_says_that_it_needs_anothe
     producer.init()
     assert producer.is_ready
     producer.close()
+
+
+def test_a_topic_that_a_broker_has_not_heard_of_is_asked_for_again(cluster: MemoryKafka) -> None:
+    told = iter([1, 0])  # of the messages and the markers; then all is known
+    cluster.faults.told = lambda _, count: next(told, count)
+    facts = Namespace(config_of(cluster)).facts()
+    assert (facts.message_partitions, facts.marker_partitions) == (1, 1)
+
+
+@pytest.mark.parametrize("lagging", ["partitions", "ids"])
+def test_a_payload_is_not_lost_because_a_broker_tells_less(
+    cluster: MemoryKafka, lagging: str
+) -> None:
+    """R13, R18: a topic loses no partitions, and one without an id counts as the same."""
+    config = config_of(cluster)
+    cluster.add_partitions("n.messages", 1)
+    topic_id = uuid_bytes(cluster.topics["n.messages"].topic_id)
+    writer = clients.open_producer({"bootstrap.servers": config.bootstrap_servers})
+    writer.produce("n.messages", b"payload", b"q", 1)
+    wanted = [MessageId(1, 0, topic_id, 1)]
+    answers = iter([True])
+    lookup = MessageLookup(config, max_bytes=10_000)
+    if lagging == "partitions":
+        cluster.faults.told = lambda *_: 1
+        for _ in range(2):  # whoever settles asks again
+            with pytest.raises(BrokerError, match="not known yet"):
+                lookup.read(wanted, deadline_s=time.monotonic() + 30)
+        cluster.faults.told = None
+    else:
+        cluster.faults.has_ids = lambda: next(answers, False)
+    (found,) = lookup.read(wanted, deadline_s=time.monotonic() + 30)
+    assert found is not None
+    assert found.value() == b"payload"
+    lookup.close()
+    writer.close()
+
+
+def test_a_record_of_many_that_the_client_refuses_as_too_large_is_counted(
+    cluster: MemoryKafka,
+) -> None:
+    producer = TransactionalProducer(config_of(cluster), "t", message_max_bytes=10_000)
+    producer.init()
+    producer.begin()
+    messages = [{"value": b"x" * size, "key": None} for size in (1, 20_000)]
+    with pytest.raises(BrokerError):
+        producer.produce_many("n.messages", 0, messages, timeout_s=5.0)
+    assert producer.too_large == 1
+    producer.close()
+
+
+def test_positions_whose_writing_was_interrupted_are_written_by_the_next_call(
+    cluster: MemoryKafka,
+) -> None:
+    def interrupt(_: object) -> bool:
+        cluster.faults.is_full = None
+        raise KeyboardInterrupt
+
+    positions = Positions(config_of(cluster), "g", "q")
+    positions.note({0: 5}, b"t" * 16)
+    cluster.faults.is_full = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        positions.write()
+    assert cluster.topics["n.ledger"].partitions[0].end == 0
+    positions.close()
+    ends = [each.end for each in cluster.topics["n.ledger"].partitions]
+    assert sum(ends) == 1

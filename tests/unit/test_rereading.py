@@ -12,6 +12,7 @@ import pytest
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError
 from kafkamq.markers.rules.delivery import DueCause, Settle
+from kafkamq.markers.tracker import message_lookup
 from kafkamq.markers.tracker.rereading import Found, Rereader
 from kafkamq.markers.wire.markers import encode_start
 from kafkamq.queue.topics import create_topics
@@ -130,7 +131,10 @@ def test_what_a_part_left_is_not_read_again(
     assert len(sweeps) == 1
 
 
-def test_what_is_gone_or_another_message_is_lost(cluster: MemoryKafka, rereader: Rereader) -> None:
+def test_what_is_gone_or_another_message_is_lost(
+    cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_lookup, "LAG_S", 0.0)
     rows = write(cluster, 8)
     cluster.delete_records(CONFIG.message_topic, 0, 2)  # messages 0 and 2
     for at, changes in (

@@ -115,13 +115,14 @@ class Positions:
                 self._pending.update(self._known)
         if not self._pending or self._is_closed or now_s < self._retry_s:
             return
-        with self._lock:
-            positions = {number: self._as_of_now(number) for number in self._pending}
-            self._pending.clear()
-            for number in self._leaving:
-                self._known.pop(number, None)
-            self._leaving.clear()
+        positions: dict[int, GroupPosition] = {}
         try:
+            with self._lock:
+                positions = {number: self._as_of_now(number) for number in self._pending}
+                self._pending.clear()
+                for number in self._leaving:
+                    self._known.pop(number, None)
+                self._leaving.clear()
             if self._producer is None:
                 settings = producer_settings(self._config, partitioner="murmur2_random")
                 self._producer = IdempotentProducer(self._config, settings)
@@ -137,7 +138,14 @@ class Positions:
         except BrokerError as error:
             self._refused(positions, error)
             return
+        except BaseException:  # an interrupt: the next call writes them
+            self._wait_again(positions)
+            raise
         self._serve(0.0)
+
+    def _wait_again(self, partitions: Collection[int]) -> None:
+        with self._lock:
+            self._pending.update(number for number in partitions if number in self._known)
 
     def _as_of_now(self, number: int) -> GroupPosition:
         """All STARTs that were told are below what is known: those above it will be newer."""
@@ -157,8 +165,7 @@ class Positions:
 
     def _refused(self, partitions: Collection[int], error: KafkaError | BrokerError) -> None:
         """They are written again later, as they are then."""
-        with self._lock:
-            self._pending.update(number for number in partitions if number in self._known)
+        self._wait_again(partitions)
         wrapped = broker_error(error, f"writing positions to {self._config.ledger_topic}")
         if not is_retriable(wrapped):
             self._retry_s = time.monotonic() + REFUSED_S

@@ -147,7 +147,7 @@ class Namespace:
         with Admin(self.config, timeout_s=CONNECT_TIMEOUT_S) as admin:
             topics = admin.topics(names)
             for name in names[:2]:
-                if name not in topics:
-                    admin.require_topic(name)  # raises, and says how to create it
+                if name not in topics:  # raises, and says how to create it, if it is not new
+                    topics[name] = admin.require_topic(name)
         self._asked_s = time.monotonic()
         return NamespaceFacts.of(self.config, topics)

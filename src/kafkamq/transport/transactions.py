@@ -117,8 +117,9 @@ class TransactionalProducer:
             except KafkaException as error:
                 raise self._failed(error, doing) from error
             refused = [each for each in left if "_error" in each]
-            for message in refused:
-                refusal = message.pop("_error")
+            refusals = [message.pop("_error") for message in refused]
+            self.too_large += sum(meaning(each) is Meaning.TOO_LARGE for each in refusals)
+            for refusal in refusals:
                 if meaning(refusal) is not Meaning.QUEUE_FULL:
                     raise self._failed(KafkaException(refusal), doing)
             if refused:

@@ -15,12 +15,13 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.types import MessageId
 
-__all__ = ["MessageLookup", "ReadingWindow"]
+__all__ = ["LAG_S", "MessageLookup", "ReadingWindow"]
 
 _MIN_ROWS = 16
 _MAX_AHEAD = 50_000  # messages that are held at once
 _AHEAD_S = 1.0  # what reading them may take: who asked waits for it
 _FRESH_S = 1.0
+LAG_S = 10.0  # until a partition that brokers do not know is taken for none
 _END_GRACE_S = 3.0  # a new leader may know less for a moment than the old one served
 
 _Number = tuple[int, int]
@@ -58,6 +59,7 @@ class MessageLookup:
         self.window = ReadingWindow(_MAX_AHEAD, _AHEAD_S, max_bytes)
         self._found: dict[_Number, Record | None] = {}  # what the last call read
         self._source: TopicInfo | None = None  # of which topic they are
+        self._missing_s: dict[int, float] = {}  # partitions that no broker knows, and since when
 
     def close(self) -> None:
         """Close the clients; idempotent."""
@@ -95,6 +97,31 @@ class MessageLookup:
             self._topics_s = now_s
         return self._topics[name]
 
+    def _wait_for_partitions(
+        self, message_ids: Iterable[MessageId | None], topic: TopicInfo
+    ) -> None:
+        """A topic loses no partitions: a broker that does not know one lags behind, for a while.
+
+        Raises:
+            BrokerError: Ask again; one that stays unknown was somebody's invention.
+        """
+        now_s = time.monotonic()
+        missing = {
+            each.partition
+            for each in message_ids
+            if each is not None
+            and each.partition >= topic.partitions
+            and _is_same(each.topic_id, topic)
+        }
+        self._missing_s = {number: self._missing_s.get(number, now_s) for number in missing}
+        if missing and now_s - max(self._missing_s.values()) < LAG_S:
+            self._topics.clear()
+            raise BrokerError(
+                f"partitions {sorted(missing)} of {topic.name} are not known yet",
+                code="UNKNOWN_PARTITION",
+                is_retriable=True,
+            )
+
     def _asked(self, timeout_s: float = 10.0) -> Admin:
         if self._admin is None:
             self._admin = Admin(self._config, timeout_s=timeout_s)
@@ -117,10 +144,11 @@ class MessageLookup:
         if not all(_is_of(each, source) for each in wanted if each is not None):
             # Never refused on the word of an old answer: the partition may be a new one.
             source = self.topic(name, max_age_s=_FRESH_S)
+            self._wait_for_partitions(wanted, source)
         known = self._found if self._source == source else {}
         self._found, self._source = {}, source
         count, found = self._sweep(wanted, source, known, deadline_s)
-        if found.keys() - known.keys() and self._asked().topic_id(name) != source.topic_id:
+        if found.keys() - known.keys() and not _is_same(self._asked().topic_id(name), source):
             self._topics.clear()  # they may be of the new one
             raise BrokerError(
                 f"topic {name} was recreated", code="TOPIC_RECREATED", is_retriable=True
@@ -205,6 +233,9 @@ def _size(message: Record | None) -> int:
 
 def _is_of(message_id: MessageId, topic: TopicInfo) -> bool:
     """Whether the message can be in this topic: its partition exists, and it was not recreated."""
-    if message_id.partition >= topic.partitions:
-        return False
-    return not (message_id.topic_id and topic.topic_id) or message_id.topic_id == topic.topic_id
+    return message_id.partition < topic.partitions and _is_same(message_id.topic_id, topic)
+
+
+def _is_same(topic_id: bytes, topic: TopicInfo) -> bool:
+    """R13: an id that a broker does not tell counts as the same."""
+    return not (topic_id and topic.topic_id) or topic_id == topic.topic_id

@@ -15,6 +15,7 @@ from confluent_kafka import (
     Node,
     TopicPartition,
     TopicPartitionInfo,
+    Uuid,
 )
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__ lacks them
     ConfigEntry,
@@ -86,14 +87,13 @@ class AdminClient(Client):
 
     def describe_topics(self, topics: Any, **options: Any) -> dict[str, Future[Any]]:
         def describe(name: str) -> TopicDescription:
-            topic = self._topic(name)
-            if topic is None:
+            topic, numbers = self._topic(name), self._told(name)
+            if topic is None or numbers is None:
                 raise failure(KafkaError.UNKNOWN_TOPIC_OR_PART)
             node = self._node()
-            partitions = [
-                TopicPartitionInfo(each.number, node, [node], [node]) for each in topic.partitions
-            ]
-            return TopicDescription(name, topic.topic_id, False, partitions)
+            partitions = [TopicPartitionInfo(each, node, [node], [node]) for each in numbers]
+            topic_id = topic.topic_id if self.cluster.faults.has_ids() else Uuid(0, 0)
+            return TopicDescription(name, topic_id, False, partitions)
 
         return self._ask_each(topics.topic_names, describe, options)
 

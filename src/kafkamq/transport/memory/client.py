@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -70,7 +70,7 @@ class Client:
         answer.controller_id = answer.orig_broker_id = BROKER_ID
         answer.orig_broker_name = f"{self.cluster.name}:9092/{BROKER_ID}"
         answer.brokers = {BROKER_ID: broker}
-        answer.topics = {name: _topic_metadata(name, self._topic(name)) for name in names}
+        answer.topics = {name: _topic_metadata(name, self._told(name)) for name in names}
         for name in names:
             self._learn(name)
         return answer
@@ -79,6 +79,14 @@ class Client:
         """The topic, if this client may hear of it."""
         is_hidden = (self, name) in self.cluster.faults.hidden
         return None if is_hidden else self.cluster.topics.get(name)
+
+    def _told(self, name: str) -> list[int] | None:
+        """Its partitions as the broker says that is asked; None: it knows of no such topic."""
+        topic, told = self._topic(name), self.cluster.faults.told
+        count = 0 if topic is None else len(topic.partitions)
+        if count and told is not None:
+            count = told(name, count)
+        return list(range(count)) or None
 
     def _learn(self, topic: str) -> int:
         """Hear of a topic; how many partitions it has, 0 without one."""
@@ -187,15 +195,15 @@ class Client:
             yield wait
 
 
-def _topic_metadata(name: str, topic: Topic | None) -> TopicMetadata:
+def _topic_metadata(name: str, numbers: Sequence[int] | None) -> TopicMetadata:
     answer = TopicMetadata()
     answer.topic = name
-    if topic is None:
+    if numbers is None:
         answer.error = kafka_error(KafkaError.UNKNOWN_TOPIC_OR_PART)
         return answer
-    for partition in topic.partitions:
+    for number in numbers:
         each = PartitionMetadata()
-        each.id, each.leader = partition.number, BROKER_ID
+        each.id, each.leader = number, BROKER_ID
         each.replicas, each.isrs = [BROKER_ID], [BROKER_ID]
-        answer.partitions[partition.number] = each
+        answer.partitions[number] = each
     return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -43,10 +44,11 @@ class _Refused(TopicPartition):
 class _Reading:
     """One assigned partition."""
 
-    __slots__ = ("eof_at", "first", "offset", "position")
+    __slots__ = ("eof_at", "first", "offset", "position", "ready_s")
 
     def __init__(self, first: int) -> None:
         self.first = first  # as it was assigned
+        self.ready_s = -1.0  # when the first fetch comes back; negative: none was sent
         self.offset: int | None = first  # None: it stands still
         self.position = OFFSET_INVALID
         self.eof_at = -1
@@ -152,7 +154,7 @@ class Consumer(Membership, Client):
                 text = f"Failed to seek to offset {partition.offset}: Local: Erroneous state"
                 raise failure(KafkaError._STATE, text)
             reading.offset = partition.offset
-            reading.position, reading.eof_at = OFFSET_INVALID, -1
+            reading.position, reading.eof_at, reading.ready_s = OFFSET_INVALID, -1, -1.0
             self.cluster.changed.notify_all()
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
@@ -241,7 +243,7 @@ class Consumer(Membership, Client):
         ):
             return  # unknown: until the client hears of it
         offset = reading.offset
-        if offset is None:
+        if offset is None or (cluster.faults.plan is not None and not self._is_fetched(place)):
             return
         if offset < 0:
             self._start(place, reading, partition)
@@ -278,6 +280,16 @@ class Consumer(Membership, Client):
         if self._tells_ends and count > 0 and reading.offset == end != reading.eof_at:
             reading.eof_at = end
             found.append(_event(place, end, KafkaError._PARTITION_EOF, _end_text(partition, end)))
+
+    def _is_fetched(self, place: Place) -> bool:
+        """Whether the first fetch from there has come back; the later ones run ahead."""
+        now_s, reading = time.monotonic(), self._readings[place]
+        if reading.ready_s < 0:
+            fault = self.cluster.faults.of("fetch", self, place)
+            reading.ready_s = now_s + (fault.latency_s if fault is not None else 0.0)
+        if reading.ready_s > now_s:
+            self.cluster.due(reading.ready_s)
+        return reading.ready_s <= now_s
 
     def _start(self, place: Place, reading: _Reading, partition: Partition) -> None:
         """Turn a logical offset into a place in the log."""

@@ -2,7 +2,8 @@
 
 ``Faults.plan`` is asked about every request and answers with a ``Fault``, or None. It gets the kind
 of the request, the client, and the topic and partition if there is one. Kinds: produce, metadata,
-list_offsets, commit, committed, join, init_transactions, send_offsets, end_transaction, admin.
+list_offsets, commit, committed, join, init_transactions, send_offsets, end_transaction, admin; and
+fetch, the first one behind an assignment or a seek, of which the latency alone counts.
 
 What happens to the brokers' data are methods: ``MemoryKafka.delete_records``, ``truncate``,
 ``delete_topic`` and ``add_partitions``, ``Groups.expire_offsets`` and ``expel``. ``Producer.fail``
@@ -18,10 +19,13 @@ from confluent_kafka import KafkaError
 
 from kafkamq.transport.memory.log import Place
 
-__all__ = ["FATAL", "REFUSALS", "RETRIED", "RETRY_S", "Fault", "Faults", "Plan"]
+__all__ = ["FATAL", "REFUSALS", "RETRIED", "RETRY_S", "UNKNOWN", "Fault", "Faults", "Plan"]
 
 FATAL = (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, KafkaError.UNKNOWN_PRODUCER_ID)
 """Codes that end a producer."""
+
+UNKNOWN = KafkaError(KafkaError.UNKNOWN)
+"""What a broker says that cannot do something, and does not say why; the client does not retry."""
 
 REFUSALS = (
     KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION),
@@ -68,6 +72,9 @@ class Faults:
     Attributes:
         plan: See the module.
         is_full: Told a producer, says whether its queue has no room for the next record.
+        told: Told a topic and its number of partitions, says how many an answer about it names:
+            less from a broker that has not heard of all, 0 if not even of the topic.
+        has_ids: Whether brokers tell the ids of topics; some do, while they are upgraded.
         is_down: No broker answers.
         offline: These partitions are led by nobody.
         hidden: Of these topics these clients (a client, a name) have not heard yet.
@@ -77,6 +84,8 @@ class Faults:
     def __init__(self) -> None:
         self.plan: Plan | None = None
         self.is_full: Callable[[object], bool] | None = None
+        self.told: Callable[[str, int], int] | None = None
+        self.has_ids: Callable[[], bool] = lambda: True
         self.is_down = False
         self.offline: set[Place] = set()
         self.hidden: set[tuple[object, str]] = set()

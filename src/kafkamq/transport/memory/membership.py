@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import time
@@ -26,6 +27,7 @@ __all__ = ["Membership"]
 
 _AGAIN_S = 0.25  # an outage ends without a word
 _MISSING_S = 1.0  # topics that are missing are looked for so often
+_log = logging.getLogger(__name__)
 
 
 class Membership:
@@ -42,6 +44,7 @@ class Membership:
     _is_closed: bool
     _events: deque[Message]
     _readings: dict[Place, Any]
+    _paused: set[Place]
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._group = str(settings["group.id"])
@@ -68,6 +71,7 @@ class Membership:
         self._refreshes_s = self._away_since_s = math.inf
         self._missing: set[str] = set()  # of what is wanted
         self._is_calling = False  # a callback runs
+        self._went_paused: set[Place] = set()  # of what was revoked last
 
     @property
     def session_s(self) -> float:
@@ -169,6 +173,10 @@ class Membership:
         """Call back, do what the application did not, and go on; ``changed`` is not held."""
         parts = [TopicPartition(*place, OFFSET_INVALID) for place in places]
         self._has_assigned, self._is_calling = False, True
+        if kind == "assign" and not self._went_paused.isdisjoint(places):
+            _log.debug("a partition comes back that was paused when it was revoked")
+        elif kind != "assign":
+            self._went_paused = self._paused.intersection(places)
         callback = self._callbacks.get(kind)
         if kind == "lost" and callback is None:
             callback = self._callbacks.get("revoke")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import time
@@ -24,6 +25,7 @@ __all__ = ["Producer"]
 _BATCH_BYTES = 70  # of a batch and a record besides what is in it
 _HEADER_BYTES = 4
 _NO_TIMESTAMP = (0, -1)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -157,6 +159,7 @@ class Producer(Transactional, Client):
             code = KafkaError._STATE
         elif self._is_full():
             code = KafkaError._QUEUE_FULL
+            _log.debug("a record found the queue full", extra={"topic": topic, "value": value})
         elif len(value or b"") + len(key or b"") > self._max_bytes:
             code = KafkaError.MSG_SIZE_TOO_LARGE
         elif partition >= self.known.get(topic, 1 << 31):
@@ -205,6 +208,11 @@ class Producer(Transactional, Client):
         return int(murmur2(key, count) if self._is_murmur2 else consistent(key, count))
 
     # ---- sending
+
+    @property
+    def waiting(self) -> set[str]:
+        """Topics of records that are not sent yet."""
+        return {topic for topic, _ in self._queues}
 
     def pump(self, now_s: float) -> None:
         """Send what waits and may go now, fail what is overdue; the caller holds ``changed``."""
