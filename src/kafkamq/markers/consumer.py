@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import cast
 
 from kafkamq.config import QueueConfig, ServiceConfig
@@ -174,13 +175,14 @@ class MarkersConsumer(Consumer):
             return
         state, now_ms = self._state, monotonic_ms()
         with state.lock:
-            ready = batches.ready
             may_hand_out = state.leases.may_hand_out
+            ready = batches.ready
             while ready and len(handing) < n:
-                message = ready[0]
-                if may_hand_out(message._lease, now_ms):
-                    handing.append(message)
-                ready.popleft()  # last: an interrupt in between leaves it in both, not in none
+                taken = list(islice(ready, n - len(handing)))
+                held = [each for each in taken if may_hand_out(each._lease, now_ms)]
+                handing += held
+                for _ in taken:  # last: an interrupt in between leaves some in both, none in none
+                    ready.popleft()
             state.renew_id()
         if not ready:
             self._ahead.drained(batches.ready_count, now_ms - batches.ready_ms)

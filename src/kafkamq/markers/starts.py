@@ -7,8 +7,11 @@ Whatever fails in between, ``Consumer`` gives the batch up, under a new consumer
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from kafkamq.markers.ack_writer import AckWriter
@@ -39,6 +42,16 @@ MAX_TRANSACTION_BYTES = 16 * 1024 * 1024  # of payloads in one, as for trackers 
 _STARTED, _HELD = LeaseState.STARTED, LeaseState.HELD  # a look-up per message costs 0.4 us
 PATIENCE_MS = 1000  # so long everything waits for a marker partition that does not answer
 _END_S = 0.05  # how long one step waits for an END that is under way
+
+
+_PARTITION = attrgetter("partition")
+_OFFSET = attrgetter("offset")
+_ROUTE = attrgetter("_route")
+
+
+def _is_since(message: MarkersMessage, oldest_ms: int) -> bool:
+    kind, time_ms = message._record.timestamp()
+    return kind == LOG_APPEND_TIME and time_ms >= oldest_ms
 
 
 class Batch:
@@ -194,33 +207,33 @@ class Starter:
         return count
 
     def _fill(self, batch: Batch, taken: list[MarkersMessage], now_ms: int) -> None:
-        """Give the messages leases. Like ``_encode`` once per message: a good part of its cost."""
+        """Give the messages leases, and the batch their STARTs."""
         leases = self._state.leases
         self._encode(taken)
-        start_at, may_be_lapsed = leases.start_at, leases.may_be_lapsed
-        add, routes = batch.messages.append, batch.routes
+        if leases.may_be_lapsed:  # R5: a START is in the log, its lease over: a tracker answers
+            taken = [
+                each
+                for each in taken
+                if not leases.is_lapsed(MessageId(each.partition, each.offset, *each.log), now_ms)
+            ]
         by_reference: dict[int, list[MarkersMessage]] = {}
-        last_number = -1
-        for message in taken:
-            partition, offset, log = message.partition, message.offset, message.log
-            if may_be_lapsed and leases.is_lapsed(MessageId(partition, offset, *log), now_ms):
-                continue  # R5: its START is in the log and its lease over; a tracker answers for it
-            number = message._route
-            if number != last_number:  # seldom: they come in runs
-                last_number = number
-                route = routes.setdefault(number, RouteStarts())
-                add_to_batch = by_reference.setdefault(number, []).append
-            message._lease = start_at(partition, offset, log, number)
-            add(message)
-            if message._start:
-                route.groups.append((message,))
-                route.values.append(message._start)
-            else:
-                add_to_batch(message)
+        for number, group in groupby(taken, _ROUTE):
+            run = list(group)
+            for message, lease in zip(run, leases.start_all(run, number), strict=True):
+                message._lease = lease
+            batch.messages += run
+            route = batch.routes.setdefault(number, RouteStarts())
+            named = by_reference.setdefault(number, [])
+            for message in run:
+                if not message._start:
+                    named.append(message)
+                else:
+                    route.groups.append((message,))
+                    route.values.append(message._start)
         for number, named in by_reference.items():
-            route = routes[number]
-            for batches, group in gather(named):
-                route.groups.append(group)
+            route = batch.routes[number]
+            for batches, members in gather(named):
+                route.groups.append(members)
                 start = encode_batch_start(self._state.encoder, batches, self._queue_key)
                 route.values.append(start)
 
@@ -235,33 +248,39 @@ class Starter:
         if self._basis != (encoder, facts, oldest_ms is None):
             self._basis = (encoder, facts, oldest_ms is None)
         basis = self._basis
-        topic_id, marker_partitions = facts.message_topic_id, facts.marker_partitions
-        last_partition, last_chunk, last_epoch = -1, -1, None
-        for message in messages:
-            if message._basis is basis:
-                continue
-            record, partition, offset = message._record, message.partition, message.offset
-            epoch, chunk = record.leader_epoch(), offset // CHUNK_OFFSETS
-            # Seldom: they come in runs.
-            if chunk != last_chunk or partition != last_partition or epoch != last_epoch:
-                last_partition, last_chunk, last_epoch = partition, chunk, epoch
-                log = topic_id, 0 if epoch is None else epoch + 1
-                # R13: nothing else tells a message that took the place of this one.
-                oldest_here_ms = oldest_ms if topic_id and log[1] else None
-                identify = identity_encoder(partition, offset, *log)
-                number = marker_partition(partition, offset, marker_partitions)
-                marker = marker_key(partition, offset)
-            message.log, message._route, message._marker_key = log, number, marker
-            kind, time_ms = record.timestamp()
-            if (
-                oldest_here_ms is not None
-                and time_ms >= oldest_here_ms
-                and kind == LOG_APPEND_TIME
-                and not (message._count > 1 and self._is_last(message))  # R6
-            ):
-                message._start = b""  # R28: it stays where it is
+        for _, group in groupby(
+            [each for each in messages if each._basis is not basis], _PARTITION
+        ):
+            rest = list(group)
+            while rest:
+                end = (rest[0].offset // CHUNK_OFFSETS + 1) * CHUNK_OFFSETS
+                count = bisect_left(rest, end, key=_OFFSET)
+                self._encode_run(rest[:count], oldest_ms)
+                rest = rest[count:]
+
+    def _encode_run(self, run: list[MarkersMessage], oldest_ms: int | None) -> None:
+        """Messages of one chunk, ascending; epochs ascend with offsets, as do broker times."""
+        first, last, facts, basis = run[0], run[-1], self.facts, self._basis
+        epoch = first._record.leader_epoch()
+        if last._record.leader_epoch() != epoch:
+            middle = len(run) // 2
+            self._encode_run(run[:middle], oldest_ms)
+            self._encode_run(run[middle:], oldest_ms)
+            return
+        partition, offset = first.partition, first.offset
+        log = facts.message_topic_id, 0 if epoch is None else epoch + 1
+        identify = identity_encoder(partition, offset, *log)
+        number = marker_partition(partition, offset, facts.marker_partitions)
+        key = marker_key(partition, offset)
+        # R13: without topic id and epoch nothing tells a message from another in its place.
+        is_known = oldest_ms is not None and bool(log[0]) and log[1] > 0
+        stays = is_known and all(_is_since(each, oldest_ms or 0) for each in (first, last))
+        for message in run:
+            message.log, message._route, message._marker_key = log, number, key
+            if stays and not (message._count > 1 and self._is_last(message)):  # R28, R6
+                message._start = b""
             else:
-                message._start = self._encoded(message, identify(offset), time_ms)
+                message._start = self._encoded(message, identify(message.offset))
             message._basis = basis
 
     def _oldest_by_reference_ms(self) -> int | None:
@@ -276,12 +295,12 @@ class Starter:
             retention_ms=self.facts.message_retention_ms,
         )
 
-    def _encoded(self, message: MarkersMessage, identity: bytes, time_ms: int) -> bytes:
+    def _encoded(self, message: MarkersMessage, identity: bytes) -> bytes:
         """A START of one message, with its payload unless that is too large (R11)."""
         encoder, record = self._state.encoder, message._record
         max_bytes = min(self.facts.max_marker_bytes, MAX_MARKER_BYTES)
         key, value = record.key() or b"", record.value()
-        known = message._count, message._headers, message._expiry_ms, time_ms
+        known = message._count, message._headers, message._expiry_ms, message.timestamp_ms
         if value is None or len(value) <= self._max_inline_bytes:
             start = encoder.encode_known(identity, key, value, *known, False)
             if len(start) <= max_bytes:
@@ -329,14 +348,13 @@ class Starter:
 
     def started(self, batch: Batch) -> None:
         """All its STARTs are in the log."""
-        started = self._state.leases.started
-        with self._state.lock:
+        state = self._state
+        with state.lock:
             for route in batch.routes.values():
-                written_ms = route.written_ms
                 for group, log_ms in route.delivered():
-                    self._state.broker_clock.reported(log_ms, written_ms)
-                    for message in group:
-                        started(message._lease, written_ms, log_ms)
+                    state.broker_clock.reported(log_ms, route.written_ms)
+                    leases = [message._lease for message in group]
+                    state.leases.started_all(leases, route.written_ms, log_ms)
         batch.is_started = True
 
     def finish(self, batch: Batch) -> list[MarkersMessage]:

@@ -7,9 +7,10 @@ of our own queue that has no START, or else everything polled: theirs are commit
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 __all__ = ["MAX_AGE_MS", "FetchBuffer", "Polled", "Waiting"]
@@ -26,6 +27,7 @@ class Waiting(Protocol):
     polled_ms: int
 
 
+_PARTITION = attrgetter("partition")
 Message = TypeVar("Message", bound=Waiting)
 Record = TypeVar("Record")
 
@@ -38,6 +40,12 @@ class Polled(Generic[Record]):
     partition: int
     offset: int
     polled_ms: int
+
+
+def _firsts(messages: Iterable[Waiting]) -> Iterator[tuple[int, int]]:
+    """Partition and first offset of each run of messages of one partition."""
+    for partition, run in groupby(messages, _PARTITION):
+        yield partition, next(run).offset
 
 
 class FetchBuffer(Generic[Message]):
@@ -140,8 +148,8 @@ class FetchBuffer(Generic[Message]):
         """Remove so many; their STARTs are about to be written."""
         pop = self._queue.popleft
         messages = [pop() for _ in range(count)]
-        for message in messages:
-            self._taken.setdefault(message.partition, message.offset)
+        for partition, offset in _firsts(messages):
+            self._taken.setdefault(partition, offset)
         return messages
 
     def started(self) -> None:
@@ -175,8 +183,8 @@ class FetchBuffer(Generic[Message]):
         """Offsets to commit per partition; without those that are committed already."""
         result = {}
         waiting: dict[int, int] = {}  # partition -> first own offset without START
-        for message in self._queue:
-            waiting.setdefault(message.partition, message.offset)
+        for partition, offset in _firsts(self._queue):
+            waiting.setdefault(partition, offset)
         for partition, next_offset in self._next.items():
             offset = waiting.get(partition, next_offset)
             offset = self._taken.get(partition, self._held.get(partition, offset))

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from kafkamq.markers.rules.batching import gather
+from kafkamq.markers.rules.batching import Placed, gather
 from kafkamq.types import MessageBatch, MessageId
 
 __all__ = [
@@ -230,15 +230,37 @@ class Leases:
     def start(self, message_id: MessageId, marker_partition: int) -> Lease:
         """Its START is about to be written, under ``consumer_id``."""
         log = message_id.topic_id, message_id.leader_epoch
-        return self.start_at(message_id.partition, message_id.offset, log, marker_partition)
-
-    def start_at(
-        self, partition: int, offset: int, log: tuple[bytes, int], marker_partition: int
-    ) -> Lease:
-        """``start``, by the parts of the message's identity; ``log``: topic id, leader epoch."""
-        lease = Lease(partition, offset, log, marker_partition, self._consumer_id)
+        place = message_id.partition, message_id.offset
+        lease = Lease(*place, log, marker_partition, self._consumer_id)
         self._open[lease] = None
         return lease
+
+    def start_all(self, messages: Iterable[Placed], marker_partition: int) -> list[Lease]:
+        """``start`` of each."""
+        holder_id = self._consumer_id
+        leases = [
+            Lease(each.partition, each.offset, each.log, marker_partition, holder_id)
+            for each in messages
+        ]
+        self._open.update(dict.fromkeys(leases))
+        return leases
+
+    def started_all(self, leases: Iterable[Lease], written_ms: int, log_ms: int) -> None:
+        """``started`` of each: one START has named them."""
+        if self._first_starts:
+            for lease in leases:
+                self.started(lease, written_ms, log_ms)
+            return
+        deadline_ms, log_deadline_ms = written_ms + self._timeout_ms, log_ms + self._timeout_ms
+        for lease in leases:
+            if lease.state is _LOST:
+                self.started(lease, written_ms, log_ms)
+                continue
+            lease.begin_ms = written_ms
+            lease.deadline_ms = deadline_ms
+            lease.log_begin_ms = log_ms
+            lease.log_deadline_ms = log_deadline_ms
+            lease.state = _STARTED  # last: an interrupt leaves no lease half started
 
     def started(self, lease: Lease, written_ms: int, log_ms: int) -> None:
         """Its START was delivered. A second START of the message moves nothing but log time.
