@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from tests.integration.tracker_logs import Logs, wait_until
 
 from kafkamq.config import TrackerConfig
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import encode_keepalive
-from kafkamq.types import MarkerType, MessageId, Outcome
+from kafkamq.transport.admin import Admin
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 FAST = TrackerConfig(position_interval_ms=200)
 
@@ -268,3 +273,61 @@ def test_a_quiet_namespace_gets_no_ticks(tracked: Logs) -> None:
         return ticks() == before
 
     wait_until(is_quiet)  # once the END is read and whatever was on its way has arrived
+
+
+def named(logs: Logs, ids: list[MessageId]) -> list[MessageId]:
+    """As workers name them in batches: with the topic's id and the leader's epoch."""
+    with Admin(logs.config) as admin:
+        topic_id = admin.topic_id(logs.config.message_topic)
+    return [replace(one, topic_id=topic_id, leader_epoch=1) for one in ids]
+
+
+def test_a_batch_falls_due_and_each_message_is_judged_alone(tracked: Logs) -> None:
+    """R29, R32: key, headers, payload, count and life time are the message's own."""
+    headers = (("h", b"1"), ("h", None), ("kafkamq-id", b"abc"))
+    silent = tracked.send(200, key=b"queue\0user", value=b"x", headers=headers)
+    silent += tracked.send(200, partition=1)
+    worn = tracked.send(3, headers=(("kafkamq-delivery-count", b"3"),))
+    old = tracked.send(3, headers=(("kafkamq-ttl-ms", b"1"),))
+    acked = tracked.send(5, partition=1)
+    silent, worn, old, acked = (named(tracked, ids) for ids in (silent, worn, old, acked))
+    every = [*silent, *worn, *old, *acked]
+    tracked.start_batch(*every, timeout_ms=3000, max_deliveries=3)
+    tracked.batch(*acked, marker=Marker(MarkerType.END, consumer_id="worker"))
+    settle_down(tracked, set(every))
+    copies = tracked.copies()
+    assert Counter((c.origin.partition, c.origin.offset) for c in copies if c.origin) == Counter(
+        (one.partition, one.offset) for one in silent
+    )
+    assert {copy.delivery_count for copy in copies} == {2}
+    assert Counter((c.key, c.value, c.user) for c in copies) == {
+        (b"queue\0user", b"x", (("h", b"1"), ("h", None))): 200,
+        (b"queue", b"payload", ()): 200,
+    }
+    reasons = Counter(headers["kafkamq-reason"] for _, headers in tracked.dead_letters())
+    assert reasons == {b"max-deliveries": 3, b"expired": 3}
+    assert Counter(tracked.ends(Outcome.REDELIVERED)) == Counter(silent)
+    ends = [one for _, one in tracked.markers() if one.outcome is Outcome.REDELIVERED]
+    assert len(ends) < 20, "one for each transaction"
+
+
+def test_a_batch_whose_messages_are_gone_or_of_another_topic(logs: Logs) -> None:
+    """Each is a dead letter that names its queue; what is there is copied."""
+    gone, there = named(logs, logs.send(3)), named(logs, logs.send(3, value=b"there"))
+    other = [replace(one, topic_id=b"another topic!!!") for one in there]
+    stale = [replace(one, leader_epoch=9) for one in there]
+    beyond = [replace(there[0], offset=77)]
+    admin = AdminClient({"bootstrap.servers": logs.bootstrap})
+    place = TopicPartition(logs.config.message_topic, 0, 3)
+    admin.delete_records([place])[place].result(30)
+    for ids in (gone, there, other, stale, beyond):
+        logs.start_batch(*ids, timeout_ms=300)
+    lost = {*gone, *other, *stale, *beyond}
+    with LocalTracker(logs.config, FAST).in_thread():
+        settle_down(logs, {*lost, *there})
+    letters = [headers for _, headers in logs.dead_letters()]
+    assert {headers["kafkamq-reason"] for headers in letters} == {b"payload-lost"}
+    assert {headers["kafkamq-queue-id"] for headers in letters} == {b"queue"}
+    assert Counter(logs.ends(Outcome.DEAD_LETTERED)) == Counter(lost)
+    assert Counter(logs.ends(Outcome.REDELIVERED)) == Counter(there)
+    assert [copy.value for copy in logs.copies()] == [b"there"] * 3

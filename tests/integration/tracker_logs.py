@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -21,10 +21,12 @@ from tests.sure_producer import SureProducer
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import WireError
+from kafkamq.markers.rules.batching import gather
 from kafkamq.markers.wire.markers import (
     decode_marker,
     encode_end,
     encode_keepalive,
+    encode_marker,
     encode_schedule,
     encode_start,
 )
@@ -125,7 +127,7 @@ class Logs:
         headers: Headers = (),
         partition: int = 0,
     ) -> list[MessageId]:
-        """Messages into the messages topic."""
+        """Messages into the messages topic; their ids name neither it nor a leader epoch."""
         written = self._write(self.config.message_topic, [(partition, key, value, headers)] * count)
         ids = [MessageId(partition, message.offset()) for message in written]
         self.sent |= {
@@ -180,6 +182,31 @@ class Logs:
             for id_ in ids
         ]
         return self.markers_of(ids, data)
+
+    def batch(self, *ids: MessageId, marker: Marker) -> None:
+        """This marker of all of these, in one record for each marker partition."""
+        for number in range(self.marker_partitions):
+            for batches, _ in gather([one for one in ids if self.place(one) == number]):
+                data = encode_marker(replace(marker, batches=batches))
+                self._write(self.config.marker_topic, [(number, None, data, ())])
+
+    def start_batch(
+        self,
+        *ids: MessageId,
+        timeout_ms: int = 1000,
+        max_deliveries: int = 0,
+        key: bytes = b"queue",
+    ) -> None:
+        """STARTs of batches, by reference."""
+        start = Marker(
+            MarkerType.START,
+            redeliver_after_ms=timeout_ms,
+            key=key,
+            consumer_id="worker",
+            by_reference=True,
+            max_deliveries=max_deliveries,
+        )
+        self.batch(*ids, marker=start)
 
     def end(
         self,

@@ -38,7 +38,7 @@ from kafkamq.metrics.health import health
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.spark.tracker import tracker as tracker_module
 from kafkamq.spark.tracker.tracker import SparkTracker
-from kafkamq.types import MarkerType, MessageId, Outcome
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,6 +67,10 @@ def test_every_outcome(spark: SparkSession, logs: Logs, checkpoint: str) -> None
         logs.start(held, consumer="busy", timeout_ms=600_000)
         logs.start(worn, count=5, headers=FIFTH)
         logs.start(large, value=None, by_reference=True)
+        together = [*logs.send(30, headers=TRACE), *logs.send(30, headers=TRACE, partition=1)]
+        logs.start_batch(*together, timeout_ms=5000)
+        acked_together, silent_together = together[::3], [*together[1::3], *together[2::3]]
+        logs.batch(*acked_together, marker=Marker(MarkerType.END, consumer_id="worker"))
         logs.end(*acked)
         logs.end(rejected, outcome=Outcome.REJECT, reason="bad input")
         logs.end(released, outcome=Outcome.RELEASE)
@@ -76,6 +80,7 @@ def test_every_outcome(spark: SparkSession, logs: Logs, checkpoint: str) -> None
         logs.end_schedule(cancelled)
         logs.raw_marker(0, b"\xff\xff no marker")
         logs.raw_marker(1, None)
+        silent += silent_together
         due = [*silent, rejected, released, nacked, worn, large]
         wait_until(lambda: settled(logs, *due), timeout_s=PATIENCE_S)
         wait_until(lambda: later in logs.ends(Outcome.REDELIVERED), timeout_s=PATIENCE_S)
@@ -90,6 +95,11 @@ def test_every_outcome(spark: SparkSession, logs: Logs, checkpoint: str) -> None
         late = [LATENESS.distributions()[str(number),] for number in (0, 1)]
         assert sum(sum(each.counts) for each in late) >= len(due)
         assert SPARK_RUNNING.values()["tracker",] == 1
+
+    ends = [one for _, one in logs.markers() if one.outcome is Outcome.REDELIVERED and one.batches]
+    named = [one.message_id for end in ends for one in expand(end)]
+    assert sorted(map(_pair, named)) == sorted(map(_pair, silent_together))
+    assert len(ends) < len(silent_together), "they are batches"
 
     copies = {copy.origin: copy for copy in logs.copies()}
     expected = Counter((one.partition, one.offset) for one in [*silent, released, nacked, large])

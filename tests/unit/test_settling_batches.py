@@ -17,6 +17,7 @@ import pytest
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.markers.rules.batching import gather
+from kafkamq.markers.rules.delivery import each_message
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
 from kafkamq.markers.tracker.settlement import SettlementError, Settler, SettleReport
@@ -122,11 +123,16 @@ class Logs:
             for _, _, record in self.records(CONFIG.dead_letter_topic)
         ]
 
-    def settle(self, epoch: int = 1, *, max_rows: int = 50_000, timeout_s: float = 60.0) -> Any:
-        """All that is due, by an engine that starts now."""
+    def fold(self) -> RedeliveryTracker:
+        """A tracker that has read all."""
         tracker = RedeliveryTracker()
         for _, offset, record in self.records(CONFIG.marker_topic):
             tracker.apply(offset, record.timestamp_ms, decode_marker(record.value))
+        return tracker
+
+    def settle(self, epoch: int = 1, *, max_rows: int = 50_000, timeout_s: float = 60.0) -> Any:
+        """All that is due, by an engine that starts now."""
+        tracker = self.fold()
         ledger = Ledger(CONFIG, LedgerKey.of_markers(CONFIG, 0), engine="test", epoch=epoch)
         settler = Settler(CONFIG, TrackerConfig(max_offsets_per_commit=max_rows))
         try:
@@ -232,6 +238,45 @@ def test_a_transaction_ends_anywhere_in_a_batch(logs: Logs) -> None:
     ends = [one for one in logs.markers() if one.outcome is Outcome.REDELIVERED]
     assert [len(list(expand(one))) for one in ends] == [3, 3, 3, 1]
     assert Counter(logs.ends(Outcome.REDELIVERED)) == Counter(ids)
+
+
+def test_a_retry_goes_on_inside_of_a_batch(logs: Logs) -> None:
+    """R16: in whatever order it has the actions."""
+    ids = logs.send(10)
+    logs.start(ids)
+    logs.pass_time()
+    plan = each_message(logs.fold().plan())
+    ledger = Ledger(CONFIG, LedgerKey.of_markers(CONFIG, 0), engine="test", epoch=1)
+    settler = Settler(CONFIG, TrackerConfig(max_offsets_per_commit=3))
+    ledger.open()
+    begun = settler.settle(ledger, plan, position=0, batch=0, timeout_s=0.01)
+    assert (begun.copies, len(begun.left)) == (3, 7)
+    rest = settler.settle(ledger, plan[::-1], position=0, batch=0)
+    assert (rest.copies, rest.skipped) == (7, 3)
+    assert logs.copies() == Counter(map(place, ids))
+    settler.close()
+    ledger.close()
+
+
+def test_a_message_that_is_too_large_is_not_held_against_its_batch(logs: Logs) -> None:
+    """R11: it is a dead letter that names its payload's place, the others are copied."""
+    ids = logs.send(4)
+    topic = logs.cluster.topics[CONFIG.message_topic]
+    (large,) = logs.send(1, headers=(("h", b"x" * 3000),))
+    logs.start([*ids, large])
+    logs.pass_time()
+    ledger = Ledger(CONFIG, LedgerKey.of_markers(CONFIG, 0), engine="test", epoch=1)
+    settler = Settler(CONFIG, TrackerConfig())
+    settler.prepare()
+    topic.settings["max.message.bytes"] = "2000"  # it asked before: the broker has to refuse
+    ledger.open()
+    report = settler.settle(ledger, logs.fold().plan(), position=0, batch=0)
+    settler.close()
+    ledger.close()
+    assert (report.copies, report.dead_letters) == (4, 1)
+    ((_, _, headers),) = logs.letters()
+    assert headers["kafkamq-payload-at"] is not None
+    assert logs.copies() == Counter(map(place, ids))
 
 
 def test_a_partition_that_cannot_be_read_holds_up_the_rest_and_loses_nothing(logs: Logs) -> None:

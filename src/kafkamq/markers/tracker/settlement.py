@@ -209,9 +209,10 @@ class Settler:
         except (FencedError, OutcomeUnknownError):
             raise
         except BrokerError:
+            # Which serves the reports: what follows the refused record is refused for that alone.
+            ledger.abort()
             if not producer.too_large or time.monotonic() > run.deadline_s:
                 raise
-            ledger.abort()
             self._rewriter.refused(ledger.key.partition, run.rows, part)
             return False
         report = run.report
