@@ -129,6 +129,11 @@ def test_what_a_part_left_is_not_read_again(
     part.close()
     assert numbers(read(rereader, rows[7:])) == list(range(7, 20))
     assert len(sweeps) == 1
+    part = rereader.rows(0, rows, deadline_s=time.monotonic() + WAIT_S)
+    assert numbers([next(part) for _ in range(3)]) == list(range(3))
+    part.close()
+    assert numbers(read(rereader, rows)) == list(range(20)), "a retry begins anew"
+    assert len(sweeps) == 3
 
 
 def test_what_is_gone_or_another_message_is_lost(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
@@ -57,8 +57,6 @@ class MessageLookup:
         self._topics: dict[str, TopicInfo] = {}
         self._topics_s = 0.0  # monotonic: when they were asked for
         self.window = ReadingWindow(_MAX_AHEAD, _AHEAD_S, max_bytes)
-        self._found: dict[_Number, Record | None] = {}  # what the last call read
-        self._source: TopicInfo | None = None  # of which topic they are
         self._missing_s: dict[int, float] = {}  # partitions that no broker knows, and since when
 
     def close(self) -> None:
@@ -97,9 +95,7 @@ class MessageLookup:
             self._topics_s = now_s
         return self._topics[name]
 
-    def _wait_for_partitions(
-        self, message_ids: Iterable[MessageId | None], topic: TopicInfo
-    ) -> None:
+    def _wait_for_partitions(self, logs: Collection[tuple[int, bytes]], topic: TopicInfo) -> None:
         """A topic loses no partitions: a broker that does not know one lags behind, for a while.
 
         Raises:
@@ -107,11 +103,9 @@ class MessageLookup:
         """
         now_s = time.monotonic()
         missing = {
-            each.partition
-            for each in message_ids
-            if each is not None
-            and each.partition >= topic.partitions
-            and _is_same(each.topic_id, topic)
+            partition
+            for partition, topic_id in logs
+            if partition >= topic.partitions and _is_same(topic_id, topic)
         }
         self._missing_s = {number: self._missing_s.get(number, now_s) for number in missing}
         if missing and now_s - max(self._missing_s.values()) < LAG_S:
@@ -132,62 +126,49 @@ class MessageLookup:
     ) -> list[Record | None]:
         """Of these, in their order, as many as the bounds allow, at least one; ask for the rest.
 
-        None stands for one that is gone, or whose place another message has, and for None. What the
-        last call read is not read again: one may ask for a part of that once more.
+        None stands for one that is gone, or whose place another message has, and for None.
 
         Raises:
             BrokerError, DeadlineExceededError: Not all could be read until then (monotonic).
         """
         name = self._config.message_topic
         wanted = message_ids[: self.window.rows]
+        logs = {(each.partition, each.topic_id) for each in wanted if each is not None}
         source = self.topic(name)
-        if not all(_is_of(each, source) for each in wanted if each is not None):
+        if not all(_is_in(log, source) for log in logs):
             # Never refused on the word of an old answer: the partition may be a new one.
             source = self.topic(name, max_age_s=_FRESH_S)
-            self._wait_for_partitions(wanted, source)
-        known = self._found if self._source == source else {}
-        self._found, self._source = {}, source
-        count, found = self._sweep(wanted, source, known, deadline_s)
-        if found.keys() - known.keys() and not _is_same(self._asked().topic_id(name), source):
+            self._wait_for_partitions(logs, source)
+        refused = {log for log in logs if not _is_in(log, source)}
+        if refused:
+            wanted = [
+                None if each is None or (each.partition, each.topic_id) in refused else each
+                for each in wanted
+            ]
+        numbers = [None if each is None else (each.partition, each.offset) for each in wanted]
+        count, found = self._sweep(numbers, deadline_s)
+        if found and not _is_same(self._asked().topic_id(name), source):
             self._topics.clear()  # they may be of the new one
             raise BrokerError(
                 f"topic {name} was recreated", code="TOPIC_RECREATED", is_retriable=True
             )
-        self._found = found
         return [
-            None if each is None or not _is_of(each, source) else self._same(each)
-            for each in wanted[:count]
+            None if each is None or number is None else _same(found[number], each.leader_epoch)
+            for each, number in zip(wanted[:count], numbers, strict=False)
         ]
 
-    def forget(self) -> None:
-        """Nothing of what was read will be asked for again."""
-        self._found = {}
-
-    def _same(self, message_id: MessageId) -> Record | None:
-        """The record at its place, if it is of the same leader epoch, where both are known."""
-        found = self._found.get((message_id.partition, message_id.offset))
-        if found is not None and message_id.leader_epoch > 0:
-            epoch = found.leader_epoch()
-            if epoch is not None and 0 <= epoch != message_id.leader_epoch - 1:
-                return None
-        return found
-
     def _sweep(
-        self,
-        message_ids: Sequence[MessageId | None],
-        source: TopicInfo,
-        known: Mapping[_Number, Record | None],
-        deadline_s: float,
+        self, numbers: Sequence[_Number | None], deadline_s: float
     ) -> tuple[int, dict[_Number, Record | None]]:
         """How many were read, and what; all partitions at once, each from front to back."""
         window = self.window
         began_s = time.monotonic()
         full_s = began_s + 2 * window.most_s
-        count = len(message_ids)
-        numbers = _numbers(message_ids, source)
-        found = {number: known[number] for number in numbers if number in known}
+        count = len(numbers)
+        places = set(filter(None, numbers))
+        found: dict[_Number, Record | None] = {}
         while True:
-            wanted = _by_partition(numbers - found.keys())
+            wanted = _by_partition(places - found.keys())
             size_bytes = sum(map(_size, found.values()))
             is_cut = False
             for partition, offset, message in self._reader.sweep(
@@ -206,17 +187,8 @@ class MessageLookup:
                 return count, found
             count //= 2  # the others wait, and what was read of them is read again
             full_s += window.most_s
-            numbers = _numbers(message_ids[:count], source)
-            found = {number: message for number, message in found.items() if number in numbers}
-
-
-def _numbers(message_ids: Iterable[MessageId | None], topic: TopicInfo) -> set[_Number]:
-    """Places of those that can be in this topic."""
-    return {
-        (each.partition, each.offset)
-        for each in message_ids
-        if each is not None and _is_of(each, topic)
-    }
+            places = set(filter(None, numbers[:count]))
+            found = {place: message for place, message in found.items() if place in places}
 
 
 def _by_partition(numbers: Collection[_Number]) -> dict[int, list[int]]:
@@ -231,9 +203,19 @@ def _size(message: Record | None) -> int:
     return 0 if message is None else len(message.key() or b"") + len(message.value() or b"")
 
 
-def _is_of(message_id: MessageId, topic: TopicInfo) -> bool:
-    """Whether the message can be in this topic: its partition exists, and it was not recreated."""
-    return message_id.partition < topic.partitions and _is_same(message_id.topic_id, topic)
+def _same(message: Record | None, leader_epoch: int) -> Record | None:
+    """The record, if it is of this leader epoch, where both are known."""
+    if message is not None and leader_epoch > 0:
+        epoch = message.leader_epoch()
+        if epoch is not None and 0 <= epoch != leader_epoch - 1:
+            return None
+    return message
+
+
+def _is_in(log: tuple[int, bytes], topic: TopicInfo) -> bool:
+    """Whether the topic has such a partition, and is that of this id, where both are known."""
+    partition, topic_id = log
+    return partition < topic.partitions and _is_same(topic_id, topic)
 
 
 def _is_same(topic_id: bytes, topic: TopicInfo) -> bool:

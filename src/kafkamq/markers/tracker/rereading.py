@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -51,6 +52,8 @@ class Rereader:
         self._reasons_window = ReadingWindow(_MAX_WINDOW, _WINDOW_S)
         # Reasons of the last window, by marker partition and offset of their END.
         self._known: dict[tuple[int, int], str] = {}
+        # What was read ahead and not taken: a transaction may end inside of a window.
+        self._ready: deque[Found] = deque()
 
     def close(self) -> None:
         """Close the clients; idempotent."""
@@ -75,14 +78,17 @@ class Rereader:
         Raises:
             BrokerError, DeadlineExceededError: The logs could not be read in time.
         """
-        has_reasons = any(_reason_at(row) >= 0 for row in rows)
-        begin = 0
+        ready = self._ready
+        if not ready or not rows or ready[0].row is not rows[0]:
+            ready.clear()
+        begin = len(ready)
+        yield from self._take()
+        has_reasons = any(_reason_at(row) >= 0 for row in rows[begin:])
         while begin < len(rows):
             size = self._reasons_window.rows if has_reasons else len(rows)
             window = self._window(partition, rows[begin : begin + size], deadline_s)
             yield from self._with_messages(window, deadline_s)
             begin += size
-        self.messages.forget()
 
     def _window(
         self, partition: int, rows: Sequence[Settle | Carry], deadline_s: float
@@ -129,12 +135,19 @@ class Rereader:
         begin = 0
         while begin < len(rows):
             messages = self.messages.read(ids[begin:], deadline_s=deadline_s)
-            for message_id, message in zip(ids[begin:], messages, strict=False):
-                found = rows[begin]
+            end = begin + len(messages)
+            self._ready.extend(rows[begin:end])
+            for found, message_id, message in zip(
+                self._ready, ids[begin:end], messages, strict=True
+            ):
                 if message_id is not None:
                     _complete(found, message)
-                yield found
-                begin += 1
+            begin = end
+            yield from self._take()
+
+    def _take(self) -> Iterator[Found]:
+        while self._ready:
+            yield self._ready.popleft()
 
     def _reasons(
         self, partition: int, rows: Sequence[Settle | Carry], deadline_s: float

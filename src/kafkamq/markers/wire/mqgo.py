@@ -9,7 +9,7 @@ Source: kafka-mq-go README, Design.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kafkamq.errors import WireError
 from kafkamq.markers.rules.handout import expires_at_ms
@@ -104,11 +104,19 @@ def completed_start(start: Marker, key: bytes, headers: Headers, timestamp_ms: i
     """
     known = read_message_headers(headers)
     began_ms = timestamp_ms if known.origin is None else known.origin.timestamp_ms
-    return replace(
-        start,
-        key=key,
-        headers=headers,
-        delivery_count=known.delivery_count,
-        message_timestamp_ms=timestamp_ms,
-        expires_at_ms=expires_at_ms(known.ttl_ms, began_ms),
+    return Marker(  # not by ``replace``: there may be a million of them
+        MarkerType.START,
+        start.message_id,
+        start.redeliver_after_ms,
+        key,
+        start.value,
+        known.delivery_count,
+        headers,
+        expires_at_ms(known.ttl_ms, began_ms),
+        start.consumer_id,
+        timestamp_ms,
+        start.by_reference,
+        max_deliveries=start.max_deliveries,
+        max_lease_ms=start.max_lease_ms,
+        batches=start.batches,
     )
