@@ -67,7 +67,7 @@ def test_damaged_files_are_told_and_lose_nothing(
         held = logs.send(10)
         logs.start(*held, timeout_ms=8000)
         wait_until(lambda: running.statuses()[0].entries == 10, timeout_s=PATIENCE_S)
-    monkeypatch.setattr(spark_tracker, "_MAX_FAILURES", 0)  # what is told is the same each time
+    monkeypatch.setattr(spark_tracker, "MAX_FAILURES", 0)  # what is told is the same each time
     for name, (harm, files) in DAMAGE.items():
         copy = tmp_path / name
         shutil.copytree(sound, copy)

@@ -355,14 +355,16 @@ def test_a_letter_of_a_parallel_consumer_goes_back_with_its_key(letters: Letters
     """The key is its record's alone: it names no queue."""
     topic = make_topic(letters.commands.bootstrap, f"{letters.config.namespace}-orders")
     fill(letters.commands.bootstrap, topic, ["customer 5", None])
+    told: list[str] = []
     with make(
         letters.commands.bootstrap,
         topic,
         "charging",
         dead_letter_topic=letters.config.dead_letter_topic,
+        on_dead_letter=lambda record, reason: told.append(reason),
     ) as consumer:
         consumer.poll(lambda record: Reject("no use"))
-        wait_until(lambda: consumer._engine.stats.dead_lettered == 2)
+        wait_until(lambda: len(told) == 2)
     found = list(read_dead_letters(letters.config))
     assert {letter.queue_id for letter in found} == {"charging"}
     assert {letter.user_key for letter in found} == {b"customer 5", None}

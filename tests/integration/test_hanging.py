@@ -62,7 +62,7 @@ def test_a_parallel_consumer_whose_handlers_hang(
         assert re.match(said, loop["said"])
         assert ask(server.port, "/ready", name)[0] == 503
         gate.set()
-        wait_until(lambda: consumer._engine.stats.processed == 16, what="all")
+        wait_until(lambda: not consumer.health().waiting + consumer.health().in_flight, what="all")
         wait_until(lambda: consumer.health().is_alive)
         now = consumer.health()
         assert (now.hung_s, now.oldest_s, now.oldest) == (0, None, "")

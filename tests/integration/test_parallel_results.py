@@ -121,7 +121,7 @@ def test_where_nothing_is_committed_an_aborted_transaction_begins_again_where_it
 
         producer.commit = fail
         consumer.poll_and_produce(seen)
-        wait_until(lambda: consumer._engine.assignments())
+        wait_until(lambda: consumer.health().partitions)
         fill(bootstrap, topic, [f"k{n}" for n in range(20)])
         failures = consumer._engine.stats.commit_failures
         wait_until(lambda: consumer._engine.stats.commit_failures > failures + 2)
@@ -256,9 +256,10 @@ def test_what_does_not_go_together(bootstrap: str, namespace: str) -> None:
     ):
         consumer.poll(Seen())
     fill(bootstrap, topic, ["a"])
+    called = threading.Event()
     with make(bootstrap, topic, namespace, backoff=SOON) as consumer:
-        consumer.poll_and_produce(lambda record: "text")
-        wait_until(lambda: consumer.health().in_flight or consumer._engine.stats.failed)
+        consumer.poll_and_produce(lambda record: called.set() or "text")
+        wait_until(called.is_set)
         time.sleep(0.1)
         assert threading.active_count() > 1
     assert committed(bootstrap, namespace, topic)[0] <= 0

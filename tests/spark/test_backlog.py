@@ -119,7 +119,7 @@ def test_a_log_that_was_replaced_is_looked_at_again() -> None:
 def test_each_message_is_in_one_batch_and_is_read_once(
     seed: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkamq.spark.backlog._MAX_KEPT", kept)
+    monkeypatch.setattr("kafkamq.spark.backlog.MAX_KEPT", kept)
     chance = random.Random(seed)
     weights = [chance.random(), chance.random() ** 4, chance.random()]
     topic = Topic(

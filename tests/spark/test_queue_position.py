@@ -155,7 +155,7 @@ def test_a_partition_that_a_broker_knew_nothing_of_begins_where_the_queue_stands
         begin = second.initialOffset()
     assert list(begin[logs.config.message_topic]) == ["0"]
     logs.send(1, key=b"emails", partition=1)
-    monkeypatch.setattr(streaming, "_TOPOLOGY_S", 0.0)  # it looks again at once
+    monkeypatch.setattr(streaming, "TOPOLOGY_S", 0.0)  # it looks again at once
     planned, tasks = plan(second, begin)
     assert offsets(rows(second, tasks)) == [3]
     assert planned[logs.config.message_topic] == {"0": 3, "1": 4}

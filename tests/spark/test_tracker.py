@@ -333,8 +333,8 @@ def test_a_batch_that_hangs_is_neither_ready_nor_live(
     spark: SparkSession, logs: Logs, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R24: the tracker's own loop goes on all the time."""
-    monkeypatch.setattr(tracker_module, "_LONG_BATCH_S", 3.0)
-    monkeypatch.setattr(tracker_module, "_MAX_BATCH_S", 5.0)
+    monkeypatch.setattr(tracker_module, "LONG_BATCH_S", 3.0)
+    monkeypatch.setattr(tracker_module, "MAX_BATCH_S", 5.0)
     with tracking(logs, spark, checkpoint):
         wait_until(health.is_ready, timeout_s=PATIENCE_S)
         workers = python_processes(os.getpid())

@@ -187,7 +187,7 @@ def test_a_process_that_cannot_be_replaced_costs_no_delivery(
 
     queue_is_open = threading.Event()
     monkeypatch.setattr(process_executor._Process, "begin", refuse)
-    monkeypatch.setattr(process_executor, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(process_executor, "PAUSE_S", 0.01)
     with Worker(service) as worker:
         queue_is_open.set()
         for body in (b"die", b"fine"):

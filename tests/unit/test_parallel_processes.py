@@ -279,7 +279,7 @@ def test_who_is_killed_before_it_began_is_replaced(
     seen: Callable[[], Counter[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process_executor, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(process_executor, "PAUSE_S", 0.01)
     work = working(handlers.note, starts=False)
     begin, kills = process_executor._Process.begin, [1]
 
@@ -337,7 +337,7 @@ def test_no_room_for_a_process_costs_no_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     work = working(handlers.note, starts=False)
-    monkeypatch.setattr(process_executor, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(process_executor, "PAUSE_S", 0.01)
     refused = threading.Event()
 
     def refuse(*_: object, **__: object) -> object:

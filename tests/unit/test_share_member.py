@@ -80,7 +80,7 @@ def run(
     """A member's life until records or its end have come."""
     owner, client = Owner(), Client(list(polls))
     monkeypatch.setattr(share_member, "open_share_consumer", lambda _: client)
-    monkeypatch.setattr(share_member, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(share_member, "AGAIN_S", 0.01)
     member = Member({}, "topic", owner, number=0)
     member.start()
     assert owner.changed.wait(30)
@@ -123,7 +123,7 @@ def test_what_waiting_does_not_mend_ends_a_member(
 
 
 def test_a_topic_that_is_gone_ends_a_member_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share_member, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(share_member, "PATIENCE_S", 0.05)
     owner, _ = run(monkeypatch, *[raises(KafkaError.UNKNOWN_TOPIC_OR_PART)] * 1000)
     assert isinstance(owner.failure, BrokerError)
 

@@ -103,7 +103,7 @@ def test_a_killed_process_owns_nothing() -> None:
 def test_an_owner_that_does_not_answer_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(owning, "_REPLY_S", 0.2)
+    monkeypatch.setattr(owning, "REPLY_S", 0.2)
     name = uuid.uuid4().hex
     goes_on = threading.Event()
 

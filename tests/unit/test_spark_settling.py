@@ -74,7 +74,7 @@ def test_a_later_start_drops_the_earlier_ones_clients() -> None:
 
 def test_a_tracker_that_has_ended_is_dropped_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     batch(settings("ended"))
-    now_s = time.monotonic() + 2 * settling._UNUSED_S
+    now_s = time.monotonic() + 2 * settling.UNUSED_S
     monkeypatch.setattr(settling.time, "monotonic", lambda: now_s)
     left = batch(settings("b"))
     assert list(settling._workers.values()) == [left]

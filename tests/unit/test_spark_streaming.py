@@ -40,7 +40,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     found = Cluster(partitions=6)
     monkeypatch.setattr(streaming, "log_reader", lambda config: found)
     monkeypatch.setattr(streaming, "topic_id", lambda options: found.topic_id)
-    monkeypatch.setattr(streaming, "_TOPOLOGY_S", -1.0)  # each batch looks
+    monkeypatch.setattr(streaming, "TOPOLOGY_S", -1.0)  # each batch looks
     return found
 
 

@@ -177,7 +177,7 @@ def test_a_told_lease_is_ticked_as_before(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_partition_that_rests_gets_a_tick_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its batch commits the position again: Kafka forgets one of a group that is silent."""
-    monkeypatch.setattr(ticking, "_MAX_REST_MS", 60_000)
+    monkeypatch.setattr(ticking, "MAX_REST_MS", 60_000)
     world = World(monkeypatch)
     world.pass_time(3_000)
     world.batch()

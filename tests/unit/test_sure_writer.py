@@ -45,7 +45,7 @@ class Sender:
 
 @pytest.fixture
 def sender(monkeypatch: pytest.MonkeyPatch) -> type[Sender]:
-    monkeypatch.setattr(sure_writer, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(sure_writer, "FIRST_PAUSE_S", 0.001)
     Sender.answers, Sender.written = [], []
     return Sender
 

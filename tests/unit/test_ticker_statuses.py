@@ -45,7 +45,7 @@ class Log:
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     made = Log()
     monkeypatch.setattr("kafkamq.transport.producer.open_producer", lambda *_: made)
-    monkeypatch.setattr(ticker, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(ticker, "AGAIN_S", 0.0)
     return made
 
 

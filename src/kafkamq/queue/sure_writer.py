@@ -21,7 +21,7 @@ from kafkamq.types import Headers
 __all__ = ["Form", "SureWriter", "Written"]
 
 FORMS = 3  # of a record, each smaller than the one before; then the first one is tried again
-_FIRST_PAUSE_S = 0.1
+FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 2.0
 _log = logging.getLogger(__name__)
 
@@ -190,4 +190,4 @@ class SureWriter:
         with self._changed:
             write.last_error = error
             self._push(write, pause_s)
-            write.pause_s = min(max(_FIRST_PAUSE_S, 2 * write.pause_s), _MAX_PAUSE_S)
+            write.pause_s = min(max(FIRST_PAUSE_S, 2 * write.pause_s), _MAX_PAUSE_S)

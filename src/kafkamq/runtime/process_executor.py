@@ -29,7 +29,7 @@ from kafkamq.runtime.work_queue import HandlerTimeoutError, Slot, WorkerDiedErro
 __all__ = ["ProcessExecutor", "Processes"]
 
 _JOIN_S = 5.0
-_PAUSE_S = 1.0  # before another process, where one could not begin
+PAUSE_S = 1.0  # before another process, where one could not begin
 _GRACE_S = 1.0  # for one that ends by itself, to do so
 _MAX_BARREN = 10  # processes in a row that are killed before any could begin
 _WATCH_S = 0.05
@@ -143,7 +143,7 @@ class ProcessExecutor(Generic[R]):
                     f" its standard error (is the handler's module importable there?); {refusal}"
                 )
             )
-            self.ended.wait(_PAUSE_S)
+            self.ended.wait(PAUSE_S)
         else:
             self._pause(refusal)
         return None
@@ -152,7 +152,7 @@ class ProcessExecutor(Generic[R]):
         _log.error(
             "the process of a handler cannot start; it is tried again", extra={"error": error_text}
         )
-        self.ended.wait(_PAUSE_S)
+        self.ended.wait(PAUSE_S)
 
 
 class _Process:

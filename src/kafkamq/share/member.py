@@ -31,8 +31,8 @@ _POLL_S = 0.25
 _TURN_S = 0.02  # how long verdicts are gathered
 _COMMIT_S = 10.0
 _LEAVE_S = 10.0
-_AGAIN_S = 0.5  # after an error that may pass
-_PATIENCE_S = 60.0  # with errors that waiting rarely mends, as of a topic that is gone
+AGAIN_S = 0.5  # after an error that may pass
+PATIENCE_S = 60.0  # with errors that waiting rarely mends, as of a topic that is gone
 _log = logging.getLogger(__name__)
 _Place = tuple[int, int]
 
@@ -177,10 +177,10 @@ class Member:
             self._failing_since_ms = self._failing_since_ms or now_ms
             lasts_s = (now_ms - self._failing_since_ms) / 1000
             is_outage = is_retriable(_as_ours(error))  # which may be of any length
-            if is_fatal(kafka_error(error)) or (lasts_s > _PATIENCE_S and not is_outage):
+            if is_fatal(kafka_error(error)) or (lasts_s > PATIENCE_S and not is_outage):
                 raise
             _log.warning("a member of a share group goes on", extra={"error": str(error)})
-            self._closing.wait(_AGAIN_S)
+            self._closing.wait(AGAIN_S)
         else:
             self._failing_since_ms = 0
 

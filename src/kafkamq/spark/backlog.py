@@ -19,7 +19,7 @@ from kafkamq.transport.log_reader import LogRange, Record
 __all__ = ["Backlog"]
 
 _MAX_SKIPPED = 200_000  # records of other queues that are passed without a batch
-_MAX_KEPT = 200_000  # places, of all partitions together
+MAX_KEPT = 200_000  # places, of all partitions together
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class Backlog:
             unsated = []
             for number in active:
                 part, wanted = parts[number], taken[number] + share
-                self._look(number, part, ends[number], wanted, _MAX_KEPT // len(parts))
+                self._look(number, part, ends[number], wanted, MAX_KEPT // len(parts))
                 more = min(wanted, part.ready) - taken[number]
                 taken[number] += more
                 left -= more

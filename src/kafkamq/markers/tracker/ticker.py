@@ -24,7 +24,7 @@ from kafkamq.transport.settings import producer_settings
 __all__ = ["Ticker"]
 
 _TICK_TIMEOUT_MS = 5_000
-_AGAIN_S = 1.0
+AGAIN_S = 1.0
 _REFUSED_S = 0.1  # until a TICK that is waited for is written again
 _log = logging.getLogger(__name__)
 
@@ -155,11 +155,11 @@ class Ticker:
         _log.warning("%s", broker_error(error, f"writing to {self._config.tracker_topic}"))
 
     def _publish_again(self) -> None:
-        """Those that were refused, at most once in ``_AGAIN_S``: a refusal may come at once."""
+        """Those that were refused, at most once in ``AGAIN_S``: a refusal may come at once."""
         now_s = time.monotonic()
         if not self._refused or now_s < self._again_s:
             return
-        self._again_s = now_s + _AGAIN_S
+        self._again_s = now_s + AGAIN_S
         with self._lock:
             refused = [(key, self._unwritten[key]) for key in self._refused]
             self._refused.clear()  # each key of them has a status: both change under the lock

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamOffsets", "StreamReader", "of_another"]
 
-_TOPOLOGY_S = 5.0  # how often a stream looks for added partitions, and for a recreated one
+TOPOLOGY_S = 5.0  # how often a stream looks for added partitions, and for a recreated one
 _log = logging.getLogger(__name__)
 
 StreamOffsets = Mapping[str, Mapping[str, "int | str"]]
@@ -144,7 +144,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The chosen ones that a broker tells of: some may lag behind, and tell of too few."""
         topic = self.options.topic
         now = time.monotonic()
-        if not self._count or now - self._looked_s > _TOPOLOGY_S:
+        if not self._count or now - self._looked_s > TOPOLOGY_S:
             self._count = reader.partition_count(topic)
             self._topic_id = topic_id(self.options) or self._topic_id
             self._looked_s = now

@@ -32,7 +32,7 @@ _LENGTH = struct.Struct("<Q")
 _PEER = struct.Struct("3i")  # pid, uid, gid
 _MAX_BYTES = 1 << 30
 _CONNECT_S = 5.0
-_REPLY_S = 90.0  # longer than one settlement may take
+REPLY_S = 90.0  # longer than one settlement may take
 _TRIES = 5
 _CAN_SHARE = hasattr(socket, "SO_PEERCRED")  # Linux: names without files, and who is behind them
 
@@ -113,7 +113,7 @@ class Owners:
             peer.connect(self._address(slot))
             if _is_stranger(peer):
                 raise OSError("another user has taken the slot's name")
-            peer.settimeout(_REPLY_S)
+            peer.settimeout(REPLY_S)
         except OSError:
             peer.close()
             return None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["register_settling"]
 
 _log = logging.getLogger(__name__)
-_UNUSED_S = 600.0  # a tracker that has no batch for so long may have ended: its clients are dropped
+UNUSED_S = 600.0  # a tracker that has no batch for so long may have ended: its clients are dropped
 _STATUS_TIMEOUT_MS = 120_000  # nobody polls between batches: the client itself tries that long
 
 
@@ -167,7 +167,7 @@ def _worker(settings: SettleSettings) -> _Worker:
         _drop(key)
         found = _workers[key] = _Worker(settings)
     found.used_s = now_s
-    for other in [key for key, each in _workers.items() if now_s - each.used_s > _UNUSED_S]:
+    for other in [key for key, each in _workers.items() if now_s - each.used_s > UNUSED_S]:
         _drop(other)
     return found
 

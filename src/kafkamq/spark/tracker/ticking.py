@@ -29,7 +29,7 @@ __all__ = ["Lag", "TickKeeper", "batch_is_near"]
 _log = logging.getLogger(__name__)
 _BATCHES = 5  # whose durations are remembered
 _MAX_LAG_MS = 3_000
-_MAX_REST_MS = 3_600_000
+MAX_REST_MS = 3_600_000
 _UNKNOWN = Wake(None, None, False)
 _LEAD_MS = 150  # before a batch begins; ``step`` is called more often than that
 
@@ -104,7 +104,7 @@ class TickKeeper:
             if latest is not None:
                 clock_ms = latest.clock_ms
                 wake = Wake(latest.deadline_ms, latest.warn_ms, latest.due > 0)
-            rests = now_ms - self._rests_since_ms[number] >= _MAX_REST_MS
+            rests = now_ms - self._rests_since_ms[number] >= MAX_REST_MS
             if rests or policy.wants_tick(now_ms, clock_ms, wake, is_read_soon=is_read_soon):
                 policy.on_sent(now_ms)
                 self._rests_since_ms[number] = now_ms

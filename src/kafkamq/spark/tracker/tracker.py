@@ -55,10 +55,10 @@ _log = logging.getLogger(__name__)
 MAX_TASKS = 10_000
 _STEP_S = 0.1
 _ADOPT_S = 30.0
-_MAX_FAILURES = 20  # in a row, without a batch in between
+MAX_FAILURES = 20  # in a row, without a batch in between
 _MAX_TURN_S = 90.0  # a restart of the query, with its pause, is one turn
-_LONG_BATCH_S = 60.0  # then it is not ready
-_MAX_BATCH_S = 600.0  # then it hangs
+LONG_BATCH_S = 60.0  # then it is not ready
+MAX_BATCH_S = 600.0  # then it hangs
 # What no restart mends, or where a restart would do harm.
 _FINAL = (FencedError, ConfigError, DataLossError, WireError, SparkGoneError)
 
@@ -159,7 +159,7 @@ class SparkTracker:
         self._metrics = TrackerMetrics(self.config, lambda: self.statuses().values())
         name = f"tracker of {self.config.namespace}"
         self._loop = health.add(name, max_age_s=_MAX_TURN_S, is_ready=self._is_ready)
-        self._batches = health.add(f"batches of the {name}", max_age_s=_MAX_BATCH_S)
+        self._batches = health.add(f"batches of the {name}", max_age_s=MAX_BATCH_S)
         self._thread.start()
         return self
 
@@ -295,7 +295,7 @@ class SparkTracker:
                     if run is not None and not run.has_progressed:
                         error = advised(error, self._checkpoint)
                     self._end_run()
-                    if isinstance(error, (*_FINAL, StateError)) or failures > _MAX_FAILURES:
+                    if isinstance(error, (*_FINAL, StateError)) or failures > MAX_FAILURES:
                         raise error
                     _log.warning(
                         "the query failed and is started again: %s",
@@ -420,7 +420,7 @@ class SparkTracker:
         return {} if run is None else dict(run.keeper.latest)
 
     def _is_ready(self) -> bool:
-        if self._batches is not None and self._batches.state().age_s > _LONG_BATCH_S:
+        if self._batches is not None and self._batches.state().age_s > LONG_BATCH_S:
             return False
         statuses = self.statuses()
         return len(statuses) == self._partitions and all(each.is_live for each in statuses.values())
