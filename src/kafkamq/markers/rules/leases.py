@@ -354,15 +354,13 @@ class Leases:
     def plan_renewals(self, monotonic_ms: int) -> list[Renewal]:
         """The KEEPALIVEs to write now; the shell asks every T/3."""
         self._drop_old_partitions(monotonic_ms)
-        together: defaultdict[int, list[Lease]] = defaultdict(list)
-        named: defaultdict[int, list[Lease]] = defaultdict(list)
+        together, named = defaultdict[int, list[Lease]](list), defaultdict[int, list[Lease]](list)
         single: list[Renewal] = []
         consumer_id, new_partitions = self._consumer_id, self._new_partitions
         for lease in self._open:
             if lease.state is _STARTING:
                 continue
-            # R7: after a failure, and where an older owner's START may come late. Also while the
-            # commit is under way: behind a rebalance it takes longer than a lease lasts.
+            # R7: an older owner's START may come late, a commit take longer than a lease lasts.
             if lease.holder_id != consumer_id or lease.partition in new_partitions:
                 # R30: one time for all of a record would cut what was extended.
                 if self._is_batched and lease.asked_ms <= monotonic_ms + self._timeout_ms:
