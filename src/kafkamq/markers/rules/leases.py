@@ -448,14 +448,8 @@ class Leases:
     def _renewal(self, lease: Lease, monotonic_ms: int) -> Renewal:
         # The tracker sets clock + this, so no renewal may cut what was asked for before it.
         after_ms = max(self._timeout_ms, lease.asked_ms - monotonic_ms)
-        return Renewal(
-            lease.marker_partition,
-            self._consumer_id,
-            lease.message_id,
-            after_ms,
-            (lease,),
-            monotonic_ms,
-        )
+        to, by = lease.marker_partition, self._consumer_id
+        return Renewal(to, by, lease.message_id, after_ms, (lease,), monotonic_ms)
 
     def _renew_in_log(self, lease: Lease, log_ms: int, after_ms: int) -> None:
         if log_ms <= lease.log_deadline_ms:
