@@ -18,7 +18,7 @@ from confluent_kafka import AcknowledgeType, TopicPartition
 
 from kafkamq.config import QueueConfig
 from kafkamq.queue.dead_letter_writer import TopicDeadLetterWriter
-from kafkamq.queue.sure_writer import Form
+from kafkamq.queue.sure_writer import Form, Written
 from kafkamq.share import member as share_member
 from kafkamq.share import queue_consumer as share
 from kafkamq.share.queue_consumer import ShareConsumer
@@ -97,19 +97,19 @@ class Broker:
                 self.dead_letters.append(form)
                 future.set_result(None)
 
-    def write(self, make: Any) -> Future[None]:
+    def write(self, make: Any) -> Written:
         """In the place of ``SureWriter.write``."""
-        form, future = make(0), Future()
+        form, written = make(0), Written()
         if form.topic != LETTERS:
             self.append(form)
         elif self.refuses_letters:
             with self.lock:
-                self._held.append((form, future))
-            return future
+                self._held.append((form, written.last))
+            return written
         else:
             self.dead_letters.append(form)
-        future.set_result(None)
-        return future
+        written.end(None)
+        return written
 
     @property
     def archived(self) -> list[bytes | None]:

@@ -15,7 +15,7 @@ from kafkamq.queue.topics import (
     _of_replication,
     _of_sizes,
     _of_status,
-    _refuse,
+    raise_refusals,
 )
 from kafkamq.transport.admin import TopicInfo
 
@@ -115,6 +115,6 @@ def test_a_refusal_names_all_of_them_and_leaves_out_the_warnings() -> None:
         Finding("warn", "c", "third"),
     ]
     with pytest.raises(ConfigError, match=r"a: first\n.*b: second") as caught:
-        _refuse(findings)
+        raise_refusals(findings)
     assert "third" not in str(caught.value)
-    assert _refuse(findings[2:]) == findings[2:]
+    assert raise_refusals(findings[2:]) == findings[2:]

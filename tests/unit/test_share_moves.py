@@ -13,6 +13,7 @@ from tests.unit.share_broker import Broker, open_share, share_group
 from kafkamq import Worker
 from kafkamq.queue import topic_consumer as base
 from kafkamq.queue.dead_letter_writer import TopicDeadLetterWriter
+from kafkamq.queue.sure_writer import Written
 from kafkamq.queue.topic_message import TopicMessage
 from kafkamq.testing import MemoryService
 from kafkamq.types import DeadLetterReason
@@ -158,7 +159,8 @@ def test_a_letter_that_is_too_large_refers_to_its_payload() -> None:
     made: list = []
     box = TopicDeadLetterWriter.__new__(TopicDeadLetterWriter)
     box._topic, box._queue_id = "dead_letters", "q"
-    box._writer = SimpleNamespace(write=made.append)  # type: ignore[assignment]
+    write = lambda make: made.append(make) or Written()  # noqa: E731
+    box._writer = SimpleNamespace(write=write)  # type: ignore[assignment]
     acknowledger = SimpleNamespace(queue_id="q")
     message = TopicMessage(acknowledger, record, place=None)  # type: ignore[arg-type]
     box.write(message, DeadLetterReason.REJECTED, "no good")

@@ -68,7 +68,6 @@ class ClaimsConsumer(TopicConsumer[_Held]):
         self._tokens: dict[tuple[str, int], int] = {}  # of the claims that messages come from
         self._acked: dict[tuple[str, int], int] = {}  # the highest offset, by topic and partition
         self._forgotten: set[tuple[str, int]] = set()  # lost with verdicts that no log has
-        self._failure: BaseException | None = None
         self._cluster = Cluster(
             config.bootstrap_servers,
             coordination_topic=coordination_topic(config),
@@ -102,13 +101,8 @@ class ClaimsConsumer(TopicConsumer[_Held]):
         except KafkaMQError as error:
             if not self._closing.is_set():
                 self._fail(error)
-        except BaseException as error:  # noqa: BLE001 - raised to whoever receives
+        except BaseException as error:  # noqa: BLE001 - whatever it is
             self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._failure = error
-            self._changed.notify_all()
 
     def _add(self, claimed: ClaimedMessage) -> None:
         place = (claimed.topic, claimed.partition)
@@ -135,10 +129,6 @@ class ClaimsConsumer(TopicConsumer[_Held]):
                     self, item.claimed._record, delivery_count=item.count, place=(buffer, item)
                 )
             )
-
-    def _check_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
         messages = super().receive_many(n, timeout)

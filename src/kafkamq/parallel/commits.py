@@ -280,14 +280,7 @@ class Committer:
     def _commit(self) -> bool:
         """One commit; says whether a map holds work back."""
         self._may_succeed = False
-        plan = plan_commits(
-            self._assignments(),
-            self._work_queue,
-            self._stats,
-            self._config.limits,
-            with_maps=self._with_maps,
-            is_exact=self._commits.is_exact,
-        )
+        plan = self._plan()
         if not plan.commits:
             self._refusal = None  # nothing is missing
             return False
@@ -298,6 +291,16 @@ class Committer:
             return True
         self.confirm(plan)
         return any(verdict.ceiling is not None for _, _, verdict in plan.parts)
+
+    def _plan(self) -> Plan:
+        return plan_commits(
+            self._assignments(),
+            self._work_queue,
+            self._stats,
+            self._config.limits,
+            with_maps=self._with_maps,
+            is_exact=self._commits.is_exact,
+        )
 
     def _failed(self, error: KafkaException) -> None:
         self._stats.commit_failures += 1

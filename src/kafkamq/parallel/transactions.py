@@ -16,12 +16,11 @@ import asyncio
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
 from kafkamq.errors import BrokerError, KafkaMQError, StateError
-from kafkamq.parallel.commits import Assignment, Committer, Plan, plan_commits
+from kafkamq.parallel.commits import Assignment, Committer, Plan
 from kafkamq.parallel.config import ParallelConfig
 from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.record import Failure, ParallelRecord
@@ -52,24 +51,6 @@ def _place(record: ParallelRecord) -> _Place:
 _log = logging.getLogger(__name__)
 
 
-class _Gate:
-    """Workers pass one by one; a commit waits until none is inside, and keeps it closed."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def passing(self) -> Iterator[None]:
-        with self._lock:
-            yield
-
-    def try_enter(self) -> bool:
-        return self._lock.acquire(blocking=False)
-
-    def leave(self) -> None:
-        self._lock.release()
-
-
 class TransactionCommitter(Committer):
     """Commits transactions instead of offsets alone."""
 
@@ -84,7 +65,8 @@ class TransactionCommitter(Committer):
         rewind: Callable[[], None],
     ) -> None:
         super().__init__(config, work_queue, commits, assignments, stats, fail)
-        self.gate = _Gate()
+        # Workers pass one by one; a commit waits until none is inside, and keeps it closed.
+        self.gate = threading.Lock()
         self._rewind = rewind
         self._producer = TransactionalProducer(
             config.service,
@@ -220,21 +202,14 @@ class TransactionCommitter(Committer):
 
     def forget(self) -> None:
         """Abort what was not committed: partitions went without notice."""
-        with self.gate.passing():
+        with self.gate:
             self._abort(None)
 
     def _commit(self) -> bool:
-        with self.gate.passing():
+        with self.gate:
             # Before the partitions: a member that has lost some of them since is refused by Kafka.
             group = self._commits.group()
-            plan = plan_commits(
-                self._assignments(),
-                self._work_queue,
-                self._stats,
-                self._config.limits,
-                with_maps=self._with_maps,
-                is_exact=self._commits.is_exact,
-            )
+            plan = self._plan()
             if self._failure is None and not plan.commits and not self._has_begun:
                 return False
             try:
@@ -332,7 +307,7 @@ class TransactionPublisher:
                     behind |= self._refuse(worker, record, due_ms)
         finally:
             self._committer.decided(refused)
-        with self._committer.gate.passing():
+        with self._committer.gate:
             self._committer.send(worker)
 
     def _refuse(
@@ -354,12 +329,12 @@ class TransactionPublisher:
         finally:
             self._committer.decided(refused)
         gate = self._committer.gate
-        while not gate.try_enter():
+        while not gate.acquire(blocking=False):
             await asyncio.sleep(_ASYNC_SLICE_S)
         try:
             self._committer.send(worker)
         finally:
-            gate.leave()
+            gate.release()
 
 
 def _soon() -> int:

@@ -68,11 +68,8 @@ def origin_of(message: Message) -> Origin:
 
     What another queue's message says, which somebody has sent on with all its headers, is not it.
     """
-    place = message.message_id
     known = read_message_headers(message.raw_headers).origin
-    if known is not None and known.topic == message.topic:
-        return known
-    return Origin(message.topic, place.partition, place.offset, max(0, message.timestamp_ms))
+    return known if known is not None and known.topic == message.topic else _place_of(message)
 
 
 def earlier_deliveries(message: Message) -> int:

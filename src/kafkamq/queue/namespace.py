@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import ConfigError, KafkaMQError
-from kafkamq.queue.topics import check_topics
+from kafkamq.errors import KafkaMQError
+from kafkamq.queue.topics import check_topics, raise_refusals
 from kafkamq.transport.admin import Admin, TopicInfo
 
 __all__ = ["IDENTITY_AGE_S", "Namespace", "NamespaceFacts"]
@@ -47,8 +47,8 @@ class NamespaceFacts:
             message_topic_id=messages.topic_id,
             message_partitions=messages.partitions,
             marker_partitions=markers.partitions,
-            message_retention_ms=_retention_ms(messages),
-            marker_retention_ms=_retention_ms(markers),
+            message_retention_ms=messages.retention_ms,
+            marker_retention_ms=markers.retention_ms,
             max_message_bytes=copies,
             max_marker_bytes=markers.max_message_bytes - MARKER_OVERHEAD_BYTES,
         )
@@ -61,10 +61,6 @@ class NamespaceFacts:
         """
         ids = self.message_topic_id, former.message_topic_id
         return all(ids) and ids[0] != ids[1]
-
-
-def _retention_ms(topic: TopicInfo) -> int:
-    return int(topic.settings.get("retention.ms", "604800000"))
 
 
 class Namespace:
@@ -96,15 +92,10 @@ class Namespace:
         facts = self.facts()
         if max_lease_ms not in self._checked:
             ours = (self.config.message_topic, self.config.marker_topic)
-            refusals = [
-                str(finding)
-                for finding in check_topics(
-                    self.config, max_lease_ms=max_lease_ms, timeout_s=CONNECT_TIMEOUT_S
-                )
-                if finding.level == "refuse" and finding.topic in ours
-            ]
-            if refusals:
-                raise ConfigError("the topics cannot be used:\n  " + "\n  ".join(refusals))
+            found = check_topics(
+                self.config, max_lease_ms=max_lease_ms, timeout_s=CONNECT_TIMEOUT_S
+            )
+            raise_refusals([finding for finding in found if finding.topic in ours])
             self._checked.add(max_lease_ms)
         return facts
 

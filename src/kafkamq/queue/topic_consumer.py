@@ -72,6 +72,7 @@ class TopicConsumer(Consumer, Generic[M]):
         self._held: dict[int, M] = {}  # handed out, without a verdict
         self._unwritten_count = 0  # dead letters under way
         self._has_closed = False
+        self._failure: BaseException | None = None
         self._counts: Count[tuple[object, int]] = Count()
         self._forget_metrics = [
             catalog.IN_FLIGHT.watch(lambda: {(queue.queue_id,): self.in_flight}),
@@ -108,8 +109,16 @@ class TopicConsumer(Consumer, Generic[M]):
     def _end(self, timeout_s: float) -> None:
         """Give back ``_ready``, and end; all verdicts are confirmed by then, or given up."""
 
+    def _fail(self, error: BaseException) -> None:
+        """Messages come no more: raised to whoever receives."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
     def _check_failure(self) -> None:
         """Raise what made it stop."""
+        if self._failure is not None:
+            raise self._failure
 
     @property
     def has_failed(self) -> bool:

@@ -21,6 +21,7 @@ __all__ = [
     "check_topics",
     "create_topics",
     "log_settings",
+    "raise_refusals",
     "require_topics",
 ]
 
@@ -108,7 +109,7 @@ def create_topics(
         while any(_MISSING in one.text for one in findings) and time.monotonic() < deadline_s:
             time.sleep(0.05)  # brokers learn of topics one by one, and any of them may answer
             findings = _findings(admin, config, max_lease_ms)
-        _refuse(findings)
+        raise_refusals(findings)
         return created
 
 
@@ -166,10 +167,11 @@ def require_topics(
     config: ServiceConfig, *, max_lease_ms: int = 43_200_000, timeout_s: float = 30.0
 ) -> list[Finding]:
     """``check_topics`` for a start: returns the warnings."""
-    return _refuse(check_topics(config, max_lease_ms=max_lease_ms, timeout_s=timeout_s))
+    return raise_refusals(check_topics(config, max_lease_ms=max_lease_ms, timeout_s=timeout_s))
 
 
-def _refuse(findings: Sequence[Finding]) -> list[Finding]:
+def raise_refusals(findings: Sequence[Finding]) -> list[Finding]:
+    """Raise those that refuse; returns the others."""
     refusals = [str(finding) for finding in findings if finding.level == "refuse"]
     if refusals:
         raise ConfigError("the topics cannot be used:\n  " + "\n  ".join(refusals))
@@ -241,10 +243,9 @@ def _of_elections(topic: TopicInfo) -> Iterator[Finding]:
 
 def _of_markers(topic: TopicInfo, max_lease_ms: int) -> Iterator[Finding]:
     refuse = partial(Finding, "refuse", topic.name)
-    retention_ms = int(_has(topic, "retention.ms", "604800000"))
-    if 0 <= retention_ms < 2 * max_lease_ms:
+    if 0 <= topic.retention_ms < 2 * max_lease_ms:
         yield refuse(
-            f"retention.ms is {retention_ms}: a START could be "
+            f"retention.ms is {topic.retention_ms}: a START could be "
             f"deleted while its message is held; set it to {2 * max_lease_ms} or more "
             "(twice max_lease)",
         )
@@ -252,7 +253,7 @@ def _of_markers(topic: TopicInfo, max_lease_ms: int) -> Iterator[Finding]:
 
 def _of_dead_letters(topic: TopicInfo) -> Iterator[Finding]:
     refuse = partial(Finding, "refuse", topic.name)
-    if _has(topic, "retention.ms", "604800000") != "-1":
+    if topic.retention_ms != -1:
         yield refuse("dead letters expire; set retention.ms to -1")
     if _has(topic, "retention.bytes", "-1") != "-1":
         yield refuse("dead letters expire; set retention.bytes to -1")

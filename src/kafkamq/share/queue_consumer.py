@@ -67,7 +67,6 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             limit=self.limits.after_set_up(queue.max_deliveries),
             lock_ms=self._lock_ms,
         )
-        self._failure: BaseException | None = None
         poll = min(MAX_POLL, queue.max_in_flight)
         if concurrency:
             poll = max(1, min(poll, 2 * concurrency // first_members(concurrency)))
@@ -212,8 +211,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
                     extra={"queue": self.queue_id, "members": len(self._working)},
                 )
                 return
-            self._failure = self._failure or error
-            self._changed.notify_all()
+            self._fail(error)
 
     def _give_back(self, message: ShareMessage) -> None:
         """No handler has seen it: the broker counts this delivery, the message's count does not."""
@@ -251,10 +249,6 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
                 "a share group gets more members: slow messages hold back those that there are",
                 extra={"queue": self.queue_id, "members": len(self._working)},
             )
-
-    def _check_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     def _may_hand_out(self, message: ShareMessage) -> bool:
         if monotonic_ms() <= message._deadline_ms - self._margin_ms:

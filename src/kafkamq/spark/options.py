@@ -243,15 +243,14 @@ def parse_timestamp_ms(name: str, text: str) -> int:
     if text.isascii() and text.isdigit():
         return int(text)
     try:
-        parsed = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith("Z") else text)
+        moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
     except ValueError:
         raise ConfigError(
-            f"{name} is {text!r}: give milliseconds since 1970, or a time such as "
-            "2026-11-22T08:00:00+00:00"
+            f"{name} is {text!r}: write a time as 2026-01-31T12:00:00Z, or as milliseconds "
+            "since 1970"
         ) from None
-    if parsed.tzinfo is None:
-        parsed = parsed.replace(tzinfo=timezone.utc)
-    return round(parsed.timestamp() * 1000)
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+    return round(moment.timestamp() * 1000)
 
 
 def _offsets(name: str, text: str) -> str | Offsets:

@@ -66,6 +66,11 @@ class TopicInfo:
         """The largest batch that it takes."""
         return int(self.settings.get("max.message.bytes", "1048588"))
 
+    @property
+    def retention_ms(self) -> int:
+        """Negative: forever."""
+        return int(self.settings.get("retention.ms", "604800000"))
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
@@ -126,16 +131,7 @@ class Admin:
         return self._client
 
     def wait(self, future: Future[T], doing: str, *, timeout_s: float = 0.0) -> T:
-        """The result of one of the client's futures, within the bound.
-
-        Args:
-            future: As the client gave it.
-            doing: A participle, for errors.
-            timeout_s: Another bound than this Admin's; 0: that one.
-
-        Raises:
-            BrokerError, DeadlineExceededError: As described at the class.
-        """
+        """The result of one of the client's futures, within ``timeout_s`` or this Admin's bound."""
         return self._wait(self._client, future, doing, timeout_s or self._timeout_s)
 
     def _wait(self, client: AdminClient, future: Future[T], doing: str, timeout_s: float) -> T:

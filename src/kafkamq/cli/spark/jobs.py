@@ -50,20 +50,10 @@ Until = Annotated[
 
 
 def parse_moment(text: str, *, option: str) -> int | None:
-    """A moment in milliseconds; None for an empty text. Without a zone it is UTC."""
-    if not text:
-        return None
-    if text.isascii() and text.isdigit():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
-    except ValueError:
-        raise ConfigError(
-            f"{option} is {text!r}: write a time as 2026-01-31T12:00:00Z, or as milliseconds "
-            "since 1970"
-        ) from None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
-    return round(moment.timestamp() * 1000)
+    """A moment in milliseconds; None for an empty text."""
+    from kafkamq.spark.options import parse_timestamp_ms
+
+    return parse_timestamp_ms(option, text) if text else None
 
 
 def _bounds(since: str, until: str) -> tuple[int | None, int | None]:

@@ -32,6 +32,7 @@ from kafkamq.markers.rules.handout import is_last_delivery
 from kafkamq.markers.rules.leases import NEW_PARTITION_MS
 from kafkamq.markers.wire.markers import encode_keepalive
 from kafkamq.queue.names import group_of
+from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.topics import require_topics
 from kafkamq.queue.wire.headers import DELIVERY_COUNT, read_message_headers
 from kafkamq.queue.wire.keys import join_key
@@ -68,8 +69,6 @@ _PLAN = ":plan"  # {queue: what tells this batch from another one of its number}
 _PLAN_BYTES = 4
 _FROM = ":from"  # {partition: where the batch begins, if that is behind the last one's end}
 _FACTS_S = 5.0
-_DEFAULT_MAX_BYTES = "1048588"
-_MARKER_OVERHEAD_BYTES = 1024
 _log = logging.getLogger(__name__)
 
 
@@ -143,15 +142,6 @@ class KeepAlive:
         self._thread.join(self._timeout_ms / 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """The topics as they are."""
-
-    topic_id: bytes
-    marker_partitions: int
-    max_marker_bytes: int
-
-
 class QueueReader(StreamReader):
     """The stream reader of ``read_queue``."""
 
@@ -169,7 +159,7 @@ class QueueReader(StreamReader):
         self._group = acknowledge.group_id or group_of(options.config, options.queue_id)
         self._position = QueuePosition(options.config, options.queue_id, self._group, self._is_own)
         self._moved_on: dict[int, int] = {}  # positions of the group, at the first look
-        self._facts_of: _Facts | None = None
+        self._facts_of: NamespaceFacts | None = None
         self._asked_s = 0.0  # monotonic; when the facts were asked for
         self._is_checked = False
         self._owner = QueueOwner(options.config, options.queue_id)
@@ -184,7 +174,7 @@ class QueueReader(StreamReader):
         topic = self.options.topic
         self._check()
         offsets = super().initialOffset()
-        topic_id = self._facts().topic_id
+        topic_id = self._facts().message_topic_id
         position = self._position.find(map(int, offsets[topic]), topic_id)
         offsets[topic] |= {str(number): at for number, at in position.items()}
         self._position.commit(_numbers(offsets[topic]), topic_id)
@@ -202,7 +192,7 @@ class QueueReader(StreamReader):
         self._moved_on = {}
         if not self._position.is_known:
             known = map(int, start.get(topic, {}))
-            self._moved_on = self._position.find(known, self._facts().topic_id)
+            self._moved_on = self._position.find(known, self._facts().message_topic_id)
         self._done(start)
         found = super().latestOffset(start, limit)
         if found[topic] == start.get(topic):
@@ -250,11 +240,11 @@ class QueueReader(StreamReader):
             self._moved_on = {}
         untold = [number for number in ends if str(number) not in known]
         if known and untold and self._is_same(start):  # added, or a broker knew nothing of them
-            self._moved_on |= self._position.find(untold, self._facts().topic_id)
+            self._moved_on |= self._position.find(untold, self._facts().message_topic_id)
         return {number: max(at, self._moved_on.get(number, 0)) for number, at in starts.items()}
 
     def _ranges(self, start: StreamOffsets, end: StreamOffsets) -> list[LogRange]:
-        begins = {int(number): int(at) for number, at in end.get(_FROM, {}).items()}
+        begins = _numbers(end.get(_FROM, {}))
         ranges = [
             replace(each, start=max(each.start, begins.get(each.partition, 0)))
             for each in super()._ranges(start, end)
@@ -272,10 +262,10 @@ class QueueReader(StreamReader):
         self._planned = None
         facts = self._facts()
         wanted = self._ranges(start, end)
-        begins = {int(number): int(at) for number, at in end.get(_MARKERS, {}).items()}
+        begins = _numbers(end.get(_MARKERS, {}))
         plan = StartPlan(
             consumer_id=self._consumer_id(end),
-            topic_id=facts.topic_id,
+            topic_id=facts.message_topic_id,
             # Where the STARTs of an earlier run are, whatever was added meanwhile (R26).
             marker_partitions=len(begins) or facts.marker_partitions,
             markers_now=facts.marker_partitions,
@@ -322,7 +312,7 @@ class QueueReader(StreamReader):
 
     def _done(self, offsets: StreamOffsets) -> None:
         """Everything up to there is handed out, and has its END or will have none."""
-        topic_id = self._facts().topic_id
+        topic_id = self._facts().message_topic_id
         if self._id_of(offsets) not in ("", topic_id.hex()) and topic_id:
             return  # they say nothing of the topic that was recreated
         known = _numbers(offsets.get(self.options.topic, {}))
@@ -359,20 +349,18 @@ class QueueReader(StreamReader):
         self._owner.take()
         self._is_checked = True
 
-    def _facts(self) -> _Facts:
+    def _facts(self) -> NamespaceFacts:
         now_s = time.monotonic()
         if self._facts_of is None or now_s - self._asked_s > _FACTS_S:
             self._facts_of = self._ask()
             self._asked_s = now_s
         return self._facts_of
 
-    def _ask(self) -> _Facts:
+    def _ask(self) -> NamespaceFacts:
         config = self.options.config
         names = (config.message_topic, config.marker_topic)
         with Admin(config) as admin:
-            messages, markers = (admin.require_topic(name) for name in names)
-        size = int(markers.settings.get("max.message.bytes", _DEFAULT_MAX_BYTES))
-        return _Facts(messages.topic_id, markers.partitions, size - _MARKER_OVERHEAD_BYTES)
+            return NamespaceFacts.of(config, {name: admin.require_topic(name) for name in names})
 
 
 def _numbers(offsets: Mapping[str, int | str]) -> dict[int, int]:
