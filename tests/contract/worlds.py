@@ -19,7 +19,8 @@ __all__ = ["BACKENDS", "WORLDS", "Letter", "World", "receive", "wait_until", "wo
 
 BACKENDS = ("markers", "offsets", "share", "claims")
 DOUBLES = tuple(f"memory-{name}" for name in BACKENDS)
-WORLDS = (*BACKENDS, *DOUBLES)
+BATCHED = "markers-batched"  # with batch_markers
+WORLDS = (*BACKENDS, BATCHED, *DOUBLES)
 _BACKOFF = Backoff(first=0.05, max=0.05, jitter=0.0)
 
 
@@ -46,7 +47,7 @@ class World:
     @property
     def backend(self) -> str:
         """Of its queues."""
-        return self.name.removeprefix("memory-")
+        return self.name.removeprefix("memory-").removesuffix("-batched")
 
     def has(self, feature: Feature) -> bool:
         """Whether its backend has that."""
@@ -55,6 +56,8 @@ class World:
     def queue(self, queue_id: str, **options: object) -> Queue:
         """A queue with its topics; times that suit tests."""
         options.setdefault("max_deliveries", 3)
+        if self.name == BATCHED:
+            options.setdefault("batch_markers", True)
         if self.backend != "share":
             options.setdefault("backoff", _BACKOFF)
             options.setdefault("redelivery_timeout", 20.0)
@@ -102,7 +105,7 @@ def world_of(name: str, bootstrap: str, namespace: str) -> Iterator[World]:
         else:
             service = stack.enter_context(Service(bootstrap, namespace))
         service.create_topics(partitions=2, marker_partitions=2)
-        if name == "markers":
+        if name in ("markers", BATCHED):
             stack.enter_context(tracked(service.config))
         yield World(name, service)
 

@@ -19,7 +19,7 @@ from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
-from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
 
 __all__ = [
     "MarkerRecord",
@@ -70,15 +70,11 @@ def tracked(config: ServiceConfig) -> Iterator[LocalTracker]:
 
 
 def markers(config: ServiceConfig) -> list[MarkerRecord]:
-    """All markers, per partition in their order."""
+    """All markers, per partition in their order; each message of a batch has one (R27)."""
     return [
-        MarkerRecord(
-            record.partition() or 0,
-            record.offset() or 0,
-            record.timestamp()[1],
-            decode_marker(record.value()),
-        )
+        MarkerRecord(record.partition() or 0, record.offset() or 0, record.timestamp()[1], marker)
         for record in read_topic(config.bootstrap_servers, config.marker_topic)
+        for marker in expand(decode_marker(record.value()))
     ]
 
 

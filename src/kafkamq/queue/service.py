@@ -103,7 +103,7 @@ class Service:
         backoff: Backoff = DEFAULT_BACKOFF,
         max_in_flight: int = 1000,
         exactly_once: bool = False,
-        batch_markers: bool = False,
+        batch_markers: bool = QueueConfig.batch_markers,
         receive_buffer: int = 100,
         next_message_timeout: float | timedelta = 1.0,
         max_messages_per_commit: int = 1000,
