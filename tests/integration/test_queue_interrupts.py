@@ -67,7 +67,8 @@ def test_interrupts_at_random_moments_leave_nothing_that_nobody_has(
         deadline_s = time.monotonic() + 120.0
         try:
             while len(handed) < COUNT and time.monotonic() < deadline_s:
-                # What confluent_kafka makes of an interrupt inside of a rebalance's callback.
+                # Python wraps one that comes inside of another call of confluent_kafka's than those
+                # that are made again and again.
                 with suppress(KeyboardInterrupt, SystemError):
                     interrupter.may_interrupt.set()
                     acknowledge(consumer, handed)

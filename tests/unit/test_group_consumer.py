@@ -76,3 +76,28 @@ def test_a_partition_whose_placing_was_interrupted_is_read(
     member.close()
     writer.close()
     forget_cluster(name)
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_an_interrupt_inside_of_a_callback_is_raised_as_one(
+    monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """confluent-kafka's ``consume`` loses it, or Python wraps it."""
+    name = uuid.uuid4().hex
+    member = GroupConsumer(
+        ServiceConfig(bootstrap_servers=f"memory://{name}"), _Interrupted(), ["t"], group_id="g"
+    )
+
+    def consume(*_: object) -> list[object]:
+        if is_lost:
+            raise SystemError(
+                "<method 'consume' of ...> returned NULL without setting an exception"
+            )
+        raise SystemError("<...> returned a result with an exception set") from KeyboardInterrupt()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(member.client, "consume", consume)
+        with pytest.raises(KeyboardInterrupt):
+            member.poll(1, 0.1)
+    member.close()
+    forget_cluster(name)

@@ -72,7 +72,7 @@ class World:
         self.end = 10
         self.ticks: list[int] = []
         self.statuses: list[TrackerStatus] = []
-        monkeypatch.setattr(ticking, "_monotonic_ms", lambda: self.now_ms)
+        monkeypatch.setattr(ticking, "monotonic_ms", lambda: self.now_ms)
         monkeypatch.setattr(ticking, "batch_is_near", lambda *_: True)
         monkeypatch.setattr(ticking, "Ticker", lambda _: self)
         monkeypatch.setattr(ticking, "StatusReader", lambda _: self)

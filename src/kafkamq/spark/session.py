@@ -72,6 +72,7 @@ _jvm_log = logging.getLogger("kafkamq.spark.jvm")
 _NOISE = re.compile(
     r"WARNING: Using incubator|(Starting )?Streaming TransformWithState|\s*$"
     r"|\s+at [\w.$/<>]+\(|\s+\.\.\. \d+ more"
+    r"|WARN TaskSetManager: .*TaskKilled \(Stage cancelled: \[SPARK_JOB_CANCELLED\]"  # by a stop
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from confluent_kafka import Consumer as _Consumer
 from confluent_kafka import KafkaException, ShareConsumer
@@ -17,7 +17,7 @@ from confluent_kafka import Producer as _Producer
 from confluent_kafka.admin import AdminClient as _AdminClient
 
 from kafkamq.errors import ConfigError
-from kafkamq.transport.errors import ErrorWatch, kafka_error
+from kafkamq.transport.errors import ErrorWatch, kafka_error, raised_inside
 from kafkamq.transport.port import AdminClient, Consumer, Producer
 from kafkamq.transport.settings import is_secret
 
@@ -35,6 +35,16 @@ MEMORY = "memory://"
 
 _log = logging.getLogger("kafkamq.librdkafka")
 Client = TypeVar("Client")
+
+
+class _InterruptibleAdminClient(_AdminClient):
+    """One whose question that workers ask again and again may be interrupted."""
+
+    def describe_topics(self, *topics: Any, **options: Any) -> Any:
+        try:
+            return super().describe_topics(*topics, **options)
+        except SystemError as error:  # Python runs signal handlers in the middle of it
+            raise raised_inside(error) from None
 
 
 def open_consumer(settings: Mapping[str, object], watch: ErrorWatch | None = None) -> Consumer:
@@ -63,7 +73,7 @@ def open_admin(
         from kafkamq.transport.memory.admin import AdminClient as MemoryAdminClient
 
         return _open(MemoryAdminClient, settings, watch)
-    return _open(_AdminClient, settings, watch, quiet=quiet)
+    return _open(_InterruptibleAdminClient, settings, watch, quiet=quiet)
 
 
 def open_share_consumer(settings: Mapping[str, object]) -> ShareConsumer:

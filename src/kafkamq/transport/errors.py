@@ -37,6 +37,7 @@ __all__ = [
     "kafka_error",
     "meaning",
     "raised_error",
+    "raised_inside",
 ]
 
 
@@ -226,6 +227,17 @@ def raised_error(error: KafkaException | SystemError) -> KafkaException:
     if not isinstance(cause, KafkaException):
         raise error
     return cause
+
+
+def raised_inside(error: SystemError) -> BaseException:
+    """What a callback of a consumer's client raised: ours raise nothing but what interrupts them.
+
+    Python wraps it, or confluent-kafka loses it; what is lost is taken for Ctrl-C.
+    """
+    if error.__cause__ is not None:
+        return error.__cause__
+    is_lost = "returned NULL without setting an exception" in str(error)
+    return KeyboardInterrupt() if is_lost else error
 
 
 def meaning(error: BaseException | KafkaError) -> Meaning:

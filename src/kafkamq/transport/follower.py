@@ -24,6 +24,7 @@ from kafkamq.transport.errors import (
     is_retriable,
     kafka_error,
     meaning,
+    raised_inside,
 )
 from kafkamq.transport.record import Place, Record, place_of
 from kafkamq.transport.settings import consumer_settings
@@ -178,6 +179,8 @@ class Follower:
         except KafkaException as error:
             self._failed(kafka_error(error), self._doing)
             batch = []
+        except SystemError as error:
+            raise raised_inside(error) from None
         if any(map(Record.error, batch)):
             batch = self._without_events(batch)
         return batch

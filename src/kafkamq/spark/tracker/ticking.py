@@ -23,6 +23,7 @@ from kafkamq.markers.tracker.status_reader import StatusReader
 from kafkamq.markers.tracker.ticker import Ticker
 from kafkamq.markers.wire.status import TrackerStatus
 from kafkamq.spark.tracker.lateness import observe_lateness
+from kafkamq.transport.clock import monotonic_ms
 
 __all__ = ["Lag", "TickKeeper", "batch_is_near"]
 
@@ -72,7 +73,7 @@ class TickKeeper:
         offsets = self._ticker.tick_all(
             numbers, engine=self._token, epoch=self._epoch, timeout_s=timeout_s
         )
-        now_ms = _monotonic_ms()
+        now_ms = monotonic_ms()
         for number in numbers:
             policy = TickPolicy(now_ms, self._max_silence_ms, self._lead_ms)
             self._policies[number] = policy
@@ -96,7 +97,7 @@ class TickKeeper:
             ):
                 self._take(status)
         self._ticker.poll()
-        now_ms = _monotonic_ms()
+        now_ms = monotonic_ms()
         is_read_soon = batch_is_near(self._trigger_ms, time.time() * 1000)
         for number, policy in self._policies.items():
             latest = self.latest.get(number)
@@ -115,7 +116,7 @@ class TickKeeper:
 
     def batch_done(self, ends: Mapping[int, int]) -> None:
         """A batch has read partitions up to these ends; their statuses are there, or under way."""
-        now_ms = _monotonic_ms()
+        now_ms = monotonic_ms()
         for number, end in ends.items():
             policy = self._policies.get(number)
             if policy is not None:
@@ -130,7 +131,7 @@ class TickKeeper:
             observe_lateness(status.lateness, status.partition)
         self.latest[status.partition] = status
         _log.debug("status", extra={"status": status})
-        now_ms = self._rests_since_ms[status.partition] = _monotonic_ms()
+        now_ms = self._rests_since_ms[status.partition] = monotonic_ms()
         read_ms = now_ms - self.lag.hear(status.batch, now_ms)
         policy.on_read(read_ms, status.position, status.clock_ms)
 
@@ -177,7 +178,3 @@ class Lag:
 def batch_is_near(trigger_ms: int, now_ms: float) -> bool:
     """Whether Spark begins a batch next: it does so at multiples of the trigger since the epoch."""
     return trigger_ms - now_ms % max(1, trigger_ms) <= _LEAD_MS
-
-
-def _monotonic_ms() -> int:
-    return round(time.monotonic() * 1000)
