@@ -122,7 +122,6 @@ class TopicConsumer(Consumer, Generic[M]):
 
     @property
     def has_failed(self) -> bool:
-        """See ``Consumer.has_failed``."""
         try:
             self._check_failure()
         except BaseException:  # noqa: BLE001 - whatever it was
@@ -158,7 +157,6 @@ class TopicConsumer(Consumer, Generic[M]):
         return self._has_closed
 
     def receive_many(self, n: int, timeout: float = 1.0) -> list[Message]:
-        """See ``Consumer.receive_many``."""
         self._check_count(n)
         self._check()
         self._hurry.clear()
@@ -193,13 +191,11 @@ class TopicConsumer(Consumer, Generic[M]):
         return taken
 
     def cancel_receive(self) -> None:
-        """See ``Consumer.cancel_receive``."""
         super().cancel_receive()
         with self._changed:
             self._changed.notify_all()
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """See ``Consumer.put_back``."""
         with self._changed:
             for message in reversed(cast("Sequence[M]", messages)):
                 if self._held.pop(id(message), None) is not None:
@@ -339,7 +335,6 @@ class TopicConsumer(Consumer, Generic[M]):
     # The end.
 
     def flush(self, timeout: float = 30.0) -> None:
-        """See ``Consumer.flush``."""
         self._check()
         self._flush(timeout)
         late = self._lost_leases.take_late()
@@ -360,7 +355,6 @@ class TopicConsumer(Consumer, Generic[M]):
         self._confirm(max(0.0, deadline_s - time.monotonic()))
 
     def close(self, timeout: float = 30.0) -> None:
-        """See ``Consumer.close``."""
         if self._fork_check.is_forked:
             return
         with self._changed:

@@ -58,5 +58,4 @@ class TopicMessage(Message, Generic[P]):
 
     @property
     def deadline(self) -> float:
-        """See ``Message.deadline``."""
         return self._acknowledger.moment_s(self._deadline_ms)

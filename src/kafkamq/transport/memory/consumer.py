@@ -84,7 +84,6 @@ class Consumer(Membership, Client):
     # ---- assignment
 
     def assign(self, partitions: list[TopicPartition]) -> None:
-        """As confluent_kafka's."""
         with self.cluster.changed:
             self._check_open()
             self._has_assigned = True
@@ -93,11 +92,9 @@ class Consumer(Membership, Client):
             self._add(partitions)
 
     def unassign(self) -> None:
-        """As confluent_kafka's."""
         self.assign([])
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
-        """As confluent_kafka's."""
         with self.cluster.changed:
             self._check_open()
             self._has_assigned = True
@@ -110,7 +107,6 @@ class Consumer(Membership, Client):
             self._add(partitions)
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
-        """As confluent_kafka's."""
         with self.cluster.changed:
             self._check_open()
             self._has_assigned = True
@@ -137,7 +133,6 @@ class Consumer(Membership, Client):
             self._events = deque(kept)
 
     def assignment(self) -> list[TopicPartition]:
-        """As confluent_kafka's."""
         with self.cluster.changed:
             self._check_open()
             return [
@@ -146,7 +141,6 @@ class Consumer(Membership, Client):
             ]
 
     def seek(self, partition: TopicPartition) -> None:
-        """As confluent_kafka's."""
         with self.cluster.changed:
             self._check_open()
             reading = self._readings.get((partition.topic, partition.partition))
@@ -158,7 +152,6 @@ class Consumer(Membership, Client):
             self.cluster.changed.notify_all()
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """As confluent_kafka's."""
         with self.cluster.changed:
             self._check_open()
             return [
@@ -177,7 +170,6 @@ class Consumer(Membership, Client):
             self._paused.update((each.topic, each.partition) for each in partitions)
 
     def resume(self, partitions: list[TopicPartition]) -> None:
-        """As confluent_kafka's."""
         with self.cluster.changed:
             self._check_open()
             self._paused.difference_update((each.topic, each.partition) for each in partitions)
@@ -186,12 +178,10 @@ class Consumer(Membership, Client):
     # ---- reading
 
     def poll(self, timeout: float = -1) -> Message | None:
-        """As confluent_kafka's."""
         found = self._consume(1, timeout, is_poll=True)
         return found[0] if found else None
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
-        """As confluent_kafka's."""
         return self._consume(num_messages, timeout, is_poll=False)
 
     def _consume(self, count: int, timeout: float | None, *, is_poll: bool) -> list[Message]:
@@ -389,7 +379,6 @@ class Consumer(Membership, Client):
     def committed(
         self, partitions: list[TopicPartition], timeout: float = -1
     ) -> list[TopicPartition]:
-        """As confluent_kafka's."""
         self._check_open()
         prefix = "Failed to get committed offsets: "
         places = [(each.topic, each.partition) for each in partitions]
@@ -416,7 +405,6 @@ class Consumer(Membership, Client):
     def get_watermark_offsets(
         self, partition: TopicPartition, timeout: float = -1, cached: bool = False
     ) -> tuple[int, int]:
-        """As confluent_kafka's."""
         self._check_open()
         place = partition.topic, partition.partition
         if cached:
@@ -432,7 +420,6 @@ class Consumer(Membership, Client):
     def offsets_for_times(
         self, partitions: list[TopicPartition], timeout: float = -1
     ) -> list[TopicPartition]:
-        """As confluent_kafka's."""
         self._check_open()
         prefix = "Failed to get offsets: "
 

@@ -112,7 +112,6 @@ class Producer(Transactional, Client):
         timestamp: int = 0,
         headers: Any = None,
     ) -> None:
-        """As confluent_kafka's."""
         with self.cluster.changed:
             self._check_open()
             error = self._refusal(topic, partition, value, key)
@@ -132,7 +131,6 @@ class Producer(Transactional, Client):
         callback: Callable[[KafkaError | None, Message], object] | None = None,
         on_delivery: Callable[[KafkaError | None, Message], object] | None = None,
     ) -> int:
-        """As confluent_kafka's."""
         with self.cluster.changed:
             self._check_open()
             taken, whole = 0, on_delivery if callback is None else callback
@@ -339,7 +337,6 @@ class Producer(Transactional, Client):
     # ---- serving
 
     def poll(self, timeout: float = -1) -> int:
-        """As confluent_kafka's."""
         self._check_open()
         with self._turns(timeout) as wait:
             self._look_around()
@@ -348,7 +345,6 @@ class Producer(Transactional, Client):
         return self._serve()
 
     def flush(self, timeout: float = -1) -> int:
-        """As confluent_kafka's."""
         self._check_open()
         deadline_s = math.inf if timeout < 0 else time.monotonic() + timeout
         while True:
@@ -383,7 +379,6 @@ class Producer(Transactional, Client):
         return served
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
-        """As confluent_kafka's."""
         self._check_open()
         with self.cluster.changed:
             if in_queue:
