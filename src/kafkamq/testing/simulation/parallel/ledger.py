@@ -34,8 +34,8 @@ def number_of(value: bytes | None) -> int:
 
 
 @dataclass(slots=True)
-class _Lane:
-    """What is kept in order, in one tenure."""
+class _Order:
+    """What is kept in order, in one assignment."""
 
     running: Call | None = None
     waiting: dict[int, int] = field(default_factory=dict)  # offsets that failed, with numbers
@@ -45,9 +45,9 @@ class _Lane:
 class Call:
     """One call of a handler."""
 
-    tenure: int
+    assignment: int
     records: Sequence[ParallelRecord]
-    lanes: list[_Lane | None]
+    orders: list[_Order | None]
 
 
 class Ledger:
@@ -59,15 +59,15 @@ class Ledger:
         self.done_well: Counter[int] = Counter()
         self.ends: Counter[int] = Counter()  # of handlers, well, by number
         self.skipped: set[int] = set()
-        self.given_up: dict[int, set[int]] = {}  # by number: tenures
-        self.letters: Counter[int] = Counter()
+        self.given_up: dict[int, set[int]] = {}  # by number: assignments
+        self.dead_letters: Counter[int] = Counter()
         self.results: Counter[int] = Counter()
         self.reached: Counter[str] = Counter()
         self._kafka = kafka
         self._limits = limits
-        self._tenures: dict[tuple[str, int], int] = {}  # by process and partition
+        self._assignments: dict[tuple[str, int], int] = {}  # by process and partition
         self._count = 0
-        self._lanes: dict[tuple[int, _Shard], _Lane] = {}
+        self._orders: dict[tuple[int, _Shard], _Order] = {}
         self._undecided: list[LogRecord] = []  # results in open transactions
         self._read_to = 0
         self._all_done: dict[int, int] = {}  # by partition: below, all was done when last seen
@@ -85,7 +85,7 @@ class Ledger:
 
     def is_done(self, number: int) -> bool:
         """Whether nothing is left to do for a record."""
-        if number in self.skipped or self.letters[number]:
+        if number in self.skipped or self.dead_letters[number]:
             return True
         if number in self.large and self._limits.on_exhausted == "skip" and self.ends[number]:
             return True  # Kafka refused its result
@@ -111,7 +111,7 @@ class Ledger:
         ]
 
     def _read(self) -> None:
-        self.letters.update(number_of(each.value) for each in self._kafka.news(DEAD))
+        self.dead_letters.update(number_of(each.value) for each in self._kafka.news(DEAD))
         log = self._kafka.cluster.topics[RESULTS].partitions[0]
         self._undecided += [each for each in log.records[self._read_to :] if each is not None]
         self._read_to = len(log.records)
@@ -127,22 +127,22 @@ class Ledger:
         """Its log is another one."""
         self._all_done.pop(partition, None)
 
-    # ---- tenures
+    # ---- assignments
 
     def assigned(self, process: str, partitions: Sequence[tuple[str, int]]) -> None:
         """A process was told that these came."""
         for _, partition in partitions:
             self._count += 1
-            self._tenures[process, partition] = self._count
+            self._assignments[process, partition] = self._count
             known = self._kafka.cluster.groups.committed(GROUP, (TOPIC, partition))
             self.reached["a restart with a map"] += bool(known is not None and known[1])
 
     def revoked(self, process: str, partitions: Sequence[tuple[str, int]]) -> None:
         """A process was told that these went."""
         for _, partition in partitions:
-            tenure = self._tenures.pop((process, partition), 0)
-            for (of, _), lane in self._lanes.items():
-                if of == tenure and lane.running is not None:
+            assignment = self._assignments.pop((process, partition), 0)
+            for (of, _), order in self._orders.items():
+                if of == assignment and order.running is not None:
                     self.reached["a partition went with a handler at work"] += 1
 
     # ---- handlers
@@ -150,35 +150,35 @@ class Ledger:
     def begin(self, process: str, records: Sequence[ParallelRecord]) -> Call:
         """A handler is called."""
         self._read()
-        tenure = self._tenures.get((process, records[0].partition), 0)
-        call = Call(tenure, records, [])
+        assignment = self._assignments.get((process, records[0].partition), 0)
+        call = Call(assignment, records, [])
         for index, record in enumerate(records):
-            tenure = self._tenures.get((process, record.partition), 0)
-            if not tenure:
+            assignment = self._assignments.get((process, record.partition), 0)
+            if not assignment:
                 self._wrong(f"{record!r} is handled where its partition has gone: {process}")
             shard = self._shard(record)
-            lane = None
+            order = None
             if shard is not None:
-                lane = self._lanes.setdefault((tenure, shard), _Lane())
-                self._judge_begin(record, shard, lane, call, records[:index])
-                lane.running = call
-                lane.waiting.pop(record.offset, None)
-            call.lanes.append(lane)
+                order = self._orders.setdefault((assignment, shard), _Order())
+                self._judge_begin(record, shard, order, call, records[:index])
+                order.running = call
+                order.waiting.pop(record.offset, None)
+            call.orders.append(order)
         return call
 
     def _judge_begin(
         self,
         record: ParallelRecord,
         shard: _Shard,
-        lane: _Lane,
+        order: _Order,
         call: Call,
         before: Sequence[ParallelRecord],
     ) -> None:
-        if lane.running is not None and lane.running is not call:
-            self._wrong(f"{record!r} is handled beside {lane.running.records[0]!r} of its order")
-        for offset, number in list(lane.waiting.items()):
-            if self.letters[number]:
-                del lane.waiting[offset]  # parked meanwhile
+        if order.running is not None and order.running is not call:
+            self._wrong(f"{record!r} is handled beside {order.running.records[0]!r} of its order")
+        for offset, number in list(order.waiting.items()):
+            if self.dead_letters[number]:
+                del order.waiting[offset]  # a dead letter meanwhile
             elif offset < record.offset:
                 self._wrong(f"{record!r} is handled though {offset} failed and waits")
         together = {number_of(each.value) for each in before}
@@ -193,10 +193,10 @@ class Ledger:
 
     def end(self, call: Call, *, failed: bool = False, gives_up: bool = False) -> None:
         """A handler has ended: well, or it wants another attempt, or none."""
-        for record, lane in zip(call.records, call.lanes, strict=True):
+        for record, order in zip(call.records, call.orders, strict=True):
             number = number_of(record.value)
-            if lane is not None and lane.running is call:
-                lane.running = None
+            if order is not None and order.running is call:
+                order.running = None
             if not failed:
                 self.ends[number] += 1
                 if self._limits.use is not Use.STREAM:
@@ -205,12 +205,12 @@ class Ledger:
             most = self._limits.max_attempts
             if gives_up or (most is not None and record.attempt >= most):
                 self._gives_up(call, record)
-            if lane is not None and not self.is_done(number):
-                lane.waiting[record.offset] = number
+            if order is not None and not self.is_done(number):
+                order.waiting[record.offset] = number
 
     def _gives_up(self, call: Call, record: ParallelRecord) -> None:
         number = number_of(record.value)
-        self.given_up.setdefault(number, set()).add(call.tenure)
+        self.given_up.setdefault(number, set()).add(call.assignment)
         if self._limits.on_exhausted == "skip":
             self.skipped.add(number)
 
@@ -264,17 +264,19 @@ class Ledger:
         missing = self.open_numbers()
         if missing:
             self._wrong(f"{len(missing)} records are not done: {missing[:10]}")
-        for number, count in self.letters.items():
-            tenures = self.given_up.get(number, set())
-            if not tenures and number not in self.large and not self._limits.parks_stalled:
+        for number, count in self.dead_letters.items():
+            assignments = self.given_up.get(number, set())
+            if not assignments and number not in self.large and not self._limits.parks_stalled:
                 self._wrong(f"record {number} is a dead letter, and nobody gave it up")
-            elif is_certain and count > max(1, len(tenures)) and number not in self.large:
-                self._wrong(f"record {number} has {count} dead letters of {len(tenures)} tenures")
+            elif is_certain and count > max(1, len(assignments)) and number not in self.large:
+                self._wrong(
+                    f"record {number} has {count} dead letters of {len(assignments)} assignments"
+                )
         if is_calm:
             twice = sorted(number for number, count in self.done_well.items() if count > 1)
             if twice and self._limits.use is not Use.PRODUCE:
                 self._wrong(f"handled twice, and nothing went wrong: {twice[:10]}")
-            more = sorted(number for number, count in self.letters.items() if count > 1)
+            more = sorted(number for number, count in self.dead_letters.items() if count > 1)
             if more:
                 self._wrong(f"two dead letters, and nothing went wrong: {more[:10]}")
         if self._limits.is_transactional:
