@@ -274,3 +274,40 @@ def test_r08_closing_workers_release_what_they_did_not_hand_out() -> None:
             headers = dict(record.headers)
             released += ORIGIN in headers and DELIVERY_COUNT not in headers  # it still is the first
     assert released > 0
+
+
+BATCHES = replace(WORKER, batch_markers=True, receive_many=8, receive_buffer=20)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("batch_share", [0.0, 1.0])
+def test_r32_what_is_deleted_under_a_batch_is_a_dead_letter_each(
+    seed: int, batch_share: float
+) -> None:
+    limits = replace(
+        only(Behaviour.NACKS, 0.5),
+        worker=BATCHES,
+        tracker=TrackerSettings(batch_share=batch_share, max_actions=2),
+        deletions=30,
+    )
+    simulation = simulate(seed, limits)
+    check(simulation)
+    assert reasons(simulation)[b"payload-lost"] > 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("batch_share", [0.0, 1.0])
+def test_r32_messages_that_cannot_be_read_hold_up_a_settlement(
+    seed: int, batch_share: float
+) -> None:
+    """Nobody takes them for lost, and all are delivered again."""
+    limits = replace(
+        only(Behaviour.NACKS, 0.5),
+        worker=BATCHES,
+        tracker=TrackerSettings(batch_share=batch_share),
+        faults=Faults(outages=8, max_outage_ms=30_000),
+    )
+    simulation = simulate(seed, limits)
+    counts = check(simulation)
+    assert counts["redelivered"] >= 2 * behaviours_sent(simulation, Behaviour.NACKS) > 0
+    assert reasons(simulation).keys() == {b"max-deliveries"}
