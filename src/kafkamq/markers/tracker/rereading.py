@@ -34,6 +34,7 @@ class Found:
     error: str  # reason of the verdict; empty without one
     value: bytes | None  # the payload
     is_lost: bool  # the payload is gone: it was by reference, and the message was deleted
+    refers: bool = False  # its message is to be read, too
 
 
 class Rereader:
@@ -97,17 +98,18 @@ class Rereader:
         reasons = self._reasons(partition, rows, deadline_s)
         offsets = list(dict.fromkeys(row.start_offset for row in rows))
         messages = self._markers.stream(partition, offsets, timeout_s=_left_s(deadline_s))
-        offset, message, start = -1, None, None
+        offset, message, start, refers = -1, None, None, False
         for row in rows:
             if row.start_offset != offset:
                 offset, message = next(messages)
                 start = _decoded(message)
-            found = Found(row, start, -1, "", None, False)
-            if start is not None and message is not None:
-                found.timestamp_ms = message.timestamp()[1]
-                found.value = start.value
-                found.error = reasons.get(_reason_at(row), "")
-            yield found
+                refers = start is not None and (start.by_reference or is_foreign_start(start))
+            if start is None or message is None:
+                yield Found(row, None, -1, "", None, False)
+                continue
+            error = reasons.get(_reason_at(row), "") if reasons else ""
+            is_message = refers and isinstance(row, Settle) and not row.of_schedule
+            yield Found(row, start, message.timestamp()[1], error, start.value, False, is_message)
 
     def _with_messages(self, rows: Iterator[Found], deadline_s: float) -> Iterator[Found]:
         """The same, with what the messages say where a START refers to them (R11, R18)."""
@@ -115,7 +117,7 @@ class Rereader:
         size_bytes, full_s = 0, 0.0
         for found in rows:
             if not waiting:
-                if not _refers(found):
+                if not found.refers:
                     yield found
                     continue
                 size_bytes, full_s = 0, time.monotonic() + _AHEAD_S
@@ -131,7 +133,7 @@ class Rereader:
         yield from self._complete_all(waiting, deadline_s)
 
     def _complete_all(self, rows: Sequence[Found], deadline_s: float) -> Iterator[Found]:
-        ids = [found.row.message_id if _refers(found) else None for found in rows]
+        ids = [found.row.message_id if found.refers else None for found in rows]
         begin = 0
         while begin < len(rows):
             messages = self.messages.read(ids[begin:], deadline_s=deadline_s)
@@ -172,14 +174,6 @@ class Rereader:
                 self._reasons_window.took(len(reasons) - before, time.monotonic() - began_s)
         self._known = {(partition, offset): reason for offset, reason in reasons.items()}
         return reasons
-
-
-def _refers(found: Found) -> bool:
-    """Whether its message is to be read, too."""
-    start, row = found.start, found.row
-    if start is None or isinstance(row, Carry) or row.of_schedule:
-        return False
-    return start.by_reference or is_foreign_start(start)
 
 
 def _complete(found: Found, message: Record | None) -> None:
