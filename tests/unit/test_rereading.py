@@ -154,6 +154,17 @@ def test_what_is_gone_or_another_message_is_lost(
     assert found == [None if number in lost else number for number in range(8)]
 
 
+def test_an_end_that_was_waited_for_is_not_waited_for_again(
+    cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = write(cluster, 2)
+    rows[1].message_id = replace(rows[1].message_id, offset=77)
+    monkeypatch.setattr(message_lookup, "_END_GRACE_S", 0.1)
+    assert numbers(read(rereader, rows)) == [0, None]
+    monkeypatch.setattr(message_lookup, "_END_GRACE_S", 1000.0)
+    assert numbers(read(rereader, rows)) == [0, None]
+
+
 def test_a_partition_that_cannot_be_read_loses_nothing(
     cluster: MemoryKafka, rereader: Rereader
 ) -> None:

@@ -91,16 +91,25 @@ FROM audited GROUP BY ALL ORDER BY queue_id, attempts DESC, consumer_id
 _LATENESS = """
 WITH lost AS (
   SELECT * FROM audited WHERE outcome = 'REDELIVERED'),
+signs AS (
+  SELECT *, unix_millis(timestamp) + redeliver_after_ms AS until_ms
+  FROM markers WHERE type IN ('START', 'KEEPALIVE')),
 named AS (
-  SELECT marker_partition, topic_id, leader_epoch, partition, offset,
-    max(unix_millis(timestamp) + redeliver_after_ms) AS until_ms
-  FROM markers WHERE type IN ('START', 'KEEPALIVE') AND partition IS NOT NULL AND NOT of_schedule
+  SELECT marker_partition, topic_id, leader_epoch, partition, offset, max(until_ms) AS until_ms
+  FROM (
+    SELECT marker_partition, topic_id, leader_epoch, partition, offset, until_ms
+    FROM signs WHERE partition IS NOT NULL AND NOT of_schedule
+    UNION ALL
+    SELECT marker_partition, batch.topic_id, batch.leader_epoch, batch.partition,
+      explode(batch.offsets), until_ms
+    FROM (SELECT marker_partition, explode(batches) AS batch, until_ms FROM signs))
   GROUP BY ALL),
 shared AS (
   SELECT lost.marker_partition, lost.topic_id, lost.leader_epoch, lost.partition, lost.offset,
     max(unix_millis(beat.timestamp) + beat.redeliver_after_ms) AS until_ms
   FROM lost JOIN markers beat ON beat.marker_partition = lost.marker_partition
     AND beat.consumer_id = lost.consumer_id AND beat.type = 'KEEPALIVE' AND beat.partition IS NULL
+    AND beat.batches IS NULL
     AND beat.timestamp BETWEEN lost.started_at AND lost.ended_at
   GROUP BY ALL)
 SELECT lost.queue_id, greatest(0, unix_millis(lost.ended_at)
