@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from kafkamq.config import ServiceConfig, TrackerConfig
+from kafkamq.errors import KafkaMQError
 from kafkamq.markers.rules.batching import gather
 from kafkamq.markers.rules.delivery import each_message
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
@@ -40,7 +42,21 @@ from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expan
 CONFIG = ServiceConfig(bootstrap_servers="memory://settling-batches")
 PARTITIONS = 2
 LATER_MS = 10_000
-TRACED = ("settlement", "rewriting", "rereading", "message_lookup", "ledger", "transactions")
+TRACED = tuple(
+    f"/{name}.py"
+    for name in (
+        "tracker/settlement",
+        "tracker/rewriting",
+        "tracker/rereading",
+        "tracker/message_lookup",
+        "tracker/ledger",
+        "transport/transactions",
+    )
+)
+
+
+class _KilledError(BaseException):
+    """The process ends here."""
 
 
 class Logs:
@@ -49,6 +65,7 @@ class Logs:
     def __init__(self, cluster: MemoryKafka) -> None:
         self.cluster = cluster
         self.skew_ms = 0
+        self.left: list[Callable[[], None]] = []  # how to end what was killed
         real = cluster.now_ms
         cluster.now_ms = lambda: real() + self.skew_ms
 
@@ -145,8 +162,11 @@ class Logs:
                 reopen=False,
                 timeout_s=timeout_s,
             )
+        except _KilledError:  # which ends nothing in order
+            self.left = [settler.close, ledger.close]
+            raise
         finally:
-            if sys.gettrace() is None:  # else it is killed, which ends nothing in order
+            if not self.left:
                 settler.close()
                 ledger.close()
 
@@ -294,10 +314,6 @@ def test_a_partition_that_cannot_be_read_holds_up_the_rest_and_loses_nothing(log
     assert not logs.letters()
 
 
-class _KilledError(BaseException):
-    """The process ends here."""
-
-
 def killed(logs: Logs, at: int) -> bool:
     """Settle, and be killed at the line event of that number; False: there are fewer."""
     left = at
@@ -305,7 +321,7 @@ def killed(logs: Logs, at: int) -> bool:
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
         name = frame.f_code.co_filename
-        if not name.endswith(tuple(f"/{each}.py" for each in TRACED)):
+        if not name.endswith(TRACED):
             return None
         if event == "line":
             left -= 1
@@ -334,17 +350,22 @@ def run_killed(at: int) -> bool:
         logs.start([*ids, *worn])
         logs.pass_time()
         was_hit = killed(logs, at)
+        ends, logs.left = logs.left, []
         logs.settle(2)
         assert logs.copies() == Counter(map(place, ids)), at
         assert Counter(logs.ends(Outcome.REDELIVERED)) == Counter(ids), at
         assert Counter(logs.ends(Outcome.DEAD_LETTERED)) == Counter(worn), at
         assert len(logs.letters()) == 2, at
+        for end in ends:
+            with suppress(KafkaMQError):
+                end()
         return was_hit
     finally:
         forget_cluster("settling-batches")
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(1800)
 def test_a_tracker_killed_at_any_line_of_a_settlement_repeats_and_loses_nothing() -> None:
     at = 0
     while run_killed(at):
