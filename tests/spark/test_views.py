@@ -15,7 +15,7 @@ from tests.integration.tracker_logs import Logs
 from kafkamq.errors import ConfigError
 from kafkamq.queue.wire.headers import Origin, copy_headers, dead_letter_headers
 from kafkamq.spark.views import VIEWS, register_views
-from kafkamq.types import DeadLetterReason, Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import DeadLetterReason, MessageId, Outcome
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -102,23 +102,6 @@ def test_markers(spark: SparkSession, logs: Logs) -> None:
     assert (schedule.type, schedule.partition, schedule.queue_id) == ("SCHEDULE", None, "queue")
     assert (broken.type, broken.error) == (None, "the record is not a marker")
     assert {row.marker_partition for row in rows} == {logs.place(one)}
-
-
-def test_markers_of_batches(spark: SparkSession, logs: Logs) -> None:
-    one, two, three = (MessageId(0, offset, b"0123456789abcdef", 3) for offset in (5, 6, 9))
-    logs.start_batch(one, two, three, key=b"orders")
-    logs.end(two)
-    start, end = ask(spark, logs, "SELECT * FROM markers ORDER BY marker_offset")
-    ((partition, topic_id, leader_epoch, offsets),) = start.batches
-    assert (partition, topic_id, leader_epoch) == (0, one.topic_id.hex(), 3)
-    assert offsets == [5, 6, 9]
-    assert (start.type, start.queue_id, start.partition, start.offset) == (
-        "START", "orders", None, None,
-    )  # fmt: skip
-    assert (start.by_reference, start.delivery_count) == (True, None)
-    assert (end.batches, end.offset) == (None, 6)
-    each = "SELECT explode(batch.offsets) FROM (SELECT explode(batches) AS batch FROM markers)"
-    assert [row[0] for row in ask(spark, logs, each)] == [5, 6, 9]
 
 
 def test_deliveries_are_one_row_per_attempt(spark: SparkSession, logs: Logs) -> None:
@@ -261,26 +244,3 @@ def test_views_of_two_namespaces_live_side_by_side(
     assert (counts.a, counts.b) == (2, 3)
     with pytest.raises(ConfigError, match="prefix"):
         register_views(spark, logs.config, prefix="a b")
-
-
-def test_deliveries_of_batches_say_what_their_messages_say(spark: SparkSession, logs: Logs) -> None:
-    """A row for each message; their START says no more than queue, times and limits (R29)."""
-    origin = Origin("elsewhere", 7, 70, 1_700_000_000_000)
-    copy = copy_headers(SENT, delivery_count=2, origin=origin)
-    acked, held = logs.send(2, key=b"orders\0user", headers=copy)
-    gone = MessageId(1, 77)
-    logs.start_batch(acked, held, gone, key=b"orders", timeout_ms=60_000)
-    logs.batch(acked, marker=Marker(MarkerType.END, consumer_id="worker"))
-    rows = ask(spark, logs, "SELECT * FROM deliveries ORDER BY partition, offset")
-    assert [(row.partition, row.offset, row.outcome) for row in rows] == [
-        (0, acked.offset, "ACK"), (0, held.offset, None), (1, 77, None),
-    ]  # fmt: skip
-    assert [(row.queue_id, row.user_key, row.id) for row in rows] == [
-        ("orders", b"user", "id-1"), ("orders", b"user", "id-1"), ("orders", None, None),
-    ]  # fmt: skip
-    assert [row.delivery_count for row in rows] == [2, 2, 1]
-    assert (rows[0].origin_topic, rows[0].origin_offset) == ("elsewhere", 70)
-    in_flight = ask(spark, logs, "SELECT * FROM in_flight ORDER BY partition, offset")
-    assert [(row.offset, row.state, row.id) for row in in_flight] == [
-        (held.offset, "held", "id-1"), (77, "held", None),
-    ]  # fmt: skip

@@ -159,9 +159,9 @@ def test_an_end_that_was_waited_for_is_not_waited_for_again(
 ) -> None:
     rows = write(cluster, 2)
     rows[1].message_id = replace(rows[1].message_id, offset=77)
-    monkeypatch.setattr(message_lookup, "_END_GRACE_S", 0.1)
+    monkeypatch.setattr(message_lookup, "END_GRACE_S", 0.1)
     assert numbers(read(rereader, rows)) == [0, None]
-    monkeypatch.setattr(message_lookup, "_END_GRACE_S", 1000.0)
+    monkeypatch.setattr(message_lookup, "END_GRACE_S", 1000.0)
     assert numbers(read(rereader, rows)) == [0, None]
 
 

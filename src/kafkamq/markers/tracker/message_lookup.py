@@ -22,7 +22,7 @@ _MAX_AHEAD = 50_000  # messages that are held at once
 _AHEAD_S = 1.0  # what reading them may take: who asked waits for it
 _FRESH_S = 1.0
 LAG_S = 10.0  # until a partition that brokers do not know is taken for none
-_END_GRACE_S = 3.0  # a new leader may know less for a moment than the old one served
+END_GRACE_S = 3.0  # a new leader may know less for a moment than the old one served
 
 _Number = tuple[int, int]
 """Partition and offset."""
@@ -174,7 +174,7 @@ class MessageLookup:
             for partition, offset, message in self._reader.sweep(
                 wanted,
                 timeout_s=max(0.5, deadline_s - time.monotonic()),
-                end_grace_s=_END_GRACE_S,
+                end_grace_s=END_GRACE_S,
             ):
                 found[partition, offset] = message
                 size_bytes += _size(message)
