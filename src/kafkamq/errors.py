@@ -1,4 +1,7 @@
-"""The errors that kafkamq raises. Messages say what happened, where, and what to do about it."""
+"""The errors that kafkamq raises. Messages say what happened, where, and what to do about it.
+
+``transport/errors.py`` makes them of Kafka's: there a ``KafkaError`` is classified.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a backend is, and where each is found.
+"""What a backend is and needs, and where each is found.
 
 A new backend is a package beside ``kafkamq.markers``. Its module ``backend`` has an instance of
 ``QueueBackend``, named ``backend``. Besides that it needs a member of ``types.Backend``, a row in

@@ -1,5 +1,7 @@
 """Looks at a namespace's dead letters, and sends chosen ones back into their queues.
 
+They are written by ``dead_letter_writer``, and of ``markers`` queues by the tracker.
+
 Dead letters are never deleted here. That one was redriven is a record of the ledger topic, with the
 dead letter's place as its key, written in the same transaction as the new copy: so it is redriven
 once, however often a redrive is repeated or killed. All redrives of a namespace share one
