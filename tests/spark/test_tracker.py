@@ -38,7 +38,7 @@ from kafkamq.metrics.health import health
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.spark.tracker import tracker as tracker_module
 from kafkamq.spark.tracker.tracker import SparkTracker
-from kafkamq.types import MarkerType, MessageId, Outcome
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,6 +67,7 @@ def test_every_outcome(spark: SparkSession, logs: Logs, checkpoint: str) -> None
         logs.start(held, consumer="busy", timeout_ms=600_000)
         logs.start(worn, count=5, headers=FIFTH)
         logs.start(large, value=None, by_reference=True)
+        silent += start_together(logs)
         logs.end(*acked)
         logs.end(rejected, outcome=Outcome.REJECT, reason="bad input")
         logs.end(released, outcome=Outcome.RELEASE)
@@ -81,16 +82,14 @@ def test_every_outcome(spark: SparkSession, logs: Logs, checkpoint: str) -> None
         wait_until(lambda: later in logs.ends(Outcome.REDELIVERED), timeout_s=PATIENCE_S)
         logs.end(held, consumer="busy")
 
-        def is_at_rest() -> bool:
-            return all(status.entries == 0 for status in running.statuses().values())
-
-        wait_until(is_at_rest, timeout_s=PATIENCE_S)
+        wait_until(lambda: not sum(s.entries for s in running.statuses().values()))
         assert sum(status.malformed for status in running.statuses().values()) == 2
         assert sum(s.redelivered for s in running.statuses().values()) == len(silent) + 4
         late = [LATENESS.distributions()[str(number),] for number in (0, 1)]
         assert sum(sum(each.counts) for each in late) >= len(due)
         assert SPARK_RUNNING.values()["tracker",] == 1
 
+    assert_ended_together(logs, silent[100:])
     copies = {copy.origin: copy for copy in logs.copies()}
     expected = Counter((one.partition, one.offset) for one in [*silent, released, nacked, large])
     assert Counter(logs.copied()) == expected
@@ -118,6 +117,22 @@ def test_every_outcome(spark: SparkSession, logs: Logs, checkpoint: str) -> None
     quarantined = logs.read(logs.config.quarantine_topic)
     assert {message.value() for message in quarantined} == {b"\xff\xff no marker", None}
     verdict(logs).require_ok()
+
+
+def start_together(logs: Logs) -> list[MessageId]:
+    """STARTs of batches, of which some are acked in a batch; returns the others."""
+    ids = [*logs.send(30, headers=TRACE), *logs.send(30, headers=TRACE, partition=1)]
+    logs.start_batch(*ids, timeout_ms=5000)
+    logs.batch(*ids[::3], marker=Marker(MarkerType.END, consumer_id="worker"))
+    return [*ids[1::3], *ids[2::3]]
+
+
+def assert_ended_together(logs: Logs, ids: list[MessageId]) -> None:
+    """R32: by batches of the tracker."""
+    ends = [one for _, one in logs.markers() if one.outcome is Outcome.REDELIVERED and one.batches]
+    named = [one.message_id for end in ends for one in expand(end) if one.message_id is not None]
+    assert sorted(map(_pair, named)) == sorted(map(_pair, ids))
+    assert len(ends) < len(ids)
 
 
 def _pair(message_id: MessageId) -> tuple[int, int]:

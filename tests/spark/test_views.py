@@ -104,6 +104,23 @@ def test_markers(spark: SparkSession, logs: Logs) -> None:
     assert {row.marker_partition for row in rows} == {logs.place(one)}
 
 
+def test_markers_of_batches(spark: SparkSession, logs: Logs) -> None:
+    one, two, three = (MessageId(0, offset, b"0123456789abcdef", 3) for offset in (5, 6, 9))
+    logs.start_batch(one, two, three, key=b"orders")
+    logs.end(two)
+    start, end = ask(spark, logs, "SELECT * FROM markers ORDER BY marker_offset")
+    ((partition, topic_id, leader_epoch, offsets),) = start.batches
+    assert (partition, topic_id, leader_epoch) == (0, one.topic_id.hex(), 3)
+    assert offsets == [5, 6, 9]
+    assert (start.type, start.queue_id, start.partition, start.offset) == (
+        "START", "orders", None, None,
+    )  # fmt: skip
+    assert (start.by_reference, start.delivery_count) == (True, None)
+    assert (end.batches, end.offset) == (None, 6)
+    each = "SELECT explode(batch.offsets) FROM (SELECT explode(batches) AS batch FROM markers)"
+    assert [row[0] for row in ask(spark, logs, each)] == [5, 6, 9]
+
+
 def test_deliveries_are_one_row_per_attempt(spark: SparkSession, logs: Logs) -> None:
     origin = Origin("elsewhere", 7, 70, 1_700_000_000_000)
     copy = copy_headers(SENT, delivery_count=2, origin=origin)

@@ -132,7 +132,7 @@ def _messages(config: ServiceConfig, cluster: ClusterInfo, max_lease_ms: int) ->
         messages = admin.topics([config.message_topic]).get(config.message_topic)
     if messages is None:  # it is said elsewhere
         return
-    retention_ms = int(messages.settings.get("retention.ms", "604800000"))
+    retention_ms = messages.retention_ms
     if not messages.topic_id:
         text = "batch_markers has no effect: the brokers tell no ids of topics (Kafka before 2.8)"
         yield Check("warn", "batches", text)
