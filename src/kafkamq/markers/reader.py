@@ -24,8 +24,8 @@ from kafkamq.transport.record import Place, Record, all_headers
 
 __all__ = ["Membership", "MessageReader", "group_of"]
 
-MAX_POLL = 1000  # records of one consume() while our own messages come
-MAX_SKIP = 10_000  # while only those of other queues come
+MIN_POLL = 100  # records of one consume() ...
+MAX_POLL = 10_000  # ... and at most: where few or none of them are our own
 CLOSE_TIMEOUT_S = 10.0
 _WAIT_S = 0.25  # one blocking wait; between two, errors are looked at
 # In place of the position of a partition that is to be read from another place.
@@ -56,7 +56,7 @@ class MessageReader:
         self._prefix = self._key + b"\0"
         self._unplaced: dict[int, int] = {}  # partition -> the position that is not in the log
         self._gained_s: dict[int, float] = {}  # partition -> when it was assigned, monotonic
-        self._poll_size = MAX_POLL
+        self._polled_per_own = 1.0  # records of the last poll for each message of our own
         self._is_paused = False
         self._commits = OffsetCommits(self._topic, queue, buffer, self._note)
         self.positions = Positions(config, group_of_workers(config, queue), queue.queue_id)
@@ -90,9 +90,8 @@ class MessageReader:
         if self.is_away:
             self._group.join()
         self._resume()
-        size = max(1, min(self._poll_size, max(wanted, MAX_POLL // 10)))
-        if self._poll_size > MAX_POLL:
-            size = self._poll_size
+        usable = min(wanted, self._queue.max_in_flight)
+        size = max(MIN_POLL, min(MAX_POLL, round(usable * self._polled_per_own)))
         polled_ms = monotonic_ms()
         try:
             records = self._group.poll(size, min(timeout_s, _WAIT_S))
@@ -155,7 +154,8 @@ class MessageReader:
             next_offsets=following,
             count=len(records),
         )
-        self._poll_size = MAX_POLL if own or not following else MAX_SKIP  # others: skip faster
+        if following:  # else nothing is known: all of it is read again
+            self._polled_per_own = len(records) / len(own) if own else MAX_POLL
 
     def _see_outside(self) -> None:
         """Positions that are not in the log are found again."""
