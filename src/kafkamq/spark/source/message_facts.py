@@ -17,7 +17,7 @@ from kafkamq.transport.record import headers_of
 __all__ = ["MessageFacts"]
 
 _MAX_BYTES = 16 * 1024 * 1024
-_TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0
 
 
 class MessageFacts:
@@ -34,7 +34,7 @@ class MessageFacts:
             BrokerError, DeadlineExceededError: They cannot be read.
         """
         bare = [each for each in attempts if not each.headers and not each.message_timestamp_ms]
-        deadline_s = time.monotonic() + _TIMEOUT_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while bare:
             if self._lookup is None:
                 self._lookup = MessageLookup(self._config, max_bytes=_MAX_BYTES)

@@ -1,0 +1,74 @@
+"""Attempts whose STARTs say nothing of their messages are shown with what the messages say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kafkamq.config import ServiceConfig
+from kafkamq.errors import DeadlineExceededError
+from kafkamq.markers.rules.attempts import Attempt
+from kafkamq.markers.tracker import message_lookup
+from kafkamq.queue.topics import create_topics
+from kafkamq.spark.source import message_facts
+from kafkamq.spark.source.message_facts import MessageFacts
+from kafkamq.transport.clients import open_producer
+from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
+from kafkamq.transport.settings import producer_settings
+from kafkamq.types import Headers, MessageId
+
+CONFIG = ServiceConfig(bootstrap_servers="memory://message-facts")
+SENT = [("a", b"1"), ("kafkamq-delivery-count", b"3")]
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryKafka]:
+    create_topics(CONFIG, partitions=1, marker_partitions=1)
+    producer = open_producer(producer_settings(CONFIG))
+    for _ in range(3):
+        producer.produce(CONFIG.message_topic, b"x", b"q\0user", 0, headers=SENT)
+    assert producer.flush(20.0) == 0
+    producer.close()
+    monkeypatch.setattr(message_lookup, "END_GRACE_S", 0.1)
+    yield cluster_of(CONFIG.bootstrap_servers)
+    forget_cluster("message-facts")
+
+
+@pytest.fixture
+def facts() -> Iterator[MessageFacts]:
+    facts = MessageFacts(CONFIG)
+    yield facts
+    facts.close()
+
+
+def attempt(offset: int, *, headers: Headers = (), sent_ms: int = 0) -> Attempt:
+    return Attempt(MessageId(0, offset), b"q", headers, 1, sent_ms, 5, 9, "c")
+
+
+def test_what_a_start_leaves_out_comes_from_its_message(
+    cluster: MemoryKafka, facts: MessageFacts
+) -> None:
+    one, gone, other = (attempt(offset) for offset in (0, 7, 2))
+    facts.put_into([one, gone, other])
+    for each in (one, other):
+        assert (each.key, each.headers, each.delivery_count) == (b"q\0user", tuple(SENT), 3)
+        assert each.message_timestamp_ms > 1_600_000_000_000
+    assert (gone.key, gone.headers, gone.message_timestamp_ms) == (b"q", (), 0)
+
+
+def test_what_a_start_has_said_is_not_asked_for(cluster: MemoryKafka, facts: MessageFacts) -> None:
+    cluster.faults.is_down = True
+    told = [attempt(0, headers=(("b", b"2"),)), attempt(1, sent_ms=1_700_000_000_000)]
+    facts.put_into(told)
+    assert [each.delivery_count for each in told] == [1, 1]
+
+
+def test_messages_that_cannot_be_read_are_an_error(
+    cluster: MemoryKafka, facts: MessageFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No rows rather than wrong ones."""
+    monkeypatch.setattr(message_facts, "TIMEOUT_S", 0.5)
+    cluster.faults.offline.add((CONFIG.message_topic, 0))
+    with pytest.raises(DeadlineExceededError):
+        facts.put_into([attempt(0)])
