@@ -18,10 +18,8 @@ from kafkamq.markers.wire.markers import (
     decode_marker,
     decode_slim,
     encode_identity,
-    encode_known_end,
     encode_marker,
     encode_reference,
-    end_encoder,
 )
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
@@ -301,12 +299,6 @@ def test_reasons_are_cut_at_4_kib_and_never_stop_a_verdict() -> None:  # R11
     assert cut == "ä" * 2048
     odd = decode_marker(encode_marker(replace(end, reason="file \udcff.txt"))).reason
     assert odd == "file ?.txt"
-
-
-@pytest.mark.parametrize("outcome", Outcome)
-def test_an_end_by_its_identity_alone_is_the_same_end(outcome: Outcome) -> None:
-    identity = encode_identity(3, 70_000, b"t" * 16, 2)
-    assert end_encoder(outcome, "worker")(identity) == encode_known_end(identity, outcome, "worker")
 
 
 def test_one_encoder_of_many_starts_forgets_what_has_changed() -> None:

@@ -26,7 +26,6 @@ __all__ = [
     "encode_schedule",
     "encode_start",
     "encode_tick",
-    "end_encoder",
     "identity_encoder",
 ]
 
@@ -430,12 +429,6 @@ def encode_known_end(
     if reason:
         data += blob(b"\xc2\x01", cut_text(reason).encode())
     return data + _OF_SCHEDULE if of_schedule else data
-
-
-def end_encoder(outcome: Outcome, consumer_id: str) -> Callable[[bytes], bytes]:
-    """``encode_known_end`` by the identity alone, of an END without delay and reason."""
-    end = _OUTCOME[outcome] + _consumer(consumer_id)
-    return lambda identity: _END_TYPE + identity + end
 
 
 def encode_keepalive(

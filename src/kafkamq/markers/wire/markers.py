@@ -31,7 +31,6 @@ from kafkamq.markers.wire.marker_writer import (
     encode_schedule,
     encode_start,
     encode_tick,
-    end_encoder,
     identity_encoder,
 )
 from kafkamq.markers.wire.message_batches import MAX_BATCH_BYTES, decode_batches, encode_batches
@@ -52,7 +51,6 @@ __all__ = [
     "encode_known_end",
     "encode_known_keepalive",
     "encode_reference",
-    "end_encoder",
     "encode_marker",
     "encode_schedule",
     "encode_start",
