@@ -181,6 +181,37 @@ def test_rc4_what_was_only_told_to_be_free_belongs_to_who_beats_or_ends_it() -> 
     assert told.held("c", told.reader(middle)) == [(60, 100)]
 
 
+def test_rc4_a_reader_from_the_middle_does_not_know_who_claimed_what_it_saw_freed() -> None:
+    """It cannot judge the claim, and believes who ends the range."""
+    told = Told()
+    told.add(0, CLAIM, "a", 0, 100)
+    middle = told.add(2, BEAT, "a", 0, 100, 100)
+    told.add(3, FREE, "a", 0, 100, 100)
+    told.add(4, CLAIM, "b", 0, 100)
+    told.add(5, DONE, "b", 0, 100)
+    log = told.reader(middle)
+    assert not log.is_open("g", "t", 0, 0)
+    assert not told.log.is_open("g", "t", 0, 0)
+
+
+def test_rc3_a_range_whose_end_is_under_way_is_not_renewed_behind_it() -> None:
+    """Who reads only what comes behind the end would take the beat for a living range."""
+    told = Told()
+    told.add(0, CLAIM, "me", 0, 10)
+    member = a_member(told, "me", ahead=0)
+
+    def beats(at_s: float) -> list[tuple[int, int]]:
+        writes = member.plan(round(at_s * 1000), at_s, ends={0: 100}, bases={0: 0})
+        found = [each.record for each in writes if each.record.type is BEAT]
+        return [(each.first, each.next) for each in found]
+
+    assert beats(1) == [(0, 10)]
+    end = member.end(DONE, (0, 0, 10), 2000, 2)
+    assert beats(5) == [(0, 0)]
+    member.on_written(end, -1)  # nobody knows: it may not stand there
+    assert beats(9) == [(0, 10)]
+
+
 def test_rc4_what_is_abandoned_is_told_once_an_interval() -> None:
     told = Told()
     told.add(0, CLAIM, "dead", 0, 10)

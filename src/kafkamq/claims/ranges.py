@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from kafkamq.claims.broker_clock import BrokerClock, lease_clock_ms
 from kafkamq.claims.log_start import find_starts
@@ -270,6 +270,13 @@ class RangeClaims:
 
     def read(self, claimed: ClaimedRange) -> Iterator[ClaimedMessage]:
         """See ``ClaimedRange.__iter__``."""
+        try:
+            yield from self._read(claimed)
+        except KafkaMQError:  # ``next_range`` gives it again, for as long as it is ours
+            self._given.discard(claimed.token)
+            raise
+
+    def _read(self, claimed: ClaimedRange) -> Iterator[ClaimedMessage]:
         place = (self.topic, claimed.partition)
         if self._skips:
             self._skip_deleted(claimed)
@@ -325,6 +332,8 @@ class RangeClaims:
                 if time.monotonic() > deadline_s:
                     raise DeadlineExceededError(f"{claimed!r} could not be written as done")
                 self._changed.wait(_SLICE_S)
+            if self._state.is_open(self.group_id, self.topic, claimed.partition, claimed.first):
+                self._lost(claimed)  # it was another one's before that stood in the log
             claimed.first = next_offset
 
     def _require(self, claimed: ClaimedRange) -> None:
@@ -334,6 +343,10 @@ class RangeClaims:
                 is_it = each.token == claimed.token and each.first == claimed.first
                 if is_it and self._member.is_live(partition, each, lease_clock_ms()):
                     return
+        self._lost(claimed)
+
+    def _lost(self, claimed: ClaimedRange) -> NoReturn:
+        self._given.discard(claimed.token)  # it may be ours again, when a beat comes through
         raise LeaseLostError(f"{claimed!r} is not held any more: another member may work on it")
 
     def _check(self) -> None:

@@ -103,6 +103,12 @@ class RangeLog:
             return -1
         return min((each.first for each in place.ranges.values()), default=place.frontier)
 
+    def is_open(self, group: str, topic: str, partition: int, offset: int) -> bool:
+        """Whether a range that is not done has this offset."""
+        place = self._places.get((group, topic, partition))
+        ranges = () if place is None else place.ranges.values()
+        return any(each.first <= offset < each.next for each in ranges)
+
     def held(self, group: str, topic: str, partition: int, instance: str) -> list[HeldRange]:
         place = self._places.get((group, topic, partition))
         found = [] if place is None else list(place.ranges.values())
@@ -145,6 +151,8 @@ class RangeLog:
         """RC2."""
         known = place.ranges.get(record.first)
         if not self.is_warm or not 0 < record.next - record.first <= MAX_RANGE:
+            if known is not None and known.is_free and known.next == record.next:
+                known.is_hearsay = True  # it may be theirs: a beat or its end names its owner
             return False
         if known is not None:
             if known.next != record.next or self._is_held(known):

@@ -127,8 +127,18 @@ class RangeMember:
     ) -> Iterator[RangeWrite]:
         """RC3; a frontier is told after everything before it that nobody holds (RC4)."""
         yield from self.tell(partitions, monotonic_ms, now_s)
+        # A beat behind the end of its range would make the range anew for who reads only that.
+        ending = {
+            (each.record.partition, each.record.first)
+            for each in self._pending
+            if each.record.type in (RangeType.DONE, RangeType.FREE)
+        }
         for partition in partitions:
-            mine = [(each.first, each.next) for number, each in held if number == partition]
+            mine = [
+                (each.first, each.next)
+                for number, each in held
+                if number == partition and (number, each.first) not in ending
+            ]
             for first, next_ in mine or [(0, 0)]:
                 yield self._write(RangeType.BEAT, partition, first, next_, monotonic_ms, now_s)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from kafkamq.testing.simulation.claims.run import simulate_claims
 from kafkamq.testing.simulation.parallel.run import simulate_parallel
 from kafkamq.testing.simulation.simulator import simulate
 from kafkamq.testing.simulation.stage import Report
@@ -19,8 +20,9 @@ _CHUNK = 25  # seeds of one process, so that none grows
 _KINDS: dict[str, Callable[[int], Report]] = {
     "markers": simulate,
     "parallel": simulate_parallel,
+    "claims": simulate_claims,
 }
-_TURNS = ("markers", "parallel")  # of seeds, where all kinds run
+_TURNS = ("markers", "parallel", "markers", "claims")  # of seeds, where all kinds run
 
 
 @dataclass

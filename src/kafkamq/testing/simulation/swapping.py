@@ -42,6 +42,7 @@ SHELLS = (
     "kafkamq.transport",
     "kafkamq.queue",
     "kafkamq.markers",
+    "kafkamq.claims",
     "kafkamq.parallel",
     "kafkamq.runtime.inside",
     "kafkamq.runtime.jobs",

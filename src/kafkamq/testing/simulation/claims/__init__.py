@@ -1,0 +1,1 @@
+"""The shipped claims engine under seeds: members, their claims or ranges, and a verdict."""

@@ -1,0 +1,67 @@
+"""The shipped claims engine, simulated: each seed draws members, how they work, and their faults.
+
+A failure names its seed: ``make sim SEEDS=N..N ARGS="--kind claims"`` shows it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from tests.examples import examples
+
+from kafkamq.testing.simulation.claims.draw import ClaimLimits, ClaimUse
+from kafkamq.testing.simulation.claims.run import ClaimSimulation, simulate_claims
+from kafkamq.testing.simulation.claims.states import CLAIM_STATES
+from kafkamq.testing.simulation.limits import Faults
+
+SEEDS = 80
+CHUNK = 20
+MANY_SEEDS = 600
+
+
+def check(simulation: ClaimSimulation) -> ClaimSimulation:
+    """Fail with what is wrong, and the seed that shows it."""
+    simulation.require_ok()
+    return simulation
+
+
+@cache
+def reached_by(first: int) -> frozenset[str]:
+    """The states that a chunk of seeds reaches; fails with the first seed that is not in order."""
+    reached: set[str] = set()
+    for seed in range(first, first + CHUNK):
+        reached.update(check(simulate_claims(seed)).reached)
+    return frozenset(reached)
+
+
+@pytest.mark.parametrize("first", range(0, examples(SEEDS), CHUNK))
+def test_seeds(first: int) -> None:
+    reached_by(first)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
+def test_many_seeds_reach_every_state() -> None:
+    reached = frozenset[str]().union(*(reached_by(at) for at in range(0, MANY_SEEDS, CHUNK)))
+    assert sorted(CLAIM_STATES - reached) == []
+
+
+# ---- one thing at a time
+
+QUIET = ClaimLimits(members=2, messages=30, chaos_ms=5000)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("use", list(ClaimUse))
+def test_without_faults_every_message_is_handed_out_once(seed: int, use: ClaimUse) -> None:
+    partitions = 1 if use is ClaimUse.RANGES else 2
+    limits = replace(QUIET, use=use, partitions=partitions, joins=1)
+    assert check(simulate_claims(seed, limits)).handed_out == 30
+
+
+@pytest.mark.parametrize("use", [ClaimUse.AT_LEAST_ONCE, ClaimUse.FENCED, ClaimUse.AT_MOST_ONCE])
+def test_members_that_die_all_the_time_have_one_owner_at_a_time(use: ClaimUse) -> None:
+    limits = replace(QUIET, use=use, members=3, faults=Faults(kill_every=150, freeze_every=1000))
+    assert sum(check(simulate_claims(seed, limits)).deaths for seed in range(3)) > 3
