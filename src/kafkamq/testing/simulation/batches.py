@@ -8,7 +8,7 @@ batch that was begun is repeated as it was by the next start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +82,12 @@ class _TaskLostError(KafkaMQError):
 class BatchTracker:
     """A process of its own; only one at a time runs on a checkpoint."""
 
-    def __init__(self, world: QueueWorld, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, world: QueueWorld, checkpoint: Checkpoint, changed: Callable[[Process], None]
+    ) -> None:
+        """``changed`` is told of executors that are gone."""
         self.is_closing = False
+        self.changed = changed
         self._world = world
         self._checkpoint = checkpoint
         self._config = world.config
@@ -98,7 +102,8 @@ class BatchTracker:
         self._error: KafkaMQError | None = None
         self._done: list[dict[int, int]] = []  # ends of batches that nobody was told of
 
-    def main(self, _: Process) -> None:
+    def main(self, process: Process) -> None:
+        self.process = process
         epoch, token = self._claim(), self._world.rng.randbytes(8).hex()
         keeper = TickKeeper(
             self._config,
@@ -144,15 +149,15 @@ class BatchTracker:
         )
         try:
             reader = StreamReader(options, None)  # type: ignore[arg-type]  # it makes no rows
-            worker = _Worker(self, epoch, token)
+            executor = _Executor(self, epoch, token)
             while not self.is_closing:
                 trigger_s = world.limits.tracker.trigger_ms / 1000
                 world.sleep(trigger_s - world.wall_s() % trigger_s)
-                worker = self._batch(reader, worker, epoch, token)
+                self._batch(reader, executor)
         except KafkaMQError as error:
             self._error = error
 
-    def _batch(self, reader: StreamReader, worker: _Worker, epoch: int, token: str) -> _Worker:
+    def _batch(self, reader: StreamReader, executor: _Executor) -> None:
         from pyspark.sql.streaming.datasource import ReadAllAvailable
 
         checkpoint = self._checkpoint
@@ -163,7 +168,7 @@ class BatchTracker:
         if number not in checkpoint.ends:
             latest = reader.latestOffset(start, ReadAllAvailable())
             if not list(reader.partitions(start, latest)):
-                return worker
+                return
             checkpoint.ends[number] = latest
         end = checkpoint.ends[number]
         before = checkpoint.states.get(number - 1, {})
@@ -174,27 +179,74 @@ class BatchTracker:
             state = before.get(wanted.partition, _State())
             for attempt in range(_ATTEMPTS):
                 try:
-                    states[wanted.partition] = worker.run(wanted, state.copy(), number)
+                    states[wanted.partition] = executor.run(wanted, state.copy(), number)
                     break
                 except KafkaMQError:
                     if attempt == _ATTEMPTS - 1:
                         raise
-                    worker = _Worker(self, epoch, token)
             ends[wanted.partition] = wanted.end
         checkpoint.committed = number
         checkpoint.states.pop(number - 2, None)
         self._done.append(ends)
-        return worker
+
+
+class _Executor:
+    """Runs tasks in a process of its own; behind a failure in another one, which begins anew."""
+
+    def __init__(self, tracker: BatchTracker, epoch: int, token: str) -> None:
+        self._scheduler = tracker.process.scheduler
+        self._tracker = tracker
+        self._start = epoch, token
+        self._begin()
+
+    def _begin(self) -> None:
+        driver = self._tracker.process
+        self._worker: _Worker | None = None
+        self._process = process = self._scheduler.process(f"{driver.name}-executor")
+        process.on_death.append(lambda: self._tracker.changed(process))
+        driver.on_death.append(process.kill)
+
+    def run(self, wanted: LogRange, state: _State, batch: int) -> _State:
+        """One task.
+
+        Raises:
+            KafkaMQError: It failed, or its process did.
+        """
+        scheduler, process, driver = self._scheduler, self._process, self._scheduler.current
+        assert driver is not None, "the query runs in a thread"
+        answers: list[_State | KafkaMQError] = []
+
+        def call() -> None:
+            try:
+                if self._worker is None:
+                    self._worker = _Worker(self._tracker, *self._start, process)
+                answers.append(self._worker.run(wanted, state, batch))
+            except KafkaMQError as error:
+                answers.append(error)
+            scheduler.wake(driver)
+
+        process.on_death.append(lambda: scheduler.wake(driver))
+        scheduler.spawn(process, "task", call)
+        while not answers and process.is_alive:
+            scheduler.park()
+        process.on_death.pop()
+        answer = answers[0] if answers else _TaskLostError("an executor was lost")
+        if isinstance(answer, KafkaMQError):
+            process.kill()
+            self._begin()
+            raise answer
+        return answer
 
 
 class _Worker:
-    """What a worker process of Spark has; another one begins without it."""
+    """What a worker process of Spark has."""
 
-    def __init__(self, tracker: BatchTracker, epoch: int, token: str) -> None:
+    def __init__(self, tracker: BatchTracker, epoch: int, token: str, process: Process) -> None:
         world, config = tracker._world, tracker._config
         carry_after_ms = world.limits.retention_ms // 4
         self._world = world
         self._config = config
+        self._process = process
         self._fold_settings = FoldSettings(
             engine=_ENGINE,
             epoch=epoch,
@@ -238,4 +290,4 @@ class _Worker:
 
     def _maybe_lost(self) -> None:
         if self._world.rng.random() < self._world.limits.faults.task_loss_rate:
-            raise _TaskLostError("a task was lost")
+            self._process.kill()  # does not return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["SimulatedKafka"]
 
+_HIT = 0.05, 0.5  # of writes, while a producer is to fail: of others, and of markers
+_HIT_S = 0.2  # so long such a write is under way
+_STALE = 0.3  # of answers, while some brokers lag behind
+_log = logging.getLogger(__name__)
 _STEPS_MS = (-3_600_000, -5000, -1, 700, 5000, 3_600_000)
 
 
@@ -37,6 +42,10 @@ class _Cut:
         return False  # who comes and goes is told to the cluster (``changed``)
 
 
+def _is_of_markers(place: Place | None) -> bool:
+    return place is not None and place[0].endswith(".markers")
+
+
 class SimulatedKafka:
     """One run's cluster."""
 
@@ -49,6 +58,9 @@ class SimulatedKafka:
         self._is_chaos = True
         self._owners: dict[object, Process] = {}
         self._read: dict[tuple[str, int], int] = {}
+        self._began_ns = scheduler.now_ns
+        self._armed = 0  # producers that are to fail
+        self._at: Callable[[float, Callable[[], None]], None] = lambda *_: None
         self._cluster: MemoryKafka | None = None
 
     # ---- what it is
@@ -123,10 +135,13 @@ class SimulatedKafka:
     def begin_faults(self, at: Callable[[float, Callable[[], None]], None]) -> None:
         """From here on the limits' faults happen; ``at`` does something after some seconds."""
         faults, rng = self._situation.faults, self._rng
+        self._at = at
         self.cluster.faults.plan = self._plan
         self.cluster.faults.cut = _Cut(self._owners)  # type: ignore[assignment]  # as a set
         if faults.full_queue_rate:
             self.cluster.faults.is_full = self._is_full
+        self.cluster.faults.told = self._told
+        self.cluster.faults.has_ids = self._has_ids
         chaos_s = self._situation.chaos_ms / 1000
         topics = list(self.cluster.topics.values())
         places = [(each.name, number) for each in topics for number in range(len(each.partitions))]
@@ -137,7 +152,7 @@ class SimulatedKafka:
         for _ in range(faults.clock_steps):
             at(rng.uniform(0, chaos_s), self._step_clock)
         for _ in range(faults.fatal_errors):
-            at(rng.uniform(0, chaos_s), self._fail_producer)
+            at(rng.uniform(0, chaos_s), self._arm)
         for _ in range(faults.lost_offsets):
             at(rng.uniform(0, chaos_s), self._lose_offsets)
 
@@ -151,6 +166,8 @@ class SimulatedKafka:
             for client, owner in self._owners.items():
                 if owner is process:
                     self.cluster.keep(client, has_backlog=False)  # type: ignore[arg-type]
+                    if waiting := getattr(client, "waiting", None):
+                        _log.debug("records died with a process", extra={"topics": waiting})
         self.cluster.due(0.0)
 
     def factories(self) -> list[tuple[object, object]]:
@@ -169,19 +186,45 @@ class SimulatedKafka:
         factories = clients.open_admin, clients.open_consumer, clients.open_producer
         return [(each, owned(each)) for each in factories]
 
-    def _plan(self, kind: str, _: object, _place: Place | None) -> Fault | None:
-        from kafkamq.transport.memory.faults import REFUSALS, Fault
+    def _plan(self, kind: str, client: object, place: Place | None) -> Fault | None:
+        from kafkamq.transport.memory.faults import REFUSALS, UNKNOWN, Fault
 
         rng, faults = self._rng, self._situation.faults
         latency_s = rng.random() * faults.latency_ms / 1000
+        if kind == "fetch":
+            return Fault(latency_s=latency_s + rng.random() * faults.fetch_ms / 1000)
         if not self._is_chaos:
             return Fault(latency_s=latency_s) if latency_s else None
+        if kind == "commit":
+            latency_s += rng.random() * faults.commit_ms / 1000
+        if kind == "produce" and self._armed and rng.random() < _HIT[_is_of_markers(place)]:
+            self._armed -= 1
+            latency_s = max(latency_s, _HIT_S)
+            self._at(latency_s * rng.random(), partial(self._fail, client))
+        if kind == "produce" and rng.random() < faults.write_error_rate:
+            return Fault(latency_s=latency_s, error=UNKNOWN)
         if faults.lost_reply_rate and rng.random() < faults.lost_reply_rate:
             is_lost = rng.random() < 0.5
             return Fault(latency_s=latency_s, is_lost=is_lost, is_answer_lost=not is_lost)
         if faults.refusal_rate and kind != "produce" and rng.random() < faults.refusal_rate:
             return Fault(latency_s=latency_s, error=rng.choice(REFUSALS))
         return Fault(latency_s=latency_s) if latency_s else None
+
+    def _is_within(self, duration_ms: int) -> bool:
+        """Whether so little of the run has passed."""
+        return self._scheduler.now_ns < self._began_ns + duration_ms * 1_000_000
+
+    def _told(self, topic: str, count: int) -> int:
+        """Of a broker that has not heard of the last partition, or of the topic."""
+        rate = _STALE if count > 1 else _STALE / 10
+        if not self._is_within(self._situation.faults.stale_ms) or self._rng.random() > rate:
+            return count
+        _log.debug("an answer was stale", extra={"topic": topic})
+        return count - 1
+
+    def _has_ids(self) -> bool:
+        """Brokers are upgraded: more and more of them tell ids."""
+        return not self._is_within(int(self._rng.random() * self._situation.faults.no_ids_ms))
 
     def _is_full(self, _: object) -> bool:
         return self._is_chaos and self._rng.random() < self._situation.faults.full_queue_rate
@@ -212,14 +255,17 @@ class SimulatedKafka:
         if self._is_chaos:
             self._skew_ms += self._rng.choice(_STEPS_MS)
 
-    def _fail_producer(self) -> None:
+    def _arm(self) -> None:
+        """Some producer that writes soon fails for good, with records under way."""
+        self._armed += self._is_chaos
+
+    def _fail(self, client: object) -> None:
         from kafkamq.transport.memory.faults import FATAL
         from kafkamq.transport.memory.producer import Producer
 
-        alive = [each for each, owner in self._owners.items() if owner.is_alive]
-        found = [each for each in alive if isinstance(each, Producer)]
-        if found and self._is_chaos:
-            self._rng.choice(found).fail(self._rng.choice(FATAL))
+        owner = self._owners.get(client)
+        if isinstance(client, Producer) and owner is not None and owner.is_alive:
+            client.fail(self._rng.choice(FATAL))
 
     def _lose_offsets(self) -> None:
         """Kafka drops what idle groups have committed (``offsets.retention.minutes``)."""

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from kafkamq.config import Backoff
+from kafkamq.transport.record_reader import MAX_READ_THROUGH
 
 __all__ = [
     "Behaviour",
@@ -59,6 +60,11 @@ class Faults:
     clock_steps: int = 0
     task_loss_rate: float = 0.0  # of a batch's tasks
     lost_offsets: int = 0  # times that Kafka drops what an idle group has committed
+    write_error_rate: float = 0.0  # of writes: the broker refuses them for good
+    fetch_ms: int = 0  # the first fetch of a place takes up to so long, also when all else is well
+    commit_ms: int = 0  # a commit of offsets takes up to so long
+    stale_ms: int = 0  # for so long, from the start, some brokers have not heard of all partitions
+    no_ids_ms: int = 0  # for so long some brokers do not tell topics' ids
 
 
 class Situation(Protocol):
@@ -124,12 +130,14 @@ class Limits:
     delayed_share: float = 0.1
     cancelled_share: float = 0.3  # of the delayed ones
     ttl_share: float = 0.0
+    large_share: float = 0.0  # of messages: STARTs refer to them
     behaviours: tuple[tuple[Behaviour, float], ...] = ((Behaviour.QUICK, 1.0),)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     tracker: TrackerSettings = field(default_factory=TrackerSettings)
     trackers: int = 1  # at a time
     tracker_starts: int = 1  # in all; the later ones join, or take over
     retention_ms: int = 604_800_000  # of markers
+    read_through: int = MAX_READ_THROUGH  # 0: each message that is due costs a fetch of its own
     restart_ms: int = 3000  # until a dead process is started again
     close_share: float = 0.0  # of workers that are closed and replaced in between
     deletions: int = 0  # times that messages are deleted that workers have STARTed
@@ -158,16 +166,20 @@ def _draw_limits(seed: int) -> Limits:
     timeout_ms = rng.choice((1000, 2000, 3000, 6000))
     max_lease_ms = rng.choice((2 * timeout_ms, 20_000))
     behaviours = tuple((behaviour, rng.choice((0.0, 0.0, 0.05, 0.15))) for behaviour in _UNUSUAL)
+    faults = Faults() if calm else _draw_faults(rng, timeout_ms)
+    if faults.fetch_ms:  # a plan has parts by time (R16): some of them fail
+        faults = replace(faults, write_error_rate=max(0.1, faults.write_error_rate))
     return Limits(
-        faults=Faults() if calm else _draw_faults(rng, timeout_ms),
+        faults=faults,
         preempt_every=rng.choice((0, 5, 30, 200)),
-        chaos_ms=rng.choice((5000, 15_000, 30_000)),
-        partitions=rng.randint(1, 3),
+        chaos_ms=rng.choice((5000, 15_000, 30_000)) * (2 if faults.fetch_ms else 1),
+        partitions=rng.randint(2 if faults.commit_ms else 1, 3),
         marker_partitions=rng.randint(1, 3),
-        workers=rng.choice((1, 1, 2, 3)),
+        workers=rng.choice((2, 3) if faults.commit_ms else (1, 1, 2, 3)),
         messages=rng.choice((5, 15, 30)),
         delayed_share=rng.choice((0.0, 0.1, 0.5)),
         ttl_share=rng.choice((0.0, 0.1)),
+        large_share=rng.choice((0.0, 1.0) if faults.fetch_ms else (0.0, 0.0, 1.0)),
         behaviours=((Behaviour.QUICK, 1.0), *behaviours),
         worker=WorkerSettings(
             redelivery_timeout_ms=timeout_ms,
@@ -178,9 +190,10 @@ def _draw_limits(seed: int) -> Limits:
             receive_buffer=rng.choice((1, 10, 100)),
             receive_many=rng.choice((1, 1, 5)),
             exactly_once=rng.random() < 0.25,
+            wait_share=rng.choice((0.3, 1.0)),
         ),
         tracker=TrackerSettings(
-            max_actions=rng.choice((1, 3, 50_000)),
+            max_actions=max(rng.choice((1, 3, 50_000)), 50_000 if faults.fetch_ms else 1),
             position_interval_ms=rng.choice((1000, 10_000)),
             poll_ms=rng.choice((20, 100, 300)),
             trigger_ms=rng.choice((500, 1000, 3000)),
@@ -188,8 +201,9 @@ def _draw_limits(seed: int) -> Limits:
         ),
         trackers=rng.choice((1, 1, 2)),
         tracker_starts=1 if calm else rng.randint(1, 3),
+        read_through=0 if faults.fetch_ms else MAX_READ_THROUGH,
         retention_ms=rng.choice((604_800_000, 2 * max_lease_ms + 20_000)),
-        close_share=rng.choice((0.0, 0.3)),
+        close_share=rng.choice((0.5, 1.0) if faults.commit_ms else (0.0, 0.5, 1.0)),
     )
 
 
@@ -202,10 +216,15 @@ def _draw_faults(rng: random.Random, timeout_ms: int) -> Faults:
         lost_reply_rate=rng.choice((0.0, 0.002, 0.02)),
         full_queue_rate=rng.choice((0.0, 0.0, 0.01, 0.1)),
         refusal_rate=rng.choice((0.0, 0.0, 0.02)),
-        fatal_errors=rng.choice((0, 0, 3, 10)),
+        fatal_errors=rng.choice((0, 0, 5, 30)),
         outages=rng.choice((0, 0, 1, 3)),
         max_outage_ms=rng.choice((2000, 12_000, 40_000)),
         clock_steps=rng.choice((0, 0, 1, 3)),
         task_loss_rate=rng.choice((0.0, 0.05)),
         lost_offsets=rng.choice((0, 0, 0, 1)),
+        write_error_rate=rng.choice((0.0, 0.0, 0.02, 0.2)),
+        fetch_ms=rng.choice((0, 0, 0, 4000)),
+        commit_ms=rng.choice((0, 0, 4000)),
+        stale_ms=rng.choice((0, 0, 15_000)),
+        no_ids_ms=rng.choice((0, 0, 0, 20_000)),
     )

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["QueueWorld", "Told", "Tracker", "Worker", "send_all"]
 
 QUEUE = "queue"
+_LARGE = b" " * 65_536  # more than a START holds
 Place = tuple[str, int, int]
 
 
@@ -86,7 +87,7 @@ def _send(world: QueueWorld, producer: Producer, number: int) -> None:
     limits, rng = world.limits, world.rng
     is_delayed = rng.random() < limits.delayed_share
     delivery = producer.send(
-        _behaviour(world).payload(number),
+        _behaviour(world).payload(number) + _LARGE * (rng.random() < limits.large_share),
         id=f"m{number}",
         headers={"n": b"%d" % number},
         delay=rng.uniform(0.001, limits.chaos_ms / 1000) if is_delayed else 0.0,

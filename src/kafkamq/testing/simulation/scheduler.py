@@ -53,7 +53,7 @@ class Process:
         self.exit_calls: list[tuple[Callable[..., object], tuple[object, ...]]] = []  # atexit
         self.globals: dict[object, object] = {}  # what is one of in each process
         self.tasks: dict[Task, None] = {}
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._held: list[Task] = []
 
     def __repr__(self) -> str:
@@ -70,7 +70,7 @@ class Process:
         self.is_alive = False
         for call in self.on_death:
             call()
-        self._scheduler.check_history()
+        self.scheduler.check_history()
 
     def freeze(self) -> None:
         """SIGSTOP: no thread runs until ``thaw``; takes effect with the next turn."""
@@ -79,7 +79,7 @@ class Process:
     def thaw(self) -> None:
         self.is_frozen = False
         held, self._held = self._held, []
-        self._scheduler.ready.extend(held)
+        self.scheduler.ready.extend(held)
 
 
 class Task:

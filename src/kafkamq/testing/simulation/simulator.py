@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
+from unittest.mock import patch
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.names import group_of
 from kafkamq.queue.service import Service
+from kafkamq.queue.wire.headers import REASON
 from kafkamq.testing.checker import Problem, Verdict, check_logs
 from kafkamq.testing.history import Ending, LogRecord, Timeline, read_timelines
 from kafkamq.testing.simulation.batches import BatchTracker, Checkpoint
@@ -27,7 +29,8 @@ from kafkamq.testing.simulation.processes import QUEUE, QueueWorld, Told, Tracke
 from kafkamq.testing.simulation.scheduler import Process
 from kafkamq.testing.simulation.stage import Report, Stage
 from kafkamq.testing.simulation.states import of_line, of_logs
-from kafkamq.types import MarkerType, Outcome, expand
+from kafkamq.transport import record_reader
+from kafkamq.types import DeadLetterReason, MarkerType, Outcome, expand
 
 __all__ = ["Simulation", "simulate"]
 
@@ -53,9 +56,9 @@ class Simulation(Report):
         """See ``Report``."""
         self.verdict().require_ok(self.label)
 
-    def verdict(self) -> Verdict:
-        """What the logs say, and whether users were told the truth."""
-        verdict = check_logs(
+    def judge(self) -> Verdict:
+        """What the logs say."""
+        return check_logs(
             messages=self.messages,
             markers=self.markers,
             dead_letters=self.dead_letters,
@@ -64,9 +67,26 @@ class Simulation(Report):
             max_deliveries=self.limits.worker.max_deliveries,
             max_lease_ms=self.limits.worker.max_lease_ms,
         )
+
+    def verdict(self) -> Verdict:
+        """What the logs say, and whether users were told the truth."""
+        verdict = self.judge()
         first = [Problem(kind, _NOWHERE, text) for kind, text in self.troubles()]
-        verdict.problems[:0] = [*first, *self._untrue()]
+        verdict.problems[:0] = [*first, *self._untrue(), *self._given_up()]
         return verdict
+
+    def _given_up(self) -> Iterator[Problem]:
+        """Payloads that a tracker did not find though none was deleted (R18).
+
+        Brokers that tell neither ids nor of all partitions may speak of another topic.
+        """
+        faults = self.limits.faults
+        if self.limits.deletions or (faults.stale_ms and faults.no_ids_ms):
+            return
+        for letter in self.dead_letters:
+            if dict(letter.headers).get(REASON) == DeadLetterReason.PAYLOAD_LOST.value.encode():
+                place = letter.topic, letter.partition, letter.offset
+                yield Problem("lost", place, "its payload was not found")
 
     def _untrue(self) -> Iterator[Problem]:
         """Acks that users were told are done, and in time, and that the log has otherwise (R9)."""
@@ -107,6 +127,7 @@ class _Run(Stage[_Actor]):
         self.grace_s = 2 * limits.worker.redelivery_timeout_ms / 1000
         self.checkpoint = Checkpoint()
         self._progress = _Progress()
+        self._positions: dict[tuple[str, tuple[str, int]], int] = {}  # of groups
 
     @property
     def world(self) -> QueueWorld:
@@ -117,6 +138,11 @@ class _Run(Stage[_Actor]):
         """See ``Stage``."""
         return of_line(message, extra)
 
+    def play(self) -> None:
+        """With what lies between records, as far apart as in a log of many queues."""
+        with patch.object(record_reader, "MAX_READ_THROUGH", self.limits.read_through):
+            super().play()
+
     def prepare(self) -> None:
         """Topics, and who is there when."""
         limits, world, rng = self.limits, self.world, self.rng
@@ -126,6 +152,7 @@ class _Run(Stage[_Actor]):
             )
             markers = self.kafka.cluster.topics[service.config.marker_topic]
         markers.settings["retention.ms"] = str(limits.retention_ms)
+        self.kafka.cluster.groups.on_kept = self._kept
         self.set_alarm()
         world.start("sender", lambda _: send_all(world), lambda: None)
         self.at(0.0, self._start_tracker)
@@ -139,6 +166,14 @@ class _Run(Stage[_Actor]):
             self.at(rng.uniform(0, self.chaos_s), self._close_worker)
         for _ in range(limits.deletions):
             self.at(rng.uniform(0, self.chaos_s), self._delete_messages)
+
+    def _kept(self, group: str, place: tuple[str, int], committed: tuple[int, str | None]) -> None:
+        """A position of workers never goes back, unless Kafka has dropped it."""
+        before, self._positions[group, place] = self._positions.get((group, place), 0), committed[0]
+        is_of_workers = group == group_of(self.world.config, QUEUE)
+        if committed[0] < before and is_of_workers and not self.limits.faults.lost_offsets:
+            text = f"{group} went back from {before} to {committed[0]} in {place}"
+            self.simulation.failures.append(text)
 
     def is_settled(self) -> bool:
         """Whether every message and every SCHEDULE has ended, by an END that came in time."""
@@ -206,7 +241,7 @@ class _Run(Stage[_Actor]):
                     process.on_death.clear()  # this one takes its place
                     process.kill()
                     self.kafka.changed(process)
-            tracker = BatchTracker(self.world, self.checkpoint)
+            tracker = BatchTracker(self.world, self.checkpoint, self.kafka.changed)
         process = self.world.start(name, tracker.main, lambda: self._tracker_ended(process))
         self.actors[process] = tracker
 

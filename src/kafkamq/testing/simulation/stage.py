@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
 from typing import ClassVar, Generic, TypeVar
 
 from kafkamq.errors import KafkaMQError
@@ -27,7 +28,9 @@ from kafkamq.testing.simulation.primitives import Threading
 from kafkamq.testing.simulation.scheduler import NS_PER_S, Process, Scheduler, SimulationOver, Task
 from kafkamq.testing.simulation.swapping import swapped
 
-__all__ = ["Report", "Stage", "World"]
+__all__ = ["SWAPPED", "Report", "Stage", "World"]
+
+SWAPPED = "a client is replaced while another thread writes"
 
 _SETTLE_S = 400.0  # of simulated time; a poison message needs its deliveries
 _LOOK_S = 2.0
@@ -288,6 +291,8 @@ class _Lines(logging.Handler):
         task = self._scheduler.current
         extra = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_LINE}
         self._reached.update(self._states_of(str(record.msg), extra))
+        if record.funcName == "_renew" and task is not None and _writes_beside(task):
+            self._reached[SWAPPED] += 1
         if record.levelno < logging.INFO:
             return
         at_s = self._scheduler.now_ns / NS_PER_S
@@ -298,6 +303,25 @@ class _Lines(logging.Handler):
         self._lines.append(f"{at_s:.3f} {task!r} {name}: {text}")
 
 
+def _writes_beside(task: Task) -> bool:
+    """Whether another thread is inside of the producer whose client this one replaces."""
+    renewing = next(each for each in _frames(sys._getframe()) if each.f_code.co_name == "_renew")
+    producer = renewing.f_locals["self"]
+    others = [each.greenlet.gr_frame for each in task.process.tasks if each is not task]
+    return any(
+        frame.f_code.co_name in _WRITING and frame.f_locals.get("self") is producer
+        for other in others
+        for frame in _frames(other)
+    )
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+_WRITING = ("produce", "produce_many", "wait_for", "confirm", "flush")
 _OF_EVERY_LINE = frozenset(vars(logging.makeLogRecord({})))
 
 

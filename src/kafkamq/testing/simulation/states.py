@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.wire.headers import REASON
 from kafkamq.testing.history import LogRecord, MessageHistory, Timeline, Why, read_timelines
 from kafkamq.types import MarkerType, MessageId, Outcome, expand
@@ -21,15 +22,24 @@ _LINES = {
     "a transaction of STARTs is made again": "a transaction of STARTs is made again",
     "a group's offsets are gone, the ledger has them": "the group's offsets are gone",
     "a lease was lost": "a lease was lost",
-    "a full queue at a verdict": "verdicts are written again",
     "a producer failed for good": "a producer failed for good and was recreated",
     "a plan retried": "settling again",
     "a settlement failed": "a settlement failed",
     "a partition moved from a tracker": "partitions revoked",
     "a partition cannot start yet": "a partition cannot start yet",
+    "a pause outlives its assignment": "a partition comes back that was paused",
+    "stale metadata": "an answer was stale",
 }
 _FENCED = "fenced while firing"
 _PART = "part of a plan retried"
+_STATUS = "a status was lost"
+_FULL_TOPICS = {
+    "messages": "a message",
+    "tracker": "a status",
+    "ledger": "a position",
+}
+_FULL_MARKERS = ("START", "KEEPALIVE", "END", "SCHEDULE", "TICK")
+_FULL = tuple(f"a full queue at {each}" for each in (*_FULL_TOPICS.values(), *_FULL_MARKERS))
 _OF_LOGS = (
     "a message was carried forward",
     "a late verdict",
@@ -48,8 +58,10 @@ _OF_LOGS = (
     "a batch of ENDs of a worker",
     "a batch of ENDs of a tracker",
     "a batch that ended in parts",
+    "STARTs with and without the topic's id",
 )
-STATES = frozenset([*_LINES, _FENCED, *_OF_LOGS])  # _PART is counted, and seldom seen
+# _PART is counted, and seldom seen.
+STATES = frozenset([*_LINES, _FENCED, _STATUS, *_FULL, *_OF_LOGS])
 
 
 def of_line(message: str, extra: Mapping[str, object]) -> list[str]:
@@ -58,7 +70,20 @@ def of_line(message: str, extra: Mapping[str, object]) -> list[str]:
         found.append(_FENCED)
     if extra.get("transactions_done"):
         found.append(_PART)
+    if message == "a record found the queue full":
+        found += _full(str(extra["topic"]), extra["value"])
+    topics = extra.get("topics")
+    if isinstance(topics, set) and any(topic.endswith(".tracker") for topic in topics):
+        found.append(_STATUS)
     return found
+
+
+def _full(topic: str, value: object) -> list[str]:
+    *_, name = topic.split(".")
+    what = _FULL_TOPICS.get(name)
+    if name == "markers" and isinstance(value, bytes):
+        what = decode_marker(value).type.name
+    return [] if what is None else [f"a full queue at {what}"]
 
 
 def of_logs(markers: Sequence[LogRecord], dead_letters: Sequence[LogRecord]) -> Counter[str]:
@@ -68,12 +93,17 @@ def of_logs(markers: Sequence[LogRecord], dead_letters: Sequence[LogRecord]) -> 
         found[f"dead letter: {reason.decode()}"] += 1
     for timeline in read_timelines(markers).values():
         found.update(_of_batches(timeline))
-        for (of_schedule, _), own in timeline.of_message.items():
+        ids: dict[tuple[bool, int, int], set[bytes]] = {}
+        for (of_schedule, message_id), own in timeline.of_message.items():
+            place = of_schedule, message_id.partition, message_id.offset
+            ids.setdefault(place, set()).add(message_id.topic_id)
             kinds = Counter(timeline.marker(at).type for at in own)
             found["two STARTs of one message"] += kinds[MarkerType.START] > 1
             if of_schedule:
                 carried = sum(timeline.marker(at).carried_forward for at in own)
                 found["a message was carried forward"] += carried
+        is_mixed = any(len(each) > 1 for each in ids.values())
+        found["STARTs with and without the topic's id"] += is_mixed
         for history in timeline.histories():
             found.update(_of_history(timeline, history))
     return +found
