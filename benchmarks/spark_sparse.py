@@ -11,7 +11,7 @@ from benchmarks.spark_tracker import wait_until_live
 from confluent_kafka import Producer
 
 from kafkamq.config import ServiceConfig
-from kafkamq.markers.rules.entry import CHUNK_OFFSETS
+from kafkamq.markers.rules.hold import CHUNK_OFFSETS
 from kafkamq.markers.wire.markers import encode_marker
 from kafkamq.spark.tracker.tracker import SparkTracker
 from kafkamq.types import Marker, MarkerType, MessageId

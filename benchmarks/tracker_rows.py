@@ -19,7 +19,6 @@ from confluent_kafka import Producer as KafkaProducer
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.markers.tracker.partition import MAX_LOOSE
 from kafkamq.markers.wire.markers import StartEncoder, encode_end
 from kafkamq.queue.wire.partitions import marker_key, marker_partition
 from kafkamq.transport.admin import Admin
@@ -213,7 +212,7 @@ def density(entries: int = 1_000_000) -> list[Row]:
     """
     rows = []
     for one_in in (1, 10, 60, 100, 1000, 10_000):
-        tracker = RedeliveryTracker(max_loose=MAX_LOOSE)
+        tracker = RedeliveryTracker()
         tracemalloc.start()
         before, _ = tracemalloc.get_traced_memory()
         for number in range(entries):
@@ -225,7 +224,7 @@ def density(entries: int = 1_000_000) -> list[Row]:
         assert tracker.open_count() == entries
         each = (after - before) / entries
         name = f"{entries:,} open, one in {one_in:,} offsets: each"
-        rows.append(Row(name, each, None, None, "bytes", 60, each <= 60))
+        rows.append(Row(name, each, None, None, "bytes", 200, each <= 200))
     return rows
 
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.examples import examples
 
-from kafkamq.markers.rules.chunks import chunk_key
-from kafkamq.markers.rules.entry import DUE
+from kafkamq.markers.rules.hold import DUE
 from kafkamq.markers.rules.leases import Acknowledgement, Lease, Leases, LeaseState, Renewal
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
@@ -142,11 +141,10 @@ class LeasesMachine(RuleBasedStateMachine):
     def deadline(self, lease: Lease) -> int | None:
         """Until when the tracker lets the message be held; None: not held there."""
         tracker = self.trackers[lease.marker_partition]
-        chunk, entries = tracker.table.find(chunk_key(lease.message_id, False))
-        entry = entries.get(chunk.slot_of(lease.message_id))
-        if entry is None or entry.flags & DUE:
+        hold = tracker.hold_of(lease.message_id)
+        if hold is None or hold.flags & DUE:
             return None
-        return tracker.changes_at(entry)
+        return tracker.changes_at(hold)
 
     # Rules: what a worker does.
 

@@ -21,12 +21,12 @@ from hypothesis.stateful import (
 )
 from tests.examples import examples
 
-from kafkamq.markers.rules.delivery import Carry, Settle
-from kafkamq.markers.rules.entry import CHUNK_OFFSETS, DUE, NEVER
+from kafkamq.markers.rules.delivery import Carry, Settle, each_message, row_order
+from kafkamq.markers.rules.hold import CHUNK_OFFSETS, DUE, NEVER
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.testing.agreement import StateStore
 from kafkamq.testing.naive import Identity, NaiveState, NaiveTracker, State
-from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome, expand
 
 PARTITION = 3
 TOPIC = bytes(range(16))
@@ -39,6 +39,19 @@ MESSAGES = st.sampled_from(
         MessageId(1, CHUNK_OFFSETS, TOPIC),
         MessageId(0, 1, TOPIC, 2),
         MessageId(0, 1, TOPIC, 3),
+    ]
+)
+# They overlap each other and the messages, cross pages, and end with their chunk.
+BATCHES = st.sampled_from(
+    [
+        MessageBatch(0, b"", 0, 0, 0b11),
+        MessageBatch(0, b"", 0, 0, 0b1011),
+        MessageBatch(0, b"", 0, 1, 0b110),
+        MessageBatch(0, b"", 0, 62, 0b1111),
+        MessageBatch(0, b"", 0, 63, 1 << 64 | 0b10),
+        MessageBatch(0, b"", 0, 0, (1 << 66) - 1),
+        MessageBatch(0, b"", 0, CHUNK_OFFSETS - 3, 0b111),
+        MessageBatch(0, TOPIC, 2, 0, 0b111),
     ]
 )
 CONSUMERS = st.sampled_from(["a", "a", "b", "c", ""])
@@ -58,7 +71,6 @@ class Redelivery(RuleBasedStateMachine):
         max_lease_ms=st.sampled_from([43_200_000, 5000]),
         has_engine=st.booleans(),
         first_offset=st.sampled_from([0, 500]),
-        max_loose=st.sampled_from([NEVER, 1, 2, 4]),
     )
     def begin(
         self,
@@ -66,16 +78,15 @@ class Redelivery(RuleBasedStateMachine):
         max_lease_ms: int,
         has_engine: bool,
         first_offset: int,
-        max_loose: int,
     ) -> None:
         self.time_ms = 10_000_000
-        self.max_loose = max_loose
         self.offset = first_offset
         self.epoch = 0
         self.has_engine = has_engine
         self.carry_after_ms = carry_after_ms
         self.max_lease_ms = max_lease_ms
         self.under_way: list[Settle | Carry] = []
+        self.planned: list[Settle | Carry] = []
         self.schedules = [MessageId(PARTITION, 0)]
         self.start_trackers(first_offset)
 
@@ -86,7 +97,6 @@ class Redelivery(RuleBasedStateMachine):
             max_lease_ms=self.max_lease_ms,
             carry_after_ms=NEVER if self.carry_after_ms is None else self.carry_after_ms,
             engine=self.next_engine(),
-            max_loose=self.max_loose,
         )
         self.naive = NaiveTracker(
             next_offset,
@@ -180,6 +190,31 @@ class Redelivery(RuleBasedStateMachine):
         )
         self.write(marker, step_ms, timed)
 
+    @rule(
+        kind=st.sampled_from([MarkerType.START, MarkerType.KEEPALIVE, MarkerType.END]),
+        batches=st.lists(BATCHES, min_size=1, max_size=2).map(tuple),
+        outcome=st.sampled_from(Outcome),
+        consumer_id=CONSUMERS,
+        timeout_ms=TIMEOUTS,
+        step_ms=STEPS,
+        timed=TIMED,
+    )
+    def batch(
+        self,
+        kind: MarkerType,
+        batches: tuple[MessageBatch, ...],
+        outcome: Outcome,
+        consumer_id: str,
+        timeout_ms: int,
+        step_ms: int,
+        timed: bool,
+    ) -> None:
+        """R27: it means a record for each of its messages."""
+        marker = Marker(
+            kind, None, timeout_ms, consumer_id=consumer_id, outcome=outcome, batches=batches
+        )
+        self.write(marker, step_ms, timed)
+
     @rule(data=st.data(), delay_ms=DELAYS, carried=st.booleans(), step_ms=STEPS, timed=TIMED)
     def schedule(
         self, data: st.DataObject, delay_ms: int, carried: bool, step_ms: int, timed: bool
@@ -213,11 +248,23 @@ class Redelivery(RuleBasedStateMachine):
     @rule(limit=st.sampled_from([1, 2, 50_000]))
     def plan(self, limit: int) -> None:
         wanted = self.naive.wanted() if self.naive.is_live else []
-        actions = list(self.tracker.plan(limit))
+        planned = list(self.tracker.plan(limit))
+        assert planned == sorted(planned, key=row_order)
+        actions = sorted(each_message(planned), key=row_order)
         assert len(actions) == min(limit, len(wanted))
         assert actions == [action for action in wanted if action in actions]
         self.naive.ask(actions)
         self.under_way += actions
+        self.planned = planned
+
+    @rule()
+    def abort(self) -> None:
+        """The transaction of the last plan aborts, whatever became of its messages since."""
+        self.tracker.aborted(self.planned)
+        aborted = each_message(self.planned)
+        self.naive.aborted(aborted)
+        self.under_way = [action for action in self.under_way if action not in aborted]
+        self.planned = []
 
     @precondition(lambda self: self.under_way)
     @rule(data=st.data(), step_ms=STEPS, aborts=st.booleans())
@@ -255,6 +302,7 @@ class Redelivery(RuleBasedStateMachine):
         resume = self.tracker.committable_offset()
         self.start_trackers(resume)
         self.under_way = []
+        self.planned = []
         for offset, timestamp_ms, marker in records:
             if offset >= resume:
                 self.tracker.apply(offset, timestamp_ms, marker)
@@ -302,7 +350,7 @@ class Redelivery(RuleBasedStateMachine):
             entry.state is State.DUE or entry.to_carry for entry in state.entries.values()
         )
         wanted = self.naive.wanted() if self.naive.is_live else []
-        assert list(probe.plan()) == wanted
+        assert sorted(each_message(probe.plan()), key=row_order) == wanted
         assert probe.open_count() == len(state.entries)
         probe.check()
         assert changes(probe) == naive_changes(state, self.carry_after_ms)
@@ -310,12 +358,14 @@ class Redelivery(RuleBasedStateMachine):
 
 def changes(tracker: RedeliveryTracker) -> dict[Identity, int]:
     """When each entry changes by itself, for those that do."""
-    return {
-        (chunk.key[0], chunk.identity(slot)): tracker.changes_at(entry, chunk.key[0])
-        for chunk in tracker.table.chunks.values()
-        for slot, entry in tracker.table.entries(chunk).items()
-        if not entry.flags & DUE
-    }
+    found = {}
+    for of_schedule, opened in ((False, tracker.in_progress()), (True, tracker.scheduled())):
+        for message_id in opened:
+            hold = tracker.hold_of(message_id, of_schedule=of_schedule)
+            assert hold is not None
+            if not hold.flags & DUE:
+                found[of_schedule, message_id] = tracker.changes_at(hold, of_schedule)
+    return found
 
 
 def naive_changes(state: NaiveState, carry_after_ms: int | None) -> dict[Identity, int]:
@@ -340,9 +390,10 @@ def assert_rebuilt(
     """What was open is open again and ends at the same place of the log."""
     ended_once: set[Identity] = {
         (marker.of_schedule, marker.message_id)
-        for _, _, marker in records
-        if marker is not None
-        and marker.type is MarkerType.END
+        for _, _, record in records
+        if record is not None
+        for marker in expand(record)
+        if marker.type is MarkerType.END
         and marker.outcome in ENDING
         and marker.message_id is not None
     }

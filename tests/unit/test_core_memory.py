@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.core_fold import START_MS, Fold, T
 
-from kafkamq.markers.rules.entry import CHUNK_OFFSETS
+from kafkamq.markers.rules.hold import CHUNK_OFFSETS
 from kafkamq.types import MessageId, Outcome
 
 ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
@@ -73,7 +73,7 @@ def test_r12_a_chunk_is_not_kept_for_leases_that_have_ended() -> None:
     fold.start(START_MS, timeout=3_600_000)
     fold.ack(START_MS)
     fold.tick(START_MS + MEMORY_MS + 1)
-    assert not fold.tracker.table.chunks
+    assert not fold.tracker.table.logs
 
 
 def test_r12_a_tracker_without_a_store_remembers_no_chunk() -> None:
@@ -83,8 +83,7 @@ def test_r12_a_tracker_without_a_store_remembers_no_chunk() -> None:
         fold.start(at_ms, number * CHUNK_OFFSETS)
         fold.ack(at_ms, number * CHUNK_OFFSETS)
     fold.tick(START_MS + 200 * MEMORY_MS)
-    assert not fold.tracker.table.chunks
-    assert not fold.tracker.table.export()
+    assert not fold.tracker.table.logs
 
 
 def test_r12_a_repeated_end_changes_nothing() -> None:
@@ -119,9 +118,10 @@ def test_r12_memory_of_a_quiet_chunk_is_dropped() -> None:
     fold = Fold()
     for chunk in range(20):
         fold.ack(START_MS, chunk * CHUNK_OFFSETS)
-    assert len(fold.tracker.table.chunks) == 20
+    (log,) = fold.tracker.table.logs.values()
+    assert len(log.ended) == 20
     fold.tick(START_MS + MEMORY_MS + 1)
-    assert fold.tracker.table.chunks == {}
+    assert fold.tracker.table.logs == {}
 
 
 def test_r12_a_schedule_that_ended_is_remembered_too() -> None:

@@ -6,7 +6,7 @@ import json
 
 from tests.unit.core_fold import START_MS
 
-from kafkamq.markers.rules.entry import CHUNK_OFFSETS, ENDED_MEMORY_MS
+from kafkamq.markers.rules.hold import CHUNK_OFFSETS, ENDED_MEMORY_MS
 from kafkamq.markers.rules.pages import LIMITS, PageLimits
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
@@ -42,10 +42,8 @@ def stored(count: int, limits: PageLimits = LIMITS) -> StateStore:
     return store
 
 
-def version(store: StateStore) -> int:
-    found = json.loads(store.index)["version"]
-    assert isinstance(found, int)
-    return found
+def pages(store: StateStore) -> int:
+    return len(json.loads(store.index)["pages"])
 
 
 def test_r18_one_record_costs_the_same_beside_many_chunks() -> None:
@@ -99,25 +97,25 @@ def test_r18_pages_wake_in_time_and_go_when_their_chunks_do() -> None:
     tracker.apply(offset, now_ms + ENDED_MEMORY_MS + 1, IDLE)
     store.save(tracker)
     assert store.chunks == {}
-    assert version(store) == 1
+    assert pages(store) == 0
 
 
-def test_r18_a_state_of_the_version_before_is_shared_out_where_it_is_large() -> None:
+def test_r18_a_state_without_pages_is_shared_out_where_it_is_large() -> None:
     store = stored(MANY, UNLIMITED)
-    assert version(store) == 1
+    assert pages(store) == 0
     assert len(store.index) > 150_000
     store.limits = LIMITS
     store.save(store.restore())
-    assert version(store) == 2
+    assert pages(store) > 0
     assert len(store.index) < 100_000
     tracker = store.restore()
     assert tracker.scheduled() == {far_apart(number) for number in range(MANY)}
     tracker.check()
 
 
-def test_r18_a_small_state_stays_readable_for_the_version_before() -> None:
-    assert version(stored(LIMITS.listed)) == 1
-    assert version(stored(LIMITS.listed + 1)) == 2
+def test_r18_a_small_state_has_no_pages() -> None:
+    assert pages(stored(LIMITS.listed)) == 0
+    assert pages(stored(LIMITS.listed + 1)) > 0
 
 
 def test_r18_the_next_engine_asks_again_for_what_pages_do_not_hold() -> None:

@@ -8,11 +8,11 @@ import pytest
 from tests.unit.core_fold import START_MS, Fold, T, message
 
 from kafkamq.errors import UnsupportedVersionError, WireError
-from kafkamq.markers.rules.entry import CHUNK_OFFSETS
+from kafkamq.markers.rules.hold import CHUNK_OFFSETS
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import STATE_VERSION, restore_tracker, take_snapshot
 from kafkamq.testing.agreement import StateStore
-from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 
 SECRET = b"do not store me"
 
@@ -38,14 +38,22 @@ def test_r18_payloads_keys_and_headers_never_enter_the_state() -> None:
         assert SECRET not in data
 
 
-def test_r18_an_entry_is_some_forty_bytes() -> None:
+def test_r18_a_message_is_some_fifty_bytes() -> None:
     fold = RedeliveryTracker()
     for number in range(4000):
         marker = Marker(MarkerType.START, message(number), T, consumer_id="a" * 30)
         fold.apply(number, START_MS, marker)
     snapshot = take_snapshot(fold)
-    assert sum(map(len, snapshot.changed.values())) <= 4000 * 44
+    assert sum(map(len, snapshot.changed.values())) <= 4000 * 48
     assert len(snapshot.index) < 400
+
+
+def test_r31_messages_that_are_held_together_are_a_hold_a_page() -> None:
+    tracker = RedeliveryTracker()
+    batch = MessageBatch(0, b"", 0, 96, (1 << 1000) - 1)
+    tracker.apply(0, START_MS, Marker(MarkerType.START, None, T, batches=(batch,)))
+    assert sum(map(len, take_snapshot(tracker).changed.values())) < 17 * 50
+    assert tracker.open_count() == 1000
 
 
 def chunks_of_five() -> tuple[Fold, StateStore]:
@@ -77,6 +85,7 @@ def test_r18_chunks_are_loaded_where_a_record_or_the_clock_touches_them(renewed:
     tracker = store.restore()
     assert tracker.committable_offset() == 0
     assert tracker.open_count() == 5
+    assert tracker.next_wake() == fold.tracker.next_wake()
     assert store.loads == 0
     offset = fold.offset
     tracker.apply(offset, START_MS + 5000, Marker(MarkerType.KEEPALIVE, message(0)))
@@ -110,6 +119,18 @@ def test_r12_ends_are_remembered_through_the_store() -> None:
     later = store.restore()
     later.apply(fold.offset, START_MS + 64_001, Marker(MarkerType.START, message(0), T))
     assert message(0) in later.in_progress()
+
+
+def test_r12_what_was_forgotten_in_the_store_does_not_come_back_with_the_next_end() -> None:
+    fold = Fold()
+    fold.start(START_MS, 3, timeout=200_000)  # so that no wake of the chunk forgets it
+    fold.ack(START_MS, 1)
+    store = StateStore()
+    store.save(fold.tracker)
+    tracker = store.restore()
+    tracker.apply(2, START_MS + 60_001, Marker(MarkerType.END, message(2)))
+    tracker.apply(3, START_MS + 60_001, Marker(MarkerType.START, message(1), T))
+    assert tracker.in_progress() == {message(1), message(3)}
 
 
 def test_r15_asked_for_is_kept_and_cleared_by_the_next_engines_tick() -> None:

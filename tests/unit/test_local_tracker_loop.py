@@ -9,7 +9,7 @@ import pytest
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import DeadlineExceededError
-from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.tracker.group_reader import MarkerReader
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.tracker.partition import Started, TrackedPartition

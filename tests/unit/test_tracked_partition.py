@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kafkamq.config import TrackerConfig
-from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.tracker.partition import Started, TrackedPartition
 from kafkamq.markers.tracker.settlement import SettleReport
 from kafkamq.types import Marker, MarkerType

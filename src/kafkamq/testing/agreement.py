@@ -10,9 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from kafkamq.markers.rules.delivery import Carry, Settle
-from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.rules.delivery import Carry, Settle, each_message, row_order
+from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.rules.pages import LIMITS, PageLimits
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
@@ -135,7 +136,7 @@ def check_agreement(
         where = f"seed {seed}, behind offset {batch[-1].offset}"
         actions = naive.plan()
         planned += len(actions)
-        _equal(where, "plan", actions, (at_once.plan, stored.plan))
+        _equal(where, "plan", actions, [partial(_planned, each) for each in (at_once, stored)])
         failed = [action for action in actions if rng.random() < abort_rate]
         for tracker in (at_once, stored, naive):
             tracker.aborted(failed)
@@ -144,6 +145,13 @@ def check_agreement(
         again = store.restore(partition=partition, carry_after_ms=carry_after_ms)
         _equal_views(where, naive, (at_once, again))
     return planned
+
+
+def _planned(tracker: RedeliveryTracker) -> list[Settle | Carry]:
+    """What it plans, one action for a message; its own order is that of R32."""
+    actions = list(tracker.plan())
+    assert actions == sorted(actions, key=row_order), "by START, log, page and lowest bit"
+    return sorted(each_message(actions), key=row_order)
 
 
 def _equal_views(
@@ -166,9 +174,7 @@ def _equal_views(
     _equal(where, "scheduled", scheduled, (first.scheduled, second.scheduled))
 
 
-def _equal(
-    where: str, name: str, expected: object, views: tuple[Callable[[], object], ...]
-) -> None:
+def _equal(where: str, name: str, expected: object, views: Sequence[Callable[[], object]]) -> None:
     for way, view in zip(("at once", "through a store"), views, strict=True):
         actual = view()
         assert actual == expected, f"{name}, {way}: {where}\n{actual}\nthe rules say\n{expected}"

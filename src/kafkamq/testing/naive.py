@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
-from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.markers.rules.delivery import Carry, DueCause, Settle, row_order
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
 
 __all__ = ["NaiveEntry", "NaiveState", "NaiveTracker", "State"]
 
@@ -85,7 +85,12 @@ class NaiveState:
         self.next_offset = offset + 1
         if marker is None:
             self.malformed += 1
-        elif marker.type is MarkerType.START:
+            return
+        for each in expand(marker):  # R27
+            self._fold_one(offset, each)
+
+    def _fold_one(self, offset: int, marker: Marker) -> None:
+        if marker.type is MarkerType.START:
             self._start(offset, marker)
         elif marker.type is MarkerType.KEEPALIVE:
             self._keepalive(marker)
@@ -272,7 +277,7 @@ class NaiveTracker:
         return state
 
     def wanted(self) -> list[Settle | Carry]:
-        """What ``plan`` would return, without asking for it."""
+        """What ``plan`` would return, one action for a message, without asking for it."""
         state = self.state()
         actions: list[Settle | Carry] = []
         for (of_schedule, message_id), entry in state.entries.items():
@@ -293,7 +298,7 @@ class NaiveTracker:
                 remaining_ms = entry.deadline_ms - state.now_ms
                 actions.append(Carry(entry.start_offset, message_id, remaining_ms))
         actions = [action for action in actions if _asked(action) not in self.asked]
-        return sorted(actions, key=lambda action: action.start_offset)
+        return sorted(actions, key=row_order)
 
     def plan(self) -> list[Settle | Carry]:
         """What is due or to be carried and not asked for, in START order."""

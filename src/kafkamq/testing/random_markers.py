@@ -7,14 +7,15 @@ few hundred seeds see quiet logs, busy ones, hanging workers and broker clocks t
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 
 __all__ = ["MarkerRecord", "random_markers"]
 
 _TIMEOUTS_MS = (1, 3, 100, 1000, 5000, 10_000, 60_000, 3_600_000)
 _BORDERS = (0, 1, 4094, 4095, 4096, 4097, 8191, 8192, 1 << 40)
+_CHUNK = 4096
 _REASONS = ("", "no stock", "broken")
 
 
@@ -30,7 +31,7 @@ class MarkerRecord:
 class _Habits:
     """What one seed likes to do."""
 
-    def __init__(self, rng: random.Random, partition: int) -> None:
+    def __init__(self, rng: random.Random, partition: int, batch_rate: float) -> None:
         self.rng = rng
         self.partition = partition
         topic_ids = [b"", rng.randbytes(16), rng.randbytes(16)][: rng.randint(1, 3)]
@@ -59,6 +60,7 @@ class _Habits:
         self.weights = [rng.choice((1, 3, 10)) for _ in range(6)]
         self.schedules: list[MessageId] = []
         self.started: list[tuple[MessageId, str]] = []  # the latest ones, with their consumers
+        self.batch_rate = batch_rate
         self.sense = rng.random()  # how often a marker is about something that was STARTed
 
     def step_ms(self) -> int:
@@ -74,7 +76,22 @@ class _Habits:
         kind = self.rng.choices(range(6), self.weights)[0]
         if kind == 5:
             return Marker(MarkerType.TICK, consumer_id="engine", engine_epoch=1)
-        return makers[kind](offset)
+        marker = makers[kind](offset)
+        if kind < 3 and marker.message_id is not None and self.rng.random() < self.batch_rate:
+            return replace(marker, message_id=None, batches=self.batches(marker.message_id))
+        return marker
+
+    def batches(self, message_id: MessageId) -> tuple[MessageBatch, ...]:
+        """Some of its neighbours with a message, and maybe of another one; they may overlap."""
+        others = (self.rng.choice(self.messages),) if self.rng.random() < 0.2 else ()
+        found = []
+        for one in (message_id, *others):
+            room = _CHUNK - one.offset % _CHUNK
+            length = min(room, self.rng.choice((1, 3, 10, 70)))
+            bits = 1 | self.rng.getrandbits(length) | self.rng.getrandbits(length)
+            place = one.partition, one.topic_id, one.leader_epoch, one.offset
+            found.append(MessageBatch(*place, bits))
+        return tuple(found)
 
     def held(self) -> tuple[MessageId, str]:
         """A message and a consumer, often one that holds it."""
@@ -129,16 +146,19 @@ class _Habits:
         return Marker(MarkerType.END, first, outcome=outcome, of_schedule=True)
 
 
-def random_markers(seed: int, count: int = 500, *, partition: int = 0) -> list[MarkerRecord]:
+def random_markers(
+    seed: int, count: int = 500, *, partition: int = 0, batch_rate: float = 0.0
+) -> list[MarkerRecord]:
     """A random log of one marker partition; the same one for the same arguments.
 
     Args:
         seed: Names the log.
         count: How many records.
         partition: The marker partition that it is the log of; SCHEDULEs name it (R13).
+        batch_rate: How many of the STARTs, KEEPALIVEs and ENDs are about several messages.
     """
     rng = random.Random(seed)
-    habits = _Habits(rng, partition)
+    habits = _Habits(rng, partition, batch_rate)
     offset = rng.choice((0, 0, 17, 1 << 33))
     timestamp_ms = rng.choice((0, 1, 1_700_000_000_000))
     records = []

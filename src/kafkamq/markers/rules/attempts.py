@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kafkamq.markers.rules.chunks import chunk_key
-from kafkamq.markers.rules.entry import DUE, HELD, STATE, Entry
+from kafkamq.markers.rules.hold import DUE, HELD, STATE, Hold
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
 
 __all__ = ["Attempt", "Attempts", "OpenAttempt"]
 
@@ -63,7 +62,7 @@ class Attempts:
     def apply(
         self, offset: int, timestamp_ms: int, log_time_ms: int, marker: Marker | None
     ) -> None:
-        """Fold one record, in offset order; total.
+        """Fold one record, in offset order, for each of its messages (R27); total.
 
         Args:
             offset: Of the record.
@@ -72,10 +71,18 @@ class Attempts:
             marker: None for a record that could not be decoded (R21).
         """
         tracker = self.tracker
-        late_before = tracker.late_verdicts
-        tracker.apply(offset, log_time_ms, marker)
         if marker is None:
+            tracker.apply(offset, log_time_ms, None)
             return
+        for number, each in enumerate(expand(marker)):
+            late_before = tracker.late_verdicts
+            if number:  # the first one has moved the clock
+                tracker.fold(offset, each)
+            else:
+                tracker.apply(offset, log_time_ms, each)
+            self._note(offset, timestamp_ms, each, tracker.late_verdicts > late_before)
+
+    def _note(self, offset: int, timestamp_ms: int, marker: Marker, is_late: bool) -> None:
         kind, message_id = marker.type, marker.message_id
         if kind is MarkerType.SCHEDULE:
             self._schedule(offset, timestamp_ms, marker)
@@ -88,7 +95,6 @@ class Attempts:
             if attempt is not None and self._is_held(message_id):
                 attempt.consumer_id = marker.consumer_id
         elif kind is MarkerType.END:
-            is_late = tracker.late_verdicts > late_before
             self._end(message_id, offset, timestamp_ms, marker, is_late)
 
     def take_ended(self) -> list[Attempt]:
@@ -101,23 +107,23 @@ class Attempts:
         now_ms = self.tracker.clock_ms
         for of_schedule, found in ((False, self.attempts), (True, self.schedules)):
             for message_id, attempt in found.items():
-                entry = self._entry(message_id, of_schedule)
-                if entry is None:
+                hold = self._hold(message_id, of_schedule)
+                if hold is None:
                     continue
-                until_ms = self.tracker.changes_at(entry, of_schedule)
-                holder = entry.holder
+                until_ms = self.tracker.changes_at(hold, of_schedule)
+                holder = hold.holder
                 yield OpenAttempt(
                     attempt,
-                    _state(entry, of_schedule),
+                    _state(hold, of_schedule),
                     attempt.consumer_id if holder is None else holder.consumer_id,
-                    (entry.deadline_ms if entry.flags & DUE else until_ms) - now_ms,
+                    (hold.deadline_ms if hold.flags & DUE else until_ms) - now_ms,
                 )
 
     def _start(self, message_id: MessageId, offset: int, at_ms: int, marker: Marker) -> None:
         attempt = self.attempts.get(message_id)
         if attempt is None:
-            entry = self._entry(message_id)
-            if entry is not None and entry.start_offset == offset:  # else a zombie's (R12)
+            hold = self._hold(message_id)
+            if hold is not None and hold.start_offset == offset:  # else a zombie's (R12)
                 self.attempts[message_id] = _attempt(message_id, offset, at_ms, marker)
         elif self._is_held(message_id):
             attempt.starts += 1
@@ -125,15 +131,15 @@ class Attempts:
 
     def _schedule(self, offset: int, at_ms: int, marker: Marker) -> None:
         message_id = marker.message_id or MessageId(self.tracker.partition, offset)
-        entry = self._entry(message_id, True)
-        if entry is not None and entry.start_offset == offset:
+        hold = self._hold(message_id, True)
+        if hold is not None and hold.start_offset == offset:
             self.schedules[message_id] = _attempt(message_id, offset, at_ms, marker)
 
     def _end(
         self, message_id: MessageId, offset: int, at_ms: int, marker: Marker, is_late: bool
     ) -> None:
         if marker.of_schedule:
-            if self._entry(message_id, True) is None:
+            if self._hold(message_id, True) is None:
                 self.schedules.pop(message_id, None)
             return
         attempt = self.attempts.get(message_id)
@@ -149,16 +155,15 @@ class Attempts:
             attempt.ended_ms = at_ms
             attempt.end_offset = offset
             self._ended.append(attempt)
-        if self._entry(message_id) is None:
+        if self._hold(message_id) is None:
             del self.attempts[message_id]
 
     def _is_held(self, message_id: MessageId) -> bool:
-        entry = self._entry(message_id)
-        return entry is not None and entry.flags & STATE == HELD
+        hold = self._hold(message_id)
+        return hold is not None and hold.flags & STATE == HELD
 
-    def _entry(self, message_id: MessageId, of_schedule: bool = False) -> Entry | None:
-        chunk, entries = self.tracker.table.find(chunk_key(message_id, of_schedule))
-        return entries.get(chunk.slot_of(message_id))
+    def _hold(self, message_id: MessageId, of_schedule: bool = False) -> Hold | None:
+        return self.tracker.hold_of(message_id, of_schedule=of_schedule)
 
 
 def _attempt(message_id: MessageId, offset: int, at_ms: int, marker: Marker) -> Attempt:
@@ -174,9 +179,9 @@ def _attempt(message_id: MessageId, offset: int, at_ms: int, marker: Marker) -> 
     )
 
 
-def _state(entry: Entry, of_schedule: bool) -> str:
-    if entry.flags & DUE:
+def _state(hold: Hold, of_schedule: bool) -> str:
+    if hold.flags & DUE:
         return "due"
-    if entry.flags & STATE == HELD:
+    if hold.flags & STATE == HELD:
         return "held"
     return "scheduled" if of_schedule else "waiting"

@@ -6,9 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from kafkamq.markers.rules.hold import CAUSE_SHIFT, DUE, PAGE_BITS, Hold
+from kafkamq.markers.rules.leaves import Leaf
 from kafkamq.types import DeadLetterReason, Marker, MessageId
 
-__all__ = ["Carry", "Copy", "DeadLetter", "DueCause", "Settle", "decide", "each_message"]
+__all__ = [
+    "Carry",
+    "Copy",
+    "DeadLetter",
+    "DueCause",
+    "Settle",
+    "action_of",
+    "decide",
+    "each_message",
+    "row_order",
+]
 
 
 class DueCause(IntEnum):
@@ -51,6 +63,26 @@ class Carry:
     remaining_ms: int
 
 
+def action_of(leaf: Leaf, page: int, hold: Hold, now_ms: int) -> Settle | Carry:
+    """A copy of what is to be done for a hold of this page, at this moment of its log clock."""
+    of_schedule, topic_id, leader_epoch, partition = leaf.log.key
+    at = (hold.bits & -hold.bits).bit_length() - 1
+    message_id = MessageId(partition, page * PAGE_BITS + at, topic_id, leader_epoch)
+    if not hold.flags & DUE:
+        return Carry(hold.start_offset, message_id, max(0, hold.deadline_ms - now_ms))
+    return Settle(
+        hold.start_offset,
+        message_id,
+        of_schedule,
+        DueCause(hold.flags >> CAUSE_SHIFT),
+        hold.begin_ms,
+        now_ms,
+        hold.deadline_ms,
+        hold.verdict_offset,
+        hold.bits >> at,
+    )
+
+
 def each_message(actions: Iterable[Settle | Carry]) -> list[Settle | Carry]:
     """The same actions, one for each message."""
     found: list[Settle | Carry] = []
@@ -65,6 +97,12 @@ def each_message(actions: Iterable[Settle | Carry]) -> list[Settle | Carry]:
             message_id = replace(first, offset=first.offset + at)
             found.append(replace(action, message_id=message_id, bits=1))
     return found
+
+
+def row_order(action: Settle | Carry) -> tuple[int, bytes, int, int, int]:
+    """Where it stands among the rows of a settlement (R32): START offset, log and chunk, bits."""
+    of = action.message_id
+    return action.start_offset, of.topic_id, of.leader_epoch, of.partition, of.offset
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kafkamq.markers.rules.chunks import Chunk, ChunkKey
-from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.rules.hold import NEVER
 
 __all__ = ["LIMITS", "Page", "PageLimits", "Pages", "listed_chunks"]
 
@@ -48,14 +48,13 @@ class Page:
 
     def sum_up(self, chunks: Sequence[Chunk]) -> None:
         """Take over the keys of its chunks, and what they come to."""
-        filled = [chunk for chunk in chunks if chunk.open_count()]
+        filled = [chunk for chunk in chunks if chunk.size]
         self.keys = [chunk.key for chunk in chunks]
         self.first, self.last = self.keys[0], self.keys[-1]
         self.wake_ms = min(chunk.wake_ms for chunk in chunks)
         self.change_ms = min((chunk.wake_ms for chunk in filled), default=NEVER)
-        firsts = (chunk.first_start_offset() for chunk in filled)
-        self.first_start_offset = min(firsts, default=NEVER)
-        self.size = sum(chunk.open_count() for chunk in filled)
+        self.first_start_offset = min(chunk.first_start_offset for chunk in chunks)
+        self.size = sum(chunk.size for chunk in filled)
 
 
 def _first(page: Page) -> ChunkKey:
@@ -155,7 +154,7 @@ def listed_chunks(table: PagedTable, limits: PageLimits = LIMITS) -> list[Chunk]
 
 
 def _rests(chunk: Chunk) -> bool:
-    return not (chunk.dirty or chunk.wanted or chunk.asked)
+    return not (chunk.is_changed or chunk.wanted or chunk.asked)
 
 
 def _put(table: PagedTable, keys: Sequence[ChunkKey], limits: PageLimits) -> None:

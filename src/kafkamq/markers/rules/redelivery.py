@@ -17,47 +17,53 @@ R12-R20 of ``docs/protocol.md``:
   END of a tracker        ended      ended     ended      ended        -
   SCHEDULE                waiting    -         replaced   -            -
   ======================  =========  ========  =========  ===========  ======
-- ``plan`` names what is due and not asked for. A due entry stays until its END is read; "asked" is
+- What one record began is held together, a page of 64 offsets at most, and due together; what
+  another record touches of it is split off with all its facts (R31: ``hold.py``, ``leaves.py``).
+- ``plan`` names what is due and not asked for. What is due stays until its END is read; "asked" is
   cleared by a known abort (`aborted`) or by a start (R15).
 - After a start nothing is planned before the engine has read its own TICK (R17).
 
-Hard state follows from the log alone. Chunks can lie in a state store: see ``snapshot.py``.
+Hard state follows from the log alone. It can lie in a state store: see ``snapshot.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from heapq import heappop, heappush
-from operator import attrgetter
 
-from kafkamq.markers.rules.chunks import Chunk, ChunkKey, chunk_key
-from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
-from kafkamq.markers.rules.entry import (
+from kafkamq.markers.rules.chunks import ChunkKey
+from kafkamq.markers.rules.delivery import Carry, DueCause, Settle, action_of, row_order
+from kafkamq.markers.rules.hold import (
     ASKED,
     CARRY,
     CAUSE_SHIFT,
     DUE,
-    ENDED_MEMORY_MS,
     GRACED,
     HELD,
     NEVER,
+    PAGE_BITS,
     STATE,
     WAITING,
-    Entry,
+    Hold,
+    lowest,
 )
 from kafkamq.markers.rules.holders import Holders
 from kafkamq.markers.rules.invariants import check_tracker
-from kafkamq.markers.rules.packed import PackedPage
-from kafkamq.markers.rules.table import CHUNK_COST, ChunkTable
+from kafkamq.markers.rules.leaves import MAX_HOLDS, MIN_HOLDS, HoldLog, Leaf, log_key
+from kafkamq.markers.rules.table import HoldTable
 from kafkamq.markers.rules.ticks import Wake
 from kafkamq.queue.rules.log_clock import LogClock
-from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
+from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 __all__ = ["MAX_PLAN", "RedeliveryTracker", "Wake"]
 
-MAX_PLAN = 50_000  # R16: actions in one transaction
+MAX_PLAN = 50_000  # R16: messages in one transaction
 MAX_GRACE_MS = 3_000  # R3
 _BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+_ENDING = (Outcome.ACK, *_BY_TRACKER)  # what R12 remembers
+_BIT = [1 << number for number in range(PAGE_BITS)]
+_PAGE = (1 << PAGE_BITS) - 1
+_Fold = Callable[[int, Marker, HoldLog, int, int], None]
+"""Of a record the offset and the marker, and which bits of which page of which log it is about."""
 
 
 class RedeliveryTracker:
@@ -73,7 +79,6 @@ class RedeliveryTracker:
         engine: (engine id, epoch) of the owner; nothing is planned before its TICK was read (R17).
             None: a tracker without an owner (tests, replays), live from the beginning.
         load_chunk: Fetches a chunk from a state store (``markers/rules/snapshot.py``).
-        max_loose: Entries that are kept as objects; if there are more the old ones are packed.
     """
 
     def __init__(
@@ -86,7 +91,6 @@ class RedeliveryTracker:
         carry_after_ms: int = NEVER,
         engine: tuple[str, int] | None = None,
         load_chunk: Callable[[ChunkKey], bytes] | None = None,
-        max_loose: int = NEVER,
     ) -> None:
         self.next_offset = next_offset
         self.partition = partition
@@ -94,19 +98,12 @@ class RedeliveryTracker:
         self.malformed = 0
         self.clock = LogClock()
         self.holders = Holders()
-        self.table = ChunkTable(self.holders.by_number, self.changes_at, load_chunk, max_loose)
+        self.table = HoldTable(self.holders, self.changes_at, load_chunk)
         self.engine = engine
         self.is_live = engine is None
         self._max_lease_ms = max_lease_ms
         self._longest_ms = longest_ms
         self._carry_after_ms = carry_after_ms
-        self._appliers: dict[MarkerType, Callable[[int, Marker], None]] = {
-            MarkerType.START: self._apply_start,
-            MarkerType.KEEPALIVE: self._apply_keepalive,
-            MarkerType.END: self._apply_end,
-            MarkerType.SCHEDULE: self._apply_schedule,
-            MarkerType.TICK: self._apply_tick,
-        }
 
     # ---- the fold
 
@@ -120,341 +117,330 @@ class RedeliveryTracker:
         """
         if offset < self.next_offset:
             return
-        step_ms = self.clock.advance(timestamp_ms)  # R1, R2: what is due is due from here on
-        if self.clock.now_ms > self.table.next_wake_ms:
-            self._expire(step_ms)
         self.next_offset = offset + 1
+        step_ms = self.clock.advance(timestamp_ms)  # R1, R2: what is due is due from here on
+        now_ms = self.clock.now_ms
+        if now_ms > self.table.next_wake_ms:
+            for leaf in self.table.passed(now_ms):
+                self._wake(leaf, now_ms, step_ms)
         if marker is None:
             self.malformed += 1
         else:
-            for each in expand(marker) if marker.batches else (marker,):  # R27
-                self._appliers[each.type](offset, each)
+            self.fold(offset, marker)
 
-    def _apply_start(self, offset: int, marker: Marker) -> None:
-        message_id = marker.message_id
-        if message_id is None:
+    def fold(self, offset: int, marker: Marker) -> None:
+        """What a record says, once it has moved the clock; for each of its messages (R27)."""
+        kind, of_schedule, makes = marker.type, False, False
+        fold: _Fold
+        if kind is MarkerType.START:
+            fold, makes = self._fold_start, True
+        elif kind is MarkerType.END:
+            fold, of_schedule, makes = self._fold_end, marker.of_schedule, marker.outcome in _ENDING
+        elif kind is MarkerType.KEEPALIVE:
+            fold = self._fold_keepalive
+        elif kind is MarkerType.SCHEDULE:
+            self._fold_schedule(offset, marker)
             return
-        chunk, entries = self.table.obtain(chunk_key(message_id, False))
-        slot = chunk.slot_of(message_id)
+        else:
+            self._fold_tick(marker)
+            return
+        message_id = marker.message_id
+        if message_id is not None:
+            page = message_id.offset // PAGE_BITS
+            log = self.table.find(log_key(message_id, of_schedule), page, makes=makes)
+            if log is not None:
+                fold(offset, marker, log, page, _BIT[message_id.offset % PAGE_BITS])
+        elif kind is MarkerType.KEEPALIVE and not marker.batches and marker.consumer_id:
+            # R7: all leases of this consumer; an empty id renews nothing.
+            self.holders.renew(marker.consumer_id, self.clock.now_ms, marker.redeliver_after_ms)
+        for batch in marker.batches:
+            page, at = divmod(batch.base_offset, PAGE_BITS)
+            key = of_schedule, batch.topic_id, batch.leader_epoch, batch.partition
+            log = self.table.find(key, page, makes=makes)
+            bits = batch.bits << at if log is not None else 0
+            while log is not None and bits:
+                if bits & _PAGE:
+                    fold(offset, marker, log, page, bits & _PAGE)
+                bits >>= PAGE_BITS
+                page += 1
+
+    def _fold_start(self, offset: int, marker: Marker, log: HoldLog, page: int, bits: int) -> None:
         now_ms = self.clock.now_ms
-        deadline_ms = now_ms + marker.redeliver_after_ms
-        entry = entries.get(slot)
-        if entry is None and chunk.is_packed:
-            entry = self.table.unpack(chunk, slot)
-        if entry is None:
-            if chunk.has_ended(slot, now_ms):  # R12: a zombie's late START
-                return
+        timeout_ms = marker.redeliver_after_ms
+        deadline_ms = now_ms + timeout_ms
+        leaf = None if log.is_new(page, bits) else log.leaf(page)
+        if leaf is not None:
+            for hold in leaf.at(page):
+                touched = hold.bits & bits
+                if touched:
+                    bits ^= touched
+                    if hold.flags & STATE == HELD:
+                        # The newer START holds it; count, limits and beginning stay.
+                        part = self.table.part(leaf, page, hold, touched)
+                        self._hold(leaf, part, marker.consumer_id, timeout_ms, deadline_ms)
+            self._done(leaf, page)
+        if log.ended:
+            bits &= ~log.has_ended(page, bits, now_ms)  # R12: a zombie's late START
+        if bits:
             max_lease_ms = min(marker.max_lease_ms or self._max_lease_ms, self._longest_ms)
-            holder = self.holders.join(
-                marker.consumer_id, marker.redeliver_after_ms, max_lease_ms, deadline_ms
-            )
-            entry = Entry(deadline_ms, offset, now_ms, HELD, holder)
-            self.table.enter(chunk, entries, slot, entry, now_ms)
-        elif entry.flags & STATE == HELD and entry.holder is not None:
-            # The newer START holds it; count, limits and beginning stay those of the first.
-            self._hold(
-                chunk, slot, entry, marker.consumer_id, marker.redeliver_after_ms, deadline_ms
-            )
+            holder = self.holders.join(marker.consumer_id, timeout_ms, max_lease_ms, deadline_ms)
+            hold = Hold(bits, offset, now_ms, deadline_ms, HELD, holder)
+            hold.wake_ms = min(deadline_ms, now_ms + max_lease_ms)
+            self.table.enter(log, page, hold)
 
     def _hold(
-        self,
-        chunk: Chunk,
-        slot: int,
-        entry: Entry,
-        consumer_id: str,
-        timeout_ms: int,
-        deadline_ms: int,
+        self, leaf: Leaf, hold: Hold, consumer_id: str, timeout_ms: int, deadline_ms: int
     ) -> None:
-        """A sign of life that sets the deadline of one held entry, and its holder."""
-        old = entry.holder
-        assert old is not None, "a held entry has a holder"
-        entry.holder = self.holders.join(consumer_id, timeout_ms, old.max_lease_ms, deadline_ms)
+        """A sign of life that sets the deadline of what is held, and its holder."""
+        old = hold.holder
+        assert old is not None, "what is held has a holder"
+        hold.holder = self.holders.join(consumer_id, timeout_ms, old.max_lease_ms, deadline_ms)
         self.holders.leave(old)
-        entry.deadline_ms = deadline_ms
-        entry.flags = HELD  # R3: armed again
-        chunk.dirty = True
-        self.table.note(chunk, slot, self.changes_at(entry))
+        hold.deadline_ms = deadline_ms
+        hold.flags = HELD  # R3: armed again
+        self.table.note(leaf, hold)
 
-    def _apply_keepalive(self, offset: int, marker: Marker) -> None:
-        now_ms = self.clock.now_ms
-        message_id = marker.message_id
-        if message_id is None:  # R7: all leases of this consumer; an empty id renews nothing
-            if marker.consumer_id:
-                self.holders.renew(marker.consumer_id, now_ms, marker.redeliver_after_ms)
+    def _fold_keepalive(
+        self, offset: int, marker: Marker, log: HoldLog, page: int, bits: int
+    ) -> None:
+        leaf = log.leaf(page)
+        if leaf is None:
             return
-        chunk, entries = self.table.find(chunk_key(message_id, False))
-        slot = chunk.slot_of(message_id)
-        entry = entries.get(slot) or self.table.unpack(chunk, slot)
-        if entry is None or entry.flags & STATE != HELD or entry.holder is None:
-            return  # it never brings anything to life
-        timeout_ms = entry.holder.timeout_ms
-        deadline_ms = now_ms + (marker.redeliver_after_ms or timeout_ms)
-        self._hold(chunk, slot, entry, marker.consumer_id, timeout_ms, deadline_ms)
+        for hold in leaf.at(page):
+            touched = hold.bits & bits
+            holder = hold.holder
+            if touched and holder is not None:  # it never brings anything to life
+                timeout_ms = holder.timeout_ms
+                deadline_ms = self.clock.now_ms + (marker.redeliver_after_ms or timeout_ms)
+                part = self.table.part(leaf, page, hold, touched)
+                self._hold(leaf, part, marker.consumer_id, timeout_ms, deadline_ms)
+        self._done(leaf, page)
 
-    def _apply_end(self, offset: int, marker: Marker) -> None:
-        message_id = marker.message_id
-        if message_id is None:
-            return
+    def _fold_end(self, offset: int, marker: Marker, log: HoldLog, page: int, bits: int) -> None:
         outcome = marker.outcome
-        remembers = outcome is Outcome.ACK or outcome in _BY_TRACKER
-        key = chunk_key(message_id, marker.of_schedule)
-        chunk, entries = self.table.obtain(key) if remembers else self.table.find(key)
-        slot = chunk.slot_of(message_id)
-        entry = entries.get(slot)
-        if entry is None and chunk.is_packed:
-            entry = self.table.unpack(chunk, slot, ends=remembers)
-        if entry is not None and entry.flags & STATE == DUE and outcome not in _BY_TRACKER:
-            self.late_verdicts += 1  # R9
-        elif remembers:
-            self._end(chunk, entries, slot, entry)
-        elif entry is not None and entry.flags & STATE == HELD and entry.holder is not None:
-            now_ms = self.clock.now_ms
-            if outcome is Outcome.REJECT:
-                entry.verdict_offset = offset
-                self._fall_due(chunk, entry, DueCause.REJECTED, now_ms)
-            elif outcome is Outcome.NACK:
-                entry.verdict_offset = offset
-                self.holders.leave(entry.holder)
-                entry.holder = None
-                entry.flags = WAITING
-                entry.deadline_ms = now_ms + min(marker.redeliver_after_ms, self._longest_ms)
-                chunk.dirty = True
-                self.table.note(chunk, slot, entry.deadline_ms)
-            elif entry.holder.consumer_id == marker.consumer_id:  # RELEASE, by its holder only
-                self._fall_due(chunk, entry, DueCause.RELEASED, now_ms)
+        remembers = outcome in _ENDING
+        leaf = log.leaf(page)
+        if leaf is not None:
+            left = bits
+            for hold in leaf.at(page):
+                touched = hold.bits & left
+                if not touched:
+                    continue
+                if hold.flags & STATE == DUE and outcome not in _BY_TRACKER:
+                    self.late_verdicts += touched.bit_count()  # R9
+                    bits ^= touched
+                elif remembers:
+                    self._end(leaf, page, hold, touched)
+                elif hold.holder is not None:
+                    self._judge(offset, marker, leaf, page, hold, touched)
+                left ^= touched
+                if not left:
+                    break
+            self._done(leaf, page)
+        if remembers and bits:
+            self.table.remember_end(log, page, bits, self.clock.now_ms)
 
-    def _apply_schedule(self, offset: int, marker: Marker) -> None:
-        message_id = marker.message_id or MessageId(self.partition, offset)
-        chunk, entries = self.table.obtain(chunk_key(message_id, True))
-        slot = chunk.slot_of(message_id)
-        now_ms = self.clock.now_ms
-        old = entries.get(slot) or self.table.unpack(chunk, slot)
-        if old is None:
-            if chunk.has_ended(slot, now_ms):
-                return
-        elif old.flags & STATE == WAITING:  # carried (R19): it takes the first one's place
-            self._uncount(chunk, old)
-            self.table.open -= 1
-            del entries[slot]  # so that entries stay in the order of their start offsets
-            if not entries:
-                self.table.max_open += CHUNK_COST
-        else:
+    def _judge(
+        self, offset: int, marker: Marker, leaf: Leaf, page: int, hold: Hold, touched: int
+    ) -> None:
+        """A worker's verdict on what is held, other than an ACK."""
+        outcome, now_ms, holder = marker.outcome, self.clock.now_ms, hold.holder
+        assert holder is not None, "what is held has a holder"
+        if outcome is Outcome.RELEASE and holder.consumer_id != marker.consumer_id:
+            return  # by its holder only
+        hold = self.table.part(leaf, page, hold, touched)
+        if outcome is Outcome.RELEASE:
+            self._fall_due(leaf, hold, DueCause.RELEASED, now_ms)
             return
-        entry = Entry(now_ms + marker.redeliver_after_ms, offset, now_ms, WAITING, None)
-        self.table.enter(chunk, entries, slot, entry, now_ms)
+        hold.verdict_offset = offset
+        if outcome is Outcome.REJECT:
+            self._fall_due(leaf, hold, DueCause.REJECTED, now_ms)
+        else:
+            self.holders.leave(holder)
+            hold.holder = None
+            hold.flags = WAITING
+            hold.deadline_ms = now_ms + min(marker.redeliver_after_ms, self._longest_ms)
+            self.table.note(leaf, hold)
 
-    def _apply_tick(self, offset: int, marker: Marker) -> None:
+    def _done(self, leaf: Leaf, page: int) -> None:
+        """No more is done to holds of this page by this record: the leaf may be another one now."""
+        if not MIN_HOLDS <= len(leaf.holds) <= MAX_HOLDS:
+            self.table.even_out(leaf, page)
+
+    def _fold_schedule(self, offset: int, marker: Marker) -> None:
+        message_id = marker.message_id or MessageId(self.partition, offset)
+        page, at = divmod(message_id.offset, PAGE_BITS)
+        log = self.table.find(log_key(message_id, True), page, makes=True)
+        assert log is not None, "it is made"
+        bit, now_ms = _BIT[at], self.clock.now_ms
+        leaf = log.leaf(page)
+        for hold in leaf.at(page) if leaf is not None else ():
+            if hold.bits & bit:
+                if hold.flags & STATE != WAITING:
+                    return
+                assert leaf is not None, "the hold is in it"
+                self._end(leaf, page, hold, bit)  # carried (R19): it takes the first one's place
+                self._done(leaf, page)
+        if not log.has_ended(page, bit, now_ms):
+            deadline_ms = now_ms + marker.redeliver_after_ms
+            hold = Hold(bit, offset, now_ms, deadline_ms, WAITING, None)
+            hold.wake_ms = self.changes_at(hold, True)
+            self.table.enter(log, page, hold)
+
+    def _fold_tick(self, marker: Marker) -> None:
         if self.is_live or (marker.consumer_id, marker.engine_epoch) != self.engine:
             return
         self.is_live = True  # R17: all that a predecessor wrote has been read
-        for chunk in self.table.chunks.values():
-            if chunk.asked:
-                self._ask_again(chunk, self.table.entries(chunk).values())
+        self.table.fetch_asked()
+        for leaf in self.table.leaves():
+            for hold in leaf.holds:
+                self._ask_again(leaf, hold)
 
     # ---- what the clock does
 
-    def _expire(self, step_ms: int) -> None:
-        """Let everything happen that the clock has just passed."""
-        now_ms = self.clock.now_ms
-        for chunk in self.table.passed(now_ms):
-            self._wake(chunk, now_ms, step_ms)
-
-    def _wake(self, chunk: Chunk, now_ms: int, step_ms: int) -> None:
-        if isinstance(chunk, PackedPage):
-            self._wake_page(chunk, now_ms, step_ms)
-            return
-        of_schedule = chunk.key[0]
-        agenda = chunk.agenda
-        if agenda is None or len(agenda) > 4 * chunk.open_count() + 64:
-            agenda = chunk.build_agenda(
-                [
-                    self.changes_at(entry, of_schedule) << 12 | slot
-                    for slot, entry in self.table.entries(chunk).items()
-                    if not entry.flags & DUE
-                ]
-            )
-        entries = self.table.entries(chunk)
-        while agenda and agenda[0] >> 12 < now_ms:
-            slot = heappop(agenda) & 0xFFF
-            entry = entries.get(slot)  # what is packed wakes with its page
-            if entry is None or entry.flags & DUE:
-                continue
-            if self.changes_at(entry, of_schedule) < now_ms:  # else it was renewed meanwhile
-                self._pass(chunk, entry, now_ms, step_ms)
-            if not entry.flags & DUE:
-                heappush(agenda, self.changes_at(entry, of_schedule) << 12 | slot)
-        chunk.wake_ms = agenda[0] >> 12 if agenda else NEVER
-
-    def _wake_page(self, page: PackedPage, now_ms: int, step_ms: int) -> None:
-        of_schedule = page.key[0]
-        for index, at_ms in enumerate(page.changes_ms):
+    def _wake(self, leaf: Leaf, now_ms: int, step_ms: int) -> None:
+        of_schedule = leaf.log.key[0]
+        wake_ms = NEVER
+        for hold in leaf.holds:
+            at_ms = hold.wake_ms
             if at_ms < now_ms:
-                entry = page.read(index, self.holders.by_number)
-                if self.changes_at(entry, of_schedule) < now_ms:
-                    self._pass(page, entry, now_ms, step_ms)
-                due = entry.flags & DUE
-                page.write(index, entry, NEVER if due else self.changes_at(entry, of_schedule))
-        page.wake_ms = min(page.changes_ms)
+                if self.changes_at(hold, of_schedule) < now_ms:  # else it was renewed meanwhile
+                    self._pass(leaf, hold, now_ms, step_ms)
+                due = hold.flags & DUE
+                hold.wake_ms = at_ms = NEVER if due else self.changes_at(hold, of_schedule)
+            if at_ms < wake_ms:
+                wake_ms = at_ms
+        leaf.wake_ms = wake_ms
 
-    def _pass(self, chunk: Chunk, entry: Entry, now_ms: int, step_ms: int) -> None:
-        """The clock has passed the time at which this entry changes."""
-        holder = entry.holder
+    def _pass(self, leaf: Leaf, hold: Hold, now_ms: int, step_ms: int) -> None:
+        """The clock has passed the time at which this hold changes."""
+        holder = hold.holder
         if holder is None:  # waiting
-            if entry.deadline_ms < now_ms:
-                cause = DueCause.SCHEDULED if chunk.key[0] else DueCause.NACKED
-                self._fall_due(chunk, entry, cause, entry.deadline_ms)
-            elif not entry.flags & CARRY:
-                entry.flags |= CARRY  # R19
-                self._want(chunk)
+            if hold.deadline_ms < now_ms:
+                cause = DueCause.SCHEDULED if leaf.log.key[0] else DueCause.NACKED
+                self._fall_due(leaf, hold, cause, hold.deadline_ms)
+            elif not hold.flags & CARRY:
+                hold.flags |= CARRY  # R19
+                self._want(leaf, hold)
             return
-        deadline_ms = self.changes_at(entry)
-        if now_ms > entry.begin_ms + holder.max_lease_ms:
-            self._fall_due(chunk, entry, DueCause.MAX_LEASE, deadline_ms)
+        deadline_ms = self.changes_at(hold)
+        if now_ms > hold.begin_ms + holder.max_lease_ms:
+            self._fall_due(leaf, hold, DueCause.MAX_LEASE, deadline_ms)
             return
         grace_ms = min(holder.timeout_ms // 2, MAX_GRACE_MS)
-        had_grace = entry.flags & GRACED and holder.renewed_ms < entry.deadline_ms - grace_ms
+        had_grace = hold.flags & GRACED and holder.renewed_ms < hold.deadline_ms - grace_ms
         if step_ms * 3 > holder.timeout_ms and not had_grace:  # R3
-            entry.deadline_ms = now_ms + grace_ms
-            entry.flags |= GRACED
-            chunk.dirty = True
+            hold.deadline_ms = now_ms + grace_ms
+            hold.flags |= GRACED
         else:
-            self._fall_due(chunk, entry, DueCause.LEASE_ENDED, deadline_ms)
+            self._fall_due(leaf, hold, DueCause.LEASE_ENDED, deadline_ms)
 
-    def changes_at(self, entry: Entry, of_schedule: bool = False) -> int:
-        """The last moment at which the entry is still what it is; later it is due or carried."""
-        holder = entry.holder
-        deadline_ms = entry.deadline_ms
+    def changes_at(self, hold: Hold, of_schedule: bool = False) -> int:
+        """The last moment at which the hold is still what it is; later it is due or carried."""
+        holder = hold.holder
+        deadline_ms = hold.deadline_ms
         if holder is not None:
             if holder.renewed_until_ms > deadline_ms:
                 deadline_ms = holder.renewed_until_ms
-            limit_ms = entry.begin_ms + holder.max_lease_ms
-        elif of_schedule and not entry.flags & CARRY:
-            limit_ms = entry.begin_ms + self._carry_after_ms
+            limit_ms = hold.begin_ms + holder.max_lease_ms
+        elif of_schedule and not hold.flags & CARRY:
+            limit_ms = hold.begin_ms + self._carry_after_ms
         else:
             return deadline_ms
-        return min(deadline_ms, limit_ms)
+        return min(limit_ms, deadline_ms)
 
-    # ---- changes of one entry
+    # ---- changes of one hold
 
-    def _fall_due(self, chunk: Chunk, entry: Entry, cause: DueCause, deadline_ms: int) -> None:
-        self._uncount(chunk, entry)
-        if entry.holder is not None:
-            self.holders.leave(entry.holder)
-            entry.holder = None
-        entry.deadline_ms = deadline_ms
-        entry.flags = DUE | cause << CAUSE_SHIFT
-        self._want(chunk)
+    def _fall_due(self, leaf: Leaf, hold: Hold, cause: DueCause, deadline_ms: int) -> None:
+        if hold.flags & CARRY:
+            self.table.unsettled -= hold.bits.bit_count()
+        if hold.holder is not None:
+            self.holders.leave(hold.holder)
+            hold.holder = None
+        hold.deadline_ms = deadline_ms
+        hold.flags = DUE | cause << CAUSE_SHIFT
+        hold.wake_ms = NEVER
+        self._want(leaf, hold)
 
-    def _want(self, chunk: Chunk) -> None:
-        """One entry more for ``plan``."""
-        chunk.wanted += 1
-        chunk.dirty = True
-        self.table.unsettled += 1
-        self.table.wanting[chunk.key] = None
+    def _want(self, leaf: Leaf, hold: Hold) -> None:
+        """More for ``plan``."""
+        self.table.unsettled += hold.bits.bit_count()
+        self.table.wanting[leaf] = None
 
-    def _end(self, chunk: Chunk, entries: dict[int, Entry], slot: int, entry: Entry | None) -> None:
-        now_ms = self.clock.now_ms
-        if entry is not None:
-            table = self.table
-            table.open -= 1
-            if entries.pop(slot, None) is not None and not entries:  # else it was packed
-                table.max_open += CHUNK_COST
-            self._uncount(chunk, entry)
-            if entry.holder is not None:
-                self.holders.leave(entry.holder)
-        elif chunk.has_ended(slot, now_ms):
-            return
-        chunk.remember_end(slot, now_ms)
-        chunk.dirty = True
-        forget_ms = now_ms + ENDED_MEMORY_MS
-        if chunk.wake_ms > forget_ms and not chunk.open_count():  # not when its leases would end
-            self.table.wake_at(chunk, forget_ms)
-
-    def _uncount(self, chunk: Chunk, entry: Entry) -> None:
-        """The entry's action is not wanted any more (it ended, or another one takes its place)."""
-        if entry.flags & (DUE | CARRY):
-            self.table.unsettled -= 1
-            if entry.flags & ASKED:
-                chunk.asked -= 1
-            else:
-                chunk.wanted -= 1
+    def _end(self, leaf: Leaf, page: int, hold: Hold, bits: int) -> None:
+        """These messages of it are open no more."""
+        if hold.flags & (DUE | CARRY):
+            self.table.unsettled -= bits.bit_count()
+        self.table.open -= bits.bit_count()
+        if hold.bits == bits:
+            leaf.remove(page, hold)
+            if hold.holder is not None:
+                self.holders.leave(hold.holder)
+        else:
+            hold.bits ^= bits
 
     # ---- what to do
 
     def plan(self, limit: int = MAX_PLAN) -> Sequence[Settle | Carry]:
-        """What is due or to be carried and not asked for, in START order; at most ``limit``.
+        """What is due or to be carried and not asked for, at most ``limit`` messages (R16).
 
-        What it returns counts as asked (soft state, R15). Empty until the engine is live (R17).
-        What is asked for is not packed: its ENDs, which come soon, need each entry.
+        An action is a copy of a hold's bits (R32); they come by START offset, then by message. What
+        it returns counts as asked (soft state, R15). Empty until the engine is live (R17).
         """
         actions: list[Settle | Carry] = []
         if not self.is_live:
             return actions
+        self.table.fetch_wanted(limit)
         wanting = self.table.wanting
-        for key in list(wanting):
-            chunk = self.table.chunks.get(key)
-            if chunk is not None and chunk.wanted:
-                if len(actions) >= limit:
-                    break
-                for each in self.table.unpack_wanted(chunk, limit - len(actions)):
-                    self._ask(each, actions, limit)
-            if chunk is None or not chunk.wanted:
-                del wanting[key]
-        actions.sort(key=attrgetter("start_offset"))
-        return actions
-
-    def _ask(self, chunk: Chunk, actions: list[Settle | Carry], limit: int) -> None:
-        for slot, entry in self.table.entries(chunk).items():
-            if len(actions) >= limit:
+        for leaf in list(wanting):
+            for page, hold in list(zip(leaf.pages, leaf.holds, strict=True)):
+                if limit and hold.flags & (DUE | CARRY) and not hold.flags & ASKED:
+                    part = self.table.part(leaf, page, hold, lowest(hold.bits, limit))
+                    actions.append(action_of(leaf, page, part, self.clock.now_ms))
+                    part.flags |= ASKED
+                    limit -= part.bits.bit_count()
+            if limit:
+                del wanting[leaf]
+            if len(leaf.holds) > MAX_HOLDS:
+                self.table.even_out(leaf, leaf.pages[0])
+            if not limit:
                 break
-            if entry.flags & (DUE | CARRY) and not entry.flags & ASKED:
-                actions.append(self._action(chunk, slot, entry))
-                entry.flags |= ASKED
-                chunk.wanted -= 1
-                chunk.asked += 1
-                chunk.dirty = True
+        actions.sort(key=row_order)
+        return actions
 
     def aborted(self, actions: Iterable[Settle | Carry]) -> None:
         """The transaction of these actions is known to have aborted: they may be asked again.
 
-        An entry that wants something else by now (a SCHEDULE that fell due while it was to be
-        carried, a later START of the same message) was asked for by another transaction.
+        What wants something else by now (a SCHEDULE that fell due while it was to be carried, a
+        later START of the same message) was asked for by another transaction.
         """
         for action in actions:
-            is_carry = isinstance(action, Carry)
-            of_schedule = isinstance(action, Carry) or action.of_schedule
-            chunk, entries = self.table.find(chunk_key(action.message_id, of_schedule))
-            slot = chunk.slot_of(action.message_id)
-            entry = entries.get(slot) or self.table.unpack(chunk, slot)
-            if entry is None or entry.start_offset != action.start_offset:
-                continue
-            if is_carry != bool(entry.flags & DUE):
-                self._ask_again(chunk, (entry,))
+            if isinstance(action, Carry):
+                is_carry, of_schedule, bits = True, True, 1
+            else:
+                is_carry, of_schedule, bits = False, action.of_schedule, action.bits
+            leaf, page, bit = self._find(action.message_id, of_schedule)
+            bits *= bit  # from the first message on
+            for hold in leaf.at(page) if leaf is not None else ():
+                touched = hold.bits & bits
+                if not touched or hold.start_offset != action.start_offset:
+                    continue
+                if hold.flags & ASKED and is_carry != bool(hold.flags & DUE):
+                    assert leaf is not None, "the hold is in it"
+                    self._ask_again(leaf, self.table.part(leaf, page, hold, touched))
+            if leaf is not None:
+                self._done(leaf, page)
 
-    def _ask_again(self, chunk: Chunk, entries: Iterable[Entry]) -> None:
-        for entry in entries:
-            if entry.flags & ASKED:
-                entry.flags &= ~ASKED
-                chunk.asked -= 1
-                chunk.wanted += 1
-                chunk.dirty = True
-                self.table.wanting[chunk.key] = None
+    def _find(self, message_id: MessageId, of_schedule: bool) -> tuple[Leaf | None, int, int]:
+        """The leaf where a message is, if it is open; its page, and its bit there."""
+        page, at = divmod(message_id.offset, PAGE_BITS)
+        log = self.table.find(log_key(message_id, of_schedule), page)
+        return None if log is None else log.leaf(page), page, _BIT[at]
 
-    def _action(self, chunk: Chunk, slot: int, entry: Entry) -> Settle | Carry:
-        now_ms = self.clock.now_ms
-        if not entry.flags & DUE:
-            remaining_ms = max(0, entry.deadline_ms - now_ms)
-            return Carry(entry.start_offset, chunk.identity(slot), remaining_ms)
-        return Settle(
-            entry.start_offset,
-            chunk.identity(slot),
-            chunk.key[0],
-            DueCause(entry.flags >> CAUSE_SHIFT),
-            entry.begin_ms,
-            now_ms,
-            entry.deadline_ms,
-            entry.verdict_offset,
-        )
+    def _ask_again(self, leaf: Leaf, hold: Hold) -> None:
+        if hold.flags & ASKED:
+            hold.flags &= ~ASKED
+            self.table.wanting[leaf] = None
 
     # ---- views
 
@@ -468,20 +454,26 @@ class RedeliveryTracker:
         return min(self.table.first_start_offset(), self.next_offset)
 
     def open_count(self) -> int:
-        """Entries: held, waiting and due."""
+        """Messages that are held, waiting or due."""
         return self.table.open
 
     def due_count(self) -> int:
-        """Actions wanted or asked for and not settled."""
+        """Messages with an action that is wanted or asked for and not settled."""
         return self.table.unsettled
 
     def in_progress(self) -> set[MessageId]:
-        """Messages with an entry, whatever its state; SCHEDULEs are not among them."""
+        """Messages that are open, whatever their state; SCHEDULEs are not among them."""
         return self.table.identities(of_schedule=False)
 
     def scheduled(self) -> set[MessageId]:
-        """SCHEDULEs with an entry, by the marker partition and offset of their first record."""
+        """SCHEDULEs that are open, by the marker partition and offset of their first record."""
         return self.table.identities(of_schedule=True)
+
+    def hold_of(self, message_id: MessageId, *, of_schedule: bool = False) -> Hold | None:
+        """What is known of one message while it is open; not to be changed."""
+        leaf, page, bit = self._find(message_id, of_schedule)
+        holds = () if leaf is None else leaf.at(page)
+        return next((hold for hold in holds if hold.bits & bit), None)
 
     def next_wake(self) -> Wake:
         """What the TICK rules need to know (R4)."""

@@ -4,7 +4,8 @@ The index is JSON: the clock, the holders, and a line for each chunk; of a thous
 for those that changed last, the others' lines are in pages (``pages.py``). A chunk is what
 ``Chunk.dump`` writes. Chunks and pages are fetched when a record or the clock touches them.
 
-A state without pages is of version 1, as before there were any.
+Version 1 had no pages, and in versions 1 and 2 each message had an entry in its chunk. What they
+left is read, and written anew where it is touched.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.markers.rules.chunks import Chunk, ChunkKey
-from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.rules.holders import Holder
 from kafkamq.markers.rules.pages import LIMITS, Page, PageLimits, Pages, listed_chunks
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
@@ -23,7 +24,7 @@ from kafkamq.queue.rules.log_clock import LogClock
 
 __all__ = ["STATE_VERSION", "Snapshot", "chunk_id", "restore_tracker", "take_snapshot"]
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 _Line = list[str | int]
 
 
@@ -61,14 +62,19 @@ def _page_id(number: int) -> str:
 def take_snapshot(tracker: RedeliveryTracker, limits: PageLimits = LIMITS) -> Snapshot:
     """What changed since the last snapshot; the tracker goes on as it is."""
     table, pages = tracker.table, tracker.table.pages
-    table.unpack_all()
-    listed = listed_chunks(table, limits)
+    here = table.here()
+    gone = [each.key for each in table.chunks.values() if each.is_here and each.key not in here]
+    for key in gone:
+        del table.chunks[key]
+    removed = [chunk_id(key) for key in gone]
     changed: dict[str, bytes] = {}
-    for chunk in listed:
-        if chunk.dirty:
-            changed[chunk_id(chunk.key)] = chunk.dump()
-            chunk.dirty = False
-    removed = [chunk_id(key) for key in table.export()]
+    for key, (ended, holds) in here.items():
+        chunk = table.chunks.setdefault(key, Chunk(key))
+        before, chunk.stored = chunk.stored, chunk.dump(ended, holds)
+        chunk.is_changed = chunk.stored != before
+        if chunk.is_changed:
+            changed[chunk_id(key)] = chunk.stored
+    listed = listed_chunks(table, limits)
     for page in pages.open:
         if page.keys:
             _write_page(page, [table.chunks[key] for key in page.keys], changed)
@@ -76,7 +82,7 @@ def take_snapshot(tracker: RedeliveryTracker, limits: PageLimits = LIMITS) -> Sn
             removed.append(_page_id(page.number))
     pages.open = [page for page in pages.open if page.keys]
     index: dict[str, object] = {
-        "version": 2 if pages.open or pages.closed else 1,
+        "version": STATE_VERSION,
         "next_offset": tracker.next_offset,
         "clock": [tracker.clock.now_ms, tracker.clock.last_ms],
         "late_verdicts": tracker.late_verdicts,
@@ -96,10 +102,9 @@ def take_snapshot(tracker: RedeliveryTracker, limits: PageLimits = LIMITS) -> Sn
             for holder in tracker.holders.used()
         ],
         "chunks": [_line(chunk) for chunk in listed],
+        "pages": [_page_line(page) for page in (*pages.closed, *pages.open)],
+        "next_page": pages.next_number,
     }
-    if index["version"] == 2:
-        index["pages"] = [_page_line(page) for page in (*pages.closed, *pages.open)]
-        index["next_page"] = pages.next_number
     return Snapshot(_encoded(index), changed, removed)
 
 
@@ -118,8 +123,8 @@ def _line(chunk: Chunk) -> _Line:
     return [
         chunk_id(chunk.key),
         chunk.wake_ms,
-        chunk.open_count(),
-        chunk.first_start_offset(),
+        chunk.size,
+        chunk.first_start_offset,
         chunk.wanted,
         chunk.asked,
         chunk.ended_ms,
@@ -217,11 +222,9 @@ def _stored_page(line: _Line) -> Page:
 def _stored_chunk(line: _Line) -> Chunk:
     name, wake_ms, size, first, wanted, asked, ended_ms = line
     chunk = Chunk(_chunk_key(str(name)))
-    chunk.entries = None
-    chunk.dirty = False
     chunk.wake_ms = int(wake_ms)
     chunk.size = int(size)
-    chunk.min_start_offset = int(first)
+    chunk.first_start_offset = int(first)
     chunk.wanted = int(wanted)
     chunk.asked = int(asked)
     chunk.ended_ms = int(ended_ms)

@@ -1,69 +1,70 @@
-"""The chunks of one marker partition, in memory or in a state store, and when they wake."""
+"""The holds of one marker partition, in memory or in a state store, and when they wake."""
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 
-from kafkamq.markers.rules.chunks import Chunk, ChunkKey
-from kafkamq.markers.rules.entry import (
+from kafkamq.markers.rules.chunks import Chunk, ChunkKey, read_chunk
+from kafkamq.markers.rules.hold import (
     ASKED,
     CARRY,
     CHUNK_OFFSETS,
     DUE,
     ENDED_MEMORY_MS,
     NEVER,
-    Entry,
+    PAGE_BITS,
+    Hold,
 )
-from kafkamq.markers.rules.holders import Holder
-from kafkamq.markers.rules.packed import PackedEntries, PackedPage
+from kafkamq.markers.rules.holders import Holders
+from kafkamq.markers.rules.leaves import MAX_HOLDS, MIN_HOLDS, Ended, HoldLog, Leaf, LogKey
 from kafkamq.markers.rules.pages import Page, Pages
 from kafkamq.types import MessageId
 
-__all__ = ["CHUNK_COST", "ChunkTable"]
+__all__ = ["HoldTable"]
 
 _MIN_STALE = 64  # pairs that count no more are dropped when there are so many, and half are
-CHUNK_COST = 7  # what a chunk with entries takes beside them, in entries of 220 bytes: 8 with one
+_CHUNK_PAGES = CHUNK_OFFSETS // PAGE_BITS
+_Heap = list[tuple[int, int, Leaf]]
+"""Pairs of a leaf's bound and the leaf; one counts while the leaf has holds, and that bound."""
 
 
-class ChunkTable:
-    """Chunks by key, with heaps of when they wake and of where they begin.
+class HoldTable:
+    """Holds by log, with heaps of when their leaves wake and of where these begin.
 
-    A loop asks every few milliseconds what comes next, and there may be as many chunks as open
+    A loop asks every few milliseconds what comes next, and there may be as many holds as open
     messages: nothing here that a loop asks for goes through all of them.
 
     Args:
-        holders: By their numbers.
-        changes_at: When an entry changes by itself; True for a SCHEDULE's.
+        holders: Who holds them.
+        wakes_at: When a hold changes by itself; True for a SCHEDULE's.
         load_chunk: Fetches a chunk from the state store; only asked for chunks that `adopt` named.
-        max_loose: Entries that are kept as objects, and some; what was there before them is packed.
-            One that is alone in its chunk counts for eight.
 
     Attributes:
-        chunks: By key; packed pages are among them.
-        packed: What is packed.
-        open: Entries, in all chunks.
-        max_open: When there are more, it is time to ``pack``; chunks with entries make it less.
+        logs: By key; one without holds and memory is not kept.
+        chunks: What the state store has, the pages' aside; those that are here, too, are marked.
+        pages: Where the chunks are that are neither here nor listed.
+        open: Messages, in all holds.
         unsettled: Those that are wanted or asked for.
-        wanting: Keys of all chunks in which something is wanted, and maybe of others.
-        pages: Where the chunks are that are neither here nor gone.
+        wanting: Leaves in which something is wanted, and maybe others.
     """
 
     __slots__ = (
-        "_awaited",
-        "_changes_at",
-        "_exported",
+        "_asleep",
         "_firsts",
+        "_forgets",
         "_holders",
         "_load_chunk",
-        "_max_loose",
-        "_packed_at",
+        "_made",
+        "_size",
         "_wakes",
+        "_wakes_at",
         "chunks",
-        "max_open",
+        "logs",
         "next_wake_ms",
         "open",
-        "packed",
         "pages",
         "unsettled",
         "wanting",
@@ -71,344 +72,330 @@ class ChunkTable:
 
     def __init__(
         self,
-        holders: dict[int, Holder],
-        changes_at: Callable[[Entry, bool], int],
+        holders: Holders,
+        wakes_at: Callable[[Hold, bool], int],
         load_chunk: Callable[[ChunkKey], bytes] | None,
-        max_loose: int,
     ) -> None:
+        self.logs: dict[LogKey, HoldLog] = {}
         self.chunks: dict[ChunkKey, Chunk] = {}
-        self.packed = PackedEntries(self.chunks, holders, self._list_page)
-        self._exported: set[ChunkKey] = set()
-        self.next_wake_ms = NEVER  # a lower bound over all chunks
-        self._wakes: list[tuple[int, ChunkKey]] = []  # heap; stale where the chunk disagrees
-        # Heaps of chunks with entries; a pair counts while the chunk's ``listed_...`` is its first.
-        self._awaited: list[tuple[int, ChunkKey]] = []  # by a lower bound of ``wake_ms``
-        self._firsts: list[tuple[int, ChunkKey]] = []  # by a lower bound of the start offset
+        self.pages = Pages()
+        self.next_wake_ms = NEVER  # a lower bound over all that is here or in the store
         self.open = 0
         self.unsettled = 0
-        self.wanting: dict[ChunkKey, None] = {}
+        self.wanting: dict[Leaf, None] = {}
         self._holders = holders
-        self._changes_at = changes_at
+        self._wakes_at = wakes_at
         self._load_chunk = load_chunk
-        self._max_loose = max_loose
-        self.max_open = max_loose // 2
-        self._packed_at = 0  # offset of the START that packed last
-        self.pages = Pages()
+        self._wakes: _Heap = []
+        self._firsts: _Heap = []
+        self._forgets: list[tuple[int, int, LogKey]] = []  # heap: when a chunk's ends are no more
+        self._asleep: list[tuple[int, ChunkKey]] = []  # heap: when chunks in the store wake
+        self._made = 0  # leaves, ever
+        self._size = 0  # leaves that there are
 
-    def adopt(self, chunks: list[Chunk], pages: Pages) -> None:
-        """Begin with chunks that lie in the state store."""
-        self.pages = pages
-        self.chunks.update((chunk.key, chunk) for chunk in chunks)
-        self._exported = set(self.chunks)
-        self._wakes = [(chunk.wake_ms, chunk.key) for chunk in chunks if chunk.wake_ms < NEVER]
-        heapify(self._wakes)
-        self.next_wake_ms = min(self._wakes[0][0] if self._wakes else NEVER, pages.wake_ms)
-        filled = [chunk for chunk in chunks if chunk.size]
-        self.open = sum(chunk.size for chunk in filled) + sum(page.size for page in pages.closed)
-        self.unsettled = sum(chunk.wanted + chunk.asked for chunk in filled)
-        self.wanting = {chunk.key: None for chunk in filled if chunk.wanted}
-        for chunk in filled:
-            chunk.listed_wake_ms, chunk.listed_first = chunk.wake_ms, chunk.min_start_offset
-        self._relist()
+    # ---- holds
 
-    def export(self) -> set[ChunkKey]:
-        """What is here goes to the state store; returns what went there before and is gone."""
-        gone = self._exported - self.chunks.keys()
-        self._exported = set(self.chunks)
-        return gone
+    def find(self, key: LogKey, page: int, *, makes: bool = False) -> HoldLog | None:
+        """The log, with what the store has of the page's chunk; ``makes`` one if there is none."""
+        if self.chunks or self.pages.closed:
+            self._fetch((*key, page // _CHUNK_PAGES))
+        log = self.logs.get(key)
+        if log is None and makes:
+            log = self.logs[key] = HoldLog(key)
+        return log
 
-    def open_pages(self, pages: list[Page]) -> None:
-        """Have the chunks of closed pages here."""
-        for chunk in self.pages.read(pages):
-            self.chunks[chunk.key] = chunk
-            self._exported.add(chunk.key)
-            if chunk.wake_ms < NEVER:
-                heappush(self._wakes, (chunk.wake_ms, chunk.key))
-            if chunk.size:
-                self.enlist(chunk, chunk.min_start_offset)
+    def enter(self, log: HoldLog, page: int, hold: Hold) -> None:
+        """New messages; the hold knows when it wakes."""
+        self.open += hold.bits.bit_count()
+        self._put(log, page, hold)
 
-    def _turn_up(self, key: ChunkKey) -> Chunk | None:
-        """A chunk that was not here, from its page; None: there is none."""
-        page = self.pages.of(key)
-        if page is None:
-            return None
-        self.open_pages([page])
-        return self.chunks.get(key)
+    def _put(self, log: HoldLog, page: int, hold: Hold) -> None:
+        leaves = log.leaves
+        if page >= log.last_page:
+            if page > log.last_page:
+                log.last_page, log.last_bits = page, 0
+            log.last_bits |= hold.bits
+            if leaves and (len(leaves[-1].holds) < MAX_HOLDS or page == leaves[-1].pages[-1]):
+                leaf = leaves[-1]
+            else:
+                leaf = self._new_leaf(log, len(leaves), page)
+            leaf.pages.append(page)
+            leaf.holds.append(hold)
+        else:
+            index = max(0, bisect_right(log.firsts, page) - 1)
+            leaf = leaves[index] if leaves else self._new_leaf(log, 0, page)
+            log.firsts[index] = min(page, log.firsts[index])
+            leaf.insert(page, hold)
+        if hold.start_offset < leaf.first_offset:
+            self._begins_at(leaf, hold.start_offset)
+        if hold.wake_ms < leaf.wake_ms:
+            self.wake_at(leaf, hold.wake_ms)
+        if len(leaf.holds) > MAX_HOLDS:
+            self.even_out(leaf, page)
 
-    def find(self, key: ChunkKey) -> tuple[Chunk, dict[int, Entry]]:
-        """The chunk and its entries; an empty one that is not kept when there is none.
+    def part(self, leaf: Leaf, page: int, hold: Hold, bits: int) -> Hold:
+        """These messages of a hold, as one of their own; `even_out` when the page is done."""
+        if hold.bits == bits:
+            return hold
+        part = hold.split(bits)
+        leaf.insert(page, part)
+        return part
 
-        One that is not among the entries may be packed: ``unpack``.
+    def _new_leaf(self, log: HoldLog, index: int, page: int) -> Leaf:
+        self._made += 1
+        self._size += 1
+        leaf = Leaf(log, self._made)
+        log.leaves.insert(index, leaf)
+        log.firsts.insert(index, page)
+        return leaf
+
+    def even_out(self, leaf: Leaf, page: int) -> None:
+        """Divide a leaf that has too many holds, and drop or join one that has few.
+
+        ``page`` is one of the leaf's, or was.
         """
-        chunk = self.chunks.get(key) or self._turn_up(key)
-        if chunk is None:
-            chunk = Chunk(key)
-            if self.packed.count:
-                chunk.is_packed = self.packed.reaches(key)
-        entries = chunk.entries
-        return chunk, self.entries(chunk) if entries is None else entries
+        log, size = leaf.log, len(leaf.holds)
+        index = max(0, bisect_right(log.firsts, page) - 1)
+        if size > MAX_HOLDS:
+            right = self._new_leaf(log, index + 1, 0)
+            leaf.halve(right)
+            log.firsts[index + 1] = right.pages[0]
+            self._list(leaf, right)
+            for each in (leaf, right):
+                self.even_out(each, each.pages[0])
+        elif size < MIN_HOLDS and (not size or len(log.leaves) > 1):
+            if size:
+                index = max(index, 1)
+                leaf, right = log.leaves[index - 1 : index + 1]
+                if len(leaf.holds) + len(right.holds) > MAX_HOLDS // 2:
+                    return
+                leaf.join(right)
+                self._list(right, leaf)
+            self.wanting.pop(log.leaves[index], None)
+            del log.leaves[index], log.firsts[index]
+            self._size -= 1
 
-    def obtain(self, key: ChunkKey) -> tuple[Chunk, dict[int, Entry]]:
-        """As ``find``, but a chunk is made when there is none."""
-        chunk = self.chunks.get(key) or self._turn_up(key)
-        if chunk is None:
-            chunk = self.chunks[key] = Chunk(key)
-            if self.packed.count:
-                chunk.is_packed = self.packed.reaches(key)
-        entries = chunk.entries
-        return chunk, self.entries(chunk) if entries is None else entries
+    def _list(self, old: Leaf, new: Leaf) -> None:
+        """A leaf has holds that were in another one."""
+        new.measure()
+        self._begins_at(new, new.first_offset)
+        if new.wake_ms < NEVER:
+            self.wake_at(new, new.wake_ms)
+        if old in self.wanting:
+            self.wanting[new] = None
 
-    def entries(self, chunk: Chunk) -> dict[int, Entry]:
-        """The chunk's entries that are not packed, from the state store when they are not here."""
-        if chunk.entries is None:
-            assert self._load_chunk is not None, "a chunk lies in a store that nobody gave"
-            return chunk.load(self._load_chunk(chunk.key), self._holders)
-        return chunk.in_order()
-
-    def enter(
-        self, chunk: Chunk, entries: dict[int, Entry], slot: int, entry: Entry, now_ms: int
-    ) -> None:
-        """A new entry."""
-        if not entries:
-            self.max_open -= CHUNK_COST
-        entries[slot] = entry
-        chunk.dirty = True
-        self.open += 1
-        self.note(chunk, slot, self._changes_at(entry, chunk.key[0]))
-        if chunk.listed_first is None or chunk.listed_wake_ms is None:
-            self.enlist(chunk, entry.start_offset)
-        if self.open > self.max_open:
-            self.pack(entry.start_offset, now_ms)
+    def leaves(self) -> Iterator[Leaf]:
+        """All that are here."""
+        for log in self.logs.values():
+            yield from log.leaves
 
     def identities(self, *, of_schedule: bool) -> set[MessageId]:
-        """Of all entries of this kind."""
-        self.open_pages(self.pages.closed)
-        self.unpack_all()
+        """Of all open messages of this kind."""
+        self.fetch_all()
         return {
-            chunk.identity(slot)
-            for chunk in self.chunks.values()
-            if chunk.key[0] is of_schedule
-            for slot in self.entries(chunk)
+            MessageId(leaf.log.key[3], offset, *leaf.log.key[1:3])
+            for leaf in self.leaves()
+            if leaf.log.key[0] is of_schedule
+            for page, hold in zip(leaf.pages, leaf.holds, strict=True)
+            for offset in range(page * PAGE_BITS, (page + 1) * PAGE_BITS)
+            if hold.bits >> offset % PAGE_BITS & 1
         }
 
-    # ---- packing
+    # ---- what has ended (R12)
 
-    def pack(self, start_offset: int, now_ms: int) -> None:
-        """Pack what began before the last call, and is not asked for."""
-        before, self._packed_at = self._packed_at, start_offset
-        for chunk in list(self.chunks.values()):
-            if chunk.entries:
-                self._pack(chunk, chunk.entries, before, now_ms)
-        # What is asked for stays, and each time goes through all chunks: so not too often.
-        self.max_open = self.open + max(self._max_loose // 2, len(self.chunks) // 2)
-        if len(self._wakes) > 2 * len(self.chunks) + _MIN_STALE:
-            self._wakes = [(c.wake_ms, key) for key, c in self.chunks.items() if c.wake_ms < NEVER]
-            heapify(self._wakes)
+    def remember_end(self, log: HoldLog, page: int, bits: int, now_ms: int) -> None:
+        """These messages have ended; older bits than the memory go. Repeated ends do nothing."""
+        number = page // _CHUNK_PAGES
+        ended = log.ended.get(number)
+        if ended is None or now_ms > ended.last_ms + ENDED_MEMORY_MS:
+            ended = self._keep_ended(log, number, now_ms)
+        word = ended.words[page % _CHUNK_PAGES]
+        if bits & ~word:
+            ended.words[page % _CHUNK_PAGES] = word | bits
+            ended.last_ms = now_ms
 
-    def _pack(self, chunk: Chunk, entries: dict[int, Entry], before: int, now_ms: int) -> None:
-        for entry in entries.values():
-            if entry.start_offset >= before and not chunk.is_mixed:  # it is the oldest
-                return
-            break
-        of_schedule, log_key = chunk.key[0], chunk.key[:4]
-        first = chunk.key[4] * CHUNK_OFFSETS
-        put, changes_at = self.packed.put, self._changes_at
-        kept: dict[int, Entry] = {}
-        for slot, entry in entries.items():
-            page = None
-            flags = entry.flags
-            if entry.start_offset < before and not flags & ASKED:
-                at_ms = NEVER if flags & DUE else changes_at(entry, of_schedule)
-                page = put(log_key, first + slot, entry, at_ms)
-            if page is None:
-                kept[slot] = entry
-                continue
-            if at_ms < page.wake_ms:
-                self.wake_at(page, at_ms)
-            listed = page.listed_first
-            if listed is None or entry.start_offset < listed or page.listed_wake_ms is None:
-                self.enlist(page, entry.start_offset)
-            if flags & (DUE | CARRY):
-                chunk.wanted -= 1
-                self.wanting[page.key] = None
-        if len(kept) < len(entries):
-            chunk.entries = kept
-            chunk.is_packed = True
-            if not kept:
-                self._emptied(chunk, now_ms)
+    def _keep_ended(self, log: HoldLog, number: int, last_ms: int) -> Ended:
+        forget_ms = last_ms + ENDED_MEMORY_MS
+        if number not in log.ended:
+            heappush(self._forgets, (forget_ms, number, log.key))
+            self.next_wake_ms = min(self.next_wake_ms, forget_ms)
+        ended = log.ended[number] = Ended()
+        ended.last_ms = last_ms
+        return ended
 
-    def _emptied(self, chunk: Chunk, now_ms: int) -> None:
-        """All entries were packed; the chunk is needed while it remembers what ended."""
-        chunk.agenda = None
-        chunk.is_mixed = False
-        forget_ms = chunk.ended_ms + ENDED_MEMORY_MS
-        if now_ms > forget_ms:
-            del self.chunks[chunk.key]
-        elif chunk.wake_ms > forget_ms:
-            self.wake_at(chunk, forget_ms)
-
-    def unpack(self, chunk: Chunk, slot: int, *, ends: bool = False) -> Entry | None:
-        """The entry of a slot if it is packed, put among the chunk's entries.
-
-        With ``ends`` it is only taken out, unless it is due.
-        """
-        if not chunk.is_packed:
-            return None
-        key = chunk.key
-        entry = self.packed.take(key[:4], key[4] * CHUNK_OFFSETS + slot)
-        if entry is not None:
-            self.max_open -= 1
-            if not ends or entry.flags & (DUE | CARRY):
-                self._put_back(chunk, slot, entry)
-        return entry
-
-    def _put_back(self, chunk: Chunk, slot: int, entry: Entry) -> None:
-        """An entry that was packed is among the chunk's again."""
-        self.chunks[chunk.key] = chunk  # it may be one that ``find`` did not keep
-        entries = chunk.entries
-        assert entries is not None, "what is packed was not in a store"
-        chunk.is_mixed = bool(entries)
-        if not entries:
-            self.max_open -= CHUNK_COST
-        entries[slot] = entry
-        chunk.dirty = True
-        if entry.flags & (DUE | CARRY):
-            chunk.wanted += 1
-            self.wanting[chunk.key] = None
-        if not entry.flags & DUE:
-            self.note(chunk, slot, self._changes_at(entry, chunk.key[0]))
-        self.enlist(chunk, entry.start_offset)
-
-    def unpack_wanted(self, chunk: Chunk, limit: int) -> Iterable[Chunk]:
-        """Where its wanted entries are objects: itself; for a page, chunks with some of them."""
-        if not isinstance(chunk, PackedPage):
-            return (chunk,)
-        return self._unpack_rows(chunk, chunk.wanted_offsets()[:limit])
-
-    def unpack_all(self) -> None:
-        """Nothing is packed any more."""
-        for page in [each for each in self.chunks.values() if isinstance(each, PackedPage)]:
-            self._unpack_rows(page, list(page.offsets))
-
-    def _unpack_rows(self, page: PackedPage, offsets: list[int]) -> Iterable[Chunk]:
-        found: dict[ChunkKey, Chunk] = {}
-        for offset in offsets:
-            number, slot = divmod(offset, CHUNK_OFFSETS)
-            chunk, _ = self.obtain((*page.key[:4], number))
-            self.unpack(chunk, slot)
-            found[chunk.key] = chunk
-        return found.values()
+    def _forget(self, now_ms: int) -> None:
+        forgets = self._forgets
+        while forgets and forgets[0][0] < now_ms:
+            _, number, key = forgets[0]
+            log = self.logs[key]
+            forget_ms = log.ended[number].last_ms + ENDED_MEMORY_MS
+            if forget_ms < now_ms:
+                heappop(forgets)
+                del log.ended[number]
+                if not log.ended and not log.leaves:
+                    del self.logs[key]
+            else:
+                heapreplace(forgets, (forget_ms, number, key))
 
     # ---- what comes next
 
-    def note(self, chunk: Chunk, slot: int, at_ms: int) -> None:
-        """Entry ``slot`` changes by itself after ``at_ms``."""
-        agenda = chunk.agenda
-        if agenda is not None:
-            heappush(agenda, at_ms << 12 | slot)
-        if at_ms < chunk.wake_ms:
-            self.wake_at(chunk, at_ms)
+    def note(self, leaf: Leaf, hold: Hold) -> None:
+        """The hold changes by itself at another time than it did."""
+        hold.wake_ms = at_ms = self._wakes_at(hold, leaf.log.key[0])
+        if at_ms < leaf.wake_ms:
+            self.wake_at(leaf, at_ms)
 
-    def enlist(self, chunk: Chunk, start_offset: int) -> None:
-        """The chunk has an entry, begun at ``start_offset``, and may be missing in a heap."""
-        if chunk.listed_wake_ms is None:
-            self._await(chunk)
-        if chunk.listed_first is None or start_offset < chunk.listed_first:
-            chunk.listed_first = start_offset
-            heappush(self._firsts, (start_offset, chunk.key))
-        if max(len(self._awaited), len(self._firsts)) > 2 * len(self.chunks) + _MIN_STALE:
-            self._relist()
-
-    def _await(self, chunk: Chunk) -> None:
-        chunk.listed_wake_ms = chunk.wake_ms
-        heappush(self._awaited, (chunk.wake_ms, chunk.key))
-
-    def _list_page(self, page: PackedPage) -> None:
-        """The page has other rows than it had."""
-        self.wake_at(page, page.wake_ms)
-        self.enlist(page, page.first_start_offset())
-        if page.wanted:
-            self.wanting[page.key] = None
-
-    def _relist(self) -> None:
-        """Build the heaps again, without pairs that count no more."""
-        self._awaited, self._firsts = [], []
-        for key, chunk in self.chunks.items():
-            if chunk.listed_wake_ms is not None:
-                self._awaited.append((chunk.listed_wake_ms, key))
-            if chunk.listed_first is not None:
-                self._firsts.append((chunk.listed_first, key))
-        heapify(self._awaited)
-        heapify(self._firsts)
-
-    def next_change_ms(self) -> int:
-        """A lower bound of the time at which an open entry changes by itself; NEVER: none does."""
-        heap = self._awaited
-        while heap:
-            at_ms, key = heap[0]
-            chunk = self.chunks.get(key)
-            if chunk is None or chunk.listed_wake_ms != at_ms:
-                heappop(heap)
-            elif not chunk.open_count():
-                heappop(heap)
-                chunk.listed_wake_ms = None
-            elif chunk.wake_ms != at_ms:  # later than it was
-                chunk.listed_wake_ms = chunk.wake_ms
-                heapreplace(heap, (chunk.wake_ms, key))
-            else:
-                return min(at_ms, self.pages.change_ms)
-        return self.pages.change_ms
-
-    def first_start_offset(self) -> int:
-        """Smallest start offset of an open entry; NEVER when there is none."""
-        heap = self._firsts
-        while heap:
-            offset, key = heap[0]
-            chunk = self.chunks.get(key)
-            if chunk is None or chunk.listed_first != offset:
-                heappop(heap)
-                continue
-            first = chunk.first_start_offset()  # a smaller one was listed by itself
-            if first == offset:
-                return min(offset, self.pages.first_start_offset)
-            if first == NEVER:
-                heappop(heap)
-                chunk.listed_first = None
-            else:
-                chunk.listed_first = first
-                heapreplace(heap, (first, key))
-        return self.pages.first_start_offset
-
-    def wake_at(self, chunk: Chunk, at_ms: int) -> None:
-        """The chunk wakes after ``at_ms``."""
-        chunk.wake_ms = at_ms
-        heappush(self._wakes, (at_ms, chunk.key))
+    def wake_at(self, leaf: Leaf, at_ms: int) -> None:
+        """The leaf wakes after ``at_ms``."""
+        leaf.wake_ms = at_ms
+        self._wakes = self._pushed(self._wakes, at_ms, leaf)
         if at_ms < self.next_wake_ms:
             self.next_wake_ms = at_ms
-        listed_ms = chunk.listed_wake_ms
-        if listed_ms is not None and at_ms < listed_ms:
-            self._await(chunk)
 
-    def passed(self, now_ms: int) -> Iterator[Chunk]:
-        """Chunks whose wake time the clock has passed; the caller sets their next ``wake_ms``.
+    def _begins_at(self, leaf: Leaf, offset: int) -> None:
+        leaf.first_offset = offset
+        self._firsts = self._pushed(self._firsts, offset, leaf)
 
-        Chunks that hold nothing, and have forgotten what ended, are dropped.
-        """
-        wakes, pages = self._wakes, self.pages
-        if pages.wake_ms < now_ms:
-            self.open_pages([page for page in pages.closed if page.wake_ms < now_ms])
-        while wakes and wakes[0][0] < now_ms:
-            wake_ms, key = heappop(wakes)
-            chunk = self.chunks.get(key)
-            if chunk is None or chunk.wake_ms != wake_ms:
+    def _pushed(self, heap: _Heap, value: int, leaf: Leaf) -> _Heap:
+        """The heap with one pair more, now and then without those that count no more."""
+        if len(heap) > 2 * self._size + _MIN_STALE:
+            is_wake = heap is self._wakes
+            heap = [
+                (each.wake_ms if is_wake else each.first_offset, each.number, each)
+                for each in self.leaves()
+                if each is not leaf
+            ]
+            heapify(heap)
+        heappush(heap, (value, leaf.number, leaf))
+        return heap
+
+    def next_change_ms(self) -> int:
+        """A lower bound of the time at which an open hold changes by itself; NEVER: none does."""
+        wakes = self._wakes
+        while wakes and not (wakes[0][2].holds and wakes[0][2].wake_ms == wakes[0][0]):
+            heappop(wakes)
+        stored = [chunk.wake_ms for chunk in self._stored() if chunk.size]
+        return min(wakes[0][0] if wakes else NEVER, self.pages.change_ms, *stored)
+
+    def first_start_offset(self) -> int:
+        """Smallest start offset of an open hold; NEVER when there is none."""
+        heap, first = self._firsts, NEVER
+        while heap:
+            listed, number, leaf = heap[0]
+            if not leaf.holds or leaf.first_offset != listed:
+                heappop(heap)
                 continue
-            yield chunk
-            if not chunk.open_count():
-                chunk.wake_ms = chunk.ended_ms + ENDED_MEMORY_MS
-                chunk.listed_wake_ms = None  # it may be later; the next entry lists it again
-                if now_ms > chunk.wake_ms:
-                    del self.chunks[key]
-                    continue
-            if chunk.wake_ms < NEVER:
-                heappush(wakes, (chunk.wake_ms, key))
-        self.next_wake_ms = min(wakes[0][0] if wakes else NEVER, pages.wake_ms)
+            first = min([hold.start_offset for hold in leaf.holds])
+            if first == listed:  # a smaller one was listed by itself
+                break
+            leaf.first_offset = first
+            heapreplace(heap, (first, number, leaf))
+        stored = [chunk.first_start_offset for chunk in self._stored()]
+        return min(first, self.pages.first_start_offset, *stored)
+
+    def passed(self, now_ms: int) -> Iterator[Leaf]:
+        """Leaves whose wake time the clock has passed; the caller sets their next ``wake_ms``.
+
+        What holds nothing, and has forgotten what ended, is dropped.
+        """
+        self._wake_stored(now_ms)
+        wakes = self._wakes
+        while wakes and wakes[0][0] < now_ms:
+            at_ms, number, leaf = heappop(wakes)
+            if leaf.holds and leaf.wake_ms == at_ms:
+                yield leaf
+                if leaf.wake_ms < NEVER:
+                    heappush(wakes, (leaf.wake_ms, number, leaf))
+        self._forget(now_ms)
+        heaps = (wakes, self._forgets, self._asleep)
+        self.next_wake_ms = min([heap[0][0] for heap in heaps if heap] + [self.pages.wake_ms])
+
+    # ---- the state store
+
+    def adopt(self, chunks: Iterable[Chunk], pages: Pages) -> None:
+        """Begin with chunks that lie in the state store."""
+        self.pages = pages
+        self.chunks = {chunk.key: chunk for chunk in chunks}
+        self.open = sum(chunk.size for chunk in self.chunks.values())
+        self.open += sum(page.size for page in pages.closed)
+        self.unsettled = sum(chunk.wanted + chunk.asked for chunk in self.chunks.values())
+        self._asleep = [(chunk.wake_ms, chunk.key) for chunk in self.chunks.values()]
+        heapify(self._asleep)
+        self.next_wake_ms = min([at_ms for at_ms, _ in self._asleep[:1]] + [pages.wake_ms])
+
+    def open_pages(self, pages: list[Page]) -> None:
+        """Have the chunks of closed pages listed."""
+        for chunk in self.pages.read(pages):
+            self.chunks[chunk.key] = chunk
+            heappush(self._asleep, (chunk.wake_ms, chunk.key))
+            self.next_wake_ms = min(self.next_wake_ms, chunk.wake_ms)
+
+    def _stored(self) -> list[Chunk]:
+        """Chunks that are listed and not here."""
+        return [chunk for chunk in self.chunks.values() if not chunk.is_here]
+
+    def _wake_stored(self, now_ms: int) -> None:
+        if self.pages.wake_ms < now_ms:
+            self.open_pages([page for page in self.pages.closed if page.wake_ms < now_ms])
+        while self._asleep and self._asleep[0][0] < now_ms:
+            self._fetch(heappop(self._asleep)[1])
+
+    def _fetch(self, key: ChunkKey) -> None:
+        """Have a chunk here, if there is such a one."""
+        chunk = self.chunks.get(key)
+        if chunk is None:
+            page = self.pages.of(key)
+            if page is None:
+                return
+            self.open_pages([page])
+            chunk = self.chunks.get(key)
+        if chunk is not None and not chunk.is_here:
+            self._load(chunk)
+
+    def _load(self, chunk: Chunk) -> None:
+        assert self._load_chunk is not None, "a chunk lies in a store that nobody gave"
+        chunk.stored = self._load_chunk(chunk.key)
+        key, number = chunk.key[:4], chunk.key[4]
+        log = self.logs.setdefault(key, HoldLog(key))
+        ended_ms, words, holds = read_chunk(chunk.stored, self._holders.by_number)
+        if words:
+            self._keep_ended(log, number, ended_ms).words = array("Q", words)
+        for page, hold in holds:
+            if not hold.flags & DUE:
+                hold.wake_ms = self._wakes_at(hold, key[0])
+            self._put(log, number * _CHUNK_PAGES + page, hold)
+            if hold.flags & (DUE | CARRY) and not hold.flags & ASKED:
+                leaf = log.leaf(number * _CHUNK_PAGES + page)
+                assert leaf is not None, "it was just put there"
+                self.wanting[leaf] = None
+
+    def fetch_all(self) -> None:
+        """Have everything here."""
+        self.open_pages(self.pages.closed)
+        for chunk in self._stored():
+            self._load(chunk)
+
+    def fetch_wanted(self, limit: int) -> None:
+        """Have so many here of the messages that are wanted, or all."""
+        for chunk in self._stored():
+            if limit > 0 and chunk.wanted:
+                limit -= chunk.wanted
+                self._load(chunk)
+
+    def fetch_asked(self) -> None:
+        """Have all here that was asked for."""
+        for chunk in self._stored():
+            if chunk.asked:
+                self._load(chunk)
+
+    def here(self) -> dict[ChunkKey, tuple[Ended | None, list[tuple[int, Hold]]]]:
+        """What is not in the store alone, by chunks: ends and holds, by page within the chunk."""
+        found: dict[ChunkKey, tuple[Ended | None, list[tuple[int, Hold]]]] = {}
+        for key, log in self.logs.items():
+            for number, ended in log.ended.items():
+                found[(*key, number)] = ended, []
+            for leaf in log.leaves:
+                for page, hold in zip(leaf.pages, leaf.holds, strict=True):
+                    number, at = divmod(page, _CHUNK_PAGES)
+                    found.setdefault((*key, number), (None, []))[1].append((at, hold))
+        return found

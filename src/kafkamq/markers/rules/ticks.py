@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.rules.hold import NEVER
 
 __all__ = ["TickPolicy", "Wake"]
 

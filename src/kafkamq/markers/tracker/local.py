@@ -25,7 +25,7 @@ from kafkamq.errors import (
     WireError,
 )
 from kafkamq.markers.rules.delivery import Carry, Settle
-from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.tracker.group_reader import MarkerReader
 from kafkamq.markers.tracker.metrics import TrackerMetrics
 from kafkamq.markers.tracker.open_ledgers import MAX_OPEN

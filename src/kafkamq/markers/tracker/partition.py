@@ -16,12 +16,11 @@ from kafkamq.markers.tracker.settlement import SettleReport
 from kafkamq.markers.wire.status import TrackerStatus
 from kafkamq.transport.clock import monotonic_ms
 
-__all__ = ["ENGINE", "MAX_LOOSE", "Phase", "Started", "TrackedPartition"]
+__all__ = ["ENGINE", "Phase", "Started", "TrackedPartition"]
 
 ENGINE = "local"
 """The engine's name in ledgers: its replicas are one engine (R22)."""
 
-MAX_LOOSE = 16_384  # R18: entries that are kept as objects: 3.6 MB; 2,048 if each has a chunk
 _MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _LEDGER_REFRESH_S = 3600.0  # Kafka forgets offsets of a group that is silent for days
@@ -122,7 +121,6 @@ class TrackedPartition:
             longest_ms=2 * self._carry_after_ms,
             carry_after_ms=self._carry_after_ms,
             engine=(started.token, ledger.epoch),
-            max_loose=MAX_LOOSE,
         )
         self.ticks = TickPolicy(monotonic_ms(), self._config.max_silence_ms)
         self.wants_start_tick = True

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError
-from kafkamq.markers.rules.delivery import Carry, Settle, each_message
+from kafkamq.markers.rules.delivery import Carry, Settle, each_message, row_order
 from kafkamq.markers.tracker.ledger import Ledger
 from kafkamq.markers.tracker.rewriting import Part, Rewriter
 from kafkamq.transport.errors import (
@@ -116,7 +116,7 @@ class Settler:
         """
         run = _Run(
             ledger,
-            sorted(each_message(actions), key=_row_order),
+            sorted(each_message(actions), key=row_order),
             position,
             batch,
             source_hash,
@@ -272,9 +272,3 @@ class _Run:
     def writing_s(self) -> float:
         """What a transaction may take: never a rest of the bound that is too short for it."""
         return max(_WRITE_S, self.deadline_s - time.monotonic())
-
-
-def _row_order(action: Settle | Carry) -> tuple[int, bytes, int, int, int]:
-    """Total, so that a retry finds the rows that are done where they were."""
-    one = action.message_id
-    return action.start_offset, one.topic_id, one.leader_epoch, one.partition, one.offset

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
-from kafkamq.markers.rules.chunks import chunk_key
-from kafkamq.markers.rules.entry import DUE
 from kafkamq.markers.rules.handout import expires_at_ms, has_expired
+from kafkamq.markers.rules.hold import DUE
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.wire.markers import (
     MAX_MARKER_BYTES,
@@ -168,9 +167,8 @@ class _History:
         tracker = self.trackers.get(row.route)
         if tracker is None:
             return False
-        chunk, entries = tracker.table.find(chunk_key(row.message_id, False))
-        entry = entries.get(chunk.slot_of(row.message_id))
-        return entry is not None and bool(entry.flags & DUE)
+        hold = tracker.hold_of(row.message_id)
+        return hold is not None and bool(hold.flags & DUE)
 
 
 class _Starter:

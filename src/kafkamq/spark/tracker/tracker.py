@@ -25,7 +25,7 @@ from kafkamq.errors import (
     StateError,
     WireError,
 )
-from kafkamq.markers.rules.entry import NEVER
+from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.tracker.ledger import Claim, Ledger, LedgerKey, claim
 from kafkamq.markers.tracker.metrics import TrackerMetrics
 from kafkamq.markers.tracker.position import require_unbroken
