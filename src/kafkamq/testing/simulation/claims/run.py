@@ -102,8 +102,12 @@ class _Run(Stage[ClaimMember]):
     def keep(self) -> None:
         """The verdict."""
         simulation, ledger, limits = self.simulation, self.ledger, self.limits
-        is_calm = limits.faults == Faults() and not (limits.slow_share or limits.group_pauses)
-        is_calm = is_calm and not limits.closes  # S7: who reads the log's end may know less
+        is_calm = (
+            limits.faults == Faults()
+            and not (limits.slow_share or limits.group_pauses)
+            and not limits.releases_if_behind  # with a message in hand, which comes again
+            and not limits.closes  # S7: who reads the log's end may know less
+        )
         restarts = simulation.started.total() - limits.members - limits.joins
         ledger.judge(is_calm=is_calm, restarts=restarts)
         simulation.problems = [text for _, text in simulation.troubles()] + ledger.problems
