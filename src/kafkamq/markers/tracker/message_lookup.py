@@ -67,10 +67,12 @@ class MessageLookup:
             self._admin = None
 
     def prepare(self) -> None:
-        """Connect and ask, so that the first reading need not; what fails is left to that."""
+        """Ask, so that the first reading need not; what fails is left to that.
+
+        The reader itself connects when a message is needed: most trackers never need one.
+        """
         with contextlib.suppress(KafkaMQError):
             self.topic(self._config.message_topic)
-        self._reader.prepare()
 
     def topic(self, name: str, *, timeout_s: float = 10.0, max_age_s: float = 60.0) -> TopicInfo:
         """What the messages or dead-letter topic is; partitions may be added at any time.
