@@ -19,6 +19,7 @@ __all__ = ["LAG_S", "MessageLookup", "ReadingWindow"]
 
 _MIN_ROWS = 16
 _MAX_AHEAD = 50_000  # messages that are held at once
+_FIRST_AHEAD = 4096  # at first: what is too much of it is cut off while it is read
 _AHEAD_S = 1.0  # what reading them may take: who asked waits for it
 _FRESH_S = 1.0
 LAG_S = 10.0  # until a partition that brokers do not know is taken for none
@@ -31,10 +32,12 @@ _Number = tuple[int, int]
 class ReadingWindow:
     """How many rows are read at once: rows wait for it, and it waits in memory."""
 
-    def __init__(self, most: int, most_s: float, most_bytes: int = 1 << 62) -> None:
+    def __init__(
+        self, most: int, most_s: float, most_bytes: int = 1 << 62, *, first: int = 16 * _MIN_ROWS
+    ) -> None:
         self.most_s = most_s
         self.most_bytes = most_bytes
-        self.rows = 16 * _MIN_ROWS
+        self.rows = first
         self._most = most
 
     def took(self, rows: int, seconds: float, size_bytes: int = 0) -> None:
@@ -56,7 +59,7 @@ class MessageLookup:
         self._admin: Admin | None = None
         self._topics: dict[str, TopicInfo] = {}
         self._topics_s = 0.0  # monotonic: when they were asked for
-        self.window = ReadingWindow(_MAX_AHEAD, _AHEAD_S, max_bytes)
+        self.window = ReadingWindow(_MAX_AHEAD, _AHEAD_S, max_bytes, first=_FIRST_AHEAD)
         self._missing_s: dict[int, float] = {}  # partitions that no broker knows, and since when
 
     def close(self) -> None:
