@@ -255,14 +255,17 @@ def _ends(first: int, count: int, run: int) -> Iterator[bytes]:
 
 
 def _batches(first: int, count: int, run: int) -> Iterator[list[Any]]:
-    from kafkamq.markers.wire.message_batches import batches_of
+    """Of each record, one batch per chunk that its run lies in."""
+    from kafkamq.types import MessageBatch
 
     for begin in range(first, first + count, run):
-        ids = (
-            MessageId(0, offset, _TOPIC_ID, 1)
-            for offset in range(begin, min(begin + run, first + count))
-        )
-        yield batches_of(ids)
+        end = min(begin + run, first + count)
+        batches = []
+        while begin < end:
+            stop = min(end, (begin // _CHUNK + 1) * _CHUNK)
+            batches.append(MessageBatch(0, _TOPIC_ID, 1, begin, (1 << (stop - begin)) - 1))
+            begin = stop
+        yield batches
 
 
 PROGRAMS: dict[str, Callable[..., float]] = {

@@ -161,7 +161,9 @@ class Table:
         topics = Table(self.servers, _OTHERS, 1, "", False).topics()
         names = {name: topics[name] for name in ("message_topic", "marker_topic")}
         with Service(self.servers, "bench", **names) as service:
-            service.queue("mine").send(b"x")
+            producer = service.queue("mine").producer()
+            producer.send(b"x")
+            producer.flush(60)
         name = f"first message behind {_OTHERS:,} others, beside a bare consume of these"
         floor = self.ours("floor_behind", topics=topics, count=_OTHERS)
         yield self.paired(name, self.ours("behind", topics=topics), floor, 1.3, unit="s")

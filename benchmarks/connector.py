@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from kafkamq.dev.ivy import Ivy, fetched, find_ivy_jar
+from kafkamq.dev.ivy import Ivy, fetched, ivy_jar
 
 __all__ = ["connector_jars"]
 
@@ -27,7 +27,7 @@ def connector_jars() -> list[Path]:
     if not all(jar.exists() for jar in jars):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as work:
-            ivy = Ivy(java="java", jar=find_ivy_jar())
+            ivy = Ivy(java="java", jar=ivy_jar(folder, Path(work)))
             ivy.fetch(_MODULES, Path(work), on_fetched=lambda count: None)
             found = dict(fetched(Path(work)))
             for module, jar in zip(_MODULES, jars, strict=True):
