@@ -6,19 +6,16 @@ A failure names its seed: ``make sim SEEDS=N..N ARGS="--kind claims"`` shows it 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 from tests.examples import examples
 
 from kafkamq.testing.simulation.claims.draw import ClaimLimits, ClaimUse
 from kafkamq.testing.simulation.claims.run import ClaimSimulation, simulate_claims
-from kafkamq.testing.simulation.claims.states import CLAIM_STATES
 from kafkamq.testing.simulation.limits import Faults
 
 SEEDS = 80
 CHUNK = 20
-MANY_SEEDS = 600
 
 
 def check(simulation: ClaimSimulation) -> ClaimSimulation:
@@ -27,25 +24,10 @@ def check(simulation: ClaimSimulation) -> ClaimSimulation:
     return simulation
 
 
-@cache
-def reached_by(first: int) -> frozenset[str]:
-    """The states that a chunk of seeds reaches; fails with the first seed that is not in order."""
-    reached: set[str] = set()
-    for seed in range(first, first + CHUNK):
-        reached.update(check(simulate_claims(seed)).reached)
-    return frozenset(reached)
-
-
 @pytest.mark.parametrize("first", range(0, examples(SEEDS), CHUNK))
 def test_seeds(first: int) -> None:
-    reached_by(first)
-
-
-@pytest.mark.faults
-@pytest.mark.timeout(1800)
-def test_many_seeds_reach_every_state() -> None:
-    reached = frozenset[str]().union(*(reached_by(at) for at in range(0, MANY_SEEDS, CHUNK)))
-    assert sorted(CLAIM_STATES - reached) == []
+    for seed in range(first, first + CHUNK):
+        check(simulate_claims(seed))
 
 
 # ---- one thing at a time
