@@ -25,7 +25,7 @@ from kafkamq.queue.wire.keys import split_key
 from kafkamq.spark.jobs.replay import REPLAY_NAME, REPLAYED_FROM, Replay, replay
 from kafkamq.spark.views import register_views
 from kafkamq.transport.transactions import TransactionalProducer
-from kafkamq.types import DeadLetterReason, MessageId, Outcome
+from kafkamq.types import DeadLetterReason, Marker, MarkerType, MessageId, Outcome
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -262,6 +262,18 @@ def test_an_audit_tells_who_did_what(history: MessageHistory, tmp_path: Path) ->
     assert "orders" in text
     assert "took p99" in text
     assert "No attempt was found" in history.commands.notes("audit", "--queue", "nosuch")
+
+
+def test_an_audit_counts_the_messages_of_batches(history: MessageHistory) -> None:
+    acked, lost = history.send("orders", "o5", "o6")
+    logs = history.logs
+    logs.start_batch(acked, lost, key=b"orders", timeout_ms=60_000)
+    logs.batch(acked, marker=Marker(MarkerType.END, consumer_id="worker"))
+    logs.batch(lost, marker=Marker(MarkerType.END, outcome=Outcome.REDELIVERED))
+    _, orders = history.commands.json("audit")
+    counted = ("messages", "attempts", "acked", "leases_lost")
+    assert [orders[name] for name in counted] == [6, 6, 3, 2]
+    assert sum(orders["lateness"]) == 2
 
 
 def test_an_id_that_was_sent_again_is_one_line_of_an_audit(history: MessageHistory) -> None:

@@ -15,7 +15,7 @@ from tests.integration.tracker_logs import Logs
 from kafkamq.errors import ConfigError
 from kafkamq.queue.wire.headers import Origin, copy_headers, dead_letter_headers
 from kafkamq.spark.views import VIEWS, register_views
-from kafkamq.types import DeadLetterReason, MessageId, Outcome
+from kafkamq.types import DeadLetterReason, Marker, MarkerType, MessageId, Outcome
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -261,3 +261,26 @@ def test_views_of_two_namespaces_live_side_by_side(
     assert (counts.a, counts.b) == (2, 3)
     with pytest.raises(ConfigError, match="prefix"):
         register_views(spark, logs.config, prefix="a b")
+
+
+def test_deliveries_of_batches_say_what_their_messages_say(spark: SparkSession, logs: Logs) -> None:
+    """A row for each message; their START says no more than queue, times and limits (R29)."""
+    origin = Origin("elsewhere", 7, 70, 1_700_000_000_000)
+    copy = copy_headers(SENT, delivery_count=2, origin=origin)
+    acked, held = logs.send(2, key=b"orders\0user", headers=copy)
+    gone = MessageId(1, 77)
+    logs.start_batch(acked, held, gone, key=b"orders", timeout_ms=60_000)
+    logs.batch(acked, marker=Marker(MarkerType.END, consumer_id="worker"))
+    rows = ask(spark, logs, "SELECT * FROM deliveries ORDER BY partition, offset")
+    assert [(row.partition, row.offset, row.outcome) for row in rows] == [
+        (0, acked.offset, "ACK"), (0, held.offset, None), (1, 77, None),
+    ]  # fmt: skip
+    assert [(row.queue_id, row.user_key, row.id) for row in rows] == [
+        ("orders", b"user", "id-1"), ("orders", b"user", "id-1"), ("orders", None, ""),
+    ]  # fmt: skip
+    assert [row.delivery_count for row in rows] == [2, 2, 1]
+    assert (rows[0].origin_topic, rows[0].origin_offset) == ("elsewhere", 70)
+    in_flight = ask(spark, logs, "SELECT * FROM in_flight ORDER BY partition, offset")
+    assert [(row.offset, row.state, row.id) for row in in_flight] == [
+        (held.offset, "held", "id-1"), (77, "held", ""),
+    ]  # fmt: skip
