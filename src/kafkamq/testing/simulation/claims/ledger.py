@@ -81,6 +81,10 @@ class ClaimLedger:
         """Their commits were taken."""
         self.done.update(number_of(message.payload) for message in messages)
 
+    def is_finished(self, message: ClaimedMessage) -> bool:
+        """Whether its commit was taken."""
+        return self.done[number_of(message.payload)] > 0
+
     def settles(self, partition: int, first: int, end: int) -> None:
         """These are done, and the log says so."""
         self.settled.update(number for _, number in self.numbers(partition, first, end))

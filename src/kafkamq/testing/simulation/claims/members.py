@@ -89,6 +89,12 @@ class ClaimMember:
         world, ledger = self._world, self._world.ledger
         ledger.hands_out(self._name, [message])
         self._work([message])
+        while not self._finish(consumer, message):
+            world.sleep(0.1)
+
+    def _finish(self, consumer: Consumer, message: ClaimedMessage) -> bool:
+        """Commit it, with its output; False: its transaction failed, and is made again."""
+        world, ledger = self._world, self._world.ledger
         try:
             if self._limits.use is ClaimUse.FENCED:
                 place = message.partition, message.token
@@ -99,13 +105,16 @@ class ClaimMember:
             ledger.finished([message])
             if world.rng.random() < self._limits.flushes:
                 consumer.flush(5.0)
-        except (LeaseLostError, DeadlineExceededError) as error:
+        except LeaseLostError as error:
             _log.info("a message comes again", extra={"error": str(error)})
-        except KafkaMQError as error:  # a transaction that is not known to be committed
+        except KafkaMQError as error:
+            if ledger.is_finished(message):
+                return True  # only the flush was late
             if self._limits.use is not ClaimUse.FENCED:
                 raise
             _log.info("an output may be missing", extra={"error": str(error)})
-            world.sleep(0.1)
+            return False
+        return True
 
     def _work(self, messages: Sequence[ClaimedMessage]) -> None:
         world, limits = self._world, self._limits
