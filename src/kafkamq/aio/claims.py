@@ -25,8 +25,6 @@ from kafkamq.claims import Batch, ClaimedMessage
 from kafkamq.claims.outputs import Outputs
 from kafkamq.errors import StateError
 
-__all__ = ["Admin", "ClaimedRange", "Cluster", "Consumer", "Hold", "Member", "RangeClaims"]
-
 _POLL_S = 0.5
 T = TypeVar("T")
 _Held = TypeVar("_Held", sync.Consumer, sync.Hold)

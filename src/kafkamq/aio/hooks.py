@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable
 import kafkamq as sync
 from kafkamq.aio.message import Message
 
-__all__ = ["LeaseLostHook", "OnLeaseLost"]
-
 _log = logging.getLogger(__name__)
 OnLeaseLost = Callable[[Message], "Awaitable[None] | None"]
 

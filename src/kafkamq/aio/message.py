@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 import kafkamq as sync
 from kafkamq.aio.threads import in_thread, shown
 
-__all__ = ["Message"]
-
 
 class Message:
     """A delivery of a message, and the verdicts on it; see ``kafkamq.Message``."""

@@ -15,8 +15,6 @@ from kafkamq.parallel.streams import ResultStream
 from kafkamq.runtime.inside import is_inside
 from kafkamq.runtime.signals import stopped_by
 
-__all__ = ["ParallelConsumer"]
-
 _POLL_S = 0.05
 
 

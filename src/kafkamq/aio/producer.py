@@ -11,8 +11,6 @@ import kafkamq as sync
 from kafkamq.aio.threads import in_thread, same, twin
 from kafkamq.types import OutgoingMessage, SentMessage
 
-__all__ = ["Delivery", "Producer"]
-
 
 class Delivery:
     """What becomes of one send; awaiting it gives the ``SentMessage``."""

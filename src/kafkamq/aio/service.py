@@ -16,8 +16,6 @@ from kafkamq.queue.handler import HandlerOptions
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Queue", "Service"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

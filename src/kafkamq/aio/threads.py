@@ -8,8 +8,6 @@ from collections.abc import Callable, Coroutine
 from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-__all__ = ["in_thread", "same", "shown", "twin"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -15,8 +15,6 @@ from kafkamq.runtime import worker
 from kafkamq.runtime.middleware import Middleware
 from kafkamq.runtime.signals import stopped_by
 
-__all__ = ["Worker"]
-
 _POLL_S = 0.05
 
 

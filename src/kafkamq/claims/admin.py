@@ -22,8 +22,6 @@ from kafkamq.config import milliseconds
 from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError
 from kafkamq.types import MarshalRecord, MarshalType
 
-__all__ = ["Admin", "Position"]
-
 Position: TypeAlias = int | str | datetime
 """An offset, ``"earliest"``, ``"latest"``, or the first message at or after a time."""
 

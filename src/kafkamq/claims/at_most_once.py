@@ -16,8 +16,6 @@ from kafkamq.claims.partition_reader import PartitionReader
 from kafkamq.claims.rules.steps import HandOut
 from kafkamq.claims.session import ClaimSession
 
-__all__ = ["AtMostOnceBatches"]
-
 
 @dataclass(slots=True)
 class _Buffer:

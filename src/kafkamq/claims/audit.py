@@ -18,8 +18,6 @@ from kafkamq.transport.follower import Follower
 from kafkamq.transport.record import Record
 from kafkamq.types import MarshalRecord
 
-__all__ = ["Scanned", "TopicAudit", "audit_topic", "scan_topic"]
-
 _BATCH = 5000
 
 

@@ -7,8 +7,6 @@ from kafkamq.claims.topic import coordination_topic, heartbeat_s, init_topic
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.queue.topic_backend import TopicBackend
 
-__all__ = ["backend"]
-
 
 class _ClaimsBackend(TopicBackend):
     def create_topics(

@@ -17,8 +17,6 @@ from kafkamq.config import ServiceConfig, milliseconds
 from kafkamq.errors import ConfigError, StateError
 from kafkamq.transport.admin import Admin as KafkaAdmin
 
-__all__ = ["Cluster"]
-
 _log = logging.getLogger(__name__)
 _START_S = 30.0
 

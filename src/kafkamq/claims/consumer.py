@@ -20,8 +20,6 @@ from kafkamq.claims.rules.steps import Delivery, End, Fetch, HandOut, Phase
 from kafkamq.claims.session import ClaimSession
 from kafkamq.errors import DataLossError, LeaseLostError, StateError
 
-__all__ = ["Consumer", "ConsumerConfig"]
-
 _log = logging.getLogger(__name__)
 _SLICE_S = 0.05
 _FOR_EVER_S = 1e9

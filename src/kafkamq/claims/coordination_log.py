@@ -30,8 +30,6 @@ from kafkamq.transport.follower import Follower
 from kafkamq.transport.record import Record, headers_of
 from kafkamq.types import MarshalRecord, MarshalType
 
-__all__ = ["INTERVAL_HEADER", "ClientClock", "CoordinationLog", "Place"]
-
 INTERVAL_HEADER = "kafkamq-interval-ms"
 """What the sender takes for the heartbeat interval; Go clients write none (60 s)."""
 

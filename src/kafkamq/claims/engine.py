@@ -30,8 +30,6 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import MarshalRecord
 
-__all__ = ["Engine", "Stats"]
-
 _log = logging.getLogger(__name__)
 _BUSY_S = 0.002  # a write is under way: its report may come after its record
 _IDLE_S = 0.05

@@ -12,8 +12,6 @@ from kafkamq.claims.rules.steps import Phase
 from kafkamq.claims.session import ClaimSession
 from kafkamq.errors import DeadlineExceededError, LeaseLostError
 
-__all__ = ["HeldPartitions"]
-
 _Self = TypeVar("_Self", bound="HeldPartitions")
 _log = logging.getLogger(__name__)
 

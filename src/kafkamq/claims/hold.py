@@ -12,8 +12,6 @@ from kafkamq.claims.rules.steps import End, Fetch
 from kafkamq.claims.session import ClaimSession
 from kafkamq.errors import LeaseLostError
 
-__all__ = ["Hold"]
-
 
 class Hold(HeldPartitions, PartitionClaimsListener):
     """Holds partitions and their positions; ``Member.hold`` makes it. Thread-safe."""

@@ -9,8 +9,6 @@ from kafkamq.claims.topic import CoordinationTopic
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.follower import Follower
 
-__all__ = ["Starts", "find_starts"]
-
 
 @dataclass(frozen=True, slots=True)
 class Starts:

@@ -19,8 +19,6 @@ from kafkamq.claims.topic import require_work
 from kafkamq.config import one_of
 from kafkamq.errors import ConfigError, StateError
 
-__all__ = ["Member", "check_id"]
-
 _MAX_ID_CHARACTERS = 249
 _READY_S = 60.0
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from kafkamq.errors import StateError
 from kafkamq.transport.record import Record, headers_of
 
-__all__ = ["Batch", "ClaimedMessage", "CommitToken"]
-
 
 @dataclass(frozen=True, slots=True)
 class CommitToken:

@@ -8,8 +8,6 @@ from kafkamq.claims.engine import Engine
 from kafkamq.metrics import Counter, Gauge, health, register
 from kafkamq.metrics.families import Labels
 
-__all__ = ["watch_engine"]
-
 MAX_SILENCE_S = 30.0
 HELD = Gauge("kafkamq_claims_held", "Partitions held by this process.", ("group", "topic"))
 AGE = Gauge(

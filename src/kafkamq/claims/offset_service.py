@@ -30,8 +30,6 @@ from kafkamq.transport.errors import is_retriable
 from kafkamq.transport.group_consumer import GroupOffsets
 from kafkamq.transport.offset_commits import commit_offsets
 
-__all__ = ["OffsetService", "OffsetAnswers"]
-
 _log = logging.getLogger(__name__)
 _TIMEOUT_S = 10.0
 _FENCE_THREADS = 8

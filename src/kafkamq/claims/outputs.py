@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from kafkamq.transport.transactions import TransactionalProducer
 
-__all__ = ["Outputs"]
-
 
 class Outputs:
     """The open transaction of one claimed partition; ``Consumer.transaction`` makes it."""

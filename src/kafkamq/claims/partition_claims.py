@@ -25,8 +25,6 @@ from kafkamq.claims.rules.steps import (
 from kafkamq.claims.rules.work import may_reclaim
 from kafkamq.claims.session import ClaimSession, Listener
 
-__all__ = ["PartitionClaims", "PartitionClaimsConfig", "PartitionClaimsListener"]
-
 _log = logging.getLogger(__name__)
 _ROUND_MS = 100
 _MAX_PAUSE_MS = 3000

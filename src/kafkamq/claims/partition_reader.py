@@ -17,8 +17,6 @@ from kafkamq.config import ServiceConfig
 from kafkamq.transport.errors import is_retriable
 from kafkamq.transport.follower import Follower
 
-__all__ = ["MAX_BEHIND", "PartitionReader"]
-
 MAX_BEHIND = 100_000  # offsets of a partition behind its first message without a verdict
 
 _READ = 1000

@@ -23,8 +23,6 @@ from kafkamq.queue.topic_consumer import TopicConsumer
 from kafkamq.queue.topic_message import TopicMessage
 from kafkamq.transport.clock import monotonic_ms
 
-__all__ = ["ClaimsConsumer"]
-
 _POLL_S = 0.2
 _JOIN_S = 10.0
 _GIVEN_BACK = frozenset(

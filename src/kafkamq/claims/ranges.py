@@ -53,8 +53,6 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import RangeType
 
-__all__ = ["ClaimedRange", "RangeClaims"]
-
 _log = logging.getLogger(__name__)
 _BUSY_S, _IDLE_S = 0.002, 0.05
 _ENDS_S = 0.5  # how often the log's ends are asked for

@@ -12,8 +12,6 @@ from kafkamq.config import ServiceConfig
 from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.transactions import TransactionalProducer
 
-__all__ = ["Fence", "Listener", "ClaimSession"]
-
 NEVER_MS = 2**62
 
 

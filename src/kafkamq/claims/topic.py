@@ -14,11 +14,6 @@ from kafkamq.errors import BrokerError, ConfigError
 from kafkamq.queue.topics import Finding, log_settings
 from kafkamq.transport.admin import Admin, TopicInfo
 
-__all__ = [
-    "CoordinationTopic", "check_rules", "coordination_topic", "find_topic", "heartbeat_s",
-    "init_topic", "require_topic", "require_work", "topic_findings",
-]  # fmt: skip
-
 _DAY_S = 86_400
 _MIN_INTERVALS_KEPT = 6  # readers begin three intervals back; the rest is for those that were slow
 

@@ -29,8 +29,6 @@ from kafkamq.cli import (
 from kafkamq.cli.spark import cluster, jobs
 from kafkamq.errors import ConfigError, KafkaMQError
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     name="kafkamq",
     help="Message queues on Kafka, with the pipeline behind them on Spark.",

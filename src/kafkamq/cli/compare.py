@@ -25,8 +25,6 @@ from kafkamq.errors import ConfigError
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.reaching import require_brokers
 
-__all__ = ["render", "table_rows"]
-
 _ONLY = f"Measure only these: {', '.join(each.value for each in Contender)}."
 
 

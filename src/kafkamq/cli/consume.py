@@ -18,8 +18,6 @@ from kafkamq.parallel.consumer import ParallelConsumer
 from kafkamq.runtime.signals import stop_on_signals
 from kafkamq.transport.reaching import require_brokers
 
-__all__ = ["load_handler"]
-
 _SLICE_S = 0.2
 
 

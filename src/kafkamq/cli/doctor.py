@@ -24,8 +24,6 @@ from kafkamq.transport.admin import Admin, ClusterInfo
 from kafkamq.transport.broker_release import broker_release
 from kafkamq.transport.reaching import require_brokers
 
-__all__ = ["kafka_version"]
-
 PACKAGES = ("confluent-kafka", "protobuf")
 EXTRAS = {
     "zstandard": "parallel",

@@ -7,8 +7,6 @@ import sys
 
 from kafkamq.errors import ConfigError
 
-__all__ = ["load_named"]
-
 
 def load_named(name: str, what: str, *, form: str) -> object:
     """What stands in a module under a name, which may have dots."""

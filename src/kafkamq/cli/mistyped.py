@@ -11,8 +11,6 @@ from kafkamq.errors import KafkaMQError
 from kafkamq.markers.queue_search import QueueSearch
 from kafkamq.queue.names import group_of, group_of_workers
 
-__all__ = ["is_used", "warn_of_unused"]
-
 _SHOWN = 10
 _PAUSE_S = 0.5
 

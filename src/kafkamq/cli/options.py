@@ -16,18 +16,6 @@ from kafkamq.cli.settings import CliSettings, load_settings, service_config
 from kafkamq.config import ServiceConfig
 from kafkamq.metrics import serve_metrics
 
-__all__ = [
-    "TRACKER_HERE",
-    "DryRun",
-    "Json",
-    "MetricsPort",
-    "connected",
-    "connected_if_named",
-    "connected_without_n",
-    "serving_metrics",
-    "with_options",
-]
-
 TRACKER_HERE = "kafkamq tracker --engine local"
 """The tracker that needs nothing else: what every hint names."""
 

@@ -27,22 +27,6 @@ from rich.progress import (
 )
 from rich.table import Table
 
-__all__ = [
-    "Advance",
-    "bytes_fields",
-    "errors",
-    "headers_object",
-    "note",
-    "output",
-    "print_json",
-    "print_table",
-    "progress",
-    "progress_to",
-    "text_of",
-    "time_of",
-    "working",
-]
-
 MAX_CELL_CHARACTERS = 60
 PIPE_COLUMNS = 500
 

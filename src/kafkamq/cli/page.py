@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-__all__ = ["chart", "document", "figure", "table"]
-
 WIDTH, HEIGHT = 520, 150
 _BOTTOM, _TOP = 24, 14
 _STYLE = """

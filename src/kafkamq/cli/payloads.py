@@ -14,8 +14,6 @@ from kafkamq.errors import ConfigError
 from kafkamq.queue.wire.outgoing import checked_headers, checked_id
 from kafkamq.types import OutgoingMessage
 
-__all__ = ["MESSAGE_FIELDS", "Line", "parse_header", "read_lines"]
-
 MESSAGE_FIELDS = (
     "payload", "payload_base64", "json", "key", "key_base64", "headers", "delay", "ttl", "id",
 )  # fmt: skip

@@ -39,8 +39,6 @@ from kafkamq.runtime.signals import stop_event
 from kafkamq.transport.reaching import require_brokers
 from kafkamq.types import OutgoingMessage, SentMessage
 
-__all__ = ["service"]
-
 SEND_BATCH = 1000
 SEND_TIMEOUT_S = 60.0
 RECEIVE_BATCH = 100

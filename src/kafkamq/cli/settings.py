@@ -25,8 +25,6 @@ from kafkamq.config import TOPICS, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.transport.settings import is_secret
 
-__all__ = ["CliSettings", "load_settings", "parse_properties", "service_config"]
-
 
 class CliSettings(BaseSettings):
     """What the commands need to reach one namespace."""

@@ -15,8 +15,6 @@ from kafkamq.runtime.worker import Worker
 from kafkamq.transport.reaching import require_brokers
 from kafkamq.types import Backend
 
-__all__ = ["load_worker"]
-
 
 def load_worker(name: str) -> Worker:
     """The worker that ``module:worker`` names."""

@@ -33,8 +33,6 @@ from kafkamq.dev.modules import (
     verify,
 )
 
-__all__ = ["DEFAULT_VERSION", "KafkaJars", "Progress", "fetch_kafka", "fetch_modules"]
-
 DEFAULT_VERSION = "4.2.1"
 _VERSION = re.compile(r"\d+\.\d+\.\d+(-[A-Za-z0-9]+)?")
 _KAFKA = ("org.apache.kafka", "kafka_2.13")

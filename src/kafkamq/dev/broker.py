@@ -23,8 +23,6 @@ from kafkamq.dev.process import BrokerProcess
 from kafkamq.dev.properties import HOST, Listener, Node, format_properties, server_properties
 from kafkamq.errors import ConfigError, StateError
 
-__all__ = ["LocalKafka", "new_cluster_id"]
-
 MAX_START_ATTEMPTS = 5  # each with new ports, when others took ours in between
 FORMAT_TIMEOUT_S = 60.0
 QUICK_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # boots in 1.8 s instead of 2.7 s

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from kafkamq.errors import ConfigError
 
-__all__ = ["BrokerClock", "why_no_clock"]
-
 _SOURCE = r"""
 #define _GNU_SOURCE
 #include <fcntl.h>

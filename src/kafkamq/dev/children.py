@@ -23,8 +23,6 @@ from typing import Any
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DeadlineExceededError, KafkaMQError
 
-__all__ = ["Child", "ChildError", "Orders", "serve", "tell"]
-
 _log = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 10.0

@@ -20,8 +20,6 @@ from kafkamq.dev.network import Network
 from kafkamq.dev.properties import Listener, Node
 from kafkamq.errors import DeadlineExceededError, StateError
 
-__all__ = ["KafkaCluster"]
-
 _PROPERTIES = {
     "default.replication.factor": "3",
     "min.insync.replicas": "2",

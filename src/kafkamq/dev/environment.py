@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["cache_dir_from", "java_from"]
-
 
 def cache_dir_from(environ: Mapping[str, str]) -> Path | None:
     """The folder for downloads: ``KAFKAMQ_CACHE``, else ``kafkamq`` in ``XDG_CACHE_HOME``.

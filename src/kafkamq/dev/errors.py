@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from kafkamq.errors import KafkaMQError
 
-__all__ = ["ArtifactError", "JavaError", "LocalKafkaError"]
-
 
 class JavaError(KafkaMQError):
     """Java is missing or too old."""

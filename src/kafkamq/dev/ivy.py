@@ -19,8 +19,6 @@ from xml.sax.saxutils import quoteattr
 from kafkamq.dev.errors import ArtifactError
 from kafkamq.dev.modules import Module, verify
 
-__all__ = ["IVY", "Coordinates", "Ivy", "fetched", "ivy_jar"]
-
 IVY = Module(
     "org.apache.ivy",
     "ivy",

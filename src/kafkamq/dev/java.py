@@ -9,8 +9,6 @@ import subprocess
 
 from kafkamq.dev.errors import JavaError
 
-__all__ = ["MIN_JAVA", "java_command", "parse_java_version"]
-
 MIN_JAVA = 17  # Kafka 4 and Spark 4 both need it
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _HINT = (

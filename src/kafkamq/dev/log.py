@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["errors_in"]
-
 MAX_LINES = 15
 MAX_LINE_LENGTH = 500
 _RECORD = re.compile(r"(\S+ )?\[[^\]]+\] (TRACE|DEBUG|INFO|WARN|ERROR) |(ERROR) ")

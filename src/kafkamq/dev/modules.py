@@ -10,8 +10,6 @@ from pathlib import Path
 
 from kafkamq.dev.errors import ArtifactError
 
-__all__ = ["Module", "committed_list", "format_list", "parse_list", "sha256_of", "verify"]
-
 _LISTS = Path(__file__).parent / "jars"
 _PART = r"[A-Za-z0-9._-]+"
 _LINE = re.compile(rf"({_PART}):({_PART}):({_PART}) ([0-9a-f]{{64}})")

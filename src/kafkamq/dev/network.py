@@ -21,8 +21,6 @@ from pathlib import Path
 from kafkamq.dev.process import BrokerProcess
 from kafkamq.errors import KafkaMQError
 
-__all__ = ["Host", "Network", "NetworkError", "why_no_network"]
-
 _TOOLS = ("ip", "nsenter", "unshare", "sleep", "mount")
 _HUB = "switch"
 _READY_S = 10.0

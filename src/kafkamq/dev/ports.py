@@ -10,8 +10,6 @@ from pathlib import Path
 from kafkamq.dev.errors import LocalKafkaError
 from kafkamq.dev.properties import HOST
 
-__all__ = ["free_port_pair", "free_ports"]
-
 _FIRST, _LAST = 15_000, 65_000
 _MAX_TRIES = 1_000
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")

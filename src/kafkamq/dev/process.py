@@ -14,8 +14,6 @@ from pathlib import Path
 from kafkamq.dev.errors import LocalKafkaError
 from kafkamq.errors import StateError
 
-__all__ = ["BrokerProcess"]
-
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _KILL_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from kafkamq.errors import ConfigError
 
-__all__ = ["HOST", "OWNED", "Listener", "Node", "format_properties", "server_properties"]
-
 HOST = "127.0.0.1"
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _OUR_LISTENERS = ("PLAINTEXT", "CONTROLLER")

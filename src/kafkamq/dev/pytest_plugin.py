@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from kafkamq.dev.broker import LocalKafka
     from kafkamq.dev.cluster import KafkaCluster
 
-__all__ = ["kafka_broker", "kafka_cluster", "pytest_addoption"]
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kafkamq")

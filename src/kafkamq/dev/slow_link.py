@@ -11,8 +11,6 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-__all__ = ["SlowLink"]
-
 _CHUNK = 65_536
 _MAX_WAITING = 1000  # chunks on their way, per direction
 

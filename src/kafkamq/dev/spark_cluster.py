@@ -15,8 +15,6 @@ from pathlib import Path
 
 from kafkamq.errors import DeadlineExceededError, StateError
 
-__all__ = ["EXECUTOR_SETTINGS", "LocalSpark"]
-
 PATIENCE_S = 120.0
 EXECUTOR_SETTINGS = {
     "spark.driver.host": "127.0.0.1",

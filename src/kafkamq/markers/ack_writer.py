@@ -25,8 +25,6 @@ from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import broker_error, is_retriable
 from kafkamq.types import DeadLetterReason, Outcome
 
-__all__ = ["AckWriter"]
-
 WAIT_TIMEOUT_S = 60.0  # of wait=True: every END is confirmed or failed after 30 s
 LINGER_MS = 5  # R30: verdicts that follow each other more closely are written together
 MAX_QUEUED = 1000

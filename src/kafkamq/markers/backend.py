@@ -15,8 +15,6 @@ from kafkamq.queue.producer import Producer
 from kafkamq.queue.rules.capabilities import Feature, require
 from kafkamq.transport.record import RecordLike, headers_of
 
-__all__ = ["backend"]
-
 
 class _MarkersBackend:
     """Its queues share the topics of a namespace."""

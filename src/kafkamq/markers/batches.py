@@ -21,8 +21,6 @@ from kafkamq.queue.namespace import IDENTITY_AGE_S
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.offset_commits import Commit
 
-__all__ = ["Batches"]
-
 MAX_GATHERED = 1000  # messages for which a transaction waits no longer
 _LATE_S = 0.05  # how often it is looked whether late STARTs are known
 _GATE_S = 0.02  # how often R6 is asked again

@@ -35,8 +35,6 @@ from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import MessageId
 
-__all__ = ["MarkersConsumer"]
-
 IDLE_MS = 1000  # without a receive for so long, the lease renewer looks after the group membership
 MAX_LEAVE_S = 1.0  # how long renewals wait for a batch, when the owner does not
 MAX_EXIT_S = 5.0  # how long the interpreter's end waits for verdicts

@@ -8,8 +8,6 @@ from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import DataLossError
 from kafkamq.queue.names import group_of_workers
 
-__all__ = ["report_loss"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ from kafkamq.markers.wire.markers import (
 )
 from kafkamq.types import MessageBatch, Outcome
 
-__all__ = ["Ends"]
-
 
 class Ends:
     """Makes the ENDs of one consumer; ``reports`` is told what becomes of them."""

@@ -14,8 +14,6 @@ from kafkamq.markers.starts import Batch, Starter
 from kafkamq.markers.transactional_starts import ExactCommitter
 from kafkamq.transport.offset_commits import Commit
 
-__all__ = ["ExactHandover", "Handover", "PlainHandover"]
-
 _SLICE_S = 0.25
 _log = logging.getLogger(__name__)
 

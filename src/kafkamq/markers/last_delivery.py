@@ -8,8 +8,6 @@ import threading
 from kafkamq.markers.rules.handout import Holder, LastDeliveries
 from kafkamq.markers.rules.leases import Lease
 
-__all__ = ["ProcessGate", "process_gate"]
-
 
 class ProcessGate:
     """``LastDeliveries`` with a lock; a forked child begins with an empty one."""

@@ -15,8 +15,6 @@ from kafkamq.metrics.health import health
 from kafkamq.queue.namespace import IDENTITY_AGE_S
 from kafkamq.transport.clock import monotonic_ms
 
-__all__ = ["LeaseRenewer"]
-
 RENEWALS_PER_TIMEOUT = 3  # R7: KEEPALIVE at T/3
 MAX_SLEEP_MS = 1000
 MAX_BEAT_S = 15.0  # a lease renewer that has not beaten for so long is taken for hung

@@ -13,8 +13,6 @@ from kafkamq.transport.port import Producer
 from kafkamq.transport.producer import IdempotentProducer, Report
 from kafkamq.transport.settings import marker_settings
 
-__all__ = ["REPORTS_MS", "MarkerWriter"]
-
 REPORTS_MS = 100  # delivery reports wait no longer than this for the application
 MAX_QUEUED = 1_000_000  # markers; max_in_flight bounds them long before
 LINGER_MS = 0.5  # markers of one batch in few requests; who waits for one flushes, so it sets out

@@ -10,8 +10,6 @@ from kafkamq.queue.names import group_of_workers
 from kafkamq.transport.group_consumer import COOPERATIVE, GroupConsumer, Owner
 from kafkamq.types import MessageId
 
-__all__ = ["Membership", "max_idle_ms", "open_member"]
-
 MAX_POLL_INTERVAL_MS = 300_000  # Kafka's default
 
 

@@ -16,8 +16,6 @@ from kafkamq.transport.errors import KafkaError
 from kafkamq.transport.record import Record
 from kafkamq.types import MessageId, Outcome
 
-__all__ = ["UNREPORTED", "EndRecord", "EndReports", "MarkersMessage", "Verdict"]
-
 UNREPORTED = -2  # log time of an END without a delivery report; -1: Kafka gave none
 
 

@@ -12,8 +12,6 @@ from kafkamq.queue.names import group_of_workers
 from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.admin import Admin
 
-__all__ = ["look_for_mqgo_workers", "warn_of_mqgo_workers"]
-
 _log = logging.getLogger(__name__)
 
 

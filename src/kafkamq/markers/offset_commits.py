@@ -14,8 +14,6 @@ from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.offset_commits import Answer, Commit, Committer
 from kafkamq.transport.port import Consumer as KafkaConsumer
 
-__all__ = ["OffsetCommits"]
-
 COMMIT_INTERVAL_MS = 1000  # other queues' messages are committed this often
 REQUEST_TIMEOUT_S = 10.0
 _WAIT_S = 0.25  # one blocking wait

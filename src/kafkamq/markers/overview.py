@@ -23,8 +23,6 @@ from kafkamq.transport.errors import Meaning, meaning
 from kafkamq.transport.record import Record
 from kafkamq.transport.scan import scan
 
-__all__ = ["MarkerPartition", "Overview", "QueueBacklog", "doubled_queues", "overview"]
-
 MAX_SCANNED = 100_000
 TIMEOUT_S = 10.0
 

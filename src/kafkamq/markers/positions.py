@@ -43,8 +43,6 @@ from kafkamq.transport.scan import scan
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import MarkerType, MessageId, expand
 
-__all__ = ["Positions"]
-
 MARGIN_MS = 60_000  # brokers' clocks differ; STARTs come for so long after the latest one known
 REFUSED_S = 60.0  # after a refusal the next try waits so long
 AGAIN_S = 600.0  # what has not changed is written again: a former owner's record may come late

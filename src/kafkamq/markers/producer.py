@@ -15,8 +15,6 @@ from kafkamq.transport.admin import Admin
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, ScheduleToken
 
-__all__ = ["MarkersProducer"]
-
 MAX_DELAY_MS = 10 * 365 * 86_400_000
 _CANCEL_TIMEOUT_S = 30.0
 

@@ -13,8 +13,6 @@ from kafkamq.transport.admin import Admin
 from kafkamq.transport.record import Record
 from kafkamq.transport.scan import scan
 
-__all__ = ["QueueSearch"]
-
 MAX_READ = 100_000  # records of a topic; more: nobody is told anything
 _TIMEOUT_S = 10.0
 

@@ -12,8 +12,6 @@ from kafkamq.metrics import catalog
 from kafkamq.metrics.families import Counter as Counted
 from kafkamq.types import Outcome
 
-__all__ = ["ConsumerRecorder"]
-
 _PARTITION = attrgetter("partition")
 
 _OF_OUTCOME = {

@@ -10,8 +10,6 @@ from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import KafkaError
 from kafkamq.transport.record import Record
 
-__all__ = ["RouteStarts"]
-
 
 class RouteStarts:
     """The STARTs that a batch writes to one marker partition; each is of one message or of several.

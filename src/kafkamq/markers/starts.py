@@ -36,8 +36,6 @@ from kafkamq.transport.producer import NEVER_REPORTED
 from kafkamq.transport.record import LOG_APPEND_TIME
 from kafkamq.types import MessageId
 
-__all__ = ["Batch", "Starter"]
-
 MAX_TRANSACTION_BYTES = 16 * 1024 * 1024  # of payloads in one, as for trackers (R16)
 _STARTED, _HELD = LeaseState.STARTED, LeaseState.HELD  # a look-up per message costs 0.4 us
 PATIENCE_MS = 1000  # so long everything waits for a marker partition that does not answer

@@ -16,8 +16,6 @@ from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.clock import NS_PER_MS, monotonic_ms
 from kafkamq.transport.fork_check import ForkCheck
 
-__all__ = ["ConsumerState"]
-
 
 class ConsumerState:
     """The state behind one ``Consumer``.

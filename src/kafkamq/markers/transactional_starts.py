@@ -21,8 +21,6 @@ from kafkamq.transport.offset_commits import Commit
 from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.transactions import TransactionalProducer
 
-__all__ = ["ExactCommitter"]
-
 _STEP_TIMEOUT_S = 10.0  # of each step of a transaction; longer ones are aborted by the broker
 _CLOSE_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from kafkamq.metrics.families import Counter, Family, Gauge, Histogram
 
-__all__ = ["families", "register"]
-
 _QUEUE = ("queue",)
 _PARTITION = ("partition",)
 _BOTH = ("queue", "partition")

@@ -11,8 +11,6 @@ from kafkamq.metrics.families import Counter, Histogram
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-__all__ = ["Collector"]
-
 
 class Collector:
     """Gives all of kafkamq's metrics to a registry of prometheus-client."""

@@ -11,8 +11,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Counter", "Family", "Gauge", "Histogram", "Labels", "Source"]
-
 Labels = tuple[str, ...]
 """Values of a family's labels, in their order."""
 

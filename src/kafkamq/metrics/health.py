@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["HandlerPool", "Handlers", "Health", "Loop", "LoopState", "Watched", "health"]
-
 
 @dataclass(frozen=True, slots=True)
 class LoopState:

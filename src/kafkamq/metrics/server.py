@@ -15,8 +15,6 @@ from kafkamq.errors import ConfigError
 from kafkamq.metrics.collector import Collector
 from kafkamq.metrics.health import health
 
-__all__ = ["MetricsServer"]
-
 
 class MetricsServer:
     """Serves ``/metrics``, ``/live`` and ``/ready`` from a thread of its own until ``close``."""

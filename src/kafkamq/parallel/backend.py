@@ -3,6 +3,4 @@
 from kafkamq.parallel.queue_consumer import OffsetsConsumer
 from kafkamq.queue.topic_backend import TopicBackend
 
-__all__ = ["backend"]
-
 backend = TopicBackend(OffsetsConsumer)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-__all__ = ["tell"]
-
 _log = logging.getLogger(__name__)
 
 

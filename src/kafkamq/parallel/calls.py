@@ -15,8 +15,6 @@ from kafkamq.runtime.child import RemoteCall
 from kafkamq.runtime.middleware import Middleware, surrounded
 from kafkamq.runtime.process_executor import Processes
 
-__all__ = ["called", "from_fields", "processes_of"]
-
 
 def called(
     handler: Callable[..., Any], middleware: Sequence[Middleware], *, takes_lists: bool = False

@@ -33,8 +33,6 @@ from kafkamq.transport.errors import (
 )
 from kafkamq.transport.exact_commits import ExactCommits, OffsetCommit
 
-__all__ = ["Committer", "Assignment", "Plan", "plan_commits"]
-
 _TURN_S = 0.02  # who waits for a commit looks so often whether its thread must make it
 _SOON_S = 0.05  # until the next commit, while a map is too long
 _NO_MAPS_S = 60.0  # after a broker refused a map: until one is tried again, doubled each time

@@ -32,8 +32,6 @@ from kafkamq.transport.fork_check import ForkCheck
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["ParallelBase", "ParallelConsumer"]
-
 _SLICE_S = 0.2
 
 

@@ -23,8 +23,6 @@ from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import DeadLetterReason
 
-__all__ = ["ParallelDeadLetters"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -32,8 +32,6 @@ from kafkamq.runtime.work_queue import Executor
 from kafkamq.transport.record import Record
 from kafkamq.types import DeadLetterReason
 
-__all__ = ["Engine", "State"]
-
 MAX_POLL = 1000  # records of one poll
 TICK_S = 0.02  # the longest wait for records, and how often the rest is looked after
 _SAMPLE = 64  # of so many records one is asked for its size

@@ -22,8 +22,6 @@ from kafkamq.runtime.verdicts import VERDICTS, seconds, understood
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import Ack, DeadLetterReason, Nack
 
-__all__ = ["Hold", "WriteDeadLetter", "FailurePolicy"]
-
 _HELD_MS = 366 * 86_400_000  # who is given up is not tried again: its letter ends this
 _MAX_DELAY_S = 366 * 86_400.0
 _DELAY_S = 1.0  # where the user's function of it fails

@@ -10,8 +10,6 @@ from kafkamq.parallel.results import Publisher
 from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
 from kafkamq.runtime.verdicts import is_verdict
 
-__all__ = ["Handling"]
-
 
 class Handling:
     """What executors work on."""

@@ -7,8 +7,6 @@ from time import monotonic
 
 from kafkamq.parallel.engine import Engine, State
 
-__all__ = ["Health", "health_of"]
-
 MAX_SILENCE_S = 30.0  # without a poll for so long, the consumer's thread is stuck
 _ALIVE = (State.RUNNING, State.PAUSED, State.DRAINING, State.CLOSING)
 

@@ -13,8 +13,6 @@ from kafkamq.metrics.health import Handlers
 from kafkamq.parallel.commits import Assignment
 from kafkamq.parallel.engine import Engine, State
 
-__all__ = ["watch_engine"]
-
 MAX_SILENCE_S = 30.0
 _GROUP = ("queue",)
 _PARTITION = ("queue", "partition")

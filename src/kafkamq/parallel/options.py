@@ -25,8 +25,6 @@ from kafkamq.parallel.rules.shards import NullKeys, Ordering
 from kafkamq.queue.handler import exception_types
 from kafkamq.runtime.middleware import Middleware
 
-__all__ = ["ParallelOptions", "make_config"]
-
 _TRANSACTION_INTERVAL_MS = 100
 _PLAIN = (
     "processes", "threads", "batch_size", "max_attempts", "backoff", "dead_letter_topic",

@@ -16,8 +16,6 @@ from kafkamq.transport.errors import is_retriable
 from kafkamq.transport.exact_commits import ExactCommits, OffsetCommit
 from kafkamq.transport.group_consumer import GroupConsumer
 
-__all__ = ["Position", "data_loss", "find_positions"]
-
 _REQUEST_S = 5.0
 _PATIENCE_S = 30.0
 _log = logging.getLogger(__name__)

@@ -19,8 +19,6 @@ from kafkamq.queue.topic_consumer import TopicConsumer
 from kafkamq.queue.topic_message import MessageState, TopicMessage
 from kafkamq.transport.clock import monotonic_ms
 
-__all__ = ["OffsetsConsumer"]
-
 
 class _Puller(ParallelBase):
     """A parallel consumer without a handler."""

@@ -9,8 +9,6 @@ from typing import ClassVar
 
 from kafkamq.transport.record import Record, headers_of
 
-__all__ = ["Failure", "ParallelRecord", "PlainRecord", "make_records"]
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:

@@ -17,8 +17,6 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Headers
 
-__all__ = ["Delivered", "ResultProducer"]
-
 Delivered = Callable[["KafkaError | KafkaMQError | None", Record], None]
 _Record: TypeAlias = "tuple[str, bytes | None, bytes | None, int, Headers | None]"
 

@@ -18,8 +18,6 @@ from kafkamq.parallel.work_queue import FailedRun, ParallelWorkQueue, PoolWorker
 from kafkamq.transport.errors import KafkaError, broker_error
 from kafkamq.transport.record import Record
 
-__all__ = ["OnProduced", "OutgoingRecord", "ProducePublisher", "Publisher", "outgoing", "put_off"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingRecord:

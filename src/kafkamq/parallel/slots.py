@@ -16,8 +16,6 @@ from kafkamq.parallel.rules.partitions import PartitionPhase
 from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
 from kafkamq.runtime.rules.hanging import Slots
 
-__all__ = ["Slot", "SlotPool"]
-
 
 class Slot(PoolWorker):
     """One record at a time."""

@@ -19,8 +19,6 @@ from kafkamq.transport.group_consumer import GroupConsumer
 from kafkamq.transport.plain_commits import PlainCommits
 from kafkamq.transport.record import Record
 
-__all__ = ["Membership", "Source"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -10,8 +10,6 @@ from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.partitions import PartitionState
 from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
 
-__all__ = ["ResultStream"]
-
 MAX_WAITING = 1024  # results that nobody has taken; then workers wait
 _SLICE_S = 0.1
 _ASYNC_SLICE_S = 0.002

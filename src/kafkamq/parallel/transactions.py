@@ -34,8 +34,6 @@ from kafkamq.transport.exact_commits import ExactCommits
 from kafkamq.transport.record import Record
 from kafkamq.transport.transactions import TransactionalProducer
 
-__all__ = ["TransactionCommitter", "TransactionPublisher"]
-
 MAX_BLAMED = 10_000  # records remembered; more at once mean that Kafka refuses everything
 _ASYNC_SLICE_S = 0.001
 _COLLATERAL = (Meaning.PURGED, Meaning.OTHERS_FAULT)  # of another one's failure

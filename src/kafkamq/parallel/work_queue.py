@@ -24,8 +24,6 @@ from kafkamq.runtime.rules.pace import RateLimit, RunSize
 from kafkamq.runtime.work_queue import Slot, Waker
 from kafkamq.transport.clock import monotonic_ms
 
-__all__ = ["ParallelWorkQueue", "Failed", "FailedRun", "PoolWorker"]
-
 MAX_TAKE = 512  # records in one worker's hands
 MAX_RUN = 64  # records of one shard in the hands of a process
 STUCK_S = 0.02  # a worker that is at it for so long keeps only what it has begun

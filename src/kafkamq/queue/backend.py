@@ -23,8 +23,6 @@ from kafkamq.queue.rules.capabilities import default_order, order_feature, requi
 from kafkamq.transport.record import RecordLike
 from kafkamq.types import Backend, Headers
 
-__all__ = ["ConsumerPlan", "QueueBackend", "StoredMessage", "check_order", "load"]
-
 _HOMES = {
     Backend.MARKERS: "kafkamq.markers.backend",
     Backend.OFFSETS: "kafkamq.parallel.backend",

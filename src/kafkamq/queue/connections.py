@@ -14,8 +14,6 @@ from kafkamq.queue.queue_topic import QueueTopic
 from kafkamq.queue.sender import Sender
 from kafkamq.transport.fork_check import ForkCheck
 
-__all__ = ["Connections"]
-
 
 class Connections:
     """Owned by a ``Service``, given to backends; thread-safe."""

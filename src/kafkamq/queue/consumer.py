@@ -12,8 +12,6 @@ from kafkamq.errors import BrokerError, ConfigError, DeadlineExceededError, Stat
 from kafkamq.queue.message import Message
 from kafkamq.transport.errors import is_retriable
 
-__all__ = ["Consumer"]
-
 _PAUSE_S = 0.25
 _log = logging.getLogger(__name__)
 

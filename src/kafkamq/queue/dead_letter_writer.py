@@ -29,16 +29,6 @@ from kafkamq.queue.wire.headers import (
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.types import DeadLetterReason, Headers
 
-__all__ = [
-    "TopicDeadLetterWriter",
-    "OutgoingDeadLetter",
-    "DeadLetterWriter",
-    "RequeueWriter",
-    "Verdict",
-    "carried_verdict",
-    "origin_of",
-]
-
 Verdict = tuple[DeadLetterReason, str]
 """Why a message is given up, and the text for people."""
 

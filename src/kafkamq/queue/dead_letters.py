@@ -32,16 +32,6 @@ from kafkamq.transport.scan import scan
 from kafkamq.transport.transactions import NewRecord, TransactionalProducer
 from kafkamq.types import Backend, DeadLetterReason, Headers
 
-__all__ = [
-    "REDRIVEN_FROM",
-    "DeadLetter",
-    "RedriveReport",
-    "Selection",
-    "read_dead_letters",
-    "redrive",
-    "redrive_transactional_id",
-]
-
 REDRIVEN_FROM = "kafkamq-redriven-from"
 """Header of a redriven message: its dead letter, as ``topic/partition/offset/timestamp_ms``."""
 

@@ -16,8 +16,6 @@ from kafkamq.types import ScheduleToken, SentMessage
 if TYPE_CHECKING:
     from kafkamq.queue.sender import Sender
 
-__all__ = ["Delivery"]
-
 _SLICE_S = 0.25  # how often a waiting caller looks for wrong credentials
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()  # of all deliveries: only taken where somebody waits

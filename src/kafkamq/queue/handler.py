@@ -20,14 +20,6 @@ from kafkamq.queue.rules.capabilities import (
 )
 from kafkamq.types import Backend
 
-__all__ = [
-    "DEFAULT_CONCURRENCY",
-    "HandlerOptions",
-    "HandlerSpec",
-    "exception_types",
-    "make_spec",
-]
-
 DEFAULT_CONCURRENCY = 16
 _MAX_CONCURRENCY = 100_000
 

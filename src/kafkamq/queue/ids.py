@@ -7,8 +7,6 @@ import random
 import secrets
 import time
 
-__all__ = ["new_consumer_id", "uuid7"]
-
 _random = random.Random(os.urandom(32))  # fast; ids are labels, not secrets
 _RANDOM_BITS = 74
 os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))

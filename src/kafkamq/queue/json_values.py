@@ -24,8 +24,6 @@ from uuid import UUID
 
 from kafkamq.errors import ConfigError
 
-__all__ = ["BodyError", "check_type", "convert", "is_union", "without_input"]
-
 _PLAIN = (str, int, float, bool, dict, list, type(None), object)
 _LISTS: dict[Any, Callable[[list[Any]], Any]] = {
     list: list,

@@ -11,8 +11,6 @@ from kafkamq.errors import LeaseLostError
 from kafkamq.queue.message import Message
 from kafkamq.types import MessageId
 
-__all__ = ["LostLeases", "too_late"]
-
 MAX_LATE = 10_000  # late verdicts that flush names; more are counted
 MAX_NAMED = 10  # messages that an error text names
 _log = logging.getLogger(__name__)

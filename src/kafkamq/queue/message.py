@@ -14,8 +14,6 @@ from kafkamq.queue.wire.headers import MessageHeaders, read_message_headers, rea
 from kafkamq.transport.record import RecordLike
 from kafkamq.types import Headers, MessageId, Outcome
 
-__all__ = ["Message", "Acknowledger"]
-
 _ACK = Outcome.ACK  # looking it up in its class takes long
 _log = logging.getLogger(__name__)
 

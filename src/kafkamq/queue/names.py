@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from kafkamq.config import QueueConfig, ServiceConfig
 
-__all__ = ["group_of", "group_of_workers"]
-
 
 def group_of(config: ServiceConfig, queue_id: str) -> str:
     """The consumer group of a queue's workers; no namespace or topic has a slash in its name."""

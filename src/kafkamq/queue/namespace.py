@@ -13,8 +13,6 @@ from kafkamq.errors import KafkaMQError
 from kafkamq.queue.topics import check_topics, raise_refusals
 from kafkamq.transport.admin import Admin, TopicInfo
 
-__all__ = ["IDENTITY_AGE_S", "Namespace", "NamespaceFacts"]
-
 CONNECT_TIMEOUT_S = 15.0
 MAX_AGE_S = 300.0  # Kafka's metadata.max.age.ms: new partitions are used after this at the latest
 IDENTITY_AGE_S = 15.0  # of workers: STARTs that name a topic by its former id are soon made again

@@ -17,8 +17,6 @@ from kafkamq.queue.wire.outgoing import OWN_HEADER_BYTES, checked_headers, check
 from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.types import Headers, OutgoingMessage, ScheduleToken
 
-__all__ = ["Producer"]
-
 
 class Producer:
     """Sends to one queue; idempotent, acks=all, thread-safe.

@@ -18,8 +18,6 @@ from kafkamq.types import Backend
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Queue"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

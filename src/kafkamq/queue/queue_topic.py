@@ -10,12 +10,6 @@ from kafkamq.queue.namespace import CONNECT_TIMEOUT_S, Namespace, NamespaceFacts
 from kafkamq.queue.topics import log_settings
 from kafkamq.transport.admin import Admin
 
-__all__ = [
-    "QueueTopic",
-    "create_queue_topics",
-    "require_dead_letters",
-]
-
 _LETTER_OVERHEAD_BYTES = 9216  # what a dead letter adds: reason, error text, origin, framing
 
 

@@ -13,8 +13,6 @@ from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 
-__all__ = ["SendRecorder", "Sender"]
-
 MAX_QUEUED = 100_000  # librdkafka's queue.buffering.max.messages; reached: send waits
 MAX_EXIT_S = 10.0  # how long the interpreter's end waits for what was not flushed
 SEND_TIMEOUT_S = 30.0  # how long a send waits while the queue is full

@@ -16,8 +16,6 @@ from kafkamq.queue.rules.capabilities import Feature, backend_of, require
 from kafkamq.queue.topics import create_topics
 from kafkamq.types import Backend
 
-__all__ = ["Service"]
-
 DEFAULT_BACKOFF = Backoff(first=1.0, max=600.0, jitter=0.2)
 
 

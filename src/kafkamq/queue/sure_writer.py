@@ -18,8 +18,6 @@ from kafkamq.transport.producer import ThreadedProducer
 from kafkamq.transport.record import Record
 from kafkamq.types import Headers
 
-__all__ = ["Form", "SureWriter", "Written"]
-
 FORMS = 3  # of a record, each smaller than the one before; then the first one is tried again
 FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 2.0

@@ -14,8 +14,6 @@ from kafkamq.queue.queue_topic import create_queue_topics, require_dead_letters
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.transport.record import RecordLike, headers_of
 
-__all__ = ["TopicBackend"]
-
 
 class TopicBackend:
     def __init__(

@@ -34,8 +34,6 @@ from kafkamq.transport.clock import monotonic_ms, public_s
 from kafkamq.transport.fork_check import ForkCheck
 from kafkamq.types import DeadLetterReason, Nack, Outcome, Reject
 
-__all__ = ["TopicConsumer"]
-
 M = TypeVar("M", bound=TopicMessage[Any])
 
 MAX_UNWRITTEN = 10_000  # dead letters, with payloads; beyond it nothing is handed out

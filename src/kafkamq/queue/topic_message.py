@@ -9,8 +9,6 @@ from typing import Generic, Protocol, TypeVar
 from kafkamq.queue.message import Acknowledger, Message
 from kafkamq.transport.record import RecordLike, headers_of
 
-__all__ = ["MessageState", "TopicMessage", "TopicAcknowledger"]
-
 P = TypeVar("P")
 
 

@@ -15,16 +15,6 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.transport.admin import Admin, TopicInfo
 
-__all__ = [
-    "FOREIGN_TRACKER_GROUP",
-    "Finding",
-    "check_topics",
-    "create_topics",
-    "log_settings",
-    "raise_refusals",
-    "require_topics",
-]
-
 FOREIGN_TRACKER_GROUP = "kafka-mq-redelivery"
 """kafka-mq-go's tracker, of every markers topic of a cluster (R25)."""
 

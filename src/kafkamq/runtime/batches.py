@@ -10,8 +10,6 @@ from kafkamq.queue.arguments import Binder, BodyError
 from kafkamq.runtime.verdicts import is_verdict
 from kafkamq.runtime.work_queue import Slot
 
-__all__ = ["bound", "outcomes_of", "take_list"]
-
 R = TypeVar("R")
 
 

@@ -32,8 +32,6 @@ from kafkamq.runtime.verdicts import awaited, is_verdict
 from kafkamq.runtime.work_queue import Executor, HandlerCall, Slot
 from kafkamq.types import Ack
 
-__all__ = ["CELLS", "Answer", "RemoteCall", "Step", "progress_of", "serve", "unpacked"]
-
 _log = logging.getLogger(__name__)
 CELLS = 4096  # runs in a process at once, at most
 _INDEX_BITS, _STEP_BITS = 14, 2

@@ -18,8 +18,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from weakref import WeakSet
 
-__all__ = ["keep_from_forks", "leave_signals_to_parent", "start_child"]
-
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _lock = threading.Lock()  # guards what follows, and a start
 _started: WeakSet[BaseProcess] = WeakSet()

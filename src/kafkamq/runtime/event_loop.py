@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import threading
 
-__all__ = ["LoopThread", "new_loop"]
-
 _JOIN_S = 10.0
 
 

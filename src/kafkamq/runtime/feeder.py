@@ -21,8 +21,6 @@ from kafkamq.runtime.work_queue import Executor
 from kafkamq.transport.errors import is_retriable
 from kafkamq.types import Reject
 
-__all__ = ["Feeder"]
-
 _RECEIVE_S = 0.25
 _ROOM_S = 0.05
 _PAUSE_S = 0.25

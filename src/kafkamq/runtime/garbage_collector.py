@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 
-__all__ = ["calm_collector"]
-
 _MANY_OBJECTS = 100_000
 
 

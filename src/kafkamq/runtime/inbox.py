@@ -10,8 +10,6 @@ from typing import Any, Generic, TypeVar
 from kafkamq.runtime.rules.hanging import Call
 from kafkamq.runtime.work_queue import Slot, Waker
 
-__all__ = ["Inbox"]
-
 R = TypeVar("R")  # what waits
 T = TypeVar("T")  # the records of a run
 

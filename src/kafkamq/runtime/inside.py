@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-__all__ = ["enter", "is_inside"]
-
 _owner: ContextVar[object] = ContextVar("kafkamq_inside", default=None)
 
 

@@ -9,8 +9,6 @@ from typing import TypeVar
 
 from kafkamq.errors import KafkaMQError
 
-__all__ = ["Workers"]
-
 T = TypeVar("T")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from time import monotonic
 
-__all__ = ["LoopBeat"]
-
 BEAT_S = 1.0
 
 

@@ -18,8 +18,6 @@ from kafkamq.runtime.loop_beat import LoopBeat
 from kafkamq.runtime.rules.hanging import Slots
 from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue
 
-__all__ = ["LoopExecutor"]
-
 _TURN_S = 0.002  # handlers that never wait must not own the loop
 _BLOCKED_S = 10.0  # how long the end waits for a loop that a handler blocks
 _CANCEL_S = 1.0  # what a handler that is cancelled has to end; then it is left alone

@@ -12,8 +12,6 @@ from kafkamq.runtime.inbox import Inbox
 from kafkamq.runtime.rules.hanging import Call
 from kafkamq.runtime.work_queue import Slot
 
-__all__ = ["MessageQueue"]
-
 
 class _Run:
     """One message, or the list of one call; there is no order among them."""

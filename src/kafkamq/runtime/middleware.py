@@ -16,8 +16,6 @@ from typing import Any, TypeAlias
 
 from kafkamq.errors import ConfigError, StateError
 
-__all__ = ["Middleware", "surrounded"]
-
 Middleware: TypeAlias = Callable[..., Any]
 """Gets a message and what calls the handler; or is a generator function of a message."""
 

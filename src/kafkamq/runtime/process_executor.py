@@ -26,8 +26,6 @@ from kafkamq.runtime.rules.hanging import Call, Slots
 from kafkamq.runtime.rules.run_ahead import RunAhead
 from kafkamq.runtime.work_queue import HandlerTimeoutError, Slot, WorkerDiedError, WorkQueue
 
-__all__ = ["ProcessExecutor", "Processes"]
-
 _JOIN_S = 5.0
 PAUSE_S = 1.0  # before another process, where one could not begin
 _GRACE_S = 1.0  # for one that ends by itself, to do so

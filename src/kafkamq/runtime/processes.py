@@ -20,8 +20,6 @@ from kafkamq.runtime.process_executor import Processes, ProcessExecutor
 from kafkamq.runtime.work_queue import Slot
 from kafkamq.types import Headers, MessageId
 
-__all__ = ["PlainMessage", "RemoteCalls"]
-
 
 @dataclass(frozen=True, slots=True)
 class PlainMessage:

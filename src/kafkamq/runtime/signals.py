@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-__all__ = ["apart", "keeping_interrupts", "stop_event", "stop_on_signals", "stopped_by"]
-
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 

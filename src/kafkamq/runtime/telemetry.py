@@ -13,19 +13,6 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = [
-    "ATTRIBUTES",
-    "DURATION",
-    "HANDLED",
-    "RECEIVED",
-    "SCOPE",
-    "SENT",
-    "SPAN",
-    "Telemetry",
-    "is_available",
-    "trace_headers",
-]
-
 SCOPE = "kafkamq"
 SPAN = "process {queue}"
 SENT = "send {queue}"

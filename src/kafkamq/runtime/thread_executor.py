@@ -13,8 +13,6 @@ from kafkamq.runtime.inside import enter
 from kafkamq.runtime.rules.hanging import Slots
 from kafkamq.runtime.work_queue import HandlerCall, Slot, WorkQueue
 
-__all__ = ["ThreadExecutor"]
-
 _WATCH_S = 0.05
 _log = logging.getLogger(__name__)
 R = TypeVar("R")

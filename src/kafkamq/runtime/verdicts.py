@@ -16,8 +16,6 @@ from kafkamq.queue.wire.headers import clean, reason_of
 from kafkamq.runtime.work_queue import HandlerFaultError
 from kafkamq.types import Ack, Nack, Reject
 
-__all__ = ["VERDICTS", "Verdict", "awaited", "is_verdict", "seconds", "understood"]
-
 VERDICTS = (Ack, Nack, Reject)
 Verdict: TypeAlias = Ack | Nack | Reject
 

@@ -26,18 +26,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from kafkamq.errors import DeadlineExceededError, KafkaMQError
 from kafkamq.runtime.rules.hanging import Call, Slots
 
-__all__ = [
-    "Executor",
-    "HandlerCall",
-    "HandlerFaultError",
-    "HandlerTimeoutError",
-    "Run",
-    "Slot",
-    "Waker",
-    "WorkQueue",
-    "WorkerDiedError",
-]
-
 R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
 

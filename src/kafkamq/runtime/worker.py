@@ -31,8 +31,6 @@ from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.work_queue import Executor, HandlerCall
 from kafkamq.types import Backend
 
-__all__ = ["HandlerSource", "Worker"]
-
 DRAIN_S = 30.0
 _SLICE_S = 0.1
 _log = logging.getLogger(__name__)

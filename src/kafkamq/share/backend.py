@@ -3,6 +3,4 @@
 from kafkamq.queue.topic_backend import TopicBackend
 from kafkamq.share.queue_consumer import ShareConsumer
 
-__all__ = ["backend"]
-
 backend = TopicBackend(ShareConsumer)

@@ -25,8 +25,6 @@ from kafkamq.transport.errors import (
 )
 from kafkamq.transport.record import AcknowledgeType, Record, TopicPartition
 
-__all__ = ["Batch", "Member", "ShareMessage"]
-
 _POLL_S = 0.25
 _TURN_S = 0.02  # how long verdicts are gathered
 _COMMIT_S = 10.0

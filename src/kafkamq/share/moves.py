@@ -24,8 +24,6 @@ from kafkamq.share.member import Member, ShareMessage
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.record import AcknowledgeType
 
-__all__ = ["Moves"]
-
 _PATIENCE_MS = 5000  # of a copy before its lock ends; a third of a shorter lock
 _log = logging.getLogger(__name__)
 _Key = tuple[int, int, int]

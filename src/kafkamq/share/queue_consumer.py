@@ -32,8 +32,6 @@ from kafkamq.transport.record import AcknowledgeType, Record
 from kafkamq.transport.settings import share_settings
 from kafkamq.types import DeadLetterReason
 
-__all__ = ["ShareConsumer"]
-
 MAX_POLL = 500  # records of one poll, about: whole batches of producers come
 QUIET_S = 2.0
 MOVE_S = 5.0  # what closing waits for letters and copies; members wait longer for their leave

@@ -13,8 +13,6 @@ from kafkamq.queue.rules.capabilities import Feature, backends_with
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.broker_release import broker_release
 
-__all__ = ["ShareLimits", "configure_group", "read_limits", "share_lock_ms", "shorten_session"]
-
 _log = logging.getLogger(__name__)
 _MIN_RELEASE = (4, 2)
 _LOCK = "share.record.lock.duration.ms"

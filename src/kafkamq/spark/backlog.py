@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 
 from kafkamq.transport.log_reader import LogRange, Record
 
-__all__ = ["Backlog"]
-
 _MAX_SKIPPED = 200_000  # records of other queues that are passed without a batch
 MAX_KEPT = 200_000  # places, of all partitions together
 

@@ -11,8 +11,6 @@ from pyspark import TaskContext
 
 from kafkamq.errors import StateError
 
-__all__ = ["BATCH_ID", "QUERY_ID", "RUN_ID", "current_batch", "current_query"]
-
 BATCH_ID = "streaming.sql.batchId"
 QUERY_ID = "sql.streaming.queryId"
 """Of the checkpoint: the same in all runs of a query."""

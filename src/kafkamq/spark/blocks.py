@@ -14,8 +14,6 @@ from kafkamq.markers.rules.delivery import Carry, DueCause, Settle
 from kafkamq.spark.packing import pack, unpack
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 
-__all__ = ["Block", "FoldRow", "decode_actions", "encode_actions", "encode_block"]
-
 FoldRow = tuple[int, int, "Marker | None"]
 """(offset, LogAppendTime in ms or -1, marker or None for an undecodable record)."""
 

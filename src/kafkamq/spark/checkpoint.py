@@ -21,15 +21,6 @@ from kafkamq.markers.wire.ledger import Position
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "CheckpointNote",
-    "drop_folder",
-    "is_settled",
-    "last_batch",
-    "read_note",
-    "write_note",
-]
-
 _FILE = re.compile(r"kafkamq(?:-(\d+))?\.json")
 _VERSION = 1
 _OF_SPARK = ("commits", "metadata", "offsets", "sources", "state")  # folders and files

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["COORDINATION_COLUMNS", "ClaimGuard", "ClaimedAssign", "claimed_assign",
-           "coordination_frame"]  # fmt: skip
-
 _LOOK_S = 0.2
 
 

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from kafkamq.errors import ConfigError
 
-__all__ = ["daemon_environment", "master_command", "package_archive", "worker_command"]
-
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 

@@ -19,15 +19,6 @@ from pathlib import Path
 
 from kafkamq.runtime.garbage_collector import calm_collector
 
-__all__ = [
-    "OTHER_IMPORTS",
-    "POOL",
-    "SETTLING",
-    "SINK_IMPORTS",
-    "THREADLESS",
-    "calm_worker",
-]
-
 POOL = "KAFKAMQ_POOL"
 """Variable that sets a pool of worker processes apart."""
 SETTLING = "settling"

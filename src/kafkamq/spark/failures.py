@@ -9,16 +9,6 @@ import kafkamq.errors as errors
 import kafkamq.transport.errors as client_errors
 from kafkamq.errors import KafkaMQError
 
-__all__ = [
-    "QueryFailedError",
-    "SparkGoneError",
-    "advised",
-    "error_named",
-    "is_spark_gone",
-    "query_failure",
-    "spark_failure",
-]
-
 _CALLING = re.compile(r"An error occurred while calling \S+\n: ")  # how py4j begins
 _OURS = re.compile(r"kafkamq\.(?:clients\.)?\w+\.(\w+): ([^\n]*)")
 

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import Filter
 
-__all__ = ["FORMAT", "KafkaSource", "register_source", "registered_config"]
-
 FORMAT = "kafkamq"
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 

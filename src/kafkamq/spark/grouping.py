@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from itertools import count
 
-__all__ = ["group_key", "spark_hash"]
-
 _MASK = 0xFFFF_FFFF
 _SEED = 42
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["Handler", "StreamMessage", "Verdict", "map_messages"]
-
 Verdict: TypeAlias = "Ack | Nack | Reject | bytes | str | None"
 """What a handler may return; bytes and text are an Ack with a result."""
 

@@ -19,8 +19,6 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.settings import marker_settings
 from kafkamq.types import Marker
 
-__all__ = ["MarkerLog", "Place", "marker_log"]
-
 _FLUSH_S = 40.0  # longer than message.timeout.ms
 _ADDED_S = 10.0  # brokers know of a partition that was added by then
 _MAX_BYTES = 17 * 1024 * 1024  # the broker's limit decides

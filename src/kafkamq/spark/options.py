@@ -14,19 +14,6 @@ from datetime import datetime, timezone
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "VIEWS",
-    "AcknowledgeOptions",
-    "Offsets",
-    "SourceOptions",
-    "chosen_partitions",
-    "parse_service",
-    "parse_source_options",
-    "parse_timestamp_ms",
-]
-
 EARLIEST = "earliest"
 LATEST = "latest"
 Offsets = dict[str, dict[str, int]]

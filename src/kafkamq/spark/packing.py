@@ -11,8 +11,6 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["pack", "unpack"]
-
 _HEAD = struct.Struct("<III")  # rows, columns, bytes of the table
 
 

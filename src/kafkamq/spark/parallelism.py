@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["FIRST_LOOK_S", "MAX_TASKS_PER_CORE", "NEXT_LOOK_S", "announced_cores", "cores",
-           "tracker_tasks"]  # fmt: skip
-
 FIRST_LOOK_S = 60.0
 """Seconds after its start until a query looks which executors there are."""
 NEXT_LOOK_S = 600.0

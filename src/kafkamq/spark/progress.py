@@ -17,8 +17,6 @@ from kafkamq.metrics import catalog
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["QueryMetrics", "batch_ends", "watching"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["AckQuery", "Acknowledged", "ack", "read_queue"]
-
 _log = logging.getLogger(__name__)
 
 EachBatch = Callable[["DataFrame", int], "DataFrame | None"]

@@ -12,8 +12,6 @@ from kafkamq.spark.sink.sink import register_sink
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register"]
-
 
 def register(
     spark: SparkSession, config: ServiceConfig | None = None, *, name: str = FORMAT

@@ -17,8 +17,6 @@ from kafkamq.transport.log_reader import LogReader
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Run", "pause_s"]
-
 _log = logging.getLogger(__name__)
 _MAX_PAUSE_S = 30.0
 _TOPOLOGY_S = 10.0  # how often added marker partitions are looked for

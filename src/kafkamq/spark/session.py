@@ -31,19 +31,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "REDACTED",
-    "activate",
-    "active",
-    "build_session",
-    "has_session",
-    "check_environment",
-    "check_packages",
-    "end_session",
-    "session_settings",
-    "stream_settings",
-]
-
 MIN_JAVA = 17
 REDACTED = r"(?i)secret|password|passwd|token|access[.]?key|jaas|oauthbearer|credential|[.]key"
 _INSTALL = "install with: pip install 'kafkamq[spark]'"

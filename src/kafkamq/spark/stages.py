@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import time
 
-__all__ = ["Stages"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -20,8 +20,6 @@ from kafkamq.markers.rules.snapshot import restore_tracker, take_snapshot
 from kafkamq.testing.naive import NaiveTracker
 from kafkamq.testing.random_markers import MarkerRecord
 
-__all__ = ["Batch", "StateStore", "check_agreement", "cut_batches", "plan_of_batches"]
-
 Batch = Sequence[MarkerRecord]
 
 

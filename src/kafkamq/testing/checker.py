@@ -24,8 +24,6 @@ from kafkamq.queue.wire.headers import MessageHeaders, Origin, read_message_head
 from kafkamq.testing.history import Ending, LogRecord, MessageHistory, Timeline, Why, read_timelines
 from kafkamq.types import DeadLetterReason, Marker, MarkerType
 
-__all__ = ["CheckFailedError", "Checker", "Problem", "Verdict", "check_logs", "record_of"]
-
 Place = tuple[str, int, int]
 """Topic, partition, offset."""
 

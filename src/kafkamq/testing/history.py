@@ -16,8 +16,6 @@ from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
 
-__all__ = ["Ending", "MessageHistory", "LogRecord", "Timeline", "Why", "read_timelines"]
-
 _BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 _MAX_GRACE_MS = 3000
 _MEMORY_MS = 60_000

@@ -47,8 +47,6 @@ from kafkamq.types import (
     ScheduleToken,
 )
 
-__all__ = ["MemoryBackend"]
-
 _TOLD_S = 1.0  # how long a receive waits for on_lease_lost
 _RETENTION_MS = 7 * 86_400_000
 _FACTS = NamespaceFacts(  # of the topics that ``create_topics`` makes

@@ -17,8 +17,6 @@ from kafkamq.queue.rules.waiting import Waiting
 from kafkamq.queue.wire.headers import Origin, dead_letter_headers, read_message_headers
 from kafkamq.types import DeadLetterReason, Headers
 
-__all__ = ["Clock", "Item", "MemoryDeadLetter", "MemoryQueue", "MemoryRecord"]
-
 
 class Clock:
     """A clock that stands still until a test moves it; thread-safe."""

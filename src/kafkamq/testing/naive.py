@@ -15,8 +15,6 @@ from enum import Enum
 from kafkamq.markers.rules.delivery import Carry, DueCause, Settle, row_order
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
 
-__all__ = ["NaiveEntry", "NaiveState", "NaiveTracker", "State"]
-
 Identity = tuple[bool, MessageId]
 """(of_schedule, message id)."""
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 
 from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 
-__all__ = ["MarkerRecord", "random_markers"]
-
 _TIMEOUTS_MS = (1, 3, 100, 1000, 5000, 10_000, 60_000, 3_600_000)
 _BORDERS = (0, 1, 4094, 4095, 4096, 4097, 8191, 8192, 1 << 40)
 _CHUNK = 4096

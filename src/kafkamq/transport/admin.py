@@ -36,8 +36,6 @@ from kafkamq.transport.port import AdminClient
 from kafkamq.transport.record import Place
 from kafkamq.transport.settings import admin_settings
 
-__all__ = ["Admin", "ClusterInfo", "TopicInfo"]
-
 T = TypeVar("T")
 _SLICE_S = 0.2
 _PATIENCE = 5  # retriable answers of one client in a row

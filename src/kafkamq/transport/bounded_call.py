@@ -13,8 +13,6 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-__all__ = ["CallAbandonedError", "BoundedCall"]
-
 _log = logging.getLogger(__name__)
 _abandoned: list[object] = []  # ending a client that a thread is inside of would hang, or crash
 

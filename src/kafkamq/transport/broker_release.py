@@ -9,8 +9,6 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 from kafkamq.transport.wire.api_versions import MAX_RESPONSE_BYTES, encode_request, release_of
 
-__all__ = ["broker_release"]
-
 _PLAIN = ("PLAINTEXT", "SASL_PLAINTEXT")
 
 

@@ -21,15 +21,6 @@ from kafkamq.transport.errors import ErrorWatch, kafka_error, raised_inside
 from kafkamq.transport.port import AdminClient, Consumer, Producer
 from kafkamq.transport.settings import is_secret
 
-__all__ = [
-    "MEMORY",
-    "ClientLog",
-    "open_admin",
-    "open_consumer",
-    "open_producer",
-    "open_share_consumer",
-]
-
 MEMORY = "memory://"
 """How the bootstrap servers of a cluster in memory begin; its name follows."""
 

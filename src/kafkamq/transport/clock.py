@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-__all__ = ["NS_PER_MS", "monotonic_ms", "public_s"]
-
 NS_PER_MS = 1_000_000
 
 

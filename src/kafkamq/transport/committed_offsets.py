@@ -21,8 +21,6 @@ from kafkamq.transport.port import Consumer
 from kafkamq.transport.record import Place
 from kafkamq.transport.settings import consumer_settings
 
-__all__ = ["CommittedOffsets"]
-
 MAX_KEPT = 64  # idle consumers; each has a few threads
 MAX_THREADS = 8  # a new consumer takes some 70 ms to find its coordinator
 

@@ -29,15 +29,6 @@ from kafkamq.transport.errors import (
 from kafkamq.transport.record import Place, Record, place_of
 from kafkamq.transport.settings import consumer_settings
 
-__all__ = [
-    "COMMITTED",
-    "READER_GROUP",
-    "Follower",
-    "OnCommit",
-    "partitions_of",
-    "targets_of",
-]
-
 OnCommit: TypeAlias = Callable[[KafkaError | None, list[TopicPartition]], None]
 
 READER_GROUP = "kafkamq.reader"

@@ -6,8 +6,6 @@ import os
 
 from kafkamq.errors import StateError
 
-__all__ = ["ForkCheck", "generation"]
-
 _generation = 0
 
 

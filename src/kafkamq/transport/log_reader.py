@@ -21,8 +21,6 @@ from kafkamq.errors import BrokerError, DataLossError
 from kafkamq.transport.errors import Meaning, meaning
 from kafkamq.transport.follower import Follower
 
-__all__ = ["LogRange", "LogReader", "Record", "log_reader"]
-
 _log = logging.getLogger(__name__)
 _LOG_BEGIN = -2  # ListOffsets' names for the ends of a log
 _LOG_END = -1

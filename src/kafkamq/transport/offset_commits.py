@@ -23,8 +23,6 @@ from kafkamq.transport.errors import broker_error, is_retriable
 from kafkamq.transport.port import Consumer as KafkaConsumer
 from kafkamq.transport.record import Place
 
-__all__ = ["Answer", "Commit", "Committer", "commit_all", "commit_offsets"]
-
 Answer = TypeVar("Answer")
 COMMIT_TIMEOUT_S = 10.0  # then the batch is given up (R5: bounded)
 

@@ -23,8 +23,6 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from kafkamq.transport.errors import kafka_error
 from kafkamq.transport.port import Consumer
 
-__all__ = ["OffsetCommit", "PlainCommits", "plain"]
-
 ANSWER_S = 60.0
 """librdkafka answers earlier, unless nobody polls."""
 

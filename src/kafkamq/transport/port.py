@@ -19,8 +19,6 @@ from typing import Any, Literal, Protocol, overload
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-__all__ = ["AdminClient", "Consumer", "DeliveryReport", "Producer", "Rebalance"]
-
 Rebalance = Callable[["Any", "list[TopicPartition]"], None]
 """Gets the consumer and the partitions that come or go."""
 

@@ -38,8 +38,6 @@ from kafkamq.transport.fork_check import ForkCheck
 from kafkamq.transport.port import Producer
 from kafkamq.types import Headers
 
-__all__ = ["NEVER_REPORTED", "IdempotentProducer", "Report", "ThreadedProducer", "end_producer"]
-
 Report: TypeAlias = "Callable[[KafkaError | None, Record], None]"
 
 _SET_OUT_S = 0.005  # a flush of so long ends what lingers

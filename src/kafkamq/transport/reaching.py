@@ -17,8 +17,6 @@ from kafkamq.transport.errors import UNANSWERED, ErrorWatch, meaning
 from kafkamq.transport.port import AdminClient
 from kafkamq.transport.settings import admin_settings
 
-__all__ = ["require_brokers"]
-
 PATIENCE_S = 3.0
 """A connection is refused, or a name unknown: so long it is tried again."""
 TIMEOUT_S = 15.0

@@ -11,8 +11,6 @@ from kafkamq.errors import BrokerError, KafkaMQError
 from kafkamq.transport.follower import READER_GROUP, Follower
 from kafkamq.transport.record import Place, Record
 
-__all__ = ["MAX_READ_THROUGH", "RecordReader"]
-
 MAX_READ_THROUGH = 280
 """Records between two wanted ones that are read and dropped; a wider gap is sought (R18)."""
 

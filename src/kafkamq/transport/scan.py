@@ -10,8 +10,6 @@ from kafkamq.transport.admin import Admin
 from kafkamq.transport.follower import READER_GROUP, Follower
 from kafkamq.transport.record import Record
 
-__all__ = ["scan"]
-
 STALL_S = 30.0  # without a record or an end of the log: give up
 _BATCH = 1000
 _WAIT_MS = 20  # nothing is waited for at the end of the log

@@ -14,17 +14,6 @@ from enum import Enum
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 
-__all__ = [
-    "Role",
-    "admin_settings",
-    "consumer_settings",
-    "is_secret",
-    "marker_settings",
-    "producer_settings",
-    "share_settings",
-    "transactional_settings",
-]
-
 
 class Role(Enum):
     CONSUMER = "consumer"

@@ -27,8 +27,6 @@ from kafkamq.transport.port import Producer
 from kafkamq.transport.settings import transactional_settings
 from kafkamq.types import Headers
 
-__all__ = ["Delivered", "NewRecord", "TransactionalProducer"]
-
 NewRecord: TypeAlias = tuple[str, int, "bytes | None", "bytes | None", Headers]
 """Topic, partition, key, value, headers."""
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from kafkamq.types import MarshalRecord, MarshalType
 
-__all__ = ["ClaimAudit", "ClientAudit", "DualClaim"]
-
 _MAX_DUAL_CLAIMS = 1000
 _MAX_INSTANCES = 1000
 _MAX_PARTITION = 2**31 - 1

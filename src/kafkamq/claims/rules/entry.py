@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Claim", "ClaimState", "Contender", "Entry", "Owner"]
-
 Owner = tuple[str, str]
 """Client and instance."""
 

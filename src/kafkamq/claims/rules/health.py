@@ -15,15 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = [
-    "Health",
-    "HealthMonitor",
-    "HealthVerdict",
-    "OffsetHistory",
-    "check_health",
-    "velocity",
-]
-
 SAMPLES = 10
 MAX_CYCLES_BEHIND = 3
 

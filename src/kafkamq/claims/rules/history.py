@@ -8,8 +8,6 @@ from enum import Enum
 from kafkamq.claims.rules.log import Claim, ClaimLog
 from kafkamq.types import MarshalRecord, MarshalType
 
-__all__ = ["ClaimEvent", "ClaimEventKind", "ClaimHistory"]
-
 
 class ClaimEventKind(Enum):
     """What a record did."""

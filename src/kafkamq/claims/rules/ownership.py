@@ -36,8 +36,6 @@ from kafkamq.errors import StateError
 from kafkamq.queue.rules.log_clock import LogClock
 from kafkamq.types import MarshalRecord
 
-__all__ = ["PeerRules", "SafeRules"]
-
 _MAX_RETIRED = 32
 _MAX_CONTENDERS = 64
 _OTHERS: Owner = ("", "others")  # stands for contenders beyond the limit

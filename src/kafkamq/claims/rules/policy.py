@@ -21,8 +21,6 @@ from enum import Enum
 
 from kafkamq.claims.rules.steps import End
 
-__all__ = ["ClaimMode", "ClaimPolicy", "Prospect"]
-
 _Place = tuple[str, int]
 _RESTS = (End.BEHIND, End.STUCK, End.RIVAL)
 _CONTESTED = (End.REFUSED, End.HELD)

@@ -23,8 +23,6 @@ from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.steps import End, Finish, Phase, Step
 from kafkamq.types import MarshalRecord, MarshalType
 
-__all__ = ["Place", "PositionChange", "ResetPhase", "WriteGroup"]
-
 _MIN_RESUME_MS = 10_000  # a change that failed early must still not leave the group paused
 
 Place = tuple[str, int]

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from kafkamq.errors import StateError
 
-__all__ = ["DeliveredOffsets", "StartPosition", "start_position"]
-
 
 class DeliveredOffsets:
     """Offsets that were handed out and not all committed; the position is the first gap.

@@ -24,8 +24,6 @@ from dataclasses import dataclass, field
 from kafkamq.queue.rules.log_clock import LogClock
 from kafkamq.types import RangeRecord, RangeType
 
-__all__ = ["HeldRange", "RangeLog"]
-
 MAX_RANGES = 10_000  # of one partition that are not done; more are refused
 MAX_RANGE = 10_000_000  # offsets
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from kafkamq.claims.rules.range_log import HeldRange, RangeLog
 from kafkamq.types import RangeRecord, RangeType
 
-__all__ = ["RangeMember", "RangePlace", "RangeWrite"]
-
 RangePlace = tuple[int, int, int]
 """Partition, first and next offset of a range."""
 

@@ -8,22 +8,6 @@ from enum import Enum
 from kafkamq.errors import ConfigError
 from kafkamq.types import MarshalRecord
 
-__all__ = [
-    "HOLDING",
-    "ClaimantConfig",
-    "Delivery",
-    "End",
-    "Fetch",
-    "Finish",
-    "HandOut",
-    "LookUp",
-    "Phase",
-    "Step",
-    "Stop",
-    "Write",
-    "lost_text",
-]
-
 _MAX_ID_CHARACTERS = 249
 
 

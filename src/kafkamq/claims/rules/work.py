@@ -11,8 +11,6 @@ from kafkamq.claims.rules.positions import DeliveredOffsets, StartPosition, star
 from kafkamq.claims.rules.steps import ClaimantConfig, Delivery, End, HandOut
 from kafkamq.errors import StateError
 
-__all__ = ["ClaimBatch", "ClaimWork", "may_reclaim"]
-
 
 def may_reclaim(config: ClaimantConfig, claim: Claim) -> bool:
     """C4: fresh only, though the Go client takes over any claim that holds."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from kafkamq.claims.rules.steps import ClaimantConfig, Step, Write
 from kafkamq.types import MarshalRecord, MarshalType
 
-__all__ = ["ClaimWriter", "PendingWrite"]
-
 
 @dataclass(slots=True)
 class PendingWrite:

@@ -11,8 +11,6 @@ from kafkamq.cli.page import document, figure, table
 if TYPE_CHECKING:
     from kafkamq.spark.jobs.audit import Audit, QueueAudit
 
-__all__ = ["render"]
-
 
 def render(audit: Audit, *, made_ms: int) -> str:
     """The whole page."""

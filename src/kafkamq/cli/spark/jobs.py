@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from kafkamq.spark.jobs.audit import Audit
     from kafkamq.spark.jobs.replay import ReplayReport
 
-__all__ = ["parse_moment", "view_tables"]
-
 EXIT_FAILED = 1
 _TIME_HELP = "2026-01-31T12:00:00Z, or milliseconds since 1970; broker time."
 From = Annotated[

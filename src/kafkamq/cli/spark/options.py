@@ -14,8 +14,6 @@ from kafkamq.cli.options import with_options
 from kafkamq.errors import ConfigError
 from kafkamq.transport.settings import is_secret
 
-__all__ = ["SparkChoice", "spark_settings", "with_spark"]
-
 Master = Annotated[
     str, typer.Option("--master", help="Spark master: local[2], spark://host:port, yarn, k8s://...")
 ]

@@ -12,8 +12,6 @@ from difflib import get_close_matches
 
 from kafkamq.errors import ConfigError
 
-__all__ = ["TABLES", "check_condition", "check_statement", "split_statements"]
-
 TABLES = ("messages", "deliveries", "in_flight", "dead_letters", "markers")
 _STATEMENTS = (
     "SELECT", "WITH", "FROM", "VALUES", "TABLE", "DESCRIBE", "DESC", "SHOW", "EXPLAIN", "CREATE",

@@ -10,17 +10,6 @@ from typing import Any
 
 from kafkamq.dev.compare.plan import Item
 
-__all__ = [
-    "Event",
-    "Kind",
-    "Measured",
-    "PhaseFacts",
-    "judge",
-    "keys_in_order",
-    "max_busy",
-    "percentile",
-]
-
 
 class Kind(Enum):
     """What a handler wrote; the values are in files."""

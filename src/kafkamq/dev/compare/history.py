@@ -9,8 +9,6 @@ from pathlib import Path
 
 from kafkamq.dev.compare.facts import Event, Kind
 
-__all__ = ["HistoryReader", "HistoryWriter"]
-
 _FORM = struct.Struct("<QQBB")
 _KINDS = {kind.value: kind for kind in Kind}
 

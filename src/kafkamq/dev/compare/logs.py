@@ -21,8 +21,6 @@ from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.record import headers_of
 
-__all__ = ["Ends", "Written", "ends_of", "settled_ends", "remove", "written_between"]
-
 SHARED = ("__consumer_offsets", "__share_group_state", "__transaction_state")
 _READ_S = 20.0
 _QUIET_S = 1.2  # longer than the interval of commits

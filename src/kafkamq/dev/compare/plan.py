@@ -12,24 +12,6 @@ from kafkamq.errors import ConfigError
 from kafkamq.queue.rules.capabilities import CAPABILITIES
 from kafkamq.types import Backend
 
-__all__ = [
-    "Contender",
-    "Item",
-    "Phase",
-    "PhaseKind",
-    "Slow",
-    "Work",
-    "backend_of_contender",
-    "decode",
-    "encode",
-    "handlers_at_once",
-    "ideal_s",
-    "ordering_of",
-    "parse_range",
-    "parse_slow",
-    "phases",
-]
-
 MAX_MESSAGES = 1_000_000
 MAX_HANDLER_MS = 60_000
 LATENCY_MESSAGES = 300

@@ -26,8 +26,6 @@ from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.share.settings import read_limits
 from kafkamq.transport.admin import Admin
 
-__all__ = ["PHASES", "compare", "measure"]
-
 KILL_AT = 0.25  # of the messages have ended
 RECOVERY_LIMIT_S = 90.0
 Say = Callable[[str], None]

@@ -20,8 +20,6 @@ from kafkamq.queue.names import group_of
 from kafkamq.queue.queue import Queue
 from kafkamq.queue.service import Service
 
-__all__ = ["Stage"]
-
 WORKER = "kafkamq.dev.compare.worker"
 TRACKER = "kafkamq.dev.compare.tracker"
 MIN_SESSION_S = 6.0  # of brokers: group.min.session.timeout.ms

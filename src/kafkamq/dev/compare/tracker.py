@@ -9,8 +9,6 @@ from kafkamq.dev.children import Orders, serve, tell
 from kafkamq.errors import DeadlineExceededError
 from kafkamq.markers.tracker.local import LocalTracker
 
-__all__ = ["main"]
-
 _LIVE_S = 60.0
 _POLL_S = 0.05
 

@@ -20,8 +20,6 @@ from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import broker_error
 from kafkamq.types import Nack
 
-__all__ = ["QUEUE", "Handler", "main", "run_group", "run_queue", "serve_contender"]
-
 QUEUE = "work"
 _POLL_S = 0.1
 _GROUP_BATCH = 500

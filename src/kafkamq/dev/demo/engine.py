@@ -19,8 +19,6 @@ from kafkamq.markers.tracker.local import LocalTracker
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["main"]
-
 LIVE_TIMEOUT_S = 90.0
 POLL_S = 0.1
 

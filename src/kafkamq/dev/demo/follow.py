@@ -18,8 +18,6 @@ from kafkamq.transport.follower import Follower
 from kafkamq.transport.record import Place, Record, headers_of
 from kafkamq.types import Outcome
 
-__all__ = ["DemoFollower", "Snapshot"]
-
 BATCH = 2000
 POLL_S = 0.1
 

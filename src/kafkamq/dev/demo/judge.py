@@ -21,8 +21,6 @@ from kafkamq.spark.views import Views
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["main"]
-
 LOWEST_PRIORITY = 19
 
 

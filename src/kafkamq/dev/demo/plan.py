@@ -10,17 +10,6 @@ from enum import Enum
 from kafkamq.errors import ConfigError
 from kafkamq.types import OutgoingMessage
 
-__all__ = [
-    "KIND_HEADER",
-    "QUEUES",
-    "Kind",
-    "Planned",
-    "check_input",
-    "from_input",
-    "kind_of",
-    "synthetic",
-]
-
 QUEUES = ("orders", "mails", "reports")
 KIND_HEADER = "demo-kind"
 POISON_SHARE = 0.01

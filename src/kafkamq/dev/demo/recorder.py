@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 from kafkamq.types import Marker, MarkerType, Outcome, expand
 
-__all__ = ["DemoRecorder"]
-
 Place = tuple[int, int]  # partition, offset
 
 

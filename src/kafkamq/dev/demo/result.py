@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-__all__ = ["QueueResult", "Verdict"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueResult:

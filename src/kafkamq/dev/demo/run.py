@@ -31,8 +31,6 @@ from kafkamq.dev.demo.sender import Sender
 from kafkamq.dev.demo.show import Show
 from kafkamq.queue.service import Service
 
-__all__ = ["run_demo"]
-
 ENGINE_TIMEOUT_S = 120.0
 VERDICT_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0

@@ -12,8 +12,6 @@ from kafkamq.queue.delivery import Delivery
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.service import Service
 
-__all__ = ["Sender"]
-
 BATCHES_PER_S = 10
 TIMEOUT_S = 30.0
 

@@ -10,8 +10,6 @@ from kafkamq.spark.session import build_session, session_settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["demo_session"]
-
 MASTER = "local[2]"
 DRIVER_MEMORY = "1g"
 QUICK_JVM = "-XX:TieredStopAtLevel=1"  # the better code would come too late

@@ -15,8 +15,6 @@ from rich.text import Text
 from kafkamq.dev.demo.follow import Snapshot
 from kafkamq.dev.demo.result import QueueResult, Verdict
 
-__all__ = ["Show"]
-
 PLAIN_INTERVAL_S = 2.0
 
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["HISTORY_SCHEMA", "STEPS", "verdict_rows"]
-
 HISTORY_SCHEMA = "event STRING, queue STRING, id STRING, delivery INT, at_ms BIGINT"
 
 _COPIES = """

@@ -26,8 +26,6 @@ from kafkamq.queue.message import Message
 from kafkamq.queue.queue import Queue
 from kafkamq.queue.service import Service
 
-__all__ = ["History", "PoisonError", "main", "work"]
-
 _log = logging.getLogger(__name__)
 BATCH = 50
 POLL_S = 0.2

@@ -16,8 +16,6 @@ from kafkamq.markers.rules.hold import DUE, HELD, STATE, Hold
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
 
-__all__ = ["Attempt", "Attempts", "OpenAttempt"]
-
 
 @dataclass(slots=True)
 class Attempt:

@@ -14,15 +14,6 @@ from typing import Protocol, TypeVar
 
 from kafkamq.types import MessageBatch
 
-__all__ = [
-    "MAX_BATCHES",
-    "BrokerClock",
-    "Placed",
-    "delay_by_reference_ms",
-    "gather",
-    "oldest_by_reference_ms",
-]
-
 MAX_BATCHES = 64
 """Most batches of one marker."""
 

@@ -23,8 +23,6 @@ from kafkamq.markers.rules.hold import (
 from kafkamq.markers.rules.holders import Holder
 from kafkamq.markers.rules.leaves import Ended
 
-__all__ = ["Chunk", "ChunkKey", "read_chunk"]
-
 ChunkKey = tuple[bool, bytes, int, int, int]
 """(of_schedule, topic_id, leader_epoch, partition, offset // 4096)."""
 

@@ -10,18 +10,6 @@ from kafkamq.markers.rules.hold import CAUSE_SHIFT, DUE, PAGE_BITS, Hold
 from kafkamq.markers.rules.leaves import Leaf
 from kafkamq.types import DeadLetterReason, Marker, MessageId
 
-__all__ = [
-    "Carry",
-    "Copy",
-    "DeadLetter",
-    "DueCause",
-    "Settle",
-    "action_of",
-    "decide",
-    "each_message",
-    "row_order",
-]
-
 
 class DueCause(IntEnum):
     """Why a message is due."""

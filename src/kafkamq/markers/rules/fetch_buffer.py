@@ -13,8 +13,6 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["MAX_AGE_MS", "FetchBuffer", "Polled", "Waiting"]
-
 MAX_AGE_MS = 20_000
 """No START for what was polled longer ago than this (R5)."""
 

@@ -12,17 +12,6 @@ from kafkamq.config import Backoff
 from kafkamq.markers.rules.leases import Lease
 from kafkamq.queue.rules.retry import backoff_delay_ms
 
-__all__ = [
-    "RETENTION_SHARE",
-    "Holder",
-    "LastDeliveries",
-    "ReceiveAhead",
-    "expires_at_ms",
-    "has_expired",
-    "is_last_delivery",
-    "nack_delay_ms",
-]
-
 RETENTION_SHARE = 4
 """A NACK waits at most the markers' retention divided by this (R8)."""
 

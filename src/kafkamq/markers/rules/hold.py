@@ -4,23 +4,6 @@ from __future__ import annotations
 
 from kafkamq.markers.rules.holders import Holder
 
-__all__ = [
-    "ASKED",
-    "CARRY",
-    "CAUSE_SHIFT",
-    "CHUNK_OFFSETS",
-    "DUE",
-    "ENDED_MEMORY_MS",
-    "GRACED",
-    "HELD",
-    "NEVER",
-    "PAGE_BITS",
-    "STATE",
-    "WAITING",
-    "Hold",
-    "lowest",
-]
-
 CHUNK_OFFSETS = 4096
 PAGE_BITS = 64  # offsets of a page: the bound on what a record must look at (R31)
 ENDED_MEMORY_MS = 60_000  # R12; longer than the 20 s + 30 s of R5

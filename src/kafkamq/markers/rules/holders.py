@@ -11,8 +11,6 @@ entry joins a variant of the holder that starts without renewals.
 
 from __future__ import annotations
 
-__all__ = ["Holder", "Holders"]
-
 _MAX_IDLE = 256
 
 

@@ -9,8 +9,6 @@ from kafkamq.markers.rules.holders import Holders
 from kafkamq.markers.rules.leaves import MAX_HOLDS, HoldLog, Leaf
 from kafkamq.markers.rules.table import HoldTable
 
-__all__ = ["check_tracker"]
-
 
 class _Tracker(Protocol):
     table: HoldTable

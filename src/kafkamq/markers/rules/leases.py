@@ -21,16 +21,6 @@ from enum import Enum
 from kafkamq.markers.rules.batching import Placed, gather
 from kafkamq.types import MessageBatch, MessageId
 
-__all__ = [
-    "MAX_REMEMBERED_STARTS",
-    "NEW_PARTITION_MS",
-    "Lease",
-    "LeaseState",
-    "Leases",
-    "Renewal",
-    "Acknowledgement",
-]
-
 NEW_PARTITION_MS = 60_000
 """How long after getting a partition its messages are renewed one by one (R7)."""
 

@@ -12,8 +12,6 @@ from bisect import bisect_left, bisect_right
 from kafkamq.markers.rules.hold import CHUNK_OFFSETS, ENDED_MEMORY_MS, NEVER, PAGE_BITS, Hold
 from kafkamq.types import MessageId
 
-__all__ = ["MAX_HOLDS", "MIN_HOLDS", "Ended", "HoldLog", "Leaf", "LogKey", "log_key"]
-
 LogKey = tuple[bool, bytes, int, int]
 """(of_schedule, topic_id, leader_epoch, partition): what an offset belongs to (R13)."""
 

@@ -16,8 +16,6 @@ from typing import Protocol
 from kafkamq.markers.rules.chunks import Chunk, ChunkKey
 from kafkamq.markers.rules.hold import NEVER
 
-__all__ = ["LIMITS", "Page", "PageLimits", "Pages", "listed_chunks"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageLimits:

@@ -22,8 +22,6 @@ from kafkamq.markers.rules.pages import LIMITS, Page, PageLimits, Pages, listed_
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.queue.rules.log_clock import LogClock
 
-__all__ = ["STATE_VERSION", "Snapshot", "chunk_id", "restore_tracker", "take_snapshot"]
-
 STATE_VERSION = 3
 _Line = list[str | int]
 

@@ -23,8 +23,6 @@ from kafkamq.markers.rules.leaves import MAX_HOLDS, MIN_HOLDS, Ended, HoldLog, L
 from kafkamq.markers.rules.pages import Page, Pages
 from kafkamq.types import MessageId
 
-__all__ = ["HoldTable"]
-
 _MIN_STALE = 64  # pairs that count no more are dropped when there are so many, and half are
 _CHUNK_PAGES = CHUNK_OFFSETS // PAGE_BITS
 _Heap = list[tuple[int, int, Leaf]]

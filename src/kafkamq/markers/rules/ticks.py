@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 from kafkamq.markers.rules.hold import NEVER
 
-__all__ = ["TickPolicy", "Wake"]
-
 _OFFSET_MEMORY_MS = 60_000  # clocks drift apart
 _MAX_UNREAD = 2
 

@@ -17,8 +17,6 @@ from kafkamq.transport.follower import Follower
 from kafkamq.transport.group_consumer import COOPERATIVE, GroupConsumer
 from kafkamq.transport.record import Place, Record
 
-__all__ = ["MarkerReader", "tracker_group"]
-
 _BATCH = 5000
 _NEW_PARTITIONS_MS = 30_000  # partitions that were added are found so soon
 _SESSION_MS = 6_000  # a killed replica's partitions wait so long for their next owner

@@ -23,18 +23,6 @@ from kafkamq.transport.group_consumer import metadata_of
 from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.transactions import TransactionalProducer
 
-__all__ = [
-    "Claim",
-    "Ledger",
-    "LedgerKey",
-    "claim",
-    "latest",
-    "newest_start",
-    "read_ledgers",
-    "read_positions",
-    "require_own",
-]
-
 _CLAIMING = 8  # partitions at once: each start of a producer waits for the broker
 
 

@@ -48,8 +48,6 @@ from kafkamq.transport.errors import REFUSALS, OutcomeUnknownError, is_retriable
 from kafkamq.transport.record import LOG_APPEND_TIME, Record
 from kafkamq.types import Marker
 
-__all__ = ["LocalTracker"]
-
 _log = logging.getLogger(__name__)
 
 _THREADS = 4

@@ -11,8 +11,6 @@ from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
 from kafkamq.transport.admin import Admin
 
-__all__ = ["LogEnd", "LogWatch"]
-
 _INTERVAL_S = 2.0
 _TIMEOUT_S = 5.0
 _log = logging.getLogger(__name__)

@@ -15,8 +15,6 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.types import MessageId
 
-__all__ = ["LAG_S", "MessageLookup", "ReadingWindow"]
-
 _MIN_ROWS = 16
 _MAX_AHEAD = 50_000  # messages that are held at once
 _FIRST_AHEAD = 4096  # at first: what is too much of it is cut off while it is read

@@ -11,8 +11,6 @@ from kafkamq.markers.wire.status import TrackerStatus
 from kafkamq.metrics import catalog
 from kafkamq.metrics.families import Family, Labels
 
-__all__ = ["TrackerMetrics"]
-
 
 class TrackerMetrics:
     """Shows the statuses of one tracker until ``close``; asked by scrapes, free otherwise."""

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 
 from kafkamq.markers.tracker.ledger import Ledger
 
-__all__ = ["MAX_OPEN", "OpenLedgers"]
-
 MAX_OPEN = 24  # of a process; a producer has two connections to a broker that coordinates it
 
 

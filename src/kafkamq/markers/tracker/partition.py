@@ -16,8 +16,6 @@ from kafkamq.markers.tracker.settlement import SettleReport
 from kafkamq.markers.wire.status import TrackerStatus
 from kafkamq.transport.clock import monotonic_ms
 
-__all__ = ["ENGINE", "Phase", "Started", "TrackedPartition"]
-
 ENGINE = "local"
 """The engine's name in ledgers: its replicas are one engine (R22)."""
 

@@ -17,8 +17,6 @@ from kafkamq.markers.tracker.status_reader import StatusReader
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import Meaning, meaning
 
-__all__ = ["require_inside", "require_unbroken", "told_positions"]
-
 _log = logging.getLogger(__name__)
 
 

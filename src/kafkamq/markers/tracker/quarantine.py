@@ -21,8 +21,6 @@ from kafkamq.transport.producer import IdempotentProducer
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Headers
 
-__all__ = ["Quarantine"]
-
 _log = logging.getLogger(__name__)
 _MAX_PENDING = 5_000
 _AGAIN_S = 1.0

@@ -17,8 +17,6 @@ from kafkamq.transport.record import Record, headers_of
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.types import Marker
 
-__all__ = ["Found", "Rereader"]
-
 _MAX_WINDOW = 5000  # rows whose reasons are held at once
 _WINDOW_S = 0.25  # what reading the reasons of a window may take: rows wait for it
 _AHEAD_S = 1.0  # rows wait so long for others whose messages are read with theirs

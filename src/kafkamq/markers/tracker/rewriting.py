@@ -24,8 +24,6 @@ from kafkamq.queue.wire.partitions import key_partition, marker_key
 from kafkamq.transport.transactions import NewRecord
 from kafkamq.types import DeadLetterReason, Headers, Marker, MarkerType, MessageId, Outcome
 
-__all__ = ["Part", "Rewriter"]
-
 _log = logging.getLogger(__name__)
 
 _OVERHEAD_BYTES = 128  # of a record and its batch, beyond key, value and headers

@@ -26,8 +26,6 @@ from kafkamq.transport.errors import (
     meaning,
 )
 
-__all__ = ["SettleReport", "SettlementError", "Settler"]
-
 _log = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 8

@@ -11,8 +11,6 @@ from kafkamq.markers.tracker.ledger import Ledger
 from kafkamq.markers.tracker.open_ledgers import OpenLedgers
 from kafkamq.markers.tracker.settlement import Settler, SettleReport
 
-__all__ = ["SETTLE_S", "Settlers"]
-
 SETTLE_S = 20.0
 
 

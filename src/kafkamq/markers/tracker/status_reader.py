@@ -12,8 +12,6 @@ from kafkamq.transport.errors import is_fatal
 from kafkamq.transport.follower import Follower
 from kafkamq.transport.record import Record
 
-__all__ = ["StatusReader"]
-
 _BATCH = 1000
 
 

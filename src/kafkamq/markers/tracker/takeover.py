@@ -17,8 +17,6 @@ from kafkamq.markers.wire.ledger import Position
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import TransactionAbortedError
 
-__all__ = ["PartitionStarter"]
-
 _log = logging.getLogger(__name__)
 
 _END_GRACE_S = 5.0  # a new leader may know less for a moment than the old one served

@@ -21,8 +21,6 @@ from kafkamq.transport.producer import IdempotentProducer
 from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
 
-__all__ = ["Ticker"]
-
 _TICK_TIMEOUT_MS = 5_000
 AGAIN_S = 1.0
 _REFUSED_S = 0.1  # until a TICK that is waited for is written again

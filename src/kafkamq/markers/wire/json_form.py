@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from kafkamq.errors import UnsupportedVersionError, WireError
 
-__all__ = ["JsonForm"]
-
 _MAX_INT64 = 0x7FFF_FFFF_FFFF_FFFF
 _MAX_TEXT = 1024
 

@@ -15,15 +15,6 @@ from kafkamq.errors import WireError
 from kafkamq.markers.wire.markers import MAX_DURATION_MS
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
-__all__ = [
-    "REDELIVERY_COUNT",
-    "decode_kmq_marker",
-    "decode_redelivery_count",
-    "encode_kmq_end",
-    "encode_kmq_start",
-    "encode_redelivery_count",
-]
-
 REDELIVERY_COUNT = "kmq-redelivery-count"
 """Header of a redelivered message: redeliveries so far, so one less than a delivery count."""
 

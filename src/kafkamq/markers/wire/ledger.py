@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from kafkamq.markers.wire.json_form import JsonForm
 
-__all__ = ["MAX_METADATA_BYTES", "Position", "decode_position", "encode_position"]
-
 MAX_METADATA_BYTES = 4095
 
 _FORM = JsonForm(name="a ledger entry", version=1, version_field="v", max_bytes=MAX_METADATA_BYTES)

@@ -15,20 +15,6 @@ from kafkamq.errors import WireError
 from kafkamq.queue.wire.headers import cut_text
 from kafkamq.types import Headers, MessageId, Outcome
 
-__all__ = [
-    "StartEncoder",
-    "encode_bare_start",
-    "encode_end",
-    "encode_identity",
-    "encode_keepalive",
-    "encode_known_end",
-    "encode_known_keepalive",
-    "encode_schedule",
-    "encode_start",
-    "encode_tick",
-    "identity_encoder",
-]
-
 MAX_MARKER_BYTES = 17 * 1024 * 1024
 """Largest marker that is decoded: one transaction's 16 MiB (R16) and room for what goes with it."""
 

@@ -17,8 +17,6 @@ from kafkamq.markers.wire.marker_writer import MAX_COUNT, MAX_INT64, blob, numbe
 from kafkamq.queue.wire.partitions import CHUNK_OFFSETS
 from kafkamq.types import MessageBatch
 
-__all__ = ["MAX_BATCH_BYTES", "decode_batches", "encode_batches"]
-
 MAX_BATCH_BYTES = 64 * 1024
 """Largest marker with batches."""
 

@@ -19,17 +19,6 @@ from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import join_key
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome
 
-__all__ = [
-    "CONSUMER_GROUP_PREFIX",
-    "TRACKER_GROUP",
-    "ForeignRecord",
-    "completed_start",
-    "decode_foreign_marker",
-    "encode_foreign_marker",
-    "encode_foreign_message",
-    "is_foreign_start",
-]
-
 CONSUMER_GROUP_PREFIX = "kafka-mq-"
 """The consumer group of a queue of kafka-mq-go is this and the queue id."""
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from kafkamq.errors import WireError
 from kafkamq.markers.wire.json_form import JsonForm
 
-__all__ = ["GroupPosition", "decode_group_position", "encode_group_position", "position_prefix"]
-
 _FORM = JsonForm(name="a group's position", version=1, version_field="v", max_bytes=4096)
 
 

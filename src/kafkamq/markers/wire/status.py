@@ -11,15 +11,6 @@ from dataclasses import dataclass, fields
 from kafkamq.errors import WireError
 from kafkamq.markers.wire.json_form import JsonForm
 
-__all__ = [
-    "MAX_STATUS_BYTES",
-    "TrackerStatus",
-    "decode_status",
-    "decode_status_key",
-    "encode_status",
-    "status_key",
-]
-
 MAX_STATUS_BYTES = 16_384
 
 _FORM = JsonForm(name="a status", version=1, version_field="version", max_bytes=MAX_STATUS_BYTES)

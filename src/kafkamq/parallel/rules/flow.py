@@ -22,14 +22,6 @@ from dataclasses import dataclass
 from kafkamq.errors import ConfigError
 from kafkamq.parallel.rules.offsets import Progress
 
-__all__ = [
-    "FlowLimits",
-    "MapVerdict",
-    "PartitionFlow",
-    "Stall",
-    "StallDetector",
-]
-
 _SIZE_WEIGHT = 1 / 16  # of one record in the mean of their sizes
 
 

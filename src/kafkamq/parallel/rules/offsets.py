@@ -28,8 +28,6 @@ from operator import lt
 
 from kafkamq.errors import StateError
 
-__all__ = ["OffsetTracker", "Progress"]
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["NullKeys", "Ordering"]
-
 
 class Ordering(Enum):
     """What stays in order."""

@@ -17,16 +17,6 @@ from typing import Generic, Protocol, TypeVar
 
 from kafkamq.parallel.rules.offsets import OffsetTracker
 
-__all__ = [
-    "PartitionState",
-    "PartitionPhase",
-    "Record",
-    "Run",
-    "Shard",
-    "ShardState",
-    "check_partitions",
-]
-
 
 class Record(Protocol):
     """What the scheduler wants to know of a record; it hands back the same object."""

@@ -15,18 +15,6 @@ from collections.abc import Iterator, Sequence
 
 from kafkamq.errors import WireError
 
-__all__ = [
-    "MAX_INT16",
-    "MAX_INT32",
-    "bits_body",
-    "bits_body_bytes",
-    "read_bits",
-    "read_runs",
-    "runs_body",
-    "runs_of",
-    "split_runs",
-]
-
 MAX_INT16 = (1 << 15) - 1
 MAX_INT32 = (1 << 31) - 1
 

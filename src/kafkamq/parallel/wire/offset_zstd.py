@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from kafkamq.errors import ConfigError, WireError
 
-__all__ = ["LEVEL", "Compressor", "decompress", "require_zstandard", "smallest_frame_bytes"]
-
 LEVEL = 3
 """zstd's own default, and Parallel Consumer's."""
 

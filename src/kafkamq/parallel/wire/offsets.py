@@ -34,16 +34,6 @@ from kafkamq.errors import WireError
 from kafkamq.parallel.wire import offset_forms as forms
 from kafkamq.parallel.wire.offset_zstd import Compressor, decompress, smallest_frame_bytes
 
-__all__ = [
-    "MAX_BODY_BYTES",
-    "MAX_INCOMPLETES",
-    "MAX_METADATA_CHARS",
-    "NOTHING_SUCCEEDED",
-    "OffsetMap",
-    "decode",
-    "encode",
-]
-
 NOTHING_SUCCEEDED = -1
 """For ``highest_succeeded``, as Parallel Consumer has it: the map then holds the base alone."""
 

@@ -12,20 +12,6 @@ from enum import Enum
 from kafkamq.errors import ConfigError
 from kafkamq.types import Backend
 
-__all__ = [
-    "CAPABILITIES",
-    "Capabilities",
-    "Feature",
-    "backend_of",
-    "backends_with",
-    "default_order",
-    "has",
-    "markdown_table",
-    "order_feature",
-    "require",
-    "rows",
-]
-
 
 class Feature(Enum):
     """What may be asked of a queue; the values are for people."""

@@ -8,8 +8,6 @@ agree on every difference, though not on the absolute value.
 
 from __future__ import annotations
 
-__all__ = ["NO_TIMESTAMP", "LogClock"]
-
 NO_TIMESTAMP = -1
 """Timestamp of a record that is not LogAppendTime; it does not move the clock (R1)."""
 

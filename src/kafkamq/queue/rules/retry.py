@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from kafkamq.config import Backoff
 from kafkamq.types import Ack, DeadLetterReason, Nack, Reject
 
-__all__ = ["Done", "GiveUp", "Retry", "backoff_delay_ms", "judge"]
-
 
 @dataclass(frozen=True, slots=True)
 class Done:

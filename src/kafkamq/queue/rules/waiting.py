@@ -13,8 +13,6 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Generic, TypeVar
 
-__all__ = ["Waiting"]
-
 T = TypeVar("T")
 
 

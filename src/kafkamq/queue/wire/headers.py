@@ -13,29 +13,6 @@ from dataclasses import dataclass
 from kafkamq.errors import WireError
 from kafkamq.types import DeadLetterReason, Headers
 
-__all__ = [
-    "DELIVERY_COUNT",
-    "ERROR",
-    "ID",
-    "MAX_ERROR_BYTES",
-    "ORIGIN",
-    "PAYLOAD_AT",
-    "QUEUE_ID",
-    "REASON",
-    "RESERVED",
-    "TTL_MS",
-    "MessageHeaders",
-    "Origin",
-    "clean",
-    "copy_headers",
-    "cut_text",
-    "dead_letter_headers",
-    "message_headers",
-    "read_message_headers",
-    "reason_of",
-    "redrive_headers",
-]
-
 ID = "kafkamq-id"
 DELIVERY_COUNT = "kafkamq-delivery-count"
 TTL_MS = "kafkamq-ttl-ms"

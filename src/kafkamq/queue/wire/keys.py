@@ -8,8 +8,6 @@ from __future__ import annotations
 from kafkamq.config import utf8
 from kafkamq.errors import ConfigError
 
-__all__ = ["join_key", "split_key"]
-
 _SEPARATOR = b"\0"
 
 

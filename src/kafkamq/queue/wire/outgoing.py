@@ -12,8 +12,6 @@ from kafkamq.errors import ConfigError
 from kafkamq.queue.wire.headers import ID, RESERVED, TTL_MS
 from kafkamq.types import Headers
 
-__all__ = ["MAX_ID_BYTES", "OWN_HEADER_BYTES", "checked_headers", "checked_id", "payload_bytes"]
-
 MAX_ID_BYTES = 1024
 _HEADER_OVERHEAD_BYTES = 8  # lengths of a name and a value
 _UUID_BYTES = 36

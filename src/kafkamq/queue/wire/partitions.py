@@ -5,8 +5,6 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 
-__all__ = ["CHUNK_OFFSETS", "key_partition", "marker_key", "marker_partition", "murmur2"]
-
 CHUNK_OFFSETS = 4096
 """Offsets of one message partition whose markers share a marker partition (R26)."""
 

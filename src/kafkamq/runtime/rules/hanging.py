@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["READY_S", "Call", "Slots"]
-
 READY_S = 300.0
 """A pool that hangs for so long is not ready any more."""
 _BLOCKED_S = 3.0  # an event loop notes that it turns once a second

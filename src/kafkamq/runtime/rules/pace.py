@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from kafkamq.errors import ConfigError
 
-__all__ = ["RateLimit", "RunSize"]
-
 _LIGHT_US = 50.0  # also while a dozen workers share one interpreter that others slow down
 _MEMORY_RECORDS = 1024.0
 

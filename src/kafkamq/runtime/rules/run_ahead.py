@@ -6,8 +6,6 @@ quick, as many as they finish within the time that fetching takes.
 
 from __future__ import annotations
 
-__all__ = ["RunAhead"]
-
 _AHEAD_MS = 30  # about what a batch takes from the log to the handlers
 _WINDOW_MS = 20
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["MAX_MEMBERS", "first_members", "max_members", "members_to_add"]
-
 MAX_MEMBERS = 24  # a group takes 200 by default
 HELD_BACK_MS = 100
 _UNKNOWN = (4, 8)

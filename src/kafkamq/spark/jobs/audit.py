@@ -15,8 +15,6 @@ from kafkamq.spark.jobs.sql import sql_errors
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LATENESS_BOUNDS_S", "STEPS", "Audit", "QueueAudit", "audit"]
-
 MAX_ATTEMPT_BARS = 10  # more attempts than that are one bar
 TIME_BARS = 48
 STEPS = ("times", "attempts", "poison", "consumers", "late", "times of attempts", "states",

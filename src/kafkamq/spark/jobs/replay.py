@@ -30,8 +30,6 @@ from kafkamq.transport.transactions import NewRecord
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
-__all__ = ["REPLAYED_FROM", "REPLAY_NAME", "Replay", "ReplayReport", "replay"]
-
 REPLAYED_FROM = "kafkamq-replayed-from"
 """Header of a replayed message: the copy that was chosen, as an origin is written."""
 REPLAY_NAME = "kafkamq-replay"

@@ -17,8 +17,6 @@ from kafkamq.spark.views import VIEWS, register_views
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ask", "chosen_letters", "sql_errors", "view_session"]
-
 _PLACE = re.compile(r"[;(] ?line (\d+),? pos (\d+)\)?")
 _WRONG_SQL = ("22", "42", "21", "0A")  # classes of SQLSTATE: data, syntax, cardinality, unsupported
 _STATE = re.compile(r"\s*SQLSTATE: \w+")

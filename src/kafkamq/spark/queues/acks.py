@@ -23,9 +23,6 @@ from kafkamq.types import Outcome
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["ACK_COLUMNS", "MAX_DELAY_S", "AckSettings", "End", "check_columns", "find_late",
-           "read_end", "read_verdicts"]  # fmt: skip
-
 ACK_COLUMNS: Mapping[str, str] = {
     "ack_token": "STRING",
     "verdict": "STRING",  # ack, nack, reject; null or no such column: ack

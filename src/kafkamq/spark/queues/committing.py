@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["OUTPUT_COLUMNS", "RESULT_SCHEMA", "CommitSettings", "commit_slots", "next_epoch",
-           "with_slots"]  # fmt: skip
-
 OUTPUT_COLUMNS: Mapping[str, str] = {
     "value": "BINARY",
     "key": "BINARY",

@@ -33,8 +33,6 @@ from kafkamq.spark.queues.acks import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BatchEndWriter", "StreamEndWriter", "parse_ack_options", "rows_of", "write_ends"]
-
 _KNOWN = {"mode", "namespace", "checkpointlocation", "path", "queryname"}
 _MAX_NAMED = 100  # late messages that are named
 _log = logging.getLogger(__name__)

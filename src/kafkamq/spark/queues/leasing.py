@@ -58,8 +58,6 @@ from kafkamq.types import MessageId
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["MAX_ROWS", "KeepAlive", "QueueReader"]
-
 MAX_ROWS = 10_000
 """Messages of a batch, where ``maxRowsPerTrigger`` says nothing."""
 

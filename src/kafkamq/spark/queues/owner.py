@@ -20,8 +20,6 @@ from kafkamq.markers.tracker.ledger import Ledger, LedgerKey, read_ledgers
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import TransactionAbortedError
 
-__all__ = ["QueueOwner"]
-
 _TAKING_S = 60.0
 
 

@@ -19,8 +19,6 @@ from kafkamq.transport.group_consumer import GroupOffsets
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
 from kafkamq.types import MessageId
 
-__all__ = ["QueuePosition"]
-
 _log = logging.getLogger(__name__)
 _HAS_MEMBERS = (Meaning.NO_MEMBER, Meaning.STALE_MEMBER, Meaning.REBALANCING)
 

@@ -47,16 +47,6 @@ from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "BATCH",
-    "EXPIRED",
-    "VERDICTS",
-    "QueuePartition",
-    "StartPlan",
-    "identity_of",
-    "read_started",
-]
-
 BATCH = "spark-"  # begins the consumer_id of every batch; its plan and what is of one run follow
 EXPIRED = "expired"  # R10: the reason of a REJECT that nobody was asked for
 VOID = "void"  # who ends what nobody was handed: no verdict on the message

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from kafkamq.errors import StateError
 from kafkamq.types import MessageId
 
-__all__ = ["ENDED", "NACKED", "AckToken", "decode_token"]
-
 ENDED = -1  # as start_offset: the message has its verdict and was not STARTed again
 NACKED = -2  # so, and the verdict was a nack
 

@@ -26,8 +26,6 @@ from kafkamq.transport.group_consumer import metadata_of
 from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.transactions import TransactionalProducer
 
-__all__ = ["TASKS", "Cell", "CellEntry", "SinkLedger", "is_written", "unconfirmed"]
-
 TASKS = "tasks"
 """Name of a cut by tasks; a cut into n slots is called ``slots=n``."""
 

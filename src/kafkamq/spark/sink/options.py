@@ -10,8 +10,6 @@ from kafkamq.config import ServiceConfig, one_of
 from kafkamq.errors import ConfigError
 from kafkamq.spark.options import parse_service
 
-__all__ = ["Guarantee", "SinkOptions", "parse_sink_options"]
-
 _KNOWN = {"topic", "ledgertopic", "sinkid", "guarantee"}
 _SPARKS = {"checkpointlocation", "path"}
 _MAX_ID = 100

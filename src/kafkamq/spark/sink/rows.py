@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-__all__ = [
-    "IDENTITY",
-    "MAX_SLOTS",
-    "SINK_COLUMNS",
-    "Rows",
-    "check_columns",
-    "check_types",
-    "read_rows",
-    "slot_column",
-    "slots_of",
-]
-
 SINK_COLUMNS: Mapping[str, str] = {
     "value": "BINARY",
     "key": "BINARY",

@@ -33,8 +33,6 @@ from kafkamq.transport.transactions import NewRecord
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DEDUP_HEADER", "BatchWriter", "StreamWriter", "Written"]
-
 DEDUP_HEADER = "kafkamq-sink-row"
 """With ``guarantee=at-least-once``: ``sink/batch/cell/identity/n``, equal on copies of one row."""
 

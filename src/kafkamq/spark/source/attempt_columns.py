@@ -14,8 +14,6 @@ from kafkamq.types import Outcome
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["deliveries_batch", "in_flight_batch", "is_of_queue"]
-
 
 def is_of_queue(attempt: Attempt, queue_id: bytes) -> bool:
     """Whether its message belongs to that queue."""

@@ -25,9 +25,6 @@ from kafkamq.types import Headers, Marker, MarkerType
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["COLUMNS", "Column", "arrow_batch", "arrow_columns", "columns_of", "fold_rows",
-           "micros", "text"]  # fmt: skip
-
 _HEADERS = ("headers", "ARRAY<STRUCT<key: STRING, value: BINARY>>")
 _BATCHES = (
     "ARRAY<STRUCT<partition: INT, topic_id: STRING, leader_epoch: INT, offsets: ARRAY<BIGINT>>>"

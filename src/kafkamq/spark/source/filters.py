@@ -16,8 +16,6 @@ from kafkamq.spark.options import SourceOptions
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
-__all__ = ["NOTHING_PUSHED", "Pushed", "push"]
-
 CLOCK_SLACK_MS = 600_000
 """A topic's times may step back by this (clocks of brokers differ); what is cut at the upper end
 of a time range keeps that distance."""

@@ -33,8 +33,6 @@ from kafkamq.transport.log_reader import LogRange, log_reader
 from kafkamq.transport.record import LOG_APPEND_TIME
 from kafkamq.types import MessageId, Outcome
 
-__all__ = ["FoldedLog"]
-
 _log = logging.getLogger(__name__)
 _VERSION = 2
 _UNUSED_S = 7 * 86_400.0  # a stream that stood still for so long folds again

@@ -14,8 +14,6 @@ from kafkamq.markers.tracker.message_lookup import MessageLookup
 from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.transport.record import headers_of
 
-__all__ = ["MessageFacts"]
-
 _MAX_BYTES = 16 * 1024 * 1024
 TIMEOUT_S = 120.0
 

@@ -16,8 +16,6 @@ from kafkamq.spark.source.filters import CLOCK_SLACK_MS, NOTHING_PUSHED, Pushed
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.log_reader import LogRange, LogReader, log_reader
 
-__all__ = ["batch_ranges", "resolve", "shared_out", "topic_id"]
-
 
 def resolve(
     reader: LogReader, topic: str, numbers: Sequence[int], wanted: str | Offsets | int

@@ -32,8 +32,6 @@ from kafkamq.transport.log_reader import LogRange, Record, log_reader
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["RangePartition", "made_of", "read_rows"]
-
 _Made = TypeVar("_Made")
 
 

@@ -28,8 +28,6 @@ from kafkamq.transport.log_reader import LogRange, LogReader, log_reader
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["StreamOffsets", "StreamReader", "of_another"]
-
 TOPOLOGY_S = 5.0  # how often a stream looks for added partitions, and for a recreated one
 _log = logging.getLogger(__name__)
 

@@ -18,8 +18,6 @@ from kafkamq.markers.wire.status import TrackerStatus, encode_status
 from kafkamq.spark.blocks import Block, encode_actions
 from kafkamq.types import Outcome
 
-__all__ = ["FOLDED_COLUMNS", "Cell", "FoldSettings", "PartitionFold"]
-
 FOLDED_COLUMNS = (
     "topic STRING, partition INT, range_end BIGINT, position BIGINT, status BINARY, actions BINARY"
 )

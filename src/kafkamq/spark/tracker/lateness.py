@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from kafkamq.markers.rules.delivery import Carry, Settle
 from kafkamq.metrics.catalog import LATENESS
 
-__all__ = ["lateness_text", "observe_lateness"]
-
 
 def lateness_text(actions: Iterable[Settle | Carry], took_s: float) -> str:
     """Of what a batch settled.

@@ -25,8 +25,6 @@ from queue import Empty, SimpleQueue
 from kafkamq.errors import KafkaMQError
 from kafkamq.spark.failures import error_named
 
-__all__ = ["Owners"]
-
 _log = logging.getLogger(__name__)
 _LENGTH = struct.Struct("<Q")
 _PEER = struct.Struct("3i")  # pid, uid, gid

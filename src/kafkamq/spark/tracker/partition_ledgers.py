@@ -16,8 +16,6 @@ from kafkamq.markers.tracker.ledger import Ledger, LedgerKey
 from kafkamq.markers.tracker.open_ledgers import MAX_OPEN, OpenLedgers
 from kafkamq.transport.admin import Admin
 
-__all__ = ["PartitionLedgers"]
-
 
 class PartitionLedgers:
     """The ledgers of one start of the engine in one process; thread-safe."""

@@ -16,8 +16,6 @@ from kafkamq.spark.tracker.folding import FOLDED_COLUMNS, FoldSettings, Partitio
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["FoldProcessor"]
-
 
 class FoldProcessor(StatefulProcessor):
     """Folds the batches of one marker partition and says what is due."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-__all__ = ["register_settling"]
-
 _log = logging.getLogger(__name__)
 UNUSED_S = 600.0  # a tracker that has no batch for so long may have ended: its clients are dropped
 _STATUS_TIMEOUT_MS = 120_000  # nobody polls between batches: the client itself tries that long

@@ -23,8 +23,6 @@ from kafkamq.spark.blocks import decode_actions
 from kafkamq.spark.tracker.lateness import lateness_text
 from kafkamq.spark.tracker.partition_ledgers import PartitionLedgers
 
-__all__ = ["SettleSettings", "SlotSettler", "integer"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SettleSettings:

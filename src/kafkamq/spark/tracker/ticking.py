@@ -25,8 +25,6 @@ from kafkamq.markers.wire.status import TrackerStatus
 from kafkamq.spark.tracker.lateness import observe_lateness
 from kafkamq.transport.clock import monotonic_ms
 
-__all__ = ["Lag", "TickKeeper", "batch_is_near"]
-
 _log = logging.getLogger(__name__)
 _BATCHES = 5  # whose durations are remembered
 _MAX_LAG_MS = 3_000

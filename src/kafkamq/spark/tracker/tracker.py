@@ -48,8 +48,6 @@ from kafkamq.transport.log_reader import log_reader
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkTracker", "run_spark_tracker"]
-
 _log = logging.getLogger(__name__)
 
 MAX_TASKS = 10_000

@@ -36,8 +36,6 @@ from kafkamq.testing.faults.history import Recorder, digest
 from kafkamq.testing.faults.part import POISON, Part
 from kafkamq.types import MessageId
 
-__all__ = ["main"]
-
 
 def main(role: str, settings: str) -> None:
     _log_with_partitions()

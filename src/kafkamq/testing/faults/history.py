@@ -31,8 +31,6 @@ from typing import Any
 
 from kafkamq.errors import KafkaMQError
 
-__all__ = ["Event", "HistoryError", "Recorder", "digest", "read_histories"]
-
 
 class HistoryError(KafkaMQError):
     """A history that nobody can have written."""

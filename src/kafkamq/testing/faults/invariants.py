@@ -39,8 +39,6 @@ from kafkamq.testing.faults.positions import OpenEntries
 from kafkamq.testing.history import LogRecord
 from kafkamq.types import Marker, MarkerType, Outcome, expand
 
-__all__ = ["Finding", "Report", "check_run"]
-
 Place = tuple[int, int]
 """Partition and offset in the messages topic."""
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig
 
-__all__ = ["POISON", "Part"]
-
 POISON = b"poison"
 """A payload that begins so kills the worker that gets it."""
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 
 from kafkamq.testing.history import LogRecord, read_timelines
 
-__all__ = ["OpenEntries"]
-
 
 class OpenEntries:
     """Where the entries of a markers topic begin and end."""

@@ -15,8 +15,6 @@ from kafkamq.errors import DeadlineExceededError
 from kafkamq.testing.checker import record_of
 from kafkamq.testing.history import LogRecord
 
-__all__ = ["NamespaceRecords", "committed_positions", "log_end", "read_namespace", "read_records"]
-
 
 @dataclass(frozen=True, slots=True)
 class NamespaceRecords:

@@ -30,8 +30,6 @@ from kafkamq.transport.log_reader import LogRange, log_reader
 if TYPE_CHECKING:
     from kafkamq.spark.source.streaming import StreamReader
 
-__all__ = ["BatchTracker", "Checkpoint"]
-
 _ENGINE = "spark-simulated"
 _ATTEMPTS = 4  # spark.task.maxFailures
 _STEP_S = 0.1

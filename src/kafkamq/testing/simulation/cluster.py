@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from kafkamq.transport.memory.faults import Fault
     from kafkamq.transport.memory.log import Place
 
-__all__ = ["SimulatedKafka"]
-
 _HIT = 0.05, 0.5  # of writes, while a producer is to fail: of others, and of markers
 _HIT_S = 0.2  # so long such a write is under way
 _STALE = 0.3  # of answers, while some brokers lag behind

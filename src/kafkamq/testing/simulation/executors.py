@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from kafkamq.testing.simulation.primitives import Threading
 
-__all__ = ["Executors", "Queues"]
-
 Callback = Callable[["_Future"], object]
 
 

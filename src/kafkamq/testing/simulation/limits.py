@@ -10,16 +10,6 @@ from typing import Protocol
 from kafkamq.config import Backoff
 from kafkamq.transport.record_reader import MAX_READ_THROUGH
 
-__all__ = [
-    "Behaviour",
-    "Faults",
-    "Limits",
-    "Situation",
-    "TrackerSettings",
-    "WorkerSettings",
-    "draw_limits",
-]
-
 
 class Behaviour(Enum):
     """What handling a message is like; it stands in the payload, so that copies keep it."""

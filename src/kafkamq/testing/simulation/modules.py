@@ -13,8 +13,6 @@ from typing import Any
 
 from kafkamq.testing.simulation.scheduler import NS_PER_S, Scheduler
 
-__all__ = ["AtExit", "Module", "os_module", "random_module", "time_module"]
-
 
 class Module:
     """A module's stand-in: what is not replaced is the module's own."""

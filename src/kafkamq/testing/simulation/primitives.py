@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from kafkamq.testing.simulation.scheduler import Scheduler, Task
 
-__all__ = ["Threading"]
-
 
 class _Lock:
     """A lock, or a re-entrant one; as ``threading`` has them."""

@@ -31,8 +31,6 @@ from kafkamq.types import MessageId
 if TYPE_CHECKING:
     from kafkamq.queue.producer import Producer
 
-__all__ = ["QueueWorld", "Told", "Tracker", "Worker", "send_all"]
-
 QUEUE = "queue"
 _LARGE = b" " * 65_536  # more than a START holds
 Place = tuple[str, int, int]

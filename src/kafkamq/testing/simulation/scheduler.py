@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from greenlet import greenlet
 
-__all__ = ["Process", "Scheduler", "SimulationOver", "StuckError", "Task"]
-
 NS_PER_S = 1_000_000_000
 _TURN_NS = 3_000  # what a turn costs
 _LOOK_NS = 200  # what a look at the clock costs

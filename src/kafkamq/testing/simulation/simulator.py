@@ -32,8 +32,6 @@ from kafkamq.testing.simulation.states import of_line, of_logs
 from kafkamq.transport import record_reader
 from kafkamq.types import DeadLetterReason, MarkerType, Outcome, expand
 
-__all__ = ["Simulation", "simulate"]
-
 _ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 _NOWHERE = ("", 0, 0)
 _Actor: TypeAlias = Worker | Tracker | BatchTracker

@@ -28,8 +28,6 @@ from kafkamq.testing.simulation.primitives import Threading
 from kafkamq.testing.simulation.scheduler import NS_PER_S, Process, Scheduler, SimulationOver, Task
 from kafkamq.testing.simulation.swapping import swapped
 
-__all__ = ["SWAPPED", "Report", "Stage", "World"]
-
 SWAPPED = "a client is replaced while another thread writes"
 
 _SETTLE_S = 400.0  # of simulated time; a poison message needs its deliveries

@@ -13,8 +13,6 @@ from kafkamq.queue.wire.headers import REASON
 from kafkamq.testing.history import LogRecord, MessageHistory, Timeline, Why, read_timelines
 from kafkamq.types import MarkerType, MessageId, Outcome, expand
 
-__all__ = ["STATES", "of_line", "of_logs"]
-
 _LINES = {
     "a START waits while others go on": "STARTs are not confirmed, others go on",
     "revoked between START and commit": "partitions went to others with STARTs not committed",

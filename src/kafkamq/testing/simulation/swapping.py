@@ -34,8 +34,6 @@ from kafkamq.testing.simulation.modules import (
 from kafkamq.testing.simulation.primitives import Threading
 from kafkamq.testing.simulation.scheduler import Scheduler, SimulationOver
 
-__all__ = ["SHELLS", "leftovers", "load_shells", "swapped"]
-
 SHELLS = (
     "kafkamq.config",
     "kafkamq.metrics",

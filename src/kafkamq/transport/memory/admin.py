@@ -34,8 +34,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its __all__
 from kafkamq.transport.memory.client import BROKER_ID, Client
 from kafkamq.transport.memory.failures import failure, kafka_error
 
-__all__ = ["AdminClient"]
-
 _TIMEOUT_S = 60.0
 
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from kafkamq.transport.memory.log import Place
 
-__all__ = ["Assignment", "assign"]
-
 Assignment = dict[str, set[Place]]
 """By member."""
 

@@ -21,8 +21,6 @@ from kafkamq.transport.memory.failures import failure, kafka_error
 from kafkamq.transport.memory.faults import RETRIED, RETRY_S, Fault
 from kafkamq.transport.memory.log import Place, Topic
 
-__all__ = ["BROKER_ID", "Client", "int_of"]
-
 BROKER_ID = 1
 _FOREVER_S = 1e9
 T = TypeVar("T")

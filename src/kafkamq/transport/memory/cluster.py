@@ -18,8 +18,6 @@ from kafkamq.transport.memory.log import Partition, Topic
 from kafkamq.transport.memory.state import State
 from kafkamq.transport.memory.transactions import Transactions
 
-__all__ = ["MemoryKafka", "cluster_of", "forget_cluster"]
-
 _clusters: dict[str, MemoryKafka] = {}
 
 BROKER_SETTINGS = {

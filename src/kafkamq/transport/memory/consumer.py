@@ -25,8 +25,6 @@ from kafkamq.transport.memory.failures import failure, kafka_error
 from kafkamq.transport.memory.log import Partition, Place
 from kafkamq.transport.memory.membership import Membership
 
-__all__ = ["Consumer"]
-
 _NO_TIMESTAMP = (0, -1)
 _OUT_OF_RANGE = (
     "fetch failed due to requested offset not available on the broker: Broker: Offset out of range"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError, KafkaException
 
-__all__ = ["failure", "kafka_error"]
-
 
 def kafka_error(
     code: int,

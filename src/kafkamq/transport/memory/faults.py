@@ -19,8 +19,6 @@ from confluent_kafka import KafkaError
 
 from kafkamq.transport.memory.log import Place
 
-__all__ = ["FATAL", "REFUSALS", "RETRIED", "RETRY_S", "UNKNOWN", "Fault", "Faults", "Plan"]
-
 FATAL = (KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, KafkaError.UNKNOWN_PRODUCER_ID)
 """Codes that end a producer."""
 

@@ -15,8 +15,6 @@ from kafkamq.transport.memory.failures import kafka_error
 from kafkamq.transport.memory.log import Place
 from kafkamq.transport.memory.state import State
 
-__all__ = ["Group", "GroupClient", "Groups", "Member"]
-
 Committed = tuple[int, "str | None"]
 """Offset and metadata."""
 

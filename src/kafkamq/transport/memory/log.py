@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Uuid
 
-__all__ = ["LogRecord", "Partition", "Place", "Topic", "Transaction", "TOPIC_DEFAULTS"]
-
 Place = tuple[str, int]
 """Topic, partition."""
 

@@ -23,8 +23,6 @@ from kafkamq.transport.memory.transactional import encode_member
 if TYPE_CHECKING:
     from kafkamq.transport.memory.cluster import MemoryKafka
 
-__all__ = ["Membership"]
-
 _AGAIN_S = 0.25  # an outage ends without a word
 _MISSING_S = 1.0  # topics that are missing are looked for so often
 _log = logging.getLogger(__name__)

@@ -20,8 +20,6 @@ from kafkamq.transport.memory.log import LogRecord, Partition, Place
 from kafkamq.transport.memory.transactional import Transactional
 from kafkamq.transport.memory.transactions import StaleEpochError
 
-__all__ = ["Producer"]
-
 _BATCH_BYTES = 70  # of a batch and a record besides what is in it
 _HEADER_BYTES = 4
 _NO_TIMESTAMP = (0, -1)

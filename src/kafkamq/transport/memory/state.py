@@ -11,8 +11,6 @@ from typing import Protocol
 from kafkamq.transport.memory.faults import Faults
 from kafkamq.transport.memory.log import Partition, Place, Topic
 
-__all__ = ["State"]
-
 _LONGEST_WAIT_S = 1.0
 _LOOK_S = 0.02  # between two looks at faults; those who wait would wake each other without an end
 

@@ -19,8 +19,6 @@ from kafkamq.transport.memory.transactions import StaleEpochError
 if TYPE_CHECKING:
     from kafkamq.transport.memory.cluster import MemoryKafka
 
-__all__ = ["Transactional", "decode_member", "encode_member"]
-
 _FENCED_TEXT = "Local: This instance has been fenced by a newer instance"
 _MAGIC = b"CGMDv2:"
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from kafkamq.transport.memory.log import Place, Transaction
 from kafkamq.transport.memory.state import State
 
-__all__ = ["StaleEpochError", "Transactions"]
-
 
 class StaleEpochError(Exception):
     """Another producer of the id was initialised later, or the broker aborted the transaction."""

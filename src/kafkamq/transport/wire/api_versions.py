@@ -10,8 +10,6 @@ import struct
 
 from kafkamq.errors import WireError
 
-__all__ = ["MAX_RESPONSE_BYTES", "encode_request", "release_of"]
-
 MAX_RESPONSE_BYTES = 1 << 20
 _KEY = 18
 _VERSION = 3

@@ -8,8 +8,6 @@ from enum import Enum
 
 from kafkamq.testing.simulation.limits import Faults
 
-__all__ = ["ClaimLimits", "ClaimUse", "draw_claims"]
-
 
 class ClaimUse(Enum):
     """What a member asks for."""

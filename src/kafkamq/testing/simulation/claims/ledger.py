@@ -18,8 +18,6 @@ from kafkamq.testing.simulation.claims.draw import ClaimLimits, ClaimUse
 from kafkamq.testing.simulation.cluster import SimulatedKafka
 from kafkamq.types import MarshalType
 
-__all__ = ["GROUP", "OUTPUTS", "TOPIC", "ClaimLedger", "number_of"]
-
 TOPIC, OUTPUTS, GROUP = "work", "outputs", "group"
 _MAX_PROBLEMS = 20
 _ORDERLY = {end.value for end in (End.RELEASED, End.KEPT, End.PAUSED, End.BEHIND, End.STUCK)}

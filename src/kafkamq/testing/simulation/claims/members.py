@@ -16,8 +16,6 @@ from kafkamq.testing.simulation.claims.ledger import GROUP, OUTPUTS, TOPIC, Clai
 from kafkamq.testing.simulation.scheduler import Process, Scheduler
 from kafkamq.testing.simulation.stage import World
 
-__all__ = ["ClaimMember", "ClaimWorld", "pause_group"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -24,8 +24,6 @@ from kafkamq.testing.simulation.limits import Faults
 from kafkamq.testing.simulation.scheduler import Process
 from kafkamq.testing.simulation.stage import Report, Stage
 
-__all__ = ["ClaimSimulation", "simulate_claims"]
-
 
 @dataclass(kw_only=True)
 class ClaimSimulation(Report):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from kafkamq.claims.rules.steps import End
 
-__all__ = ["CLAIM_STATES", "of_claim_line"]
-
 _LINES = {
     "claims: a record could not be sent": "a coordination record could not be sent",
     "claims: offsets could not be looked up": "offsets of claimed partitions could not be looked",

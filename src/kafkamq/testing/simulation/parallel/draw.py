@@ -8,8 +8,6 @@ from enum import Enum
 
 from kafkamq.testing.simulation.limits import Faults
 
-__all__ = ["Manner", "ParallelLimits", "Use", "draw_parallel"]
-
 
 class Use(Enum):
     """What the application does with the consumer."""

@@ -21,8 +21,6 @@ from kafkamq.testing.simulation.parallel.draw import ParallelLimits, Use
 if TYPE_CHECKING:
     from kafkamq.transport.memory.log import LogRecord, Partition
 
-__all__ = ["DEAD", "GROUP", "RESULTS", "TOPIC", "Call", "Ledger", "number_of"]
-
 TOPIC, RESULTS, DEAD, GROUP = "work", "results", "dead", "group"
 _MAX_PROBLEMS = 20
 _Shard = tuple[object, ...]

@@ -27,8 +27,6 @@ from kafkamq.types import Nack, Reject
 if TYPE_CHECKING:
     from kafkamq.parallel.config import Verdict
 
-__all__ = ["MAX_RESULT_BYTES", "Member", "ParallelWorld"]
-
 MAX_RESULT_BYTES = 2000  # that the topic of results takes
 _MAX_KILLS = 3  # by handlers
 _PROTOCOLS = {

@@ -22,8 +22,6 @@ from kafkamq.testing.simulation.parallel.states import of_parallel_line
 from kafkamq.testing.simulation.scheduler import Process
 from kafkamq.testing.simulation.stage import Report, Stage
 
-__all__ = ["ParallelSimulation", "simulate_parallel"]
-
 _NOTICE_S = 60.0  # after the faults: by then everybody knows that a log is another one
 _LOOK_S = 0.2
 

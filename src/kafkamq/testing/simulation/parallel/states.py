@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["PARALLEL_STATES", "of_parallel_line"]
-
 _LINES = {
     "parallel: a record is tried again": "a record failed and is tried again",
     "parallel: a dead letter": "a record is given up; it is a dead letter",
