@@ -192,3 +192,22 @@ def test_a_stream_waits_behind_a_failure() -> None:
 
     works.work(handle, stream, "aaaaa", is_done=is_done)
     assert found == [0, 1, 2, 3, 4]
+
+
+def test_what_a_stream_holds_is_in_flight_until_the_next_result_is_asked_for() -> None:
+    """A revocation waits for it; else another member would do again what is just being done."""
+    works = Works()
+    queue, partition = works.room.queue, works.room.partition
+    stream = ResultStream(queue)
+
+    def is_in_flight() -> bool:
+        return queue.has_in_flight([partition])
+
+    works.work(lambda _: "result", stream, "ab", is_done=lambda: stream._waiting.qsize() == 2)
+    results = stream.results(lambda: not is_in_flight())
+    taken = []
+    for record, _ in results:
+        assert is_in_flight()
+        taken.append(record.offset)
+    assert sorted(taken) == [0, 1]
+    assert works.room.committable == 2

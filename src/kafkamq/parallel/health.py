@@ -23,7 +23,7 @@ class Health:
             all hung for 5 minutes.
         partitions: Assigned (topic, partition)s.
         waiting: Records polled that wait for a worker.
-        in_flight: Records in workers' hands.
+        in_flight: Records in workers' hands, and those whose results a stream holds.
         uncommitted: Partitions with progress that is not committed yet.
         since_poll_s: Seconds since the last poll ended; None: there was none.
         since_commit_s: Seconds since the last confirmed commit; None: there was none.

@@ -34,7 +34,7 @@ MAPS_IGNORED = Counter(
     "kafkamq_parallel_maps_ignored", "Commit metadata that was no offset map.", _GROUP
 )
 WAITING = Gauge("kafkamq_parallel_waiting", "Records read that wait for a worker.", _GROUP)
-IN_FLIGHT = Gauge("kafkamq_parallel_in_flight", "Records in workers' hands.", _GROUP)
+IN_FLIGHT = Gauge("kafkamq_parallel_in_flight", "Records in workers' or a stream's hands.", _GROUP)
 RUNNING = Gauge("kafkamq_parallel_running", "1: it reads and hands out; else 0.", _GROUP)
 OPEN = Gauge("kafkamq_parallel_open", "Records read and not done.", _PARTITION)
 COMMITTED = Gauge("kafkamq_parallel_committed_offset", "The offset committed last.", _PARTITION)

@@ -199,7 +199,7 @@ class ParallelWorkQueue:
     def hand_on(
         self, worker: PoolWorker, kept: Collection[ParallelRecord]
     ) -> dict[ParallelRecord, PartitionState[ParallelRecord]]:
-        """Let go of all that the worker has tried; what is ``kept`` is not done with that.
+        """Let go of all that the worker has tried; what is ``kept`` is in flight still.
 
         ``complete`` counts it later, in the partitions that this returns by record.
         """
@@ -212,6 +212,8 @@ class ParallelWorkQueue:
         }
         waiting = {(partitions[record], record.offset) for record in kept}
         with self.lock:
+            for partition, _ in waiting:
+                self.scheduler.keep(partition, 1)
             for failed_run in tried:  # others are done by a verdict, or by a dead letter
                 partition = failed_run.run.partition
                 done = [
@@ -242,8 +244,9 @@ class ParallelWorkQueue:
             self.scheduler.release(run, processed=failed_run.processed, failed=failed)
 
     def complete(self, partition: PartitionState[ParallelRecord], offsets: Sequence[int]) -> None:
-        """These are done; their run was let go of before."""
+        """These were handed on, and are done."""
         with self.lock:
+            self.scheduler.keep(partition, -len(offsets))
             self.scheduler.complete(partition, offsets)
             self._stats.processed += len(offsets)
             if self._crowded is not None:
@@ -343,7 +346,7 @@ class ParallelWorkQueue:
                         pass
 
     def has_in_flight(self, partitions: Sequence[PartitionState[ParallelRecord]]) -> bool:
-        """Whether workers are at records of these partitions."""
+        """Whether workers are at records of these partitions, or their results are not taken."""
         with self.lock:
             return any(partition.in_flight_count for partition in partitions)
 

@@ -135,7 +135,7 @@ class PartitionState(Generic[R]):
     phase: PartitionPhase = PartitionPhase.OPEN
     ceiling: int | None = None  # nothing above this offset is handed out; None: no ceiling
     waiting_count: int = 0  # records not in a worker's hands
-    in_flight_count: int = 0  # records in a worker's hands
+    in_flight_count: int = 0  # records in a worker's hands, or kept behind their runs
     delayed_count: int = 0  # shards that wait for a time
     is_in_line: bool = False
     serial: dict[Hashable, Shard[R]] = field(default_factory=dict)

@@ -329,6 +329,11 @@ class Scheduler(Generic[R]):
             for offset in offsets:
                 partition.failures.pop(offset, None)
 
+    def keep(self, partition: PartitionState[R], count: int) -> None:
+        """So many records stay in flight behind their runs, until as many less are kept."""
+        if partition.phase is not PartitionPhase.CLOSED:
+            partition.in_flight_count += count
+
     def release(
         self,
         run: Run[R],

@@ -8,6 +8,8 @@ from enum import Enum
 
 from kafkamq.testing.simulation.limits import Faults
 
+TAKE_MS = 50  # until the next result of a stream is asked for, at most
+
 
 class Use(Enum):
     """What the application does with the consumer."""
@@ -74,6 +76,14 @@ class ParallelLimits:
     def gives_up(self) -> bool:
         """Whether a record may be given up."""
         return self.max_attempts is not None
+
+    @property
+    def is_quicker_than_revocations(self) -> bool:
+        """Whether a revocation waits for all that is in flight; what takes longer comes again."""
+        takes_ms = self.work_ms * max(1, self.batch_size)
+        if self.use is Use.STREAM:  # one result after the other
+            takes_ms += TAKE_MS * self.concurrency
+        return takes_ms < self.revoke_timeout_ms
 
     @property
     def is_transactional(self) -> bool:

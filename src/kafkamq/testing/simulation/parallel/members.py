@@ -11,7 +11,7 @@ from kafkamq.parallel.consumer import ParallelConsumer
 from kafkamq.parallel.options import ParallelOptions
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OutgoingRecord
-from kafkamq.testing.simulation.parallel.draw import Manner, ParallelLimits, Use
+from kafkamq.testing.simulation.parallel.draw import TAKE_MS, Manner, ParallelLimits, Use
 from kafkamq.testing.simulation.parallel.ledger import (
     DEAD,
     GROUP,
@@ -135,7 +135,7 @@ class Member:
                     if previous is not None:
                         ledger.finished(previous)
                     previous, _ = next(results)
-                    world.sleep(world.rng.uniform(0, 0.05))
+                    world.sleep(world.rng.uniform(0, TAKE_MS / 1000))
             except StopIteration:
                 return
             except Exception as error:  # noqa: BLE001 - what ``wait`` raises in the first thread

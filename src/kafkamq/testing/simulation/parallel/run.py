@@ -107,6 +107,7 @@ class _Run(Stage[Member]):
         ledger.judge(
             is_calm=faults == Faults()
             and not manners & {Manner.POISON, Manner.SLOW}
+            and self.limits.is_quicker_than_revocations
             and not (self.limits.deletions or self.limits.truncations)
             and self.limits.metadata_bytes > 1000,
             is_certain=not (faults.lost_reply_rate or faults.outages or faults.fatal_errors),
