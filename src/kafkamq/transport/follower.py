@@ -81,6 +81,8 @@ class Follower:
         self._doing = doing
         self._ignores = ignores
         self._placed: dict[Place, int] = {}
+        self._moving: dict[Place, int] = {}  # where to read what is taken out and put in again
+        self._is_moved = True  # False: the client does not read what it is to read
         self._is_closed = False
         self._failure: BaseException | None = None  # raised when what came before it is taken
         self.settings = consumer_settings(config, group_id=group_id, **settings)
@@ -92,29 +94,49 @@ class Follower:
 
     @property
     def places(self) -> frozenset[Place]:
-        return frozenset(self._placed)
+        return frozenset(self._placed).union(self._moving)
 
     def place(self, positions: Mapping[Place, int]) -> None:
         """Read these partitions from there, whether they are read already or not."""
         for place in positions:
             self.ends.pop(place, None)
             self.outside.pop(place, None)
-        known = positions.keys() & self._placed.keys()
-        if len(known) == len(self._placed):
-            self.client.assign(targets_of(positions))
-        else:
-            if known:
-                self.client.incremental_unassign(partitions_of(known))
-            self.client.incremental_assign(targets_of(positions))
-        self._placed.update(positions)
+        assigned = self._begin_move()
+        self._moving |= positions
+        self._move(assigned)
 
     def drop(self, places: Iterable[Place]) -> None:
         """Read these no more; what was fetched of them is thrown away."""
-        known = self._placed.keys() & set(places)
+        known = self.places & set(places)
         if not known:
             return
+        assigned = self._begin_move()
         self._forget(known)
-        self.client.incremental_unassign(partitions_of(known))
+        self._move(assigned)
+
+    def _begin_move(self) -> set[Place]:
+        """What the client reads; the client is asked where a move was broken off."""
+        assigned = set(self._placed) if self._is_moved else self._assigned_places()
+        self._is_moved = False
+        return assigned
+
+    def _move(self, assigned: set[Place]) -> None:
+        """Take out and put in again; what an interrupt breaks off, the next call does."""
+        moving = self._moving
+        self._placed |= moving
+        gone = {each for each in assigned if each in moving or each not in self._placed}
+        if moving and gone == assigned:
+            self.client.assign(targets_of(moving))
+        else:
+            if gone:
+                self.client.incremental_unassign(partitions_of(gone))
+            if moving:
+                self.client.incremental_assign(targets_of(moving))
+        self._moving = {}
+        self._is_moved = True
+
+    def _assigned_places(self) -> set[Place]:
+        return {(each.topic, each.partition) for each in self.client.assignment()}
 
     def _forget(self, places: Collection[Place]) -> None:
         """A pause ends with the assignment, which librdkafka would remember."""
@@ -122,6 +144,7 @@ class Follower:
             self.ends.pop(place, None)
             self.outside.pop(place, None)
             self._placed.pop(place, None)
+            self._moving.pop(place, None)
         self.resume(places)
 
     def pause(self, places: Iterable[Place]) -> None:
@@ -159,6 +182,8 @@ class Follower:
         return self._fetch(1, 0.0)
 
     def _fetch(self, limit: int, timeout_s: float) -> Sequence[Record]:
+        if not self._is_moved:
+            self._move(self._assigned_places())
         client = self.client
         self.ends.clear()
         try:

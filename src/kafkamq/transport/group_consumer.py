@@ -146,7 +146,6 @@ class GroupConsumer(GroupOffsets):
         self._topics = list(topics)
         self._is_eager = is_eager(self.settings)
         self._still: set[Place] = set()
-        self._moving: dict[Place, int] = {}  # where to read what is taken out and put in again
         self._is_leaving = False
         self.is_joined = False
 
@@ -181,8 +180,8 @@ class GroupConsumer(GroupOffsets):
         """Leave the group, by way of ``Owner.revoked``, and end the client."""
         # Without it, librdkafka (2.16) closes a member that has no partitions without a word to
         # the group, which then waits for it until its session times out.
-        if self._moving:  # the client wants all back that it has given
-            self._move()
+        if not self._is_moved:  # the client wants all back that it has given
+            self._move(self._assigned_places())
         self._is_leaving = True
         self.client.unsubscribe()
         self.client.close()
@@ -195,8 +194,7 @@ class GroupConsumer(GroupOffsets):
     @property
     def places(self) -> frozenset[Place]:
         """What is assigned: as the client knows it, also where a callback was interrupted."""
-        assigned = ((each.topic, each.partition) for each in self.client.assignment())
-        return frozenset(self._moving).union(assigned)
+        return frozenset(self._moving).union(self._assigned_places())
 
     def place(
         self, positions: Mapping[Place, int], *, others: Mapping[Place, int] | None = None
@@ -220,20 +218,20 @@ class GroupConsumer(GroupOffsets):
             self._placed |= ours
             self._assign(self.positions(rest) | known | ours)
         else:
+            self._is_moved = False
             self._moving |= ours
-            self._move()
+            self._move(self._assigned_places())
         self.resume(self._still & ours.keys())
         self._still -= ours.keys()
 
-    def _move(self) -> None:
-        """Take out and put in again; what an interrupt broke off, the next call does."""
-        assigned = {(each.topic, each.partition) for each in self.client.assignment()}
+    def _move(self, assigned: set[Place]) -> None:
         there = assigned & self._moving.keys()
         if there:
             self.client.incremental_unassign(partitions_of(there))
         self._placed |= self._moving
         self._assign(self._moving)
         self._moving = {}
+        self._is_moved = True
 
     def seek(self, positions: Mapping[Place, int]) -> dict[Place, int]:
         """Go on there; returns those where it cannot, as they are gone or stand still."""
@@ -250,8 +248,6 @@ class GroupConsumer(GroupOffsets):
         return refused
 
     def _fetch(self, limit: int, timeout_s: float) -> Sequence[Record]:
-        if self._moving:
-            self._move()
         records = super()._fetch(limit, timeout_s)
         if self._still and records:  # fetched before the client was told to pause
             return [each for each in records if place_of(each) not in self._still]
