@@ -213,7 +213,8 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
         """Produce to Kafka under a claim: a former owner's transaction is refused by the brokers.
 
         Needs ``fenced=True``, or at most once. Commits when the block ends normally, aborts when
-        it ends by an exception.
+        it ends by an exception. What it was for is not handed out again while the claim lives: make
+        it again.
 
         Raises:
             LeaseLostError: The claim has ended, or ended before the commit.
