@@ -16,7 +16,7 @@ LogKey = tuple[bool, bytes, int, int]
 """(of_schedule, topic_id, leader_epoch, partition): what an offset belongs to (R13)."""
 
 MAX_HOLDS = 2 * PAGE_BITS  # in a leaf, so that it can be divided between two pages
-MIN_HOLDS = MAX_HOLDS // 4  # with fewer it joins a neighbour
+MIN_HOLDS = MAX_HOLDS // 8  # with fewer it joins a neighbour
 _CHUNK_PAGES = CHUNK_OFFSETS // PAGE_BITS
 
 

@@ -60,6 +60,7 @@ MAX_PLAN = 50_000  # R16: messages in one transaction
 MAX_GRACE_MS = 3_000  # R3
 _BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 _ENDING = (Outcome.ACK, *_BY_TRACKER)  # what R12 remembers
+_START, _END = MarkerType.START, MarkerType.END  # a member's name is looked up slowly
 _BIT = [1 << number for number in range(PAGE_BITS)]
 _PAGE = (1 << PAGE_BITS) - 1
 _Fold = Callable[[int, Marker, HoldLog, int, int], None]
@@ -132,9 +133,9 @@ class RedeliveryTracker:
         """What a record says, once it has moved the clock; for each of its messages (R27)."""
         kind, of_schedule, makes = marker.type, False, False
         fold: _Fold
-        if kind is MarkerType.START:
+        if kind is _START:
             fold, makes = self._fold_start, True
-        elif kind is MarkerType.END:
+        elif kind is _END:
             fold, of_schedule, makes = self._fold_end, marker.of_schedule, marker.outcome in _ENDING
         elif kind is MarkerType.KEEPALIVE:
             fold = self._fold_keepalive
@@ -150,17 +151,20 @@ class RedeliveryTracker:
             log = self.table.find(log_key(message_id, of_schedule), page, makes=makes)
             if log is not None:
                 fold(offset, marker, log, page, _BIT[message_id.offset % PAGE_BITS])
-        elif kind is MarkerType.KEEPALIVE and not marker.batches and marker.consumer_id:
+        elif not marker.batches and kind is MarkerType.KEEPALIVE and marker.consumer_id:
             # R7: all leases of this consumer; an empty id renews nothing.
             self.holders.renew(marker.consumer_id, self.clock.now_ms, marker.redeliver_after_ms)
         for batch in marker.batches:
             page, at = divmod(batch.base_offset, PAGE_BITS)
             key = of_schedule, batch.topic_id, batch.leader_epoch, batch.partition
             log = self.table.find(key, page, makes=makes)
-            bits = batch.bits << at if log is not None else 0
-            while log is not None and bits:
-                if bits & _PAGE:
-                    fold(offset, marker, log, page, bits & _PAGE)
+            if log is None:
+                continue
+            bits = batch.bits << at
+            while bits:
+                here = bits & _PAGE
+                if here:
+                    fold(offset, marker, log, page, here)
                 bits >>= PAGE_BITS
                 page += 1
 

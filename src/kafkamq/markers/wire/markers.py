@@ -11,6 +11,7 @@ them is ignored. The encoders are in ``marker_writer`` and offered here as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 
 from google.protobuf.message import DecodeError
 
@@ -33,7 +34,12 @@ from kafkamq.markers.wire.marker_writer import (
     encode_tick,
     identity_encoder,
 )
-from kafkamq.markers.wire.message_batches import MAX_BATCH_BYTES, decode_batches, encode_batches
+from kafkamq.markers.wire.message_batches import (
+    MAX_BATCH_BYTES,
+    cut_run,
+    decode_batches,
+    encode_batches,
+)
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.types import Headers, Marker, MarkerType, MessageBatch, MessageId, Outcome
 
@@ -114,6 +120,10 @@ def _decode(data: bytes | None, slim: bool) -> Marker:
         raise WireError("the record is empty")
     if len(data) > MAX_MARKER_BYTES:
         raise WireError(f"{len(data)} bytes are too many for a marker ({MAX_MARKER_BYTES} at most)")
+    run = cut_run(data) if 8 in data[:3] else None  # a version; not in a START of one message
+    if run is not None and (known := _beside_run(run[0], slim)) is not None:
+        of_marker, of_batch = known
+        return of_marker((of_batch(run[1], (1 << run[2]) - 1),))
     try:
         message = _parse(data)
     except (DecodeError, ValueError):  # ValueError: text that is not UTF-8, in pure Python
@@ -121,11 +131,12 @@ def _decode(data: bytes | None, slim: bool) -> Marker:
     version: int = message.version
     if version and version != _VERSION:
         raise _other_version(version)
-    if version and message.batches:
-        return _decode_batched(message, slim, len(data))
+    batches = message.batches if version else ()
+    if batches:
+        return _decode_batched(message, batches, slim, len(data))
     kind: int = message.type
     if kind == 1:
-        return _decode_end(message, slim)
+        return _decode_end(message, slim, _message_id(message), ())
     if kind == 0:
         return _decode_start(message, slim)
     if kind == 2:
@@ -133,11 +144,34 @@ def _decode(data: bytes | None, slim: bool) -> Marker:
     if kind == 16:
         return _decode_schedule(message, slim)
     if kind == 17:
-        engine_epoch = message.engine_epoch
-        if engine_epoch > MAX_INT64:
-            raise WireError("an engine epoch over 2^63 - 1")
-        return Marker(_TICK, consumer_id=_consumer_id(message), engine_epoch=engine_epoch)
+        return _decode_tick(message)
     raise WireError(f"unknown marker type {kind}")
+
+
+@lru_cache(maxsize=1024)
+def _beside_run(
+    rest: bytes, slim: bool
+) -> tuple[Callable[[tuple[MessageBatch]], Marker], Callable[[int, int], MessageBatch]] | None:
+    """What a record says beside what `cut_run` took; None: not all was taken, or it is malformed.
+
+    A field that stands twice, or is written longer than needed, shows in the size.
+    """
+    try:
+        message = _parse(rest)
+        batches = message.batches
+        if len(batches) != 1 or message.ByteSize() != len(rest):
+            return None
+        batch = batches[0]
+        if batch.base_offset or batch.runs or batch.bitmap:
+            return None
+        batch.runs.append(1)
+        marker = _decode_batched(message, batches, slim, len(rest))
+    except (DecodeError, ValueError, WireError):
+        return None
+    known = marker.batches[0]
+    fields = [getattr(marker, name) for name in Marker.__slots__[:-1]]  # `batches` is last
+    log = known.partition, known.topic_id, known.leader_epoch
+    return partial(Marker, *fields), partial(MessageBatch, *log)
 
 
 def _other_version(version: int) -> WireError:
@@ -148,24 +182,24 @@ def _other_version(version: int) -> WireError:
     )
 
 
-def _decode_batched(message: pb.Marker, slim: bool, size: int) -> Marker:
+def _decode_batched(
+    message: pb.Marker, wire_batches: Sequence[pb.MessageBatch], slim: bool, size: int
+) -> Marker:
     """A marker of version 1; of a START the messages say what else it would (R29)."""
     if size > MAX_BATCH_BYTES:
         raise WireError(f"{size} bytes are too many for batches ({MAX_BATCH_BYTES} at most)")
     kind: int = message.type
     if kind not in (0, 1, 2) or message.HasField("message_id"):
         raise WireError(f"batches in a marker of type {kind}, or beside a message")
-    batches = decode_batches(message)
+    batches = decode_batches(wire_batches)
+    if kind == 1:
+        return _decode_end(message, slim, None, batches)
     consumer_id = _consumer_id(message)
+    redeliver_after_ms = _duration(message)
     if kind == 2:
         return Marker(
-            _KEEPALIVE, None, _duration(message), consumer_id=consumer_id, batches=batches
+            _KEEPALIVE, None, redeliver_after_ms, consumer_id=consumer_id, batches=batches
         )
-    if kind == 1:
-        message.message_id.SetInParent()
-        end = _decode_end(message, slim)
-        end.message_id, end.batches = None, batches
-        return end
     max_lease_ms = message.max_lease_ms
     max_deliveries = message.max_deliveries
     if max_lease_ms > MAX_DURATION_MS or max_deliveries > MAX_COUNT:
@@ -173,7 +207,7 @@ def _decode_batched(message: pb.Marker, slim: bool, size: int) -> Marker:
     return Marker(
         _START,
         None,
-        _duration(message),
+        redeliver_after_ms,
         b"" if slim else message.key,
         consumer_id=consumer_id,
         by_reference=True,
@@ -225,7 +259,12 @@ def _decode_start(message: pb.Marker, slim: bool) -> Marker:
     )
 
 
-def _decode_end(message: pb.Marker, slim: bool) -> Marker:
+def _decode_end(
+    message: pb.Marker,
+    slim: bool,
+    message_id: MessageId | None,
+    batches: tuple[MessageBatch, ...],
+) -> Marker:
     number: int = message.outcome
     redeliver_after_ms = 0
     reason = ""
@@ -238,7 +277,7 @@ def _decode_end(message: pb.Marker, slim: bool) -> Marker:
             reason = message.reason
     return Marker(
         _END,
-        _message_id(message),
+        message_id,
         redeliver_after_ms,
         b"",
         b"",
@@ -254,6 +293,8 @@ def _decode_end(message: pb.Marker, slim: bool) -> Marker:
         0,
         False,
         message.of_schedule,
+        0,
+        batches,
     )
 
 
@@ -285,6 +326,13 @@ def _decode_schedule(message: pb.Marker, slim: bool) -> Marker:
         consumer_id=_consumer_id(message),
         carried_forward=carried,
     )
+
+
+def _decode_tick(message: pb.Marker) -> Marker:
+    engine_epoch = message.engine_epoch
+    if engine_epoch > MAX_INT64:
+        raise WireError("an engine epoch over 2^63 - 1")
+    return Marker(_TICK, consumer_id=_consumer_id(message), engine_epoch=engine_epoch)
 
 
 def _message_id(message: pb.Marker) -> MessageId:

@@ -7,6 +7,7 @@ what is named twice is meant once. Malformed is what leaves its chunk, is empty 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
@@ -22,6 +23,14 @@ MAX_BATCH_BYTES = 64 * 1024
 
 _BITMAP_BYTES = CHUNK_OFFSETS // 8
 _VERSION = b"\x08\x01"
+_MAX_CUT_BYTES = 256
+_BYTES = [bytes((each,)) for each in range(128)]
+_ONE_RUN = re.compile(
+    rb"((?:\x10[\0-\x7f])?\x08\x01\x82\x02)"  # type, version, batch
+    rb"([\0-\x7f])((?:\x08[\0-\x7f])?)"  # its size and partition
+    rb"\x10([\x80-\xff]{0,8}[\0-\x7f])"  # base offset
+    rb"\x1a(?:\x01(?=[\0-\x7f])|\x02(?=[\x80-\xff]))([\x80-\xff]?[\0-\x7f])"  # runs: only one
+).match
 
 
 def encode_batches(batches: Sequence[MessageBatch]) -> bytes:
@@ -86,19 +95,45 @@ def _runs(bits: int) -> Iterator[int]:
         begin, is_taken = end, not is_taken
 
 
-def decode_batches(message: pb.Marker) -> tuple[MessageBatch, ...]:
+def cut_run(data: bytes) -> tuple[bytes, int, int] | None:
+    """Of a record with one batch of one run: the record without it, base offset and length.
+
+    A worker's records mostly differ in these two alone, so what is left is decoded once
+    (``markers.py``, which also finds out whether that was all). None: another form, or malformed.
+    """
+    match = _ONE_RUN(data)
+    if match is None or len(data) > _MAX_CUT_BYTES:
+        return None
+    begin, size, partition, base, run = match.groups()
+    left = size[0] - len(base) - len(run) - 3
+    base_offset = _value(base)
+    length = run[0] if len(run) == 1 else _value(run)
+    room = CHUNK_OFFSETS - base_offset % CHUNK_OFFSETS
+    if left < len(partition) or not 0 < length <= room:
+        return None
+    return begin + _BYTES[left] + partition + data[match.end() :], base_offset, length
+
+
+def _value(varint: bytes) -> int:
+    value = 0
+    for byte in varint[::-1]:
+        value = value << 7 | byte & 0x7F
+    return value
+
+
+def decode_batches(batches: Sequence[pb.MessageBatch]) -> tuple[MessageBatch, ...]:
     """The batches of a marker, at most one of each chunk.
 
     Raises:
         WireError: they are too many, or one is malformed.
     """
-    found = [_decoded(batch) for batch in message.batches]
-    if len(found) == 1:
-        return tuple(found)
-    if len(found) > MAX_BATCHES:
-        raise WireError(f"{len(found)} batches are too many for a marker ({MAX_BATCHES} at most)")
+    count = len(batches)
+    if count == 1:  # an index costs a third of an iterator
+        return (_decoded(batches[0]),)
+    if count > MAX_BATCHES:
+        raise WireError(f"{count} batches are too many for a marker ({MAX_BATCHES} at most)")
     by_chunk: dict[tuple[int, bytes, int, int], MessageBatch] = {}
-    for batch in found:
+    for batch in map(_decoded, batches):
         key = _chunk(batch)
         other = by_chunk.get(key)
         by_chunk[key] = batch if other is None else _union(other, batch)
@@ -128,11 +163,12 @@ def _decoded(batch: pb.MessageBatch) -> MessageBatch:
         bits = int.from_bytes(bitmap, "little")
     room = CHUNK_OFFSETS - base_offset % CHUNK_OFFSETS
     runs = batch.runs
-    if sum(runs) > room:
-        raise WireError("a batch that leaves its chunk")
-    if len(runs) == 1:
+    count = len(runs)
+    if count == 1 and runs[0] <= room:
         bits |= (1 << runs[0]) - 1
-    elif runs:  # digits: cheaper than a shift of the whole for each run
+    elif sum(runs) > room:
+        raise WireError("a batch that leaves its chunk")
+    elif count:  # digits: cheaper than a shift of the whole for each run
         digits = "".join(["10"[at & 1] * length for at, length in enumerate(runs)])
         bits |= int(digits[::-1] or "0", 2)
     if not bits or bits.bit_length() > room:
