@@ -238,7 +238,7 @@ def test_without_transactions_each_row_is_marked(
     ("options", "message"),
     [
         ({"topik": "x"}, "unknown option topik: known are topic, ledgerTopic"),
-        ({"guarantee": "twice"}, "guarantee is 'twice': it must be exactly-once or"),
+        ({"guarantee": "twice"}, "guarantee is 'twice': it must be one of 'exactly-once'"),
         ({"sinkId": "a/b"}, "sinkId is 'a/b': it must be"),
         ({"kafka.acks": "1"}, "every producer waits for all replicas"),
     ],

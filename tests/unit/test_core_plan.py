@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 from tests.unit.core_fold import START_MS, Fold, T, message
 
-from kafkamq.markers.rules.delivery import Carry, DueCause, Settle, each_message
+from kafkamq.markers.rules.delivery import Carry, DueCause, Settle, each_message, settled_of
 from kafkamq.markers.rules.hold import CHUNK_OFFSETS, Hold
 from kafkamq.markers.rules.leaves import MAX_HOLDS
 from kafkamq.markers.rules.redelivery import MAX_PLAN, RedeliveryTracker
@@ -216,6 +216,26 @@ def test_r32_what_aborted_in_pieces_is_asked_again_in_pieces() -> None:
     fold.tracker.aborted(planned[::-2])  # the last page first: it moves to another leaf then
     fold.tracker.check()
     assert sorted(of(fold.tracker.plan())) == list(range(1, 320, 2))
+
+
+def test_r32_rows_that_aborted_are_one_action_again() -> None:
+    """A settlement names what it did not do by messages: the holds do not fall apart for it."""
+    fold = batch_due(MessageBatch(0, b"", 0, 0, (1 << 100) - 1))
+    rows = each_message(fold.tracker.plan())
+    for left in (rows, rows, rows[40:]):
+        fold.tracker.aborted(left)
+        fold.tracker.check()
+        planned = [(action.message_id.offset, action.bits.bit_count()) for action in settles(fold)]
+        assert planned == ([(0, 64), (64, 36)] if left is rows else [(40, 24), (64, 36)])
+
+
+def test_of_a_plan_that_was_cut_the_messages_that_are_done_are_known() -> None:
+    fold = batch_due(MessageBatch(0, b"", 0, 0, (1 << 100) - 1))
+    planned = list(fold.tracker.plan())
+    rows = each_message(planned)
+    assert sorted(count for _, count in settled_of(planned, ())) == [36, 64]
+    assert [count for _, count in settled_of(planned, rows[40:])] == [40]
+    assert list(settled_of(planned, rows)) == []
 
 
 def test_r31_what_splits_off_keeps_all_facts() -> None:

@@ -94,7 +94,7 @@ class AckWriter:
             self._handed_out.pop(lease, None)
         if now_ms - self._written_ms >= LINGER_MS or len(self._queued) >= MAX_QUEUED:
             self.write_queued()
-        elif len(self._queued) == 1:
+        elif not self.has_news.is_set():
             self.has_news.set()  # the lease renewer writes it, if nobody does so before
         if wait:
             self._await(message)

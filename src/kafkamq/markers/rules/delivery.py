@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -85,6 +86,20 @@ def each_message(actions: Iterable[Settle | Carry]) -> list[Settle | Carry]:
             message_id = replace(first, offset=first.offset + at)
             found.append(replace(action, message_id=message_id, bits=1))
     return found
+
+
+def settled_of(
+    actions: Sequence[Settle | Carry], left: Iterable[Settle | Carry]
+) -> Iterator[tuple[Settle, int]]:
+    """Settles of a plan, each with how many of its messages are not among the rows ``left``."""
+    remaining = Counter(row.start_offset for row in left)
+    for action in reversed(actions):  # it was cut at its end
+        if isinstance(action, Settle):
+            count = action.bits.bit_count()
+            cut = min(count, remaining[action.start_offset])
+            remaining[action.start_offset] -= cut
+            if count > cut:
+                yield action, count - cut
 
 
 def row_order(action: Settle | Carry) -> tuple[int, bytes, int, int, int]:

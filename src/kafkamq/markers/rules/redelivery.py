@@ -48,7 +48,7 @@ from kafkamq.markers.rules.hold import (
 )
 from kafkamq.markers.rules.holders import Holders
 from kafkamq.markers.rules.invariants import check_tracker
-from kafkamq.markers.rules.leaves import MAX_HOLDS, MIN_HOLDS, HoldLog, Leaf, log_key
+from kafkamq.markers.rules.leaves import MAX_HOLDS, MIN_HOLDS, HoldLog, Leaf, LogKey, log_key
 from kafkamq.markers.rules.table import HoldTable
 from kafkamq.markers.rules.ticks import Wake
 from kafkamq.queue.rules.log_clock import LogClock
@@ -418,16 +418,23 @@ class RedeliveryTracker:
         What wants something else by now (a SCHEDULE that fell due while it was to be carried, a
         later START of the same message) was asked for by another transaction.
         """
+        # Rows are of one message; what is of one hold is taken out of it together, or it would fall
+        # apart for good.
+        wanted: dict[tuple[LogKey, int, int, bool], int] = {}
         for action in actions:
             if isinstance(action, Carry):
                 is_carry, of_schedule, bits = True, True, 1
             else:
                 is_carry, of_schedule, bits = False, action.of_schedule, action.bits
-            leaf, page, bit = self._find(action.message_id, of_schedule)
-            bits *= bit  # from the first message on
+            page, at = divmod(action.message_id.offset, PAGE_BITS)
+            key = log_key(action.message_id, of_schedule), page, action.start_offset, is_carry
+            wanted[key] = wanted.get(key, 0) | bits << at
+        for (of_log, page, start_offset, is_carry), bits in wanted.items():
+            log = self.table.find(of_log, page)
+            leaf = None if log is None else log.leaf(page)
             for hold in leaf.at(page) if leaf is not None else ():
                 touched = hold.bits & bits
-                if not touched or hold.start_offset != action.start_offset:
+                if not touched or hold.start_offset != start_offset:
                     continue
                 if hold.flags & ASKED and is_carry != bool(hold.flags & DUE):
                     assert leaf is not None, "the hold is in it"

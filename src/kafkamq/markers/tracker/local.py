@@ -24,7 +24,7 @@ from kafkamq.errors import (
     UnsupportedVersionError,
     WireError,
 )
-from kafkamq.markers.rules.delivery import Carry, Settle
+from kafkamq.markers.rules.delivery import Carry, Settle, settled_of
 from kafkamq.markers.rules.hold import NEVER
 from kafkamq.markers.tracker.group_reader import MarkerReader
 from kafkamq.markers.tracker.metrics import TrackerMetrics
@@ -445,15 +445,10 @@ class LocalTracker:
     ) -> None:
         part.is_busy = False
         took_ms = (time.monotonic() - began_s) * 1000
-        left = {action.start_offset for action in report.left}
         LATENESS.observe_all(
             (
-                (
-                    max(0.0, action.clock_ms - action.deadline_ms + took_ms) / 1000,
-                    action.bits.bit_count(),
-                )
-                for action in actions
-                if isinstance(action, Settle) and action.start_offset not in left
+                (max(0.0, action.clock_ms - action.deadline_ms + took_ms) / 1000, count)
+                for action, count in settled_of(actions, report.left)
             ),
             part.number,
         )

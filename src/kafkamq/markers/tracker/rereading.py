@@ -136,12 +136,10 @@ class Rereader:
         while begin < len(rows):
             messages = self.messages.read(ids[begin:], deadline_s=deadline_s)
             end = begin + len(messages)
-            self._ready.extend(rows[begin:end])
-            for found, message_id, message in zip(
-                self._ready, ids[begin:end], messages, strict=True
-            ):
-                if message_id is not None:
+            for found, message in zip(rows[begin:end], messages, strict=True):
+                if found.refers:
                     _complete(found, message)
+            self._ready.extend(rows[begin:end])
             begin = end
             yield from self._take()
 
@@ -181,7 +179,7 @@ def _complete(found: Found, message: Record | None) -> None:
     sent_ms = start.message_timestamp_ms
     if message is not None and sent_ms and message.timestamp()[1] != sent_ms:
         message = None
-    if is_foreign_start(start):
+    if is_foreign_start(start) and not start.batches:
         # Without it each copy would be the second delivery, and no limit ever be reached.
         if message is not None and (message.key(), message.value()) == (start.key, start.value):
             found.start = _completed(start, message)

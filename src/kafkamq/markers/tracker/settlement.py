@@ -209,10 +209,16 @@ class Settler:
         except BrokerError:
             # Which serves the reports: what follows the refused record is refused for that alone.
             ledger.abort()
-            if not producer.too_large or time.monotonic() > run.deadline_s:
+            is_too_large, is_behind = producer.too_large > 0, run.is_behind_refusal
+            run.is_behind_refusal = is_too_large
+            # Behind a refusal one more fails: the sequence number of what was refused is missing.
+            goes_on = is_too_large or (is_behind and ledger.is_open)
+            if not goes_on or time.monotonic() > run.deadline_s:
                 raise
-            self._rewriter.refused(ledger.key.partition, run.rows, part)
+            if is_too_large:
+                self._rewriter.refused(ledger.key.partition, run.rows, part)
             return False
+        run.is_behind_refusal = False
         report = run.report
         report.copies += part.copies
         report.dead_letters += part.dead_letters
@@ -258,6 +264,7 @@ class _Run:
     deadline_s: float  # monotonic
     report: SettleReport = field(default_factory=SettleReport)
     unknown: BrokerError | None = None  # the last commit whose outcome is not known
+    is_behind_refusal: bool = False  # the last transaction had a record that was too large
 
     def left_s(self) -> float:
         """What is left of the bound; a little at least, so that a last attempt can end."""
