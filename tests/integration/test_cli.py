@@ -210,7 +210,8 @@ def test_stat_counts_messages_and_not_the_ends_of_transactions(tracked: Commands
     """Each redelivery and each dead letter is a transaction, whose control records have offsets."""
     tracked.run("send", "q", "x", "y", "z")
     limits = ("--max-deliveries", "2", "--timeout", "60")
-    tracked.run("receive", "q", "-n", "3", "--nack", "--delay", "0.1", *limits)
+    # No copy may come before all three were received once.
+    tracked.run("receive", "q", "-n", "3", "--nack", "--delay", "3", *limits)
     tracked.run("receive", "q", "-n", "3", "--reject", "--reason", "no", *limits)
     wait_until(lambda: tracked.json("stat")[0]["dead_letters"] == 3)
     (stat,) = tracked.json("stat")
