@@ -88,11 +88,6 @@ def one_by_one(topics: dict[str, str], count: int) -> float:
         return handled / (time.perf_counter() - began_s)
 
 
-def sparse(topics: dict[str, str], count: int) -> float:
-    """``receive_many(1000)`` and ``ack`` where most messages are other queues': per second."""
-    return hand_out(topics, count, 1000) if count else 0.0
-
-
 def behind(topics: dict[str, str]) -> float:
     """Seconds until the first message of a queue whose messages stand behind all others."""
     began_s = time.perf_counter()
@@ -273,7 +268,6 @@ PROGRAMS: dict[str, Callable[..., float]] = {
     for each in (
         hand_out,
         one_by_one,
-        sparse,
         behind,
         floor,
         floor_transactions,

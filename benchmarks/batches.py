@@ -26,19 +26,19 @@ import statistics
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 from benchmarks.before import python_of
+from benchmarks.broker import broker_at
 from benchmarks.java_peer import build_peer
 from benchmarks.rows import Row, finish, show
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import TopicPartition
 
 from kafkamq import Service
-from kafkamq.dev import LocalKafka
 
 _PROGRAMS = Path(__file__).parent / "batch_programs.py"
 _PARTITIONS = 4
@@ -171,8 +171,8 @@ class Table:
     def sparse(self) -> Iterator[Row]:
         """Every hundredth message is the queue's."""
         topics = self.topics(share=0.01)
-        wanted = {"topics": topics, "count": self.messages // 100 - 1500}
-        yield self.gained("every 100th message is the queue's", "sparse", 1.3, **wanted)
+        wanted = {"topics": topics, "count": self.messages // 100 - 1500, "batch": 1000}
+        yield self.gained("every 100th message is the queue's", "hand_out", 1.3, **wanted)
 
     # ---- how they are compared
 
@@ -240,7 +240,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="run the rows whose names contain this")
     args = parser.parse_args()
     with ExitStack() as stack:
-        servers = stack.enter_context(_broker(args.bootstrap_servers))
+        servers = stack.enter_context(broker_at(args.bootstrap_servers))
         before = stack.enter_context(python_of(args.before)) if args.before else ""
         table = Table(servers, args.messages, args.rounds, before, not args.no_peer)
         rows: list[Row] = []
@@ -260,16 +260,6 @@ def main() -> int:
                     show(row)
                     rows.append(row)
     return finish(rows, as_json=args.json)
-
-
-@contextmanager
-def _broker(servers: str) -> Iterator[str]:
-    if servers:
-        yield servers
-        return
-    # No quick-start options: this broker is here to be fast, not to be up soon.
-    with LocalKafka(heap="1g", jvm_options=()) as kafka:
-        yield kafka.bootstrap_servers
 
 
 if __name__ == "__main__":

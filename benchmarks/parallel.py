@@ -34,18 +34,17 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, count
 from typing import Any
 
+from benchmarks.broker import broker_at
 from benchmarks.java_peer import build_peer
 from benchmarks.rows import Row, finish, show
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kafkamq import ParallelConsumer, ParallelRecord
-from kafkamq.dev import LocalKafka
 from kafkamq.parallel.record import PlainRecord
 
 RATIO_GOAL = 0.97
@@ -301,15 +300,6 @@ def _speed(case: Case, results: list[Result]) -> float:
     return statistics.median(case.load.messages / result.seconds for result in results)
 
 
-@contextmanager
-def _broker(servers: str) -> Iterator[str]:
-    if servers:
-        yield servers
-        return
-    with LocalKafka(heap="1g", jvm_options=()) as kafka:
-        yield kafka.bootstrap_servers
-
-
 def _worker(servers: str, names: list[str]) -> None:
     by_name = {case.name: case for case in cases()}
     for name in names:
@@ -334,7 +324,7 @@ def main() -> int:
     classpath = "" if args.no_peer else build_peer("parallel-consumer", "Bench")
     ours: dict[str, list[Result]] = {case.name: [] for case in chosen}
     peer: dict[str, list[Result]] = {case.name: [] for case in chosen}
-    with _broker(args.bootstrap_servers) as servers:
+    with broker_at(args.bootstrap_servers) as servers:
         for case in chosen:
             fill(servers, case.load)
         for _ in range(args.rounds):

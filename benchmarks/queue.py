@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from benchmarks import lease_rows, sparse_rows, tracker_rows
+from benchmarks.broker import broker_at
 from benchmarks.rows import Row, finish, show
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaException, TopicPartition
@@ -34,7 +35,6 @@ from confluent_kafka import Producer as KafkaProducer
 from confluent_kafka.admin import AdminClient
 
 from kafkamq.config import ServiceConfig
-from kafkamq.dev import LocalKafka
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import decode_marker, encode_end, encode_start
 from kafkamq.queue.consumer import Consumer
@@ -460,7 +460,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="run the benches whose names contain this")
     args = parser.parse_args()
     calm_collector()
-    with _broker(args.bootstrap_servers) as servers:
+    with broker_at(args.bootstrap_servers) as servers:
         bench = Bench(servers, args.messages, args.rounds, sparse_due=args.sparse_due)
         rows = []
         for run in (
@@ -484,16 +484,6 @@ def main() -> int:
                 show(*found)
                 rows += found
     return finish(rows, as_json=args.json)
-
-
-@contextmanager
-def _broker(servers: str) -> Iterator[str]:
-    if servers:
-        yield servers
-        return
-    # No quick-start options: this broker is here to be fast, not to be up soon.
-    with LocalKafka(heap="1g", jvm_options=()) as kafka:
-        yield kafka.bootstrap_servers
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ class RangeMember:
     ) -> Iterator[RangeWrite]:
         """RC3; a frontier is told after everything before it that nobody holds (RC4)."""
         yield from self.tell(partitions, monotonic_ms, now_s)
-        # A beat behind the end of its range would make the range anew for who reads only that.
+        # A beat behind the end of its range would recreate the range for who reads only that.
         ending = {
             (each.record.partition, each.record.first)
             for each in self._pending

@@ -5,7 +5,7 @@ for those that changed last, the others' lines are in pages (``pages.py``). A ch
 ``Chunk.dump`` writes. Chunks and pages are fetched when a record or the clock touches them.
 
 Version 1 had no pages, and in versions 1 and 2 each message had an entry in its chunk. What they
-left is read, and written anew where it is touched.
+left is read, and rewritten where it is touched.
 """
 
 from __future__ import annotations
