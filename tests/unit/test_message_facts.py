@@ -15,6 +15,7 @@ from kafkamq.spark.source import message_facts
 from kafkamq.spark.source.message_facts import MessageFacts
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
+from kafkamq.transport.patience import Patience
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Headers, MessageId
 
@@ -30,7 +31,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryKafka]:
         producer.produce(CONFIG.message_topic, b"x", b"q\0user", 0, headers=SENT)
     assert producer.flush(20.0) == 0
     producer.close()
-    monkeypatch.setattr(message_lookup, "END_GRACE_S", 0.1)
+    monkeypatch.setattr(message_lookup, "Patience", lambda: Patience(-1.0))
     yield cluster_of(CONFIG.bootstrap_servers)
     forget_cluster("message-facts")
 
@@ -55,6 +56,14 @@ def test_what_a_start_leaves_out_comes_from_its_message(
         assert (each.key, each.headers, each.delivery_count) == (b"q\0user", tuple(SENT), 3)
         assert each.message_timestamp_ms > 1_600_000_000_000
     assert (gone.key, gone.headers, gone.message_timestamp_ms) == (b"q", (), 0)
+
+
+def test_a_start_may_name_a_partition_that_there_is_not(
+    cluster: MemoryKafka, facts: MessageFacts
+) -> None:
+    one, invented = attempt(0), Attempt(MessageId(7, 0), b"q", (), 1, 0, 5, 9, "c")
+    facts.put_into([invented, one])
+    assert (invented.headers, one.delivery_count) == ((), 3)
 
 
 def test_what_a_start_has_said_is_not_asked_for(cluster: MemoryKafka, facts: MessageFacts) -> None:

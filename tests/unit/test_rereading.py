@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import Uuid
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError
 from kafkamq.markers.rules.delivery import DueCause, Settle
-from kafkamq.markers.tracker import message_lookup
 from kafkamq.markers.tracker.rereading import Found, Rereader
 from kafkamq.markers.wire.markers import encode_start
 from kafkamq.queue.topics import create_topics
+from kafkamq.transport import patience
 from kafkamq.transport.admin import uuid_bytes
 from kafkamq.transport.clients import open_producer
+from kafkamq.transport.errors import is_retriable
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
+from kafkamq.transport.patience import Patience
 from kafkamq.transport.record import Record
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.settings import producer_settings
@@ -83,7 +87,7 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     ) -> Iterator[tuple[int, int, Record | None]]:
         sizes: list[int] = []
         for each in sweep(self, wanted, **bounds):
-            if bounds["end_grace_s"] < 1e6 and each[2] is not None:
+            if "patience" in bounds and each[2] is not None:
                 if not sizes:
                     seen.append(sizes)
                 sizes.append(len(each[2].value() or b""))
@@ -136,10 +140,7 @@ def test_what_a_part_left_is_not_read_again(
     assert len(sweeps) == 3
 
 
-def test_what_is_gone_or_another_message_is_lost(
-    cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(message_lookup, "LAG_S", 0.0)
+def test_what_is_gone_or_another_message_is_lost(cluster: MemoryKafka) -> None:
     rows = write(cluster, 8)
     cluster.delete_records(CONFIG.message_topic, 0, 2)  # messages 0 and 2
     for at, changes in (
@@ -150,19 +151,55 @@ def test_what_is_gone_or_another_message_is_lost(
     ):
         rows[at].message_id = replace(rows[at].message_id, **changes)
     lost = {0, 2, 3, 4, 5, 6}
+    rereader = Rereader(CONFIG, max_ahead_bytes=10_000, patience=Patience(-1.0))
     found = numbers(read(rereader, rows))
     assert found == [None if number in lost else number for number in range(8)]
+    rereader.close()
 
 
-def test_an_end_that_was_waited_for_is_not_waited_for_again(
-    cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch
+def hide(cluster: MemoryKafka, what: str) -> Callable[[], None]:
+    """What a broker tells that lags behind; returns how to make it know all."""
+    topic = cluster.topics[CONFIG.message_topic]
+    if what == "end":
+        records = topic.partitions[1].records
+        tail = records[-2:]
+        del records[-2:]
+        return lambda: records.extend(tail)
+    if what == "partition":
+        cluster.faults.told = lambda _, count: count - 1
+        return lambda: setattr(cluster.faults, "told", None)
+    known, topic.topic_id = topic.topic_id, Uuid(1, 2)
+    return lambda: setattr(topic, "topic_id", known)
+
+
+@pytest.mark.parametrize("what", ["end", "partition", "id"])
+def test_what_a_lagging_broker_does_not_know_is_waited_for(
+    cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    rows = write(cluster, 2)
-    rows[1].message_id = replace(rows[1].message_id, offset=77)
-    monkeypatch.setattr(message_lookup, "END_GRACE_S", 0.1)
-    assert numbers(read(rereader, rows)) == [0, None]
-    monkeypatch.setattr(message_lookup, "END_GRACE_S", 1000.0)
-    assert numbers(read(rereader, rows)) == [0, None]
+    """R18: for a minute nothing is taken for lost; then it is, and the next one like it at once."""
+    began_s = time.monotonic()
+    passed = SimpleNamespace(monotonic=lambda: began_s)
+    monkeypatch.setattr(patience, "time", passed)
+    rows = write(cluster, 8)
+    show = hide(cluster, what)
+    for after_s in (0, 50):
+        passed.monotonic = lambda now_s=began_s + after_s: now_s
+        with pytest.raises((BrokerError, DeadlineExceededError)) as caught:
+            read(rereader, rows, timeout_s=0.6)
+        assert is_retriable(caught.value)
+    show()
+    assert numbers(read(rereader, rows)) == list(range(8))
+    hide(cluster, what)
+    rereader.messages.topic(CONFIG.message_topic, max_age_s=0.0)
+    lost = {"end": {5, 7}, "partition": {1, 3, 5, 7}, "id": set(range(8))}[what]
+    for after_s in (200, 261, 261):
+        passed.monotonic = lambda now_s=began_s + after_s: now_s
+        if after_s == 200:
+            with pytest.raises((BrokerError, DeadlineExceededError)):
+                read(rereader, rows, timeout_s=0.6)
+        else:
+            found = numbers(read(rereader, rows))
+            assert found == [None if number in lost else number for number in range(8)]
 
 
 def test_a_partition_that_cannot_be_read_loses_nothing(
@@ -176,8 +213,9 @@ def test_a_partition_that_cannot_be_read_loses_nothing(
     assert numbers(read(rereader, rows)) == list(range(6))
 
 
-def test_a_topic_that_was_recreated_is_noticed(cluster: MemoryKafka, rereader: Rereader) -> None:
+def test_a_topic_that_was_recreated_is_noticed(cluster: MemoryKafka) -> None:
     """Its messages stand where the old ones stood, in a first epoch as these were."""
+    rereader = Rereader(CONFIG, max_ahead_bytes=10_000, patience=Patience(-1.0))
     rows = write(cluster, 4)
     assert rereader.messages.topic(CONFIG.message_topic)  # and this answer is young enough
     settings = cluster.topics[CONFIG.message_topic].settings
@@ -188,3 +226,4 @@ def test_a_topic_that_was_recreated_is_noticed(cluster: MemoryKafka, rereader: R
         read(rereader, rows)
     assert caught.value.is_retriable
     assert numbers(read(rereader, rows)) == [None] * 4
+    rereader.close()

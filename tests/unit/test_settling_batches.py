@@ -36,6 +36,7 @@ from kafkamq.transport.admin import uuid_bytes
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.memory.cluster import MemoryKafka, cluster_of, forget_cluster
 from kafkamq.transport.memory.log import LogRecord
+from kafkamq.transport.patience import Patience
 from kafkamq.transport.settings import producer_settings
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
 
@@ -66,6 +67,7 @@ class Logs:
         self.cluster = cluster
         self.skew_ms = 0
         self.left: list[Callable[[], None]] = []  # how to end what was killed
+        self.patience: Patience | None = None
         real = cluster.now_ms
         cluster.now_ms = lambda: real() + self.skew_ms
 
@@ -151,7 +153,7 @@ class Logs:
         """All that is due, by an engine that starts now."""
         tracker = self.fold()
         ledger = Ledger(CONFIG, LedgerKey.of_markers(CONFIG, 0), engine="test", epoch=epoch)
-        settler = Settler(CONFIG, TrackerConfig(max_offsets_per_commit=max_rows))
+        settler = Settler(CONFIG, TrackerConfig(max_offsets_per_commit=max_rows), self.patience)
         try:
             ledger.open()
             return settler.settle(
@@ -236,6 +238,7 @@ def test_what_is_gone_is_a_dead_letter_that_names_its_queue(logs: Logs) -> None:
     logs.start([replace(ids[0], offset=3, leader_epoch=7)])  # of before a truncation
     logs.start([replace(ids[0], topic_id=b"another topic!!!")], key=b"")  # of several queues
     logs.cluster.delete_records(CONFIG.message_topic, 0, 2)
+    logs.patience = Patience(-1.0)
     logs.pass_time()
     report = logs.settle()
     assert (report.copies, report.payload_lost) == (6, 4)
@@ -309,6 +312,22 @@ def test_a_partition_that_cannot_be_read_holds_up_the_rest_and_loses_nothing(log
     assert {one.message_id for one in caught.value.actions} == set(ids), "they are asked again"
     assert not logs.copies()
     logs.cluster.faults.offline.clear()
+    logs.settle(2)
+    assert logs.copies() == Counter(map(place, ids))
+    assert not logs.letters()
+
+
+def test_a_log_that_ends_early_for_a_while_holds_up_the_rest_and_loses_nothing(logs: Logs) -> None:
+    """R18: another leader knows less of it for longer than a few seconds."""
+    ids = logs.send(8)
+    logs.start(ids)
+    logs.pass_time()
+    logs.patience = Patience(30.0)
+    records = logs.cluster.topics[CONFIG.message_topic].partitions[1].records
+    tail = records.pop()
+    with pytest.raises(SettlementError):
+        logs.settle(timeout_s=0.5)
+    records.append(tail)
     logs.settle(2)
     assert logs.copies() == Counter(map(place, ids))
     assert not logs.letters()

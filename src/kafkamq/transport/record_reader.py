@@ -9,16 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, KafkaMQError
 from kafkamq.transport.follower import READER_GROUP, Follower
+from kafkamq.transport.patience import Patience
 from kafkamq.transport.record import Place, Record
 
 MAX_READ_THROUGH = 280
 """Records between two wanted ones that are read and dropped; a wider gap is sought (R18)."""
 
 _BATCH = 1000
-_END_GRACE_S = 3.0  # a new leader may know less for a moment than the old one served
-_END_MEMORY_S = 60.0
+_END_GRACE_S = 3.0  # where nothing is lost by taking what is not there yet for gone
 _WAIT_S = 0.5  # one wait for records
-_FOR_EVER_S = 1e9
 
 
 class RecordReader:
@@ -29,27 +28,20 @@ class RecordReader:
         self._topic = topic
         self._group_id = group_id
         self._follower: Follower | None = None
-        self._ends: dict[int, tuple[int, float]] = {}  # by partition: end, monotonic s
+        self._patience = Patience(_END_GRACE_S)
 
     def read(self, partition: int, offset: int, *, timeout_s: float = 30.0) -> Record | None:
         """The record at one offset, or None; also when it lies beyond the log's end."""
-        for _offset, message in self.stream(
-            partition, (offset,), timeout_s=timeout_s, end_grace_s=_END_GRACE_S
-        ):
-            return message
+        wanted = {partition: (offset,)}
+        for _, _, record in self.sweep(wanted, timeout_s=timeout_s, patience=self._patience):
+            return record
         return None
 
     def stream(
-        self,
-        partition: int,
-        offsets: Sequence[int],
-        *,
-        timeout_s: float = 60.0,
-        end_grace_s: float = _FOR_EVER_S,
+        self, partition: int, offsets: Sequence[int], *, timeout_s: float = 60.0
     ) -> Iterator[tuple[int, Record | None]]:
         """Offset and record at each of ``offsets`` (ascending, each once); see ``sweep``."""
-        wanted = {partition: offsets}
-        for _, offset, record in self.sweep(wanted, timeout_s=timeout_s, end_grace_s=end_grace_s):
+        for _, offset, record in self.sweep({partition: offsets}, timeout_s=timeout_s):
             yield offset, record
 
     def sweep(
@@ -57,14 +49,14 @@ class RecordReader:
         wanted: Mapping[int, Sequence[int]],
         *,
         timeout_s: float = 60.0,
-        end_grace_s: float = _FOR_EVER_S,
+        patience: Patience | None = None,
     ) -> Iterator[tuple[int, int, Record | None]]:
         """Partition, offset and record of each of these offsets, all partitions at once.
 
         Those of a partition (ascending, without repetition) come in their order.
         An offset without a record (deleted, or aborted) comes with None. One beyond the log's end
         is waited for, because the caller has seen it: after a change of leaders the end may step
-        back for a moment. ``end_grace_s`` ends that wait with None.
+        back for a while. When ``patience`` is over it comes with None.
         """
         scans = {number: _Scan(offsets) for number, offsets in wanted.items() if offsets}
         if not scans:
@@ -82,7 +74,7 @@ class RecordReader:
                         for offset, found in scans[number].take(record):
                             yield number, offset, found
                 for number, scan in list(scans.items()):
-                    for offset in self._passed(follower, number, scan, end_grace_s):
+                    for offset in self._passed(follower, number, scan, patience):
                         yield number, offset, None
                     if not scan.remains:
                         del scans[number]
@@ -97,20 +89,22 @@ class RecordReader:
         return self._topic, partition
 
     def _passed(
-        self, follower: Follower, partition: int, scan: _Scan, end_grace_s: float
+        self, follower: Follower, partition: int, scan: _Scan, patience: Patience | None
     ) -> Iterator[int]:
         """The wanted offsets that are known now to have no record; goes on from there."""
         place = self._place(partition)
-        yield from scan.pass_to(_known_end(follower, place, scan))
-        if scan.is_far:
-            follower.place({place: scan.target})
-        if scan.waited_s() > end_grace_s:
-            self._ends[partition] = (scan.position, time.monotonic())
-            yield from scan.pass_to(1 << 62)
-        elif scan.is_waiting and end_grace_s < _FOR_EVER_S:
-            end, seen_s = self._ends.get(partition, (1 << 62, 0.0))
-            if scan.target >= end and time.monotonic() - seen_s < _END_MEMORY_S:
-                yield from scan.pass_to(1 << 62)  # it was waited for, and has not come since
+        if place in follower.outside:  # deleted, or a leader that does not know the end yet
+            first, end = follower.bounds(place)
+            known = max(first, min(end, scan.target))  # which it may have again by now
+            follower.place({place: known})
+            yield from scan.pass_to(known, is_end=end <= scan.target)
+        elif place in follower.ends:
+            yield from scan.pass_to(max(follower.ends[place], scan.behind), is_end=True)
+        if not scan.is_at_end:
+            if scan.is_far:
+                follower.place({place: scan.target})
+        elif patience is not None and patience.is_over(place, scan.target, scan.position):
+            yield from scan.pass_to(1 << 62, is_end=True)
 
     def _connected(self) -> Follower:
         if self._follower is None:
@@ -135,16 +129,6 @@ class RecordReader:
             follower.close()
 
 
-def _known_end(follower: Follower, place: Place, scan: _Scan) -> int:
-    """Where the log continues, as the last poll tells; -1: it says nothing of that."""
-    if place in follower.outside:  # deleted, or a leader that does not know the end yet
-        low, high = follower.bounds(place)
-        known = low if scan.target < low else high
-        follower.place({place: known})
-        return known
-    return max(follower.ends[place], scan.behind) if place in follower.ends else -1
-
-
 class _Scan:
     """The wanted offsets of one stream against what the log gives."""
 
@@ -154,7 +138,7 @@ class _Scan:
         self.position = self.target  # the log is known up to here
         self.behind = 0  # the last record that was read
         self.remains = True
-        self._end_s: float | None = None  # monotonic: since when the log ended before the target
+        self.is_at_end = False  # the log ends before the target
 
     @property
     def is_far(self) -> bool:
@@ -165,32 +149,20 @@ class _Scan:
         """A record: it is the target, or shows that targets before it are gone."""
         offset = record.offset()
         assert offset is not None, "records have an offset"
-        self._end_s = None
+        self.is_at_end = False
         self.position = self.behind = offset + 1
         while self.remains and self.target <= offset:
             found = record if self.target == offset else None
             yield self.target, found
             self._advance()
 
-    def pass_to(self, position: int) -> Iterator[int]:
-        """The log has nothing wanted before ``position`` (negative: nothing is known)."""
-        if position < 0:
-            return
+    def pass_to(self, position: int, *, is_end: bool) -> Iterator[int]:
+        """The log has nothing wanted before ``position``, which may be its end."""
         self.position = position
         while self.remains and self.target < position:
             yield self.target
             self._advance()
-        if self.remains and self._end_s is None:
-            self._end_s = time.monotonic()
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the log ends before the target."""
-        return self._end_s is not None
-
-    def waited_s(self) -> float:
-        """How long the log has ended before the target."""
-        return 0.0 if self._end_s is None else time.monotonic() - self._end_s
+        self.is_at_end = is_end and self.remains
 
     def _advance(self) -> None:
         following = next(self._rest, None)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
 from kafkamq.transport.admin import Admin, TopicInfo
+from kafkamq.transport.patience import Patience
 from kafkamq.transport.record import Record
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.types import MessageId
@@ -19,12 +20,13 @@ _MIN_ROWS = 16
 _MAX_AHEAD = 50_000  # messages that are held at once
 _FIRST_AHEAD = 4096  # at first: what is too much of it is cut off while it is read
 _AHEAD_S = 1.0  # what reading them may take: who asked waits for it
-_FRESH_S = 1.0
-LAG_S = 10.0  # until a partition that brokers do not know is taken for none
-END_GRACE_S = 3.0  # a new leader may know less for a moment than the old one served
+_FRESH_S = 0.5  # also between two questions for what is not known yet
 
 _Number = tuple[int, int]
 """Partition and offset."""
+
+_Log = tuple[int, bytes]
+"""Partition and the topic's id."""
 
 
 class ReadingWindow:
@@ -48,17 +50,22 @@ class ReadingWindow:
 class MessageLookup:
     """Reads of one namespace's messages; one owner thread.
 
-    ``max_bytes``: What messages that were read may take; one that is larger comes alone.
+    Args:
+        config: The namespace.
+        max_bytes: What messages that were read may take; one that is larger comes alone.
+        patience: For what brokers do not know; None: one of its own.
     """
 
-    def __init__(self, config: ServiceConfig, *, max_bytes: int) -> None:
+    def __init__(
+        self, config: ServiceConfig, *, max_bytes: int, patience: Patience | None = None
+    ) -> None:
         self._config = config
+        self._patience = Patience() if patience is None else patience
         self._reader = RecordReader(config, config.message_topic)
         self._admin: Admin | None = None
         self._topics: dict[str, TopicInfo] = {}
         self._topics_s = 0.0  # monotonic: when they were asked for
         self.window = ReadingWindow(_MAX_AHEAD, _AHEAD_S, max_bytes, first=_FIRST_AHEAD)
-        self._missing_s: dict[int, float] = {}  # partitions that no broker knows, and since when
 
     def close(self) -> None:
         """Close the clients; idempotent."""
@@ -81,7 +88,7 @@ class MessageLookup:
         Args:
             name: Of one of the two.
             timeout_s: Bound of the question.
-            max_age_s: How old the answer may be; in an outage it may be older, unless this is 1 s.
+            max_age_s: How old the answer may be; in an outage more, unless this is half a second.
 
         Raises:
             BrokerError: It does not exist.
@@ -98,26 +105,37 @@ class MessageLookup:
             self._topics_s = now_s
         return self._topics[name]
 
-    def _wait_for_partitions(self, logs: Collection[tuple[int, bytes]], topic: TopicInfo) -> None:
-        """A topic loses no partitions: a broker that does not know one lags behind, for a while.
+    def _known(
+        self, logs: Collection[_Log], deadline_s: float
+    ) -> tuple[TopicInfo, Collection[_Log]]:
+        """The topic, and which of these logs it has.
+
+        A topic loses no partitions, and a broker may not have heard of the one that has the name
+        now: what it does not know is asked for again, until that was in vain for long.
 
         Raises:
-            BrokerError: Ask again; one that stays unknown was somebody's invention.
+            BrokerError: There was no time for that; ask again.
         """
-        now_s = time.monotonic()
-        missing = {
-            partition
-            for partition, topic_id in logs
-            if partition >= topic.partitions and _is_same(topic_id, topic)
-        }
-        self._missing_s = {number: self._missing_s.get(number, now_s) for number in missing}
-        if missing and now_s - max(self._missing_s.values()) < LAG_S:
-            self._topics.clear()
-            raise BrokerError(
-                f"partitions {sorted(missing)} of {topic.name} are not known yet",
-                code="UNKNOWN_PARTITION",
-                is_retriable=True,
-            )
+        name = self._config.message_topic
+        source = self.topic(name)
+        while True:
+            unknown = {log for log in logs if not _is_in(log, source)}
+            # Never refused on the word of an old answer: the partition may be a new one.
+            if unknown and time.monotonic() - self._topics_s >= _FRESH_S:
+                source = self.topic(name, max_age_s=_FRESH_S)
+                unknown = {log for log in logs if not _is_in(log, source)}
+            places = {each if _is_same(log_id, source) else log_id for each, log_id in unknown}
+            awaited = [each for each in places if not self._patience.is_over((name, each))]
+            if not awaited:
+                return source, set(logs) - unknown
+            if time.monotonic() + _FRESH_S > deadline_s:
+                raise BrokerError(
+                    f"what markers name of topic {name} is not known yet: partitions or topic ids "
+                    f"{sorted(map(str, awaited))}",
+                    code="UNKNOWN_PARTITION",
+                    is_retriable=True,
+                )
+            time.sleep(_FRESH_S)
 
     def _asked(self, timeout_s: float = 10.0) -> Admin:
         if self._admin is None:
@@ -137,15 +155,10 @@ class MessageLookup:
         name = self._config.message_topic
         wanted = message_ids[: self.window.rows]
         logs = {(each.partition, each.topic_id) for each in wanted if each is not None}
-        source = self.topic(name)
-        if not all(_is_in(log, source) for log in logs):
-            # Never refused on the word of an old answer: the partition may be a new one.
-            source = self.topic(name, max_age_s=_FRESH_S)
-            self._wait_for_partitions(logs, source)
-        refused = {log for log in logs if not _is_in(log, source)}
-        if refused:
+        source, known = self._known(logs, deadline_s)
+        if len(known) < len(logs):
             wanted = [
-                None if each is None or (each.partition, each.topic_id) in refused else each
+                None if each is None or (each.partition, each.topic_id) not in known else each
                 for each in wanted
             ]
         numbers = [None if each is None else (each.partition, each.offset) for each in wanted]
@@ -177,7 +190,7 @@ class MessageLookup:
             for partition, offset, message in self._reader.sweep(
                 wanted,
                 timeout_s=max(0.5, deadline_s - time.monotonic()),
-                end_grace_s=END_GRACE_S,
+                patience=self._patience,
             ):
                 found[partition, offset] = message
                 size_bytes += _size(message)
@@ -215,7 +228,7 @@ def _same(message: Record | None, leader_epoch: int) -> Record | None:
     return message
 
 
-def _is_in(log: tuple[int, bytes], topic: TopicInfo) -> bool:
+def _is_in(log: _Log, topic: TopicInfo) -> bool:
     """Whether the topic has such a partition, and is that of this id, where both are known."""
     partition, topic_id = log
     return partition < topic.partitions and _is_same(topic_id, topic)

@@ -13,6 +13,7 @@ from kafkamq.markers.rules.delivery import Carry, Settle
 from kafkamq.markers.tracker.message_lookup import MessageLookup, ReadingWindow
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.mqgo import completed_start, is_foreign_start
+from kafkamq.transport.patience import Patience
 from kafkamq.transport.record import Record, headers_of
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.types import Marker
@@ -39,14 +40,16 @@ class Rereader:
     """Reads of one namespace's markers and messages; one owner thread.
 
     ``max_ahead_bytes``: What messages that were read, and not asked for yet, may take; one that is
-    larger comes alone.
+    larger comes alone. ``patience``: For messages that are not there yet.
 
     Attributes:
         messages: Of by-reference STARTs.
     """
 
-    def __init__(self, config: ServiceConfig, *, max_ahead_bytes: int) -> None:
-        self.messages = MessageLookup(config, max_bytes=max_ahead_bytes)
+    def __init__(
+        self, config: ServiceConfig, *, max_ahead_bytes: int, patience: Patience | None = None
+    ) -> None:
+        self.messages = MessageLookup(config, max_bytes=max_ahead_bytes, patience=patience)
         self._markers = RecordReader(config, config.marker_topic)
         self._reasons_window = ReadingWindow(_MAX_WINDOW, _WINDOW_S)
         # Reasons of the last window, by marker partition and offset of their END.

@@ -21,6 +21,7 @@ from kafkamq.markers.wire.message_batches import encode_batches
 from kafkamq.queue.wire.headers import Origin, copy_headers, cut_text, dead_letter_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import key_partition, marker_key
+from kafkamq.transport.patience import Patience
 from kafkamq.transport.transactions import NewRecord
 from kafkamq.types import DeadLetterReason, Headers, Marker, MarkerType, MessageId, Outcome
 
@@ -71,10 +72,14 @@ class Part:
 class Rewriter:
     """Prepares the parts of plans; one owner thread."""
 
-    def __init__(self, config: ServiceConfig, tracker: TrackerConfig) -> None:
+    def __init__(
+        self, config: ServiceConfig, tracker: TrackerConfig, patience: Patience | None = None
+    ) -> None:
         self._config = config
         self._tracker = tracker
-        self._rereader = Rereader(config, max_ahead_bytes=tracker.max_transaction_bytes)
+        self._rereader = Rereader(
+            config, max_ahead_bytes=tracker.max_transaction_bytes, patience=patience
+        )
         self._random = random.Random()  # spreads copies over partitions, decides nothing
         self._max_rows = tracker.max_offsets_per_commit
         self._refused: dict[tuple[int, int, MessageId], int] = {}  # a row's place: how often

@@ -25,6 +25,7 @@ from kafkamq.transport.errors import (
     TransactionAbortedError,
     meaning,
 )
+from kafkamq.transport.patience import Patience
 
 _log = logging.getLogger(__name__)
 
@@ -68,12 +69,15 @@ class SettlementError(BrokerError):
 class Settler:
     """Settles actions of any marker partition of one namespace; one owner thread.
 
-    Holds read_committed readers of the markers and messages topics, kept between calls.
+    Holds read_committed readers of the markers and messages topics, kept between calls. Settlers
+    may share ``patience`` for messages that are not there yet: whichever of them looks.
     """
 
-    def __init__(self, config: ServiceConfig, tracker: TrackerConfig) -> None:
+    def __init__(
+        self, config: ServiceConfig, tracker: TrackerConfig, patience: Patience | None = None
+    ) -> None:
         self._tracker = tracker
-        self._rewriter = Rewriter(config, tracker)
+        self._rewriter = Rewriter(config, tracker, patience)
 
     def settle(
         self,

@@ -10,6 +10,7 @@ from kafkamq.markers.rules.delivery import Carry, Settle
 from kafkamq.markers.tracker.ledger import Ledger
 from kafkamq.markers.tracker.open_ledgers import OpenLedgers
 from kafkamq.markers.tracker.settlement import Settler, SettleReport
+from kafkamq.transport.patience import Patience
 
 SETTLE_S = 20.0
 
@@ -21,11 +22,12 @@ class Settlers:
         self.ledgers = OpenLedgers()
         self._config = config
         self._tracker = tracker
+        self._patience = Patience()
         self._idle: SimpleQueue[Settler] = SimpleQueue()
 
     def add(self) -> None:
         """Connect one more."""
-        settler = Settler(self._config, self._tracker)
+        settler = Settler(self._config, self._tracker, self._patience)
         settler.prepare()
         self._idle.put(settler)
 

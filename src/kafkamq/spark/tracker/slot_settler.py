@@ -22,6 +22,9 @@ from kafkamq.markers.wire.status import decode_status
 from kafkamq.spark.blocks import decode_actions
 from kafkamq.spark.tracker.lateness import lateness_text
 from kafkamq.spark.tracker.partition_ledgers import PartitionLedgers
+from kafkamq.transport.patience import GRACE_S
+
+SETTLE_S = GRACE_S + 10.0  # one attempt sees the end of what is looked for in vain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +84,12 @@ class SlotSettler:
         with self._ledgers.using(partition) as own:
             self._check(own, batch, source)
             report = self._settler.settle(
-                own, actions, position=position, batch=batch, source_hash=source
+                own,
+                actions,
+                position=position,
+                batch=batch,
+                source_hash=source,
+                timeout_s=SETTLE_S,
             )
         self._written_s[partition] = time.monotonic()
         return not report.left

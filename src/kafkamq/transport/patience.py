@@ -1,0 +1,63 @@
+"""How long readers look for what brokers do not know, before they take it for gone.
+
+A broker may lag behind the one that served a record. After a change of leaders a log ends earlier
+for a while; metadata name fewer partitions, or the topic that had the name before.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+GRACE_S = 60.0
+"""So long something is looked for; Kafka needs less for a change of leaders."""
+
+_MEMORY_S = 120.0  # what nobody has looked for meanwhile is forgotten
+_MAX_KNOWN = 1000  # by then somebody invents what he names
+
+
+@dataclass(slots=True)
+class _Search:
+    where: Hashable
+    offset: int
+    began_s: float  # monotonic, both
+    last_s: float
+
+
+class Patience:
+    """What was looked for in vain, and since when; readers may share it. Thread-safe."""
+
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        self.grace_s = grace_s
+        self._lock = threading.Lock()
+        self._searches: list[_Search] = []
+
+    def is_over(self, where: Hashable, offset: int = 0, end: int = 0) -> bool:
+        """Whether it was looked for in vain for long enough; the first call begins the search.
+
+        A log that ended before an offset all the time has nothing behind that offset either.
+
+        Args:
+            where: A log; or anything else that a broker does not know.
+            offset: What is looked for in it.
+            end: Where the log ends now, at or before ``offset``.
+        """
+        now_s = time.monotonic()
+        with self._lock:
+            self._searches = [
+                each
+                for each in self._searches
+                if now_s - each.last_s < _MEMORY_S
+                and (each.where != where or each.offset >= end)  # else the log has it by now
+            ][-_MAX_KNOWN:]
+            known = [
+                each for each in self._searches if each.where == where and each.offset <= offset
+            ]
+            if not known:
+                known = [_Search(where, offset, now_s, now_s)]
+                self._searches += known
+            for each in known:
+                each.last_s = now_s
+            return now_s - min(each.began_s for each in known) > self.grace_s

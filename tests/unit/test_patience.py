@@ -1,0 +1,62 @@
+"""How long what brokers do not know is looked for (R18)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from kafkamq.transport import patience
+from kafkamq.transport.patience import Patience
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    return clock
+
+
+def test_each_search_has_its_time(clock: SimpleNamespace) -> None:
+    searches = Patience(60.0)
+    assert not searches.is_over("one")
+    clock.now_s = 50.0
+    assert not searches.is_over("other")
+    clock.now_s = 61.0
+    assert searches.is_over("one")
+    assert not searches.is_over("other")
+    clock.now_s = 100.0
+    assert searches.is_over("one"), "it is not waited for again"
+
+
+def test_a_log_that_ends_before_an_offset_has_nothing_behind_it(clock: SimpleNamespace) -> None:
+    searches = Patience(60.0)
+    assert not searches.is_over("log", 10, end=8)
+    clock.now_s = 61.0
+    assert not searches.is_over("log", 9, end=8), "it was not looked for"
+    assert searches.is_over("log", 10, end=8)
+    assert searches.is_over("log", 500, end=9)
+
+
+def test_what_the_log_has_had_meanwhile_is_looked_for_again(clock: SimpleNamespace) -> None:
+    """An invented offset was given up; then the log grew, and a new leader knew less of it."""
+    searches = Patience(60.0)
+    searches.is_over("log", 10, end=8)
+    clock.now_s = 61.0
+    assert searches.is_over("log", 10, end=8)
+    assert not searches.is_over("log", 20, end=15)
+
+
+def test_what_nobody_looks_for_is_forgotten(clock: SimpleNamespace) -> None:
+    searches = Patience(60.0)
+    searches.is_over("log", 10, end=8)
+    clock.now_s = 1000.0
+    assert not searches.is_over("log", 10, end=8)
+
+
+def test_inventions_take_no_memory(clock: SimpleNamespace) -> None:
+    searches = Patience(60.0)
+    for number in range(3000):
+        clock.now_s += 0.001
+        searches.is_over(number)
+    assert len(searches._searches) < 1100
