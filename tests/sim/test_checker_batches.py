@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from kafkamq.dev.demo.recorder import DemoRecorder
 from kafkamq.markers.rules.batching import gather
 from kafkamq.markers.wire.markers import encode_marker
 from kafkamq.queue.wire.headers import Origin, copy_headers, dead_letter_headers
 from kafkamq.testing.checker import Verdict, check_logs
+from kafkamq.testing.faults.history import Event
 from kafkamq.testing.faults.invariants import check_run
 from kafkamq.testing.history import LogRecord
 from kafkamq.types import (
@@ -38,6 +41,9 @@ END = Marker(MarkerType.END, consumer_id="c")
 
 def batches_of(ids: Sequence[MessageId]) -> tuple[MessageBatch, ...]:
     return gather(ids)[0][0] if ids else ()
+
+
+START_OF_THE_OTHERS = replace(START, batches=batches_of(IDS[1:]))
 
 
 class Log:
@@ -168,6 +174,50 @@ def test_a_payload_is_lost_only_where_the_message_is_gone() -> None:
     log.verdict().require_ok()
 
 
+def test_a_payload_that_is_lost_does_not_end_a_lease() -> None:
+    log = Log()
+    log.mark(200, END, *IDS[1:])
+    log.bury(IDS[0], DeadLetterReason.PAYLOAD_LOST)
+    log.mark(300, replace(END, outcome=Outcome.DEAD_LETTERED), IDS[0])
+    assert kinds(log.verdict(deleted=[(0, 0)])) == {"unexplained"}
+
+
+def test_a_payload_that_was_lost_excuses_one_delivery() -> None:
+    log = Log()
+    log.mark(200, END, *IDS[1:])
+    log.pass_time()
+    log.bury(IDS[0], DeadLetterReason.PAYLOAD_LOST, count=2)
+    log.mark(9001, replace(END, outcome=Outcome.DEAD_LETTERED), IDS[0])
+    assert "unexplained" in kinds(log.verdict(deleted=[(0, 0)]))
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_start_is_gone_only_where_its_log_was_cut(is_whole: bool) -> None:
+    log = Log()
+    log.mark(200, END, *IDS[1:])
+    log.pass_time()
+    log.bury(IDS[0], DeadLetterReason.PAYLOAD_LOST)
+    log.mark(9001, replace(END, outcome=Outcome.DEAD_LETTERED), IDS[0])
+    log.markers[0] = replace(log.markers[0], value=encode_marker(START_OF_THE_OTHERS))
+    if not is_whole:
+        log.markers[0] = replace(log.markers[0], value=encode_marker(Marker(MarkerType.TICK)))
+        log.markers = [replace(each, offset=each.offset + 7) for each in log.markers]
+        log.messages[1:] = []  # theirs are gone with it
+    assert kinds(log.verdict()) == ({"lost"} if is_whole else set())
+
+
+def test_what_was_acked_was_started_before() -> None:
+    log = Log()
+    log.mark(200, END, *IDS)
+    log.verdict().require_ok()
+    log.markers[0], log.markers[1] = (
+        replace(log.markers[0], value=log.markers[1].value),
+        replace(log.markers[1], value=log.markers[0].value),
+    )
+    verdict = log.verdict(must_be_settled=False)
+    assert (kinds(verdict), verdict.lost) == ({"lost"}, 6)
+
+
 def test_keepalives_of_batches_hold() -> None:
     log = Log()
     keepalive = Marker(MarkerType.KEEPALIVE, redeliver_after_ms=60_000, consumer_id="c")
@@ -188,7 +238,7 @@ def test_histories_of_faults_count_starts_and_ends_of_batches() -> None:
     log.mark(150, START, *IDS[:2])
     log.mark(200, END, *IDS)
     report = check_run(
-        [],
+        [Event(0.0, "w", "verdict", _verdict(one)) for one in IDS],
         messages=log.messages,
         markers=log.markers,
         dead_letters=[],
@@ -198,6 +248,10 @@ def test_histories_of_faults_count_starts_and_ends_of_batches() -> None:
     assert report.second_starts == 2
     assert not report.findings
     assert report.verdict.acked == 6
+
+
+def _verdict(one: MessageId) -> dict[str, object]:
+    return {"partition": 0, "offset": one.offset, "outcome": "ack"}
 
 
 def test_the_demo_follows_batches() -> None:

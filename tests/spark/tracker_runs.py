@@ -10,7 +10,7 @@ from tests.integration.tracker_logs import Logs, wait_until
 
 from kafkamq.config import TrackerConfig
 from kafkamq.spark.tracker.tracker import SparkTracker
-from kafkamq.testing.checker import Verdict, check_logs, record_of
+from kafkamq.testing import Verdict, check_logs, record_of
 from kafkamq.types import MessageId, Outcome
 
 if TYPE_CHECKING:

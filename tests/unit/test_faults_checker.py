@@ -14,6 +14,7 @@ from kafkamq.testing.history import LogRecord
 from kafkamq.types import MessageId, Outcome
 
 MESSAGES, MARKERS = "ns.messages", "ns.markers"
+KEPT = ("sent", "position")
 
 
 class Run:
@@ -195,6 +196,14 @@ def nack_vanished(run: Run) -> None:
     run.edit("verdict", outcome="nack")
 
 
+def acked_though_nobody_was_given_it(run: Run) -> None:
+    run.events = [e for e in run.events if e.fields.get("offset") != 1 or e.op in KEPT]
+
+
+def nacked_by_nobody(run: Run) -> None:
+    run.end(1, Outcome.NACK)
+
+
 def tracker_passed_an_open_entry(run: Run) -> None:
     """It committed 6 when the log was not longer than 5: the last message was open."""
     run.edit_last("position", end=5)
@@ -256,6 +265,8 @@ def still_at_work(run: Run) -> None:
         (two_holders_and_a_fault_long_before, "I3 overlap"),
         (stands_twice, "I2 duplicate"),
         (nack_vanished, "I1 lost"),
+        (acked_though_nobody_was_given_it, "I1 lost"),
+        (nacked_by_nobody, "I1 lost"),
         (tracker_passed_an_open_entry, "I9 regress"),
         (tracker_went_back, "I9 regress"),
         (nobody_sent, "nothing"),

@@ -14,7 +14,7 @@ from tests.upgrade.leave_behind import PLACE, STATE_NOTE
 from kafkamq import Queue, Service
 from kafkamq.dev import LocalKafka
 from kafkamq.queue.dead_letters import Selection, read_dead_letters, redrive
-from kafkamq.testing.checker import check_logs, record_of
+from kafkamq.testing import check_logs, record_of
 
 __all__ = ["left_behind", "take_over"]
 

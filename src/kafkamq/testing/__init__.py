@@ -19,8 +19,8 @@ from kafkamq.testing.agreement import (
     cut_batches,
     plan_of_batches,
 )
-from kafkamq.testing.checker import CheckFailedError, Problem, Verdict, check_logs, record_of
-from kafkamq.testing.history import LogRecord
+from kafkamq.testing.checker import CheckFailedError, Problem, Verdict, check_logs
+from kafkamq.testing.history import LogRecord, record_of
 from kafkamq.testing.naive import NaiveTracker
 from kafkamq.testing.random_markers import MarkerRecord, random_markers
 from kafkamq.testing.service import Clock, MemoryDeadLetter, MemoryService

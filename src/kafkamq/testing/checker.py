@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from kafkamq.errors import KafkaMQError
 from kafkamq.queue.wire import headers as names
@@ -27,24 +26,11 @@ from kafkamq.types import DeadLetterReason, Marker, MarkerType
 Place = tuple[str, int, int]
 """Topic, partition, offset."""
 
-_LOG_APPEND_TIME = 2  # confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
 _MAX_SHOWN = 20
 
 
 class CheckFailedError(KafkaMQError, AssertionError):
     """The logs break a promise; the text names the first places."""
-
-
-class _ConsumedMessage(Protocol):
-    """As much of ``confluent_kafka.Message`` as a record needs."""
-
-    def topic(self) -> str: ...
-    def partition(self) -> int: ...
-    def offset(self) -> int: ...
-    def timestamp(self) -> tuple[int, int]: ...
-    def key(self) -> bytes | None: ...
-    def value(self) -> bytes | None: ...
-    def headers(self) -> list[tuple[str, bytes | None]] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +193,8 @@ class Checker:
             message = self._messages.get(number)
             if message is not None and not self._is_unread(timeline, history):
                 place = message.origin
+                if history.ending is Ending.ACKED and history.begin == history.end:
+                    self._problem("lost", place, f"{number} was acked, and nobody had STARTed it")
             else:  # deleted by retention, or lost: its START knows the headers
                 origin = read_message_headers(timeline.marker(history.begin).headers).origin
                 if origin is not None:
@@ -225,14 +213,12 @@ class Checker:
         """An END of a tracker: could it be written, and what must there be because of it?"""
         at = f"END at {self._marker_topic}[{timeline.partition}]@{timeline.offsets[history.end]}"
         is_buried = history.ending is Ending.DEAD_LETTERED
-        start = self._start(timeline, history)
-        is_loss = is_buried and self._is_payload_lost(place, start)
         if history.others:
             history = self._most_likely(timeline, history, place)
-            start = self._start(timeline, history)
-        one = history.message_id
-        if is_loss and start.batches and (one.partition, one.offset) in self._there:
-            self._problem("lost", place, f"{at}: its payload is called lost, and it is there")
+        start = self._start(timeline, history)
+        is_loss = is_buried and self._is_payload_lost(place, start)
+        if is_loss and (untrue := self._why_not_lost(timeline, history, start)):
+            self._problem("lost", place, f"{at}: {untrue}")
         must_die, reasons = False, frozenset[DeadLetterReason]()
         if history.is_explained:
             self.verdict.extra_copies += history.is_extra
@@ -241,7 +227,7 @@ class Checker:
                 self._problem("unexplained", place, f"{at}: {history.ending.value}, but {text}")
             self.verdict.lateness_ms.append(timeline.clocks[history.end] - history.deadline_ms)
             must_die, reasons = self._reasons(timeline, history, start)
-        elif not is_loss:
+        elif not (is_loss and start.type is MarkerType.END):
             text = "nobody held it"
             if start.type is not MarkerType.END:
                 now_ms = timeline.before(history)
@@ -334,10 +320,10 @@ class Checker:
         return bool(start.batches) and is_buried and self._is_payload_lost(place, start)
 
     def _is_payload_lost(self, place: Place, start: Marker) -> bool:
-        """A dead letter says that the payload is lost, and it can be."""
-        lost = DeadLetterReason.PAYLOAD_LOST.value.encode()
+        """A dead letter of this delivery says that the payload is lost, and it can be."""
         return any(
-            _header(letter, names.REASON) == lost
+            _reason_of(letter) == DeadLetterReason.PAYLOAD_LOST.value
+            and _count_of(letter) == max(1, start.delivery_count)
             and (
                 start.type is MarkerType.END
                 or start.by_reference
@@ -345,6 +331,17 @@ class Checker:
             )
             for letter in self._buried.get(place, ())
         )
+
+    def _why_not_lost(self, timeline: Timeline, history: MessageHistory, start: Marker) -> str:
+        """What the logs have of that which a dead letter calls lost; empty: nothing."""
+        one = history.message_id
+        if start.type is MarkerType.END:
+            is_whole = timeline.offsets[0] == 0
+            return "its START is called gone, and nothing was deleted there" if is_whole else ""
+        is_by_reference = start.by_reference or bool(start.batches)
+        if is_by_reference and (one.partition, one.offset) in self._there:
+            return "its payload is called lost, and it is there"
+        return ""
 
     # ---- families: a message and its copies
 
@@ -402,7 +399,7 @@ class Checker:
         due = list(self._burials_due.get(place, ()))
         for letter in self._buried.get(place, ()):
             reason = _reason_of(letter)
-            count = int(_header(letter, names.DELIVERY_COUNT) or b"0")
+            count = _count_of(letter)
             match = next(
                 (
                     one
@@ -445,6 +442,10 @@ def _reason_of(letter: LogRecord) -> str:
     return (_header(letter, names.REASON) or b"").decode("utf-8", "replace")
 
 
+def _count_of(letter: LogRecord) -> int:
+    return int(_header(letter, names.DELIVERY_COUNT) or b"0")
+
+
 def _header(record: LogRecord, name: str) -> bytes | None:
     return next((value for key, value in reversed(record.headers) if key == name), None)
 
@@ -482,17 +483,3 @@ def check_logs(
         max_lease_ms=max_lease_ms,
         must_be_settled=must_be_settled,
     ).check()
-
-
-def record_of(message: _ConsumedMessage) -> LogRecord:
-    """A record that was consumed with confluent-kafka, for `check_logs`."""
-    kind, timestamp_ms = message.timestamp()
-    return LogRecord(
-        message.topic(),
-        message.partition(),
-        message.offset(),
-        timestamp_ms if kind == _LOG_APPEND_TIME else -1,
-        message.key(),
-        message.value(),
-        tuple(message.headers() or ()),
-    )

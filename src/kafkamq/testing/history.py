@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.markers.wire.markers import decode_marker
@@ -19,6 +20,7 @@ from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expan
 _BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 _MAX_GRACE_MS = 3000
 _MEMORY_MS = 60_000
+_LOG_APPEND_TIME = 2  # confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,32 @@ class LogRecord:
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
+
+
+class _ConsumedMessage(Protocol):
+    """As much of ``confluent_kafka.Message`` as a record needs."""
+
+    def topic(self) -> str: ...
+    def partition(self) -> int: ...
+    def offset(self) -> int: ...
+    def timestamp(self) -> tuple[int, int]: ...
+    def key(self) -> bytes | None: ...
+    def value(self) -> bytes | None: ...
+    def headers(self) -> list[tuple[str, bytes | None]] | None: ...
+
+
+def record_of(message: _ConsumedMessage) -> LogRecord:
+    """A record that was consumed with confluent-kafka, for `check_logs`."""
+    kind, timestamp_ms = message.timestamp()
+    return LogRecord(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        timestamp_ms if kind == _LOG_APPEND_TIME else -1,
+        message.key(),
+        message.value(),
+        tuple(message.headers() or ()),
+    )
 
 
 class Why(Enum):

@@ -1,7 +1,7 @@
 """Judges a run from its histories and its topics alone; it never asks what it judges.
 
 - I1 ``lost``: what was confirmed to its sender is acked, a dead letter, or (before the end) open;
-  what was confirmed to its worker is in the log.
+  what was confirmed to its worker is in the log, and no verdict is there that no worker gave.
 - I2 ``duplicate``: what was sent once stands in the log once, a copy is handed out once, and none
   follows an ACK that was confirmed in time.
 - I3 ``overlap``: nobody gets a copy while a live worker, out of reach of every fault, holds the one
@@ -37,7 +37,7 @@ from kafkamq.testing.checker import CheckFailedError, Verdict, check_logs
 from kafkamq.testing.faults.history import Event, digest
 from kafkamq.testing.faults.positions import OpenEntries
 from kafkamq.testing.history import LogRecord
-from kafkamq.types import Marker, MarkerType, Outcome, expand
+from kafkamq.types import DeadLetterReason, Marker, MarkerType, Outcome, expand
 
 Place = tuple[int, int]
 """Partition and offset in the messages topic."""
@@ -195,6 +195,7 @@ class _Run:
         self._check_sends()
         self._check_received()
         self._check_overlaps()
+        self._check_verdicts()
         self._check_confirmed()
         self._check_positions()
         if must_be_settled:
@@ -211,12 +212,12 @@ class _Run:
         """
         headers = read_message_headers(letter.headers)
         last = [
-            (event["partition"], event["offset"])
+            _place(event)
             for event in self._events["verdict"]
             if event["id"] == headers.id and event["outcome"] == "ack"
         ]
         counts = {
-            (event["partition"], event["offset"]): event["count"]
+            _place(event): event["count"]
             for event in self._events["received"]
             if event["id"] == headers.id
         }
@@ -275,7 +276,7 @@ class _Run:
         sent = {event["id"]: event["sha"] for event in self._events["send"]}
         first: dict[Place, Event] = {}
         for event in self._events["received"]:
-            place = (event["partition"], event["offset"])
+            place = _place(event)
             at = f"{event['id']} at {place} in {event.process}"
             if event["id"] not in sent:
                 self._find("I7 phantom", f"{at}: nobody sent it")
@@ -299,7 +300,7 @@ class _Run:
 
     def _check_overlaps(self) -> None:
         """I3: with no fault near, the holder before has given its verdict."""
-        done = {(e["partition"], e["offset"]): e.time_s for e in self._events["verdict"]}
+        done = {_place(e): e.time_s for e in self._events["verdict"]}
         faults = self._disturbances()
         holders: dict[str, Event] = {}
         for event in self._events["received"]:
@@ -307,7 +308,7 @@ class _Run:
             holders[event["id"]] = event
             if before is None:
                 continue
-            place, here = ((one["partition"], one["offset"]) for one in (before, event))
+            place, here = _place(before), _place(event)
             if done.get(place, float("inf")) <= event.time_s or place in self._late:
                 continue
             if self._starts[place] > 1 or self._starts[here] > 1:
@@ -339,9 +340,21 @@ class _Run:
                 found[process].append((max(known, default=fault.time_s), end_s))
         return found
 
+    def _check_verdicts(self) -> None:
+        """I1: no message is done by a verdict that no worker gave."""
+        given = {(*_place(e), e["outcome"]) for e in self._events["verdict"]}
+        for place in self._ends.keys() & self._by_place.keys():
+            for end in self._ends[place]:
+                is_own = end.reason == DeadLetterReason.EXPIRED.value  # R10: its consumer's
+                if end.outcome not in _OF_HANDLERS or is_own:
+                    continue
+                if (*place, end.outcome.name.lower()) not in given:
+                    text = f"{place} has an END {end.outcome.name}, and nobody gave that verdict"
+                    self._find("I1 lost", text)
+
     def _check_confirmed(self) -> None:
         """I1, I2: verdicts that their workers took for final."""
-        given = {(e["partition"], e["offset"]): e["outcome"] for e in self._events["verdict"]}
+        given = {_place(e): e["outcome"] for e in self._events["verdict"]}
         for event in self._events["confirmed"]:
             for partition, offset in event["places"]:
                 place = (partition, offset)
@@ -409,6 +422,11 @@ class _Run:
 
 _EVERYBODY = ""
 _OF_TRACKERS = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
+_OF_HANDLERS = (Outcome.ACK, Outcome.NACK, Outcome.REJECT)
+
+
+def _place(event: Event) -> Place:
+    return event["partition"], event["offset"]
 
 
 def _queue_of(record: LogRecord) -> str:

@@ -12,8 +12,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DeadlineExceededError
-from kafkamq.testing.checker import record_of
-from kafkamq.testing.history import LogRecord
+from kafkamq.testing.history import LogRecord, record_of
 
 
 @dataclass(frozen=True, slots=True)
