@@ -14,20 +14,21 @@ from tests.unit.worker_parts import FixedNamespace, Parts, record
 from kafkamq.config import Backoff
 from kafkamq.errors import LeaseLostError
 from kafkamq.markers.rules.batching import (
+    MAX_NAMED,
     BrokerClock,
     delay_by_reference_ms,
     gather,
     oldest_by_reference_ms,
 )
 from kafkamq.markers.rules.leases import Leases
-from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.markers.wire.markers import decode_marker, encode_marker
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
 from kafkamq.queue.service import Service
 from kafkamq.testing.naive import NaiveTracker
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.memory.faults import Fault
-from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
+from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome, expand
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -179,6 +180,34 @@ def test_what_does_not_outlive_its_lease_by_far_keeps_its_payload_with_it(
         consumer.close()
 
 
+@pytest.mark.parametrize(
+    "setting", [("retention.bytes", "1000000"), ("cleanup.policy", "compact,delete")]
+)
+def test_what_may_go_at_any_time_keeps_its_payload_with_it(
+    kafka: Kafka, setting: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R28: the settings are read again while a worker runs."""
+    monkeypatch.setattr("kafkamq.markers.lease_renewer.IDENTITY_AGE_S", 0.05)
+    consumer = kafka.consumer()
+
+    def is_by_reference() -> bool:
+        kafka.send(1)
+        receive(consumer, 1)
+        return bool(kafka.markers(START)[-1].batches)
+
+    assert is_by_reference()
+    name, value = setting
+    kafka.cluster.topics[MESSAGES].settings[name] = value
+    assert kafka.until(lambda: not is_by_reference())
+    first = len(kafka.records())
+    kafka.send(3)
+    for message in receive(consumer, 3):
+        message.nack(delay=5.0, wait=True)
+    assert {each.batches for each in kafka.markers(START, after=first)} == {()}
+    assert {each.redeliver_after_ms for each in kafka.markers(END, after=first)} == {5000}
+    consumer.close()
+
+
 @pytest.mark.parametrize("unknown", ["topic id", "leader epoch"])
 def test_what_nothing_tells_from_another_in_its_place_is_single(unknown: str) -> None:  # R28, R13
     parts = Parts(
@@ -320,6 +349,21 @@ def test_gathered_items_are_named_once_each_and_no_others() -> None:
         named = [(each.partition, each.offset) for b in batches for each in b.message_ids()]
         assert sorted(named) == sorted({(item.partition, item.offset) for item in items})
     assert sum(len(items) for _, items in markers) == len(places)
+
+
+def test_a_marker_names_so_many_messages_at_most() -> None:
+    places = [(0, offset) for offset in range(100, 40_000)]
+    places += [(1, 2 * offset) for offset in range(20_000)]
+    markers = gather([Item(*place) for place in places])
+    assert [decode_marker(_end_of(batches)).batches for batches, _ in markers] == [
+        batches for batches, _ in markers
+    ]
+    assert max(len(items) for _, items in markers) <= MAX_NAMED
+    assert [(item.partition, item.offset) for _, items in markers for item in items] == places
+
+
+def _end_of(batches: tuple[MessageBatch, ...]) -> bytes:
+    return encode_marker(Marker(END, None, outcome=Outcome.ACK, batches=batches))
 
 
 def test_keepalives_by_id_are_batches_but_for_what_was_extended() -> None:  # R30

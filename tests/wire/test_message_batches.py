@@ -12,7 +12,7 @@ from tests.examples import examples
 from tests.wire.strategies import batch_lists, batch_markers, bounded
 
 from kafkamq.errors import WireError
-from kafkamq.markers.rules.batching import MAX_BATCHES
+from kafkamq.markers.rules.batching import MAX_BATCHES, MAX_NAMED
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.wire import markers_pb2 as pb
 from kafkamq.markers.wire.marker_writer import varint
@@ -104,6 +104,10 @@ HOSTILE = {
     "too many": written(
         *(pb.MessageBatch(base_offset=each * 4096, runs=[1]) for each in range(MAX_BATCHES + 1))
     ),
+    "too many messages": written(
+        *(pb.MessageBatch(base_offset=each * 4096, runs=[4096]) for each in range(4)),
+        pb.MessageBatch(base_offset=5 * 4096, runs=[1]),
+    ),
     "too large": written(pb.MessageBatch(runs=[0, 0] * MAX_BATCH_BYTES + [1])),
     "one is malformed": written(pb.MessageBatch(runs=[1]), pb.MessageBatch(runs=[5000])),
     "beside a message": pb.Marker(
@@ -121,6 +125,24 @@ HOSTILE = {
 def test_what_no_writer_writes_is_refused(name: str) -> None:
     with pytest.raises(WireError, match=r"batch|message|topic_id"):
         decode_marker(HOSTILE[name])
+
+
+@bounded
+@given(
+    st.lists(st.tuples(st.integers(0, 7), st.integers(0, 100), st.integers(1, 3996)), max_size=70)
+)
+def test_no_record_means_more_than_a_reader_takes(runs: list[tuple[int, int, int]]) -> None:
+    """Overlaps count once; what is too much is refused as a whole."""
+    hostile = [
+        pb.MessageBatch(base_offset=4096 * chunk + first, runs=[run]) for chunk, first, run in runs
+    ]
+    named = {4096 * chunk + first + each for chunk, first, run in runs for each in range(run)}
+    if 0 < len(named) <= MAX_NAMED and len(runs) <= MAX_BATCHES:
+        batches = decode_marker(written(*hostile)).batches
+        assert {each.offset for batch in batches for each in batch.message_ids()} == named
+    else:
+        with pytest.raises(WireError):
+            decode_marker(written(*hostile))
 
 
 @bounded
@@ -197,6 +219,7 @@ REFUSED = {
     "offset over int64": (batch(2**63, 1),),
     "one chunk twice": (batch(0, 1), batch(1, 1)),
     "too many": tuple(batch(each * 4096, 1) for each in range(MAX_BATCHES + 1)),
+    "too many messages": tuple(batch(each * 4096, (1 << 3500) - 1) for each in range(5)),
     "partition over int32": (batch(0, 1, partition=2**31),),
     "topic id of a byte": (MessageBatch(0, b"x", 0, 0, 1),),
 }
@@ -204,7 +227,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_encoder_is_strict(name: str) -> None:
-    with pytest.raises(WireError, match="cannot encode"):
+    with pytest.raises(WireError, match=r"cannot encode|too many"):
         encode_marker(end(*REFUSED[name]))
 
 

@@ -29,7 +29,7 @@ class NamespaceFacts:
     message_topic_id: bytes
     message_partitions: int
     marker_partitions: int
-    message_retention_ms: int  # negative: forever
+    message_retention_ms: int  # negative: forever; 0: for no time that can be relied on
     marker_retention_ms: int  # negative: forever
     max_message_bytes: int  # what a copy and a dead letter can carry (R11)
     max_marker_bytes: int  # what fits into a START or SCHEDULE
@@ -45,7 +45,7 @@ class NamespaceFacts:
             message_topic_id=messages.topic_id,
             message_partitions=messages.partitions,
             marker_partitions=markers.partitions,
-            message_retention_ms=messages.retention_ms,
+            message_retention_ms=messages.kept_ms,
             marker_retention_ms=markers.retention_ms,
             max_message_bytes=copies,
             max_marker_bytes=markers.max_message_bytes - MARKER_OVERHEAD_BYTES,

@@ -69,6 +69,13 @@ class TopicInfo:
         """Negative: forever."""
         return int(self.settings.get("retention.ms", "604800000"))
 
+    @property
+    def kept_ms(self) -> int:
+        """How long it keeps every record; 0: some go earlier, by size or by key."""
+        by_size = int(self.settings.get("retention.bytes", "-1")) >= 0
+        by_key = "compact" in self.settings.get("cleanup.policy", "delete")
+        return 0 if by_size or by_key else self.retention_ms
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:

@@ -9,13 +9,15 @@ from the wall clock and from the delivery reports of this process: the later cou
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
 from typing import Protocol, TypeVar
 
 from kafkamq.types import MessageBatch
 
 MAX_BATCHES = 64
 """Most batches of one marker."""
+
+MAX_NAMED = 16_384
+"""Most messages that one marker names: what some hundred hostile bytes can ask of a reader."""
 
 _CHUNK_BITS = 12  # a batch lies in one chunk of 4096 offsets
 
@@ -46,11 +48,17 @@ def gather(items: Iterable[Item]) -> list[tuple[tuple[MessageBatch, ...], list[I
             last_chunk, last_log, last_partition = chunk, item.log, item.partition
             add = chunks.setdefault((item.partition, item.log, chunk), []).append
         add(item)
-    rest = iter(chunks.items())
-    markers = []
-    while part := list(islice(rest, MAX_BATCHES)):
-        batches = [_batch(partition, *log, of) for (partition, log, _), of in part]
-        markers.append((tuple(batches), [item for _, of in part for item in of]))
+    markers: list[tuple[tuple[MessageBatch, ...], list[Item]]] = []
+    batches: list[MessageBatch] = []
+    named: list[Item] = []
+    for (partition, log, _), of in chunks.items():
+        if len(batches) == MAX_BATCHES or (len(named) + len(of) > MAX_NAMED and named):
+            markers.append((tuple(batches), named))
+            batches, named = [], []
+        batches.append(_batch(partition, *log, of))
+        named += of
+    if named:
+        markers.append((tuple(batches), named))
     return markers
 
 

@@ -8,11 +8,11 @@ what is named twice is meant once. Malformed is what leaves its chunk, is empty 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 
 from kafkamq.errors import WireError
-from kafkamq.markers.rules.batching import MAX_BATCHES
+from kafkamq.markers.rules.batching import MAX_BATCHES, MAX_NAMED
 from kafkamq.markers.wire import markers_pb2 as pb
 from kafkamq.markers.wire.marker_writer import MAX_COUNT, MAX_INT64, blob, number, varint
 from kafkamq.queue.wire.partitions import CHUNK_OFFSETS
@@ -37,14 +37,23 @@ def encode_batches(batches: Sequence[MessageBatch]) -> bytes:
     """Version and batches of a marker, which stand where ``encode_identity`` has one message.
 
     Raises:
-        WireError: there are none or too many, a message is named twice, a batch is empty or leaves
-            its chunk, or a number is outside its range.
+        WireError: there are none or too many, they name too many messages or one twice, a batch is
+            empty or leaves its chunk, or a number is outside its range.
     """
     if not 0 < len(batches) <= MAX_BATCHES:
         raise WireError(f"cannot encode {len(batches)} batches: 1 to {MAX_BATCHES}")
     if len(batches) > 1 and len(set(map(_chunk, batches))) < len(batches):
         raise WireError("cannot encode two batches of one chunk")
+    _check_named(batches)
     return _VERSION + b"".join(map(_encoded, batches))
+
+
+def _check_named(batches: Collection[MessageBatch]) -> None:
+    if len(batches) * CHUNK_OFFSETS <= MAX_NAMED:
+        return
+    count = sum(batch.bits.bit_count() for batch in batches)
+    if count > MAX_NAMED:
+        raise WireError(f"{count} messages are too many for a marker ({MAX_NAMED} at most)")
 
 
 def _chunk(batch: MessageBatch) -> tuple[int, bytes, int, int]:
@@ -125,7 +134,7 @@ def decode_batches(batches: Sequence[pb.MessageBatch]) -> tuple[MessageBatch, ..
     """The batches of a marker, at most one of each chunk.
 
     Raises:
-        WireError: they are too many, or one is malformed.
+        WireError: they are too many, name too many messages, or one is malformed.
     """
     count = len(batches)
     if count == 1:  # an index costs a third of an iterator
@@ -137,6 +146,7 @@ def decode_batches(batches: Sequence[pb.MessageBatch]) -> tuple[MessageBatch, ..
         key = _chunk(batch)
         other = by_chunk.get(key)
         by_chunk[key] = batch if other is None else _union(other, batch)
+    _check_named(by_chunk.values())
     return tuple(by_chunk.values())
 
 
