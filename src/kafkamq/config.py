@@ -196,7 +196,7 @@ class QueueConfig:
     max_inline_payload_bytes: int = 65_536  # larger ones are STARTed by reference (R11)
     on_data_loss: str = "raise"  # or "skip"
     exactly_once: bool = False
-    batch_markers: bool = False  # markers of many messages in one record (R28-R30)
+    batch_markers: bool = True  # markers of many messages in one record (R28-R30)
     backend: Backend = Backend.MARKERS
     topic: str = ""  # of the other backends: NS.q.QUEUE_ID, or one that exists
     group_id: str = ""  # group.id; empty: one by namespace and queue

@@ -242,7 +242,7 @@ def test_25_a_fatal_error_rebuilds_the_client(service: Service) -> None:
 
 def test_26_verdicts_still_go_through_after_a_failure(service: Service, bootstrap: str) -> None:
     """26: while receiving fails, verdicts and renewals work; after close they are errors."""
-    queue = service.queue("a", redelivery_timeout=T)
+    queue = service.queue("a", redelivery_timeout=T, batch_markers=False)  # STARTs with payloads
     consumer = queue.consumer()
     send(service, "a", b"1", b"2")
     first, second = receive_all(consumer, 2)

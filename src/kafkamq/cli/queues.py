@@ -28,7 +28,7 @@ from kafkamq.cli.options import (
     serving_metrics,
 )
 from kafkamq.cli.payloads import parse_header, read_lines
-from kafkamq.config import TOPICS, ServiceConfig, utf8
+from kafkamq.config import TOPICS, QueueConfig, ServiceConfig, utf8
 from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.delivery import Delivery
@@ -232,6 +232,11 @@ def _print_sent(sent: SentMessage) -> None:
     )
 
 
+BatchMarkers = Annotated[
+    bool, typer.Option(help="One marker for many messages; not beside older trackers.")
+]
+
+
 class Verdict(Enum):
     """What ``receive`` does with what it printed."""
 
@@ -250,9 +255,7 @@ def receive(
     ack: Annotated[
         bool, typer.Option("--ack", help="Acknowledge what was received (the default).")
     ] = False,
-    nack: Annotated[
-        bool, typer.Option("--nack", help="Give back what was received, after --delay.")
-    ] = False,
+    nack: Annotated[bool, typer.Option("--nack", help="Give it back, after --delay.")] = False,
     reject: Annotated[
         bool, typer.Option("--reject", help="Send what was received to the dead letters.")
     ] = False,
@@ -272,6 +275,7 @@ def receive(
         int, typer.Option(min=1, help="Deliveries after which a message becomes a dead letter.")
     ] = 5,
     group: Annotated[str, typer.Option(help="The consumer group; default: the queue's own.")] = "",
+    batch_markers: BatchMarkers = QueueConfig.batch_markers,
     metrics_port: MetricsPort = None,
     as_json: Json = False,
 ) -> None:
@@ -301,6 +305,7 @@ def receive(
             queue_id,
             redelivery_timeout=redelivery_timeout,
             max_deliveries=max_deliveries,
+            batch_markers=batch_markers,
             group=group or None,
         )
         require_brokers(config)

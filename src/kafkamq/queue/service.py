@@ -122,8 +122,8 @@ class Service:
             max_in_flight: Messages held and not settled, per consumer.
             exactly_once: STARTs and offsets in one transaction: no message is STARTed again while
                 a live worker holds it. Costs throughput and some 50 ms of waiting (guarantees.md).
-            batch_markers: One marker for many messages, their payloads by reference (protocol.md,
-                R28-R30). Only when all trackers and readers of the namespace know such markers.
+            batch_markers: One marker for many messages, their payloads by reference (R28-R30);
+                False where trackers or views of an older release read them (operations.md).
             receive_buffer: STARTed ahead of ``receive``, at first.
             next_message_timeout: Longest wait of one turn of an iteration.
             max_messages_per_commit: Messages of other queues that are passed before a commit.
