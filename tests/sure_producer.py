@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
 
-__all__ = ["SureProducer"]
+from kafkamq.transport import port
+from kafkamq.types import Headers
+
+__all__ = ["Row", "SureProducer", "write_records"]
+
+Row = tuple[bytes | None, bytes | None, int, Headers]
 
 
 class SureProducer(Producer):
@@ -44,3 +49,21 @@ class SureProducer(Producer):
         self.flush(timeout_s)
         assert not self._refused, self._refused[0]
         assert self._confirmed == self._sent, f"{self._confirmed} of {self._sent} are confirmed"
+
+
+def write_records(producer: port.Producer, topic: str, records: Iterable[Row]) -> None:
+    """Through a client of the port: value, key, partition and headers of each; all are there."""
+    told: list[KafkaError | None] = []
+    count = 0
+    for value, key, partition, headers in records:
+        producer.produce(
+            topic,
+            value,
+            key,
+            partition,
+            headers=list(headers),
+            on_delivery=lambda error, _: told.append(error),
+        )
+        count += 1
+    producer.flush(30.0)
+    assert told == [None] * count, f"of {count} records: {told}"

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+from tests.sure_producer import write_records
 
 from kafkamq.config import ServiceConfig
 from kafkamq.transport.admin import Admin
@@ -129,10 +130,8 @@ class Kafka:
 
     def fill(self, topic: str, count: int, partition: int = 0) -> None:
         """Records 0, 1, ... of one partition."""
-        producer = self.producer()
-        for number in range(count):
-            producer.produce(topic, b"%d" % number, b"k", partition)
-        assert producer.flush(10.0) == 0
+        records = [(b"%d" % number, b"k", partition, ()) for number in range(count)]
+        write_records(self.producer(), topic, records)
 
 
 T = TypeVar("T")

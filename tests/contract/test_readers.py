@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
+from tests.sure_producer import write_records
 from tests.waiting import wait_until
 
 from kafkamq.config import ServiceConfig
@@ -50,17 +51,10 @@ def topic(config: ServiceConfig) -> str:
 
 def write(config: ServiceConfig, topic: str, count: int) -> None:
     """So many records in each partition."""
-    told: list[object] = []  # errors, and None for each that is there
     producer = open_producer(producer_settings(config))
-    for number in range(count * PARTITIONS):
-        producer.produce(
-            topic,
-            b"%d" % number,
-            partition=number % PARTITIONS,
-            on_delivery=lambda error, _: told.append(error),
-        )
-    producer.flush(30)
-    assert told == [None] * (count * PARTITIONS)
+    numbers = range(count * PARTITIONS)
+    records = [(b"%d" % number, None, number % PARTITIONS, ()) for number in numbers]
+    write_records(producer, topic, records)
     producer.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.sure_producer import write_records
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DeadlineExceededError
@@ -27,9 +28,7 @@ SENT = [("a", b"1"), ("kafkamq-delivery-count", b"3")]
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryKafka]:
     create_topics(CONFIG, partitions=1, marker_partitions=1)
     producer = open_producer(producer_settings(CONFIG))
-    for _ in range(3):
-        producer.produce(CONFIG.message_topic, b"x", b"q\0user", 0, headers=SENT)
-    assert producer.flush(20.0) == 0
+    write_records(producer, CONFIG.message_topic, [(b"x", b"q\0user", 0, SENT)] * 3)
     producer.close()
     monkeypatch.setattr(message_lookup, "Patience", lambda: Patience(-1.0))
     yield cluster_of(CONFIG.bootstrap_servers)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Uuid
+from tests.sure_producer import Row, write_records
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError
@@ -50,19 +51,22 @@ def rereader() -> Iterator[Rereader]:
 def write(cluster: MemoryKafka, count: int, size: int = 10) -> list[Settle]:
     """So many messages in turn in the partitions, their STARTs by reference, and these due."""
     known = uuid_bytes(cluster.topics[CONFIG.message_topic].topic_id)
-    producer = open_producer(producer_settings(CONFIG))
+    messages: list[Row] = []
+    markers: list[Row] = []
     rows = []
     for number in range(count):
         partition = number % PARTITIONS
         message_id = MessageId(partition, number // PARTITIONS, known, 1)
         payload = b"%d" % number + b"." * size
-        producer.produce(CONFIG.message_topic, payload, b"q", partition)
+        messages.append((payload, b"q", partition, ()))
         start = encode_start(
             message_id, b"q", None, redeliver_after_ms=1, consumer_id="c", by_reference=True
         )
-        producer.produce(CONFIG.marker_topic, start, b"k", 0)
+        markers.append((start, b"k", 0, ()))
         rows.append(Settle(number, message_id, False, DueCause.LEASE_ENDED, 0, 2, 1, -1))
-    assert producer.flush(WAIT_S) == 0
+    producer = open_producer(producer_settings(CONFIG))
+    write_records(producer, CONFIG.message_topic, messages)
+    write_records(producer, CONFIG.marker_topic, markers)
     producer.close()
     return rows
 

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from tests.sure_producer import Row, write_records
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import KafkaMQError
@@ -71,11 +72,9 @@ class Logs:
         real = cluster.now_ms
         cluster.now_ms = lambda: real() + self.skew_ms
 
-    def write(self, topic: str, records: list[tuple[int, bytes | None, bytes, Headers]]) -> None:
+    def write(self, topic: str, records: list[Row]) -> None:
         producer = open_producer(producer_settings(CONFIG))
-        for partition, key, value, headers in records:
-            producer.produce(topic, value, key, partition, headers=list(headers))
-        assert producer.flush(20.0) == 0
+        write_records(producer, topic, records)
         producer.close()
 
     def send(self, count: int, *, key: bytes = b"q", headers: Headers = ()) -> list[MessageId]:
@@ -88,7 +87,7 @@ class Logs:
             one = MessageId(partition, ends[partition], uuid_bytes(topic.topic_id), 1)
             ends[partition] += 1
             ids.append(one)
-        records = [(one.partition, key, b"%d.%d" % place(one), headers) for one in ids]
+        records = [(b"%d.%d" % place(one), key, one.partition, headers) for one in ids]
         self.write(CONFIG.message_topic, records)
         return ids
 
@@ -100,7 +99,7 @@ class Logs:
         self.mark(encode_batch_start(encoder, gather(ids)[0][0], key))
 
     def mark(self, *markers: bytes) -> None:
-        self.write(CONFIG.marker_topic, [(0, None, marker, ()) for marker in markers])
+        self.write(CONFIG.marker_topic, [(marker, None, 0, ()) for marker in markers])
 
     def pass_time(self) -> None:
         """All leases end, and the grace behind the gap (R3)."""
