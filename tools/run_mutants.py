@@ -40,8 +40,8 @@ class Outcome:
 
 def copy_tree(target: Path) -> None:
     """What the tests need."""
-    for folder in FOLDERS:
-        ignored = shutil.ignore_patterns("__pycache__", ".hypothesis")
+    for folder in FOLDERS:  # with what is compiled: only a mutated module is compiled again
+        ignored = shutil.ignore_patterns(".hypothesis")
         shutil.copytree(ROOT / folder, target / folder, ignore=ignored)
     for name in ("pyproject.toml", "README.md"):
         if (ROOT / name).exists():
@@ -75,12 +75,13 @@ def judge(root: Path, mutant: Mutant) -> Outcome:
         path, changed = mutated(mutant, root)
     except MisfitError as error:
         return Outcome(mutant, str(error), 0.0)
-    text = path.read_text(encoding="utf-8")
+    text, times = path.read_text(encoding="utf-8"), path.stat()
     path.write_text(changed, encoding="utf-8")
     try:
         code = run_tests(root, mutant.tests)
     finally:
         path.write_text(text, encoding="utf-8")
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     # Tests that hang are tests that fail; anything else but 0 and 1 says nothing about the rule.
     verdict = {0: "survived", _FAILED: "killed", -1: "killed"}.get(
         code, f"pytest exits with {code}"

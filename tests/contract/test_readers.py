@@ -11,6 +11,7 @@ from tests.waiting import wait_until
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import DataLossError, StateError
+from kafkamq.transport import record_reader
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.clients import open_producer
 from kafkamq.transport.follower import Follower
@@ -255,7 +256,10 @@ def test_a_position_outside_of_the_log_is_told(config: ServiceConfig, topic: str
     follower.close()
 
 
-def test_the_end_of_a_log_lies_behind_control_records(config: ServiceConfig, topic: str) -> None:
+def test_the_end_of_a_log_lies_behind_control_records(
+    config: ServiceConfig, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_reader, "END_GRACE_S", 0.1)
     write_in_transaction(config, topic)
     write_in_transaction(config, topic, is_aborted=True)
     with Admin(config) as admin:
@@ -281,7 +285,7 @@ def test_the_end_of_a_log_lies_behind_control_records(config: ServiceConfig, top
     assert list(ranges.read(LogRange(topic, 0, 1, end))) == []
     ranges.close()
     reader = RecordReader(config, topic)
-    found = reader.stream(0, range(end), end_grace_s=0.1)
+    found = reader.stream(0, range(end))
     assert [(at, record is not None) for at, record in found] == [(n, n == 0) for n in range(end)]
     assert reader.read(1, 0) is None
     reader.close()

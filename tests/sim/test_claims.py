@@ -35,7 +35,7 @@ def test_seeds(first: int) -> None:
 QUIET = ClaimLimits(members=2, messages=30, chaos_ms=5000, releases_if_behind=False)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(examples(2)))
 @pytest.mark.parametrize("use", list(ClaimUse))
 def test_without_faults_every_message_is_handed_out_once(seed: int, use: ClaimUse) -> None:
     partitions = 1 if use is ClaimUse.RANGES else 2

@@ -53,7 +53,7 @@ def test_many_seeds_reach_every_state() -> None:
 QUIET = ParallelLimits(members=2, records=60, keys=5)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(examples(2)))
 @pytest.mark.parametrize("protocol", ["eager", "cooperative", "consumer"])
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous", "transactional"])
 def test_without_faults_every_record_is_handled_once(seed: int, protocol: str, mode: str) -> None:
@@ -63,7 +63,7 @@ def test_without_faults_every_record_is_handled_once(seed: int, protocol: str, m
     assert check(simulate_parallel(seed, limits)).handled == 60
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(examples(3)))
 def test_records_that_are_given_up_are_one_dead_letter_each(seed: int) -> None:
     manners = ((Manner.QUICK, 0.6), (Manner.HOPELESS, 0.2), (Manner.REJECTS, 0.2))
     limits = replace(QUIET, manners=manners, max_attempts=2)
@@ -71,14 +71,14 @@ def test_records_that_are_given_up_are_one_dead_letter_each(seed: int) -> None:
     assert 20 < simulation.handled < 60
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(examples(3)))
 def test_b3_a_log_that_was_replaced_is_read_from_its_start(seed: int) -> None:
     limits = replace(QUIET, partitions=1, truncations=2, records=100, chaos_ms=10_000)
     simulation = check(simulate_parallel(seed, limits))
     assert simulation.reached["a log was truncated under its readers"]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(examples(3)))
 def test_members_that_die_all_the_time_repeat_and_lose_nothing(seed: int) -> None:
     limits = replace(QUIET, members=3, faults=Faults(kill_every=200, latency_ms=100))
     assert check(simulate_parallel(seed, limits)).deaths > 3

@@ -128,7 +128,7 @@ def reasons(simulation: Simulation) -> Counter[bytes]:
     return Counter(dict(letter.headers)[REASON] or b"" for letter in simulation.dead_letters)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(examples(5)))
 @pytest.mark.parametrize("batch_share", [0.0, 1.0])
 @pytest.mark.parametrize("exactly_once", [False, True])
 def test_without_faults_every_message_is_delivered_once(
@@ -144,7 +144,7 @@ def test_without_faults_every_message_is_delivered_once(
     assert counts["redelivered"] == counts["twice"] == counts["dead_lettered"] == 0
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(examples(5)))
 @pytest.mark.parametrize("behaviour", [Behaviour.SLOW, Behaviour.EXTENDS])
 def test_r07_a_slow_handler_keeps_its_message(seed: int, behaviour: Behaviour) -> None:
     simulation = simulate(seed, only(behaviour, 0.5))
@@ -154,7 +154,7 @@ def test_r07_a_slow_handler_keeps_its_message(seed: int, behaviour: Behaviour) -
     assert counts["redelivered"] == 0
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(examples(5)))
 def test_r06_poison_takes_nothing_with_it_into_the_dead_letters(seed: int) -> None:
     # Several workers: a commit waits until a dead one's session is over, longer than a lease lasts.
     simulation = simulate(seed, only(Behaviour.POISON, 0.1))
@@ -166,7 +166,7 @@ def test_r06_poison_takes_nothing_with_it_into_the_dead_letters(seed: int) -> No
     assert reasons(simulation) == {b"max-deliveries": poison}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(examples(3)))
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [(Behaviour.REJECTS, b"rejected"), (Behaviour.NACKS, b"max-deliveries")],
@@ -179,7 +179,7 @@ def test_r08_verdicts_do_what_they_say(seed: int, behaviour: Behaviour, reason: 
     assert counts["redelivered"] == (0 if behaviour is Behaviour.REJECTS else 2 * count)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(examples(3)))
 def test_r08_what_a_handler_raises_is_a_nack(seed: int) -> None:
     simulation = simulate(seed, only(Behaviour.FAILS))
     counts = check(simulation)
@@ -187,7 +187,7 @@ def test_r08_what_a_handler_raises_is_a_nack(seed: int) -> None:
     assert counts["redelivered"] == 2 * behaviours_sent(simulation, Behaviour.FAILS)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(examples(5)))
 def test_r14_a_hanging_handler_loses_its_message_at_max_lease(seed: int) -> None:
     limits = replace(only(Behaviour.HANGS), worker=WorkerSettings(max_lease_ms=9000, handlers=12))
     simulation = simulate(seed, limits)
@@ -196,7 +196,7 @@ def test_r14_a_hanging_handler_loses_its_message_at_max_lease(seed: int) -> None
     assert counts["acked"] == 60
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(examples(6)))
 @pytest.mark.parametrize("batch_share", [0.0, 0.5, 1.0])
 def test_r17_r22_engines_take_over_and_nothing_is_copied_twice(
     seed: int, batch_share: float
@@ -213,7 +213,7 @@ def test_r17_r22_engines_take_over_and_nothing_is_copied_twice(
     assert counts["extra_copies"] == counts["twice"] == 0
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(examples(5)))
 def test_r15_engines_that_die_all_the_time(seed: int) -> None:
     faults = Faults(kill_every=300, lost_reply_rate=0.02, latency_ms=100)
     limits = replace(only(Behaviour.NACKS, 0.5), faults=faults, trackers=2, tracker_starts=3)
@@ -222,7 +222,7 @@ def test_r15_engines_that_die_all_the_time(seed: int) -> None:
     assert simulation.deaths > 5
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(examples(5)))
 def test_r19_schedules_are_carried_and_fire_once(seed: int) -> None:
     limits = replace(
         QUIET, delayed_share=1.0, worker=replace(WORKER, max_lease_ms=6000), retention_ms=12_000
@@ -240,12 +240,12 @@ def test_r19_schedules_are_carried_and_fire_once(seed: int) -> None:
     assert carried > 60
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(examples(3)))
 def test_r01_steps_of_the_brokers_clock_lose_nothing(seed: int) -> None:
     check(simulate(seed, replace(only(Behaviour.SLOW), faults=Faults(clock_steps=4))))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(examples(3)))
 def test_r10_what_grew_too_old_ends_in_the_dead_letters(seed: int) -> None:
     limits = replace(
         only(Behaviour.QUICK),
@@ -280,7 +280,7 @@ def test_r08_closing_workers_release_what_they_did_not_hand_out() -> None:
 BATCHES = replace(WORKER, batch_markers=True, receive_many=8, receive_buffer=20)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(examples(2)))
 @pytest.mark.parametrize("batch_share", [0.0, 1.0])
 def test_r32_what_is_deleted_under_a_batch_is_a_dead_letter_each(
     seed: int, batch_share: float
@@ -296,7 +296,7 @@ def test_r32_what_is_deleted_under_a_batch_is_a_dead_letter_each(
     assert reasons(simulation)[b"payload-lost"] > 0
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(examples(2)))
 @pytest.mark.parametrize("batch_share", [0.0, 1.0])
 def test_r32_messages_that_cannot_be_read_hold_up_a_settlement(
     seed: int, batch_share: float

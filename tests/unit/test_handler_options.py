@@ -334,15 +334,16 @@ def test_on_the_callers_loop() -> None:
 def test_a_signal_drains_what_runs_and_gives_back_the_rest() -> None:
     service, queue = queue_of(max_deliveries=5)
     ended: list[str] = []
+    worker = aio.Worker(service, telemetry=False)
 
     @queue.handler(concurrency=1)
     async def handle(body: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(0.3)
+        await worker.wait(60)
         ended.append(body)
 
     send(queue, b"first", b"second", b"third")
-    asyncio.run(aio.Worker(service, telemetry=False).run())
+    asyncio.run(worker.run())
     assert ended == ["first"]
     with queue.consumer() as consumer:
         left = consumer.receive_many(5, 1.0)
@@ -354,9 +355,11 @@ def test_a_signal_drains_what_runs_and_gives_back_the_rest() -> None:
 
 def test_what_does_not_end_in_time_is_given_back() -> None:
     service, queue = queue_of()
+    begun = threading.Event()
 
     @queue.handler(concurrency=1)
     async def handle(body: str) -> None:
+        begun.set()
         await asyncio.sleep(60)
 
     send(queue, b"x")
@@ -364,7 +367,7 @@ def test_what_does_not_end_in_time_is_given_back() -> None:
     async def main() -> None:
         worker = aio.Worker(service, drain=0.05, telemetry=False)
         task = asyncio.create_task(worker.run())
-        await asyncio.sleep(0.2)
+        assert await asyncio.to_thread(begun.wait, 60)
         worker.request_stop()
         await asyncio.wait_for(task, 30)
 

@@ -358,9 +358,8 @@ def test_no_room_for_a_process_costs_no_attempt(
 def test_a_process_has_several_handlers_at_once(
     working: Callable[..., Work], seen: object, handler: Callable[..., object]
 ) -> None:
-    """Four of them wait for each other, in each of two processes."""
+    """Eight of them wait for each other, four in each of two processes."""
     work = working(handler, count=2, threads=4)
-    wait_until(lambda: len(work.executor.pids) == 2, "both processes")
     work.shelf.add(*runs(*"abcdefgh"))
     work.shelf.wait(8)
     assert work.outcomes() == {}

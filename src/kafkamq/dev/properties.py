@@ -81,7 +81,9 @@ _DEFAULTS = {
     "share.coordinator.state.topic.num.partitions": "5",
     # Tests start groups all the time, and a misspelt topic must fail.
     "group.initial.rebalance.delay.ms": "0",
-    # A share group's member gets its partitions at its next heartbeat: after 5 s by default.
+    # A member gets its partitions at its next heartbeat: after 5 s by default.
+    "group.consumer.min.heartbeat.interval.ms": "500",
+    "group.consumer.heartbeat.interval.ms": "500",
     "group.share.min.heartbeat.interval.ms": "500",
     "group.share.heartbeat.interval.ms": "500",
     # A dead member's partitions have no reader until its session ends; 45 s by default.

@@ -16,7 +16,7 @@ MAX_READ_THROUGH = 280
 """Records between two wanted ones that are read and dropped; a wider gap is sought (R18)."""
 
 _BATCH = 1000
-_END_GRACE_S = 3.0  # where nothing is lost by taking what is not there yet for gone
+END_GRACE_S = 3.0  # where nothing is lost by taking what is not there yet for gone
 _WAIT_S = 0.5  # one wait for records
 
 
@@ -28,7 +28,7 @@ class RecordReader:
         self._topic = topic
         self._group_id = group_id
         self._follower: Follower | None = None
-        self._patience = Patience(_END_GRACE_S)
+        self._patience = Patience(END_GRACE_S)
 
     def read(self, partition: int, offset: int, *, timeout_s: float = 30.0) -> Record | None:
         """The record at one offset, or None; also when it lies beyond the log's end."""
