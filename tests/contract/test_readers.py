@@ -17,7 +17,7 @@ from kafkamq.transport.clients import open_producer
 from kafkamq.transport.follower import Follower
 from kafkamq.transport.group_consumer import COMMITTED, GroupConsumer
 from kafkamq.transport.log_reader import LogRange, LogReader
-from kafkamq.transport.memory.cluster import forget_cluster
+from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.record import Place, Record
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.scan import scan
@@ -33,6 +33,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "broker":
         yield request.getfixturevalue("bootstrap")
         return
+    cluster_of("readers").settings["group.consumer.heartbeat.interval.ms"] = "200"
     yield "memory://readers"
     forget_cluster("readers")
 

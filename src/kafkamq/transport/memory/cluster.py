@@ -23,7 +23,7 @@ _clusters: dict[str, MemoryKafka] = {}
 BROKER_SETTINGS = {
     "auto.create.topics.enable": "false",
     "default.replication.factor": "1",
-    "group.consumer.heartbeat.interval.ms": "500",
+    "group.consumer.heartbeat.interval.ms": "5000",
     "group.consumer.session.timeout.ms": "45000",
     "message.max.bytes": "1048588",
     "num.partitions": "1",
