@@ -8,16 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.integration.queue_logs import (
-    MarkerRecord,
-    make_service,
-    markers,
-    read_topic,
-    tracked,
-)
+from tests.integration.queue_logs import ends, make_service, read_topic, tracked
 
 from kafkamq.queue.service import Service
-from kafkamq.types import MarkerType, MessageId, Outcome
+from kafkamq.testing import check_logs
+from kafkamq.testing.faults import read_namespace
+from kafkamq.types import Outcome
 
 WORKER = Path(__file__).with_name("queue_worker.py")
 TOTAL = 3000
@@ -29,16 +25,6 @@ def start_worker(service: Service) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, str(WORKER), config.bootstrap_servers, config.namespace, "a", "1.5"]
     )
-
-
-def acked(records: list[MarkerRecord]) -> dict[MessageId | None, MarkerRecord]:
-    """Messages with an ACK, and the first one of each."""
-    found: dict[MessageId | None, MarkerRecord] = {}
-    for record in records:
-        marker = record.marker
-        if marker.type is MarkerType.END and marker.outcome is Outcome.ACK:
-            found.setdefault(marker.message_id, record)
-    return found
 
 
 @pytest.mark.slow
@@ -70,24 +56,21 @@ def test_killed_workers_lose_nothing(bootstrap: str, namespace: str) -> None:
             for worker in workers:
                 worker.kill()
                 worker.wait()
-        records = markers(service.config)
-    first_acks = acked(records)
-    redelivered = 0
-    for record in records:  # in the order of each marker partition
-        marker = record.marker
-        if marker.type is MarkerType.END and marker.outcome is Outcome.REDELIVERED:
-            redelivered += 1
-            ack = first_acks.get(marker.message_id)
-            # An ACK before the copy's END would have ended the message: that copy has no reason.
-            assert ack is None or ack.offset > record.offset, marker.message_id
-    assert redelivered  # the kills were felt
+        found = read_namespace(service.config)
+    verdict = check_logs(
+        messages=found.messages,
+        markers=found.markers,
+        dead_letters=found.dead_letters,
+        must_be_settled=False,  # the last workers are killed, too
+    )
+    verdict.require_ok()  # an ACK that came behind the end of its lease saves no message
+    assert verdict.redelivered  # the kills were felt
 
 
 def _done(service: Service) -> set[str]:
     """Ids of messages of which some copy was acked, by the logs."""
     config = service.config
-    done = acked(markers(config))
-    places = {(each.partition, each.offset) for each in done if each is not None}
+    places = {(one.partition, one.offset) for one in ends(config, Outcome.ACK) if one is not None}
     return {
         dict(record.headers() or [])["kafkamq-id"].decode()
         for record in read_topic(config.bootstrap_servers, config.message_topic)
