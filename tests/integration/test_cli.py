@@ -250,6 +250,18 @@ def test_doctor_says_when_groups_are_forgotten_before_messages(
     assert "offsets.retention.minutes is 10080" in said
 
 
+@pytest.mark.parametrize(("retention_ms", "is_said"), [(86_400_000, True), (86_400_001, False)])
+def test_doctor_says_when_nothing_can_be_batched(
+    commands: Commands, bootstrap: str, retention_ms: int, is_said: bool
+) -> None:
+    """R28: not even a message of now outlives a lease of 12 h by far."""
+    set_topic(bootstrap, f"{commands.namespace}.messages", "retention.ms", str(retention_ms))
+    (found,) = (one for one in commands.json("doctor") if "checks" in one)
+    said = [one for one in found["checks"] if one["what"] == "batches"]
+    assert [one["level"] for one in said] == (["warn"] if is_said else [])
+    assert found["ok"]
+
+
 def test_doctor_refuses_a_lease_that_the_markers_do_not_outlive(commands: Commands) -> None:
     code, out, _ = run_program(["doctor", "--max-lease", "999999", "--json"], commands.environment)
     assert code == 1

@@ -132,13 +132,13 @@ def _messages(config: ServiceConfig, cluster: ClusterInfo, max_lease_ms: int) ->
         return
     retention_ms = messages.retention_ms
     if not messages.topic_id:
-        text = "batch_markers has no effect: the brokers tell no ids of topics (Kafka before 2.8)"
+        text = "no markers can be batched: the brokers tell no ids of topics (Kafka before 2.8)"
         yield Check("warn", "batches", text)
     elif 0 <= retention_ms <= 2 * max_lease_ms:  # R28
         yield Check(
             "warn",
             "batches",
-            f"batch_markers has no effect: {messages.name} keeps messages for {retention_ms} ms, "
+            f"no markers can be batched: {messages.name} keeps messages for {retention_ms} ms, "
             f"so none outlives a lease of {max_lease_ms} ms by far; set retention.ms to more than "
             f"{2 * max_lease_ms}, or the max_lease of the queues lower",
         )
