@@ -8,7 +8,6 @@ import time
 from benchmarks.rows import Row
 
 from kafkamq.markers.rules.leases import Leases
-from kafkamq.types import MessageId
 
 COUNT = 100_000
 TIMEOUT_MS = 10_000
@@ -19,7 +18,7 @@ def held(rounds: int) -> Row:
     """Percent of a core: each beat looks for ended leases, every T/3 all are renewed."""
     leases = Leases("c" * 24, redelivery_timeout_ms=TIMEOUT_MS, max_lease_ms=43_200_000)
     log = (b"t" * 16, 1)
-    batch = [leases.start(MessageId(0, offset, *log), offset % 8) for offset in range(COUNT)]
+    batch = [leases.start(0, [offset], log, offset % 8) for offset in range(COUNT)]
     for lease in batch:
         leases.started(lease, 0, 0)
     leases.committed(batch, 1)

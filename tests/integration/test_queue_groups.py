@@ -263,11 +263,12 @@ def test_what_was_polled_too_long_ago_is_fetched_again(
     consumer = service.queue("a").consumer()
     got: list[Message] = receive_all(consumer, 1)
     wait_until(lambda: len(consumer._buffer) or got.extend(receive_all(consumer, 1)))
-    polled = list(consumer._buffer._queue)  # held, or the next ones could have their addresses
+    # Held, or the next ones could have their addresses.
+    polled = [message for run in consumer._buffer.upcoming() for message in run.messages]
     monkeypatch.setattr("kafkamq.markers.rules.fetch_buffer.MAX_AGE_MS", -1)
     consumer.receive(0)
     monkeypatch.undo()
-    now = list(consumer._buffer._queue)
+    now = [message for run in consumer._buffer.upcoming() for message in run.messages]
     assert not any(message is other for message in polled for other in now)
     got += receive_all(consumer, 50 - len(got))
     assert Counter(message.payload for message in got) == Counter(b"%d" % n for n in range(50))

@@ -255,7 +255,8 @@ def test_late_verdicts_are_told_by_the_broker_s_clock(service: Service) -> None:
     lost: list[Message] = []
     send(service, "a", b"1", b"2", b"3")
     counted = sum(catalog.LATE_VERDICTS.values().values())
-    consumer = service.queue("a", redelivery_timeout=1.5).consumer(on_lease_lost=lost.append)
+    queue = service.queue("a", redelivery_timeout=1.5, batch_markers=False)  # a lease each
+    consumer = queue.consumer(on_lease_lost=lost.append)
     first, second, third = receive_all(consumer, 3)
     consumer._lease_renewer.stop()
     time.sleep(2.0)
@@ -426,7 +427,7 @@ def test_flush_waits_for_an_end_that_another_thread_writes_again(
 
     monkeypatch.setattr(writer, "write", slow)
     consumer._ack_writer.end_failed(
-        EndRecord(consumer._ack_writer, [message])
+        EndRecord(consumer._ack_writer, [message._lease])
     )  # as its delivery report would say
     assert taken.wait(60)
     flushing = threading.Thread(target=consumer.flush)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,7 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.examples import examples
 
 from kafkamq.markers.rules.hold import DUE
-from kafkamq.markers.rules.leases import Acknowledgement, Lease, Leases, LeaseState, Renewal
+from kafkamq.markers.rules.lease import Lease, LeaseState, Refusal, Renewal
+from kafkamq.markers.rules.leases import Leases
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
@@ -31,6 +33,25 @@ STEPS = st.sampled_from([0, 1, 100, 330, 334, 1000, 2500, 20_000, 61_000])
 
 
 @dataclass
+class Known:
+    """What the test remembers of one delivery."""
+
+    lease: Lease
+    offset: int
+    has_verdict: bool = False
+    accepted: bool | None = None  # whether the tracker took its END
+    in_time: bool | None = None  # whether the worker believes it was
+
+    @property
+    def message_id(self) -> MessageId:
+        return MessageId(self.lease.partition, self.offset)
+
+    @property
+    def is_held(self) -> bool:
+        return self.lease.holds(self.offset)
+
+
+@dataclass
 class Written:
     """A marker on its way: into the log, then back as a delivery report."""
 
@@ -38,16 +59,8 @@ class Written:
     marker: Marker
     report: Callable[[int], None] | None = None  # called with the log time
     log_ms: int = -1
-    forgotten: tuple[Lease, ...] = ()  # LOST when it was written: it must not renew these
-
-
-@dataclass
-class Known:
-    """What the test remembers of one lease."""
-
-    lease: Lease
-    accepted: bool | None = None  # whether the tracker took its END
-    in_time: bool | None = None  # whether the worker believes it was
+    forgotten: tuple[Known, ...] = ()  # LOST when it was written: it must not renew these
+    settled: tuple[Known, ...] = ()  # whose END it is
 
 
 class LeasesMachine(RuleBasedStateMachine):
@@ -56,20 +69,24 @@ class LeasesMachine(RuleBasedStateMachine):
     @initialize(
         timeout_ms=st.sampled_from([1000, 1000, 3000]),
         max_lease_ms=st.sampled_from([43_200_000, 5000]),
+        is_batched=st.booleans(),
     )
-    def begin(self, timeout_ms: int, max_lease_ms: int) -> None:
+    def begin(self, timeout_ms: int, max_lease_ms: int, is_batched: bool) -> None:
         self.timeout_ms, self.max_lease_ms = timeout_ms, max_lease_ms
         self.log_ms = 1_000_000
         self.ids = 0
         self.leases = Leases(
-            self.fresh_id(), redelivery_timeout_ms=timeout_ms, max_lease_ms=max_lease_ms
+            self.fresh_id(),
+            redelivery_timeout_ms=timeout_ms,
+            max_lease_ms=max_lease_ms,
+            batch_markers=is_batched,
         )
+        self.is_batched = is_batched
         self.trackers = [RedeliveryTracker(partition=p) for p in range(MARKER_PARTITIONS)]
         self.queued: list[Written] = []  # the producer's queue while Kafka is away
         self.reports: list[Written] = []  # in the log, not reported
         self.is_down = False
-        self.known: dict[int, Known] = {}
-        self.settled: dict[MessageId | None, Known] = {}
+        self.known: list[Known] = []
         self.batch: list[Lease] = []
         self.met_zombies: set[int] = set()
         self.extended: set[int] = set()
@@ -89,17 +106,21 @@ class LeasesMachine(RuleBasedStateMachine):
         return self.log_ms + MONOTONIC
 
     def write(
-        self, partition: int, marker: Marker, report: Callable[[int], None] | None = None
+        self,
+        partition: int,
+        marker: Marker,
+        report: Callable[[int], None] | None = None,
+        settled: tuple[Known, ...] = (),
     ) -> None:
-        newest = {known.lease.message_id: known.lease for known in self.known.values()}
+        newest = {known.message_id: known for known in self.known}
         forgotten = tuple(
-            known.lease
-            for known in self.known.values()
+            known
+            for known in newest.values()
             if known.lease.state is LeaseState.LOST
+            and not known.has_verdict
             and known.lease.marker_partition == partition
-            and newest[known.lease.message_id] is known.lease
         )
-        self.queued.append(Written(partition, marker, report, forgotten=forgotten))
+        self.queued.append(Written(partition, marker, report, forgotten=forgotten, settled=settled))
         if not self.is_down:
             self.append_queued()
 
@@ -108,13 +129,12 @@ class LeasesMachine(RuleBasedStateMachine):
             tracker, marker = self.trackers[written.partition], written.marker
             # A TICK first: what the clock does is no doing of the marker (R2).
             tracker.apply(tracker.next_offset, self.log_ms, Marker(MarkerType.TICK))
-            before = [self.deadline(lease) for lease in written.forgotten]
-            if marker.type is MarkerType.END:
-                known = self.settled[marker.message_id]
-                known.accepted = self.deadline(known.lease) is not None
+            before = [self.deadline(known) for known in written.forgotten]
+            for known in written.settled:
+                known.accepted = self.deadline(known) is not None
             tracker.apply(tracker.next_offset, self.log_ms, marker)
             if marker.type is MarkerType.KEEPALIVE:  # R5, R7
-                assert before == [self.deadline(lease) for lease in written.forgotten], marker
+                assert before == [self.deadline(known) for known in written.forgotten], marker
             written.log_ms = self.log_ms
             self.reports.append(written)
         self.queued.clear()
@@ -138,45 +158,54 @@ class LeasesMachine(RuleBasedStateMachine):
         if self.leases.id_is_spent:
             self.leases.change_id(self.fresh_id())
 
-    def deadline(self, lease: Lease) -> int | None:
+    def deadline(self, known: Known) -> int | None:
         """Until when the tracker lets the message be held; None: not held there."""
-        tracker = self.trackers[lease.marker_partition]
-        hold = tracker.hold_of(lease.message_id)
+        tracker = self.trackers[known.lease.marker_partition]
+        hold = tracker.hold_of(known.message_id)
         if hold is None or hold.flags & DUE:
             return None
         return tracker.changes_at(hold)
 
+    def held(self) -> list[Known]:
+        return [known for known in self.known if known.is_held]
+
     # Rules: what a worker does.
 
     @precondition(lambda self: not self.batch)
-    @rule(count=st.integers(1, 3), again=st.booleans())
-    def start(self, count: int, again: bool) -> None:
+    @rule(count=st.integers(1, 5), again=st.booleans(), together=st.booleans())
+    def start(self, count: int, again: bool, together: bool) -> None:
         ids = []
         if again and self.failed:
             ids, self.failed = self.failed[:count], self.failed[count:]
         else:
-            for _ in range(count):
-                ids.append(MessageId(self.next_offset % MESSAGE_PARTITIONS, self.next_offset))
+            for _ in range(count):  # three of a partition in a row
+                ids.append(MessageId(self.next_offset // 3 % MESSAGE_PARTITIONS, self.next_offset))
                 self.next_offset += 1
         self.renew_id()
-        for message_id in ids:
-            if self.leases.is_lapsed(message_id, self.now_ms):
-                continue  # its START is in the log; a tracker answers for it
-            lease = self.leases.start(message_id, message_id.offset % MARKER_PARTITIONS)
-            self.known[id(lease)] = Known(lease)
-            self.batch.append(lease)
-            written_ms = self.now_ms
-            self.write(
-                lease.marker_partition,
-                Marker(
-                    MarkerType.START,
-                    message_id,
-                    self.timeout_ms,
-                    consumer_id=self.leases.consumer_id,
-                    max_lease_ms=self.max_lease_ms,
-                ),
-                lambda log_ms, lease=lease, at=written_ms: self.leases.started(lease, at, log_ms),
-            )
+        # It is in the log, its lease over: a tracker answers for it.
+        left = [each for each in ids if not self.leases.is_lapsed(each, self.now_ms)]
+        runs = [list(run) for _, run in groupby(left, lambda each: each.partition)]
+        for run in runs if together and self.is_batched else [[each] for each in left]:
+            self.start_run(run[0].partition, sorted(each.offset for each in run))
+
+    def start_run(self, partition: int, offsets: list[int]) -> None:
+        route = partition % MARKER_PARTITIONS
+        lease = self.leases.start(partition, offsets, (b"", 0), route)
+        self.known += [Known(lease, offset) for offset in offsets]
+        self.batch.append(lease)
+        written_ms = self.now_ms
+        self.write(
+            route,
+            Marker(
+                MarkerType.START,
+                None if len(offsets) > 1 else MessageId(partition, *offsets),
+                self.timeout_ms,
+                consumer_id=self.leases.consumer_id,
+                max_lease_ms=self.max_lease_ms,
+                batches=(lease.batch(),) if len(offsets) > 1 else (),
+            ),
+            lambda log_ms: self.leases.started(lease, written_ms, log_ms),
+        )
 
     @precondition(lambda self: self.batch)
     @rule()
@@ -192,44 +221,70 @@ class LeasesMachine(RuleBasedStateMachine):
     def fail(self) -> None:
         self.leases.failed(self.batch)
         self.renew_id()
-        self.failed += [lease.message_id for lease in self.batch]
+        self.failed += [each for lease in self.batch for each in lease.message_ids()]
         self.batch = []
 
     @rule()
     def reports_come(self) -> None:
         self.serve()
 
-    @rule(pick=st.integers(0, 50))
-    def acknowledge(self, pick: int) -> None:
-        held = [k for k in self.known.values() if k.lease.state is LeaseState.HELD]
+    @rule(pick=st.integers(0, 50), is_plain=st.booleans())
+    def acknowledge(self, pick: int, is_plain: bool) -> None:
+        """As most ACKs do it, or as other verdicts."""
+        held = self.held()
         if not held:
             return
         known = held[pick % len(held)]
-        lease = known.lease
-        deadline_ms = lease.deadline_ms
-        acknowledgement = self.leases.acknowledge(lease, self.now_ms)
-        assert (acknowledgement is Acknowledgement.WRITE) == (self.now_ms < deadline_ms)
-        self.renew_id()
-        if acknowledgement is not Acknowledgement.WRITE:
-            return
-        assert self.leases.acknowledge(lease, self.now_ms) is Acknowledgement.ACKNOWLEDGED_BEFORE
+        lease, offset = known.lease, known.offset
+        is_in_time = self.now_ms < lease.deadline_ms
+        if is_plain and is_in_time:
+            lease.held.remove(offset)
+            self.leases.note(lease)
+        else:
+            part = self.leases.acknowledge(lease, offset, self.now_ms)
+            assert isinstance(part, Lease) == is_in_time
+            self.renew_id()
+        known.has_verdict = is_in_time
+        if is_in_time:
+            refusal = self.leases.acknowledge(lease, offset, self.now_ms)
+            assert refusal is Refusal.ACKNOWLEDGED_BEFORE
 
-        def reported(log_ms: int) -> None:
-            known.in_time = self.leases.ended(lease, log_ms)
+    @rule()
+    def write_ends(self) -> None:
+        parts = self.leases.collect()
+        self.leases.collected()
+        for part in parts:
+            offsets = set(part.offsets)
+            known = tuple(
+                each
+                for each in self.known
+                if each.has_verdict and each.offset in offsets and each.accepted is None
+            )
+            assert len(known) == len(offsets)
 
-        self.settled[lease.message_id] = known
-        marker = Marker(MarkerType.END, lease.message_id, consumer_id=lease.holder_id)
-        marker.outcome = Outcome.ACK
-        self.write(lease.marker_partition, marker, reported)
+            def reported(log_ms: int, part: Lease = part, known: tuple[Known, ...] = known) -> None:
+                is_in_time = self.leases.ended(part, log_ms)
+                for each in known:
+                    each.in_time = is_in_time
+
+            end = Marker(MarkerType.END, consumer_id=part.holder_id, outcome=Outcome.ACK)
+            end.batches = (part.batch(),)
+            self.write(part.marker_partition, end, reported, settled=known)
 
     @rule(pick=st.integers(0, 50), extension_ms=st.sampled_from([1, 4000, 90_000]))
     def extend(self, pick: int, extension_ms: int) -> None:
-        held = [k.lease for k in self.known.values() if k.lease.state is LeaseState.HELD]
+        held = self.held()
         if not held:
             return
-        lease = held[pick % len(held)]
-        self.extended.add(id(lease))
-        renewal = self.leases.extend(lease, extension_ms, self.now_ms)
+        known = held[pick % len(held)]
+        lease, offset = known.lease, known.offset
+        if len(lease.offsets) > 1 and self.leases.may_hand_out(lease, self.now_ms):
+            own = self.leases.apart(lease, offset)
+            lease.uncollected.discard(offset)
+            lease.held.remove(offset)
+            known.lease = own
+        self.extended.add(id(known))
+        renewal = self.leases.extend(known.lease, extension_ms, self.now_ms)
         self.renew_id()
         if renewal is not None:
             self.keep_alive(renewal)
@@ -245,16 +300,15 @@ class LeasesMachine(RuleBasedStateMachine):
         Not of what was extended: it would end that early, and who is paused then is not told that
         its verdict came late (a limit of R9 that docs/guarantees.md names).
         """
-        held = [k.lease for k in self.known.values() if k.lease.state is LeaseState.HELD]
-        held = [lease for lease in held if id(lease) not in self.extended]
+        held = [known for known in self.held() if id(known) not in self.extended]
         if not held:
             return
-        lease = held[pick % len(held)]
-        self.met_zombies.add(id(lease))
-        self.leases.gained_partition(lease.message_id.partition, self.now_ms)
+        known = held[pick % len(held)]
+        self.met_zombies.add(id(known))
+        self.leases.gained_partition(known.lease.partition, self.now_ms)
         self.write(
-            lease.marker_partition,
-            Marker(MarkerType.START, lease.message_id, self.timeout_ms, consumer_id="zombie"),
+            known.lease.marker_partition,
+            Marker(MarkerType.START, known.message_id, self.timeout_ms, consumer_id="zombie"),
         )
 
     def keep_alive(self, renewal: Renewal) -> None:
@@ -265,15 +319,16 @@ class LeasesMachine(RuleBasedStateMachine):
                 renewal.message_id,
                 renewal.redeliver_after_ms,
                 consumer_id=renewal.consumer_id,
+                batches=renewal.batches,
             ),
             lambda log_ms: self.leases.renewed(renewal, self.now_ms, log_ms),
         )
 
     @precondition(lambda self: not self.batch)
-    @rule(count=st.integers(1, 3))
+    @rule(count=st.integers(1, 5))
     def receive(self, count: int) -> None:
         """Nothing goes wrong: STARTs, their reports, the commit."""
-        self.start(count=count, again=True)
+        self.start(count=count, again=True, together=True)
         self.commit()
 
     @rule(step_ms=STEPS, serve=st.booleans(), outage=OUTAGES)
@@ -317,27 +372,24 @@ class LeasesMachine(RuleBasedStateMachine):
     @invariant()
     def certain_leases_stand(self) -> None:
         """R9: while log time has not passed what the worker knows, the tracker holds it."""
-        for known in getattr(self, "known", {}).values():
-            lease = known.lease
-            if lease.state is not LeaseState.HELD or self.log_ms > lease.log_deadline_ms:
-                continue
-            assert self.deadline(lease) is not None, lease
+        for known in getattr(self, "known", ()):
+            if known.is_held and self.log_ms <= known.lease.log_deadline_ms:
+                assert self.deadline(known) is not None, known
 
     @invariant()
     def what_the_worker_holds_stands(self) -> None:
         """By its own clock, however late reports are served; but for an older owner's START."""
-        for known in getattr(self, "known", {}).values():
-            lease = known.lease
-            if lease.state is not LeaseState.HELD or self.now_ms >= lease.deadline_ms:
+        for known in getattr(self, "known", ()):
+            if not known.is_held or self.now_ms >= known.lease.deadline_ms:
                 continue
-            if id(lease) not in self.met_zombies:
-                assert self.deadline(lease) is not None, lease
+            if id(known) not in self.met_zombies:
+                assert self.deadline(known) is not None, known
 
     @invariant()
     def timely_verdicts_were_accepted(self) -> None:
-        for known in getattr(self, "known", {}).values():
+        for known in getattr(self, "known", ()):
             if known.in_time and known.accepted is not None:
-                assert known.accepted, known.lease
+                assert known.accepted, known
 
 
 LeasesMachine.TestCase.settings = settings(

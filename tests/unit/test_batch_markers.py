@@ -28,7 +28,7 @@ from kafkamq.queue.service import Service
 from kafkamq.testing.naive import NaiveTracker
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.memory.faults import Fault
-from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome, expand
+from kafkamq.types import Marker, MarkerType, MessageBatch, Outcome, expand
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -369,13 +369,13 @@ def _end_of(batches: tuple[MessageBatch, ...]) -> bytes:
 def test_keepalives_by_id_are_batches_but_for_what_was_extended() -> None:  # R30
     leases = Leases("me", redelivery_timeout_ms=3000, max_lease_ms=60_000, batch_markers=True)
     leases.gained_partition(0, 0)
-    held = [leases.start(MessageId(0, offset, b"", 0), 1) for offset in (4, 5, 7, 9)]
+    held = [leases.start(0, [offset], (b"", 0), 1) for offset in (4, 5, 7, 9)]
     for lease in held:
         leases.started(lease, 0, 0)
     leases.committed(held, 0)
     assert leases.extend(held[2], 20_000, 100) is not None
     extended, together = leases.plan_renewals(1000)
-    assert (extended.message_id, extended.redeliver_after_ms) == (held[2].message_id, 19_100)
+    assert ([extended.message_id], extended.redeliver_after_ms) == (held[2].message_ids(), 19_100)
     assert (together.message_id, together.redeliver_after_ms) == (None, 3000)
     (batch,) = together.batches
     assert [each.offset for each in batch.message_ids()] == [4, 5, 9]

@@ -1,5 +1,3 @@
-"""R5: what was polled, what may be committed, where a failure seeks back to."""
-
 from __future__ import annotations
 
 from random import Random
@@ -7,20 +5,21 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkamq.markers.rules.fetch_buffer import MAX_AGE_MS, FetchBuffer, Polled
+from kafkamq.markers.rules.fetch_buffer import MAX_AGE_MS, FetchBuffer, Run
 
 
 def poll(
-    buffer: FetchBuffer[Polled[str]],
+    buffer: FetchBuffer[str],
     partition: int,
     offsets: range,
     *,
     own: set[int],
     at_ms: int = 0,
 ):
-    messages = [Polled(f"{partition}/{o}", partition, o, at_ms) for o in offsets if o in own]
+    mine = [offset for offset in offsets if offset in own]
+    run = Run(partition, mine, [f"{partition}/{offset}" for offset in mine], at_ms)
     buffer.polled(
-        messages,
+        [run] if mine else [],
         first_offsets={partition: offsets[0]},
         next_offsets={partition: offsets[-1] + 1},
         count=len(offsets),
@@ -28,13 +27,13 @@ def poll(
 
 
 def test_foreign_messages_are_committed_along() -> None:
-    buffer: FetchBuffer[Polled[str]] = FetchBuffer()
+    buffer: FetchBuffer[str] = FetchBuffer()
     poll(buffer, 0, range(10, 20), own={13, 17})
     assert buffer.committable() == {0: 13}
-    buffer.take()
+    buffer.take_many(1)
     buffer.started()
     assert buffer.committable() == {0: 17}
-    buffer.take()
+    buffer.take_many(1)
     buffer.started()
     assert buffer.committable() == {0: 20}
     buffer.committed({0: 20})
@@ -42,7 +41,7 @@ def test_foreign_messages_are_committed_along() -> None:
 
 
 def test_what_is_polled_during_a_commit_is_still_to_be_committed() -> None:
-    buffer: FetchBuffer[Polled[str]] = FetchBuffer()
+    buffer: FetchBuffer[str] = FetchBuffer()
     poll(buffer, 0, range(10, 20), own=set())
     count = buffer.uncommitted_count
     poll(buffer, 0, range(20, 23), own=set())
@@ -52,10 +51,10 @@ def test_what_is_polled_during_a_commit_is_still_to_be_committed() -> None:
 
 
 def test_nothing_is_committed_past_a_start_that_is_under_way() -> None:
-    buffer: FetchBuffer[Polled[str]] = FetchBuffer()
+    buffer: FetchBuffer[str] = FetchBuffer()
     poll(buffer, 0, range(10, 20), own={13, 17})
-    buffer.take()
-    buffer.take()
+    buffer.take_many(1)
+    buffer.take_many(1)
     assert buffer.committable() == {0: 13}
     poll(buffer, 0, range(20, 30), own=set())
     assert buffer.committable() == {0: 13}
@@ -64,37 +63,37 @@ def test_nothing_is_committed_past_a_start_that_is_under_way() -> None:
 
 
 def test_a_failure_seeks_back_to_what_is_committed() -> None:
-    buffer: FetchBuffer[Polled[str]] = FetchBuffer()
+    buffer: FetchBuffer[str] = FetchBuffer()
     poll(buffer, 0, range(10, 20), own={13, 17})
     poll(buffer, 1, range(5, 6), own={5})
-    buffer.take()
+    buffer.take_many(1)
     buffer.started()
     buffer.committed({0: 14})
-    buffer.take()
+    buffer.take_many(1)
     assert buffer.rewind([0]) == {0: 14}
     head = buffer.head()
     assert head is not None
-    assert head.record == "1/5"  # the other partition's stay
+    assert head == "1/5"  # the other partition's stay
     assert buffer.committable() == {1: 5} or buffer.committable() == {}
     poll(buffer, 0, range(14, 20), own={17})
     assert len(buffer) == 2
 
 
 def test_before_any_commit_it_seeks_back_to_where_polling_began() -> None:
-    buffer: FetchBuffer[Polled[str]] = FetchBuffer()
+    buffer: FetchBuffer[str] = FetchBuffer()
     poll(buffer, 0, range(10, 20), own={13})
-    buffer.take()
+    buffer.take_many(1)
     assert buffer.rewind() == {0: 10}
     assert buffer.head() is None
 
 
 def test_a_revoked_partition_is_forgotten_the_others_are_not() -> None:
-    buffer: FetchBuffer[Polled[str]] = FetchBuffer()
+    buffer: FetchBuffer[str] = FetchBuffer()
     poll(buffer, 0, range(3), own={0, 1, 2})
     poll(buffer, 1, range(3), own={0, 1, 2})
-    buffer.take()
+    buffer.take_many(1)
     buffer.revoked([0, 9])
-    assert [buffer.take().partition for _ in range(len(buffer))] == [1, 1, 1]
+    assert [run.partition for run in buffer.take_many(3)] == [1]
     buffer.started()
     assert buffer.committable() == {1: 3}
     buffer.committed({0: 3, 1: 3})  # a commit that was under way
@@ -102,24 +101,24 @@ def test_a_revoked_partition_is_forgotten_the_others_are_not() -> None:
 
 
 def test_deleted_records_are_skipped_what_was_polled_stays() -> None:
-    buffer: FetchBuffer[Polled[str]] = FetchBuffer()
+    buffer: FetchBuffer[str] = FetchBuffer()
     poll(buffer, 0, range(3), own={2})
     buffer.skipped_to(0, 100)
     assert buffer.committable() == {0: 2}
-    buffer.take()
+    buffer.take_many(1)
     buffer.started()
     assert buffer.committable() == {0: 100}
 
 
 def test_a_new_group_begins_at_a_place() -> None:
-    buffer: FetchBuffer[Polled[str]] = FetchBuffer()
+    buffer: FetchBuffer[str] = FetchBuffer()
     buffer.placed(0, 40)
     assert buffer.committable() == {}
     assert buffer.rewind() == {0: 40}
 
 
 def test_old_ones_are_fetched_again() -> None:
-    buffer: FetchBuffer[Polled[str]] = FetchBuffer()
+    buffer: FetchBuffer[str] = FetchBuffer()
     assert not buffer.is_stale(10**9)
     poll(buffer, 0, range(2), own={0}, at_ms=1000)
     assert not buffer.is_stale(1000 + MAX_AGE_MS)
@@ -127,7 +126,7 @@ def test_old_ones_are_fetched_again() -> None:
 
 
 def test_records_are_counted_until_a_commit() -> None:
-    buffer: FetchBuffer[Polled[str]] = FetchBuffer()
+    buffer: FetchBuffer[str] = FetchBuffer()
     poll(buffer, 0, range(7), own={0})
     poll(buffer, 0, range(7, 9), own=set())
     assert buffer.uncommitted_count == 9
@@ -144,7 +143,7 @@ def test_records_are_counted_until_a_commit() -> None:
 def test_never_commits_what_has_no_start(steps: list[str], seed: int) -> None:
     """Against a list per partition: committed <= first own message without a START."""
     random = Random(seed)
-    buffer: FetchBuffer[Polled[tuple[int, int]]] = FetchBuffer()
+    buffer: FetchBuffer[tuple[int, int]] = FetchBuffer()
     own = {p: {o for o in range(400) if random.random() < 0.4} for p in (0, 1)}
     position = {0: 0, 1: 0}
     committed = {0: 0, 1: 0}
@@ -155,19 +154,18 @@ def test_never_commits_what_has_no_start(steps: list[str], seed: int) -> None:
         if step == "poll":
             count = random.randrange(1, 6)
             offsets = range(position[partition], position[partition] + count)
-            messages = [
-                Polled((partition, o), partition, o, 0) for o in offsets if o in own[partition]
-            ]
+            mine = [offset for offset in offsets if offset in own[partition]]
+            run = Run(partition, mine, [(partition, offset) for offset in mine], 0)
             buffer.polled(
-                messages,
+                [run] if mine else [],
                 first_offsets={partition: offsets[0]},
                 next_offsets={partition: offsets[-1] + 1},
                 count=count,
             )
             position[partition] = offsets[-1] + 1
         elif step == "take" and len(buffer):
-            message = buffer.take()
-            taken[message.partition].add(message.offset)
+            for run in buffer.take_many(random.randrange(1, 4)):
+                taken[run.partition].update(offset for _, offset in run.messages)
         elif step == "started":
             buffer.started()
             for number in (0, 1):

@@ -10,8 +10,7 @@ from tests.unit.worker_parts import FACTS, FixedNamespace, Parts, deliver, recor
 
 from kafkamq.markers import starts as module
 from kafkamq.markers.handover import PlainHandover
-from kafkamq.markers.starts import Batch
-from kafkamq.queue.message import Message
+from kafkamq.markers.starts import Batch, Piece
 from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_partition
 from kafkamq.transport.offset_commits import Commit
 
@@ -75,8 +74,8 @@ class World:
         return places(self.parts.starter.finish(batch))
 
 
-def places(messages: list[Message]) -> list[tuple[int, int]]:
-    return [(message.partition, message.offset) for message in messages]
+def places(held: list[Piece]) -> list[tuple[int, int]]:
+    return [(lease.partition, message.offset) for lease, messages in held for message in messages]
 
 
 @pytest.fixture(autouse=True)
@@ -223,4 +222,5 @@ def test_a_last_delivery_is_never_set_aside() -> None:
 
 
 def places_of_leases(world: World) -> list[tuple[int, int]]:
-    return sorted((each.partition, each.offset) for each in world.parts.state.leases.open())
+    leases = world.parts.state.leases.open()
+    return sorted((lease.partition, offset) for lease in leases for offset in lease.held)

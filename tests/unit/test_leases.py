@@ -6,13 +6,8 @@ from typing import cast
 
 import pytest
 
-from kafkamq.markers.rules.leases import (
-    NEW_PARTITION_MS,
-    Acknowledgement,
-    Lease,
-    Leases,
-    LeaseState,
-)
+from kafkamq.markers.rules.lease import Lease, LeaseState, Refusal
+from kafkamq.markers.rules.leases import NEW_PARTITION_MS, Leases
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.types import Marker, MarkerType, MessageId
 
@@ -25,8 +20,13 @@ def make(timeout_ms: int = T, max_lease_ms: int = MAX_LEASE) -> Leases:
     return Leases("me", redelivery_timeout_ms=timeout_ms, max_lease_ms=max_lease_ms)
 
 
+def start(leases: Leases, message_id: MessageId, marker_partition: int) -> Lease:
+    place = message_id.partition, [message_id.offset], message_id.log
+    return leases.start(*place, marker_partition)
+
+
 def held(leases: Leases, offset: int = 0, *, at_ms: int = 0, partition: int = 0) -> Lease:
-    lease = leases.start(MessageId(partition, offset), 1)
+    lease = start(leases, MessageId(partition, offset), 1)
     leases.started(lease, at_ms, LOG + at_ms)
     leases.committed([lease], at_ms)
     assert lease.state is LeaseState.HELD
@@ -53,7 +53,7 @@ def test_a_tracker_ends_no_lease_before_its_worker_does() -> None:
     """However late a report is served: the record was appended after it was written."""
     leases, tracker, id_ = make(), RedeliveryTracker(), MessageId(0, 0)
     tracker.apply(0, LOG, Marker(MarkerType.START, id_, T, consumer_id="me"))
-    lease = leases.start(id_, 0)
+    lease = start(leases, id_, 0)
     leases.started(lease, 0, LOG)
     leases.committed([lease], T - 10)  # the process stood still meanwhile
     (renewal,) = leases.plan_renewals(T - 10)
@@ -91,7 +91,7 @@ def test_many_leases_are_looked_through_now_and_then() -> None:
 
 def test_what_ended_before_the_commit_is_not_handed_out_and_the_id_is_spent() -> None:
     leases = make()
-    lease = leases.start(MessageId(0, 0), 1)
+    lease = start(leases, MessageId(0, 0), 1)
     leases.started(lease, 0, LOG)
     leases.committed([lease], T)
     assert lease.state is LeaseState.LOST
@@ -117,7 +117,7 @@ def test_one_keepalive_per_marker_partition_renews_all_leases() -> None:
 def test_nothing_held_needs_no_keepalive() -> None:
     leases = make()
     lease = held(leases)
-    leases.acknowledge(lease, 1)
+    leases.acknowledge(lease, lease.offsets[0], 1)
     assert leases.plan_renewals(1000) == []
 
 
@@ -136,21 +136,21 @@ def test_a_lease_is_told_of_whoever_notices_that_it_is_over() -> None:
     """The lease renewer tells, but a verdict, a hand-out or a commit may be first."""
     leases = make()
     settled, handed_out, extended = (held(leases, offset) for offset in range(3))
-    committed = leases.start(MessageId(0, 3), 1)
+    committed = start(leases, MessageId(0, 3), 1)
     leases.started(committed, 0, LOG)
-    assert leases.acknowledge(settled, T) is Acknowledgement.LOST
+    assert leases.acknowledge(settled, settled.offsets[0], T) is Refusal.LOST
     assert not leases.may_hand_out(handed_out, T)
     assert leases.extend(extended, 1000, T) is None
     leases.committed([committed], T)
     assert leases.expire(T) == [settled, handed_out, extended, committed]
-    assert leases.acknowledge(settled, T) is Acknowledgement.LOST
+    assert leases.acknowledge(settled, settled.offsets[0], T) is Refusal.LOST
     assert leases.expire(T) == []
 
 
 def test_after_a_failure_held_messages_are_renewed_by_message_id_once() -> None:
     leases = make()
     lease = held(leases)
-    doomed = leases.start(MessageId(0, 1), 1)
+    doomed = start(leases, MessageId(0, 1), 1)
     leases.failed([doomed])
     assert leases.id_is_spent
     leases.change_id("fresh")
@@ -173,11 +173,11 @@ def test_what_is_started_is_renewed_by_id_while_its_commit_is_under_way() -> Non
     """A commit stands behind a rebalance: in a new partition, and under a former id."""
     leases = make()
     leases.gained_partition(7, 0)
-    started = leases.start(MessageId(7, 0), 1)
+    started = start(leases, MessageId(7, 0), 1)
     leases.started(started, 0, LOG)
     for at_ms in range(1000, 10_000, 1000):
         assert renew_all(leases, at_ms) == [MessageId(7, 0)]
-    other = leases.start(MessageId(8, 0), 1)
+    other = start(leases, MessageId(8, 0), 1)
     leases.started(other, 9000, LOG + 9000)
     leases.change_id("me again")
     assert set(renew_all(leases, 10_000)) == {MessageId(7, 0), MessageId(8, 0)}
@@ -203,7 +203,7 @@ def test_an_extension_outlives_the_next_renewals() -> None:
     lease = held(leases)
     renewal = leases.extend(lease, 20_000, 500)
     assert renewal is not None
-    assert renewal.message_id == lease.message_id
+    assert [renewal.message_id] == lease.message_ids()
     leases.renewed(renewal, 500, LOG + 500)
     assert lease.deadline_ms == 20_500
     (again,) = leases.plan_renewals(1500)
@@ -237,23 +237,23 @@ def test_an_extension_is_never_shorter_than_t_nor_longer_than_max_lease() -> Non
 def test_one_verdict_in_all() -> None:
     leases = make()
     lease = held(leases)
-    assert leases.acknowledge(lease, 1) is Acknowledgement.WRITE
-    assert leases.acknowledge(lease, 2) is Acknowledgement.ACKNOWLEDGED_BEFORE
+    assert leases.acknowledge(lease, lease.offsets[0], 1) is lease
+    assert leases.acknowledge(lease, lease.offsets[0], 2) is Refusal.ACKNOWLEDGED_BEFORE
     assert leases.open_count == 0
 
 
 def test_no_verdict_after_the_end_of_the_lease() -> None:
     leases = make()
     lease = held(leases)
-    assert leases.acknowledge(lease, T) is Acknowledgement.LOST
-    assert leases.acknowledge(lease, T) is Acknowledgement.LOST
+    assert leases.acknowledge(lease, lease.offsets[0], T) is Refusal.LOST
+    assert leases.acknowledge(lease, lease.offsets[0], T) is Refusal.LOST
 
 
 def test_the_broker_s_timestamp_says_whether_an_end_came_in_time() -> None:
     leases = make()
     in_time, late = held(leases, 0), held(leases, 1)
-    leases.acknowledge(in_time, 1)
-    leases.acknowledge(late, 1)
+    leases.acknowledge(in_time, in_time.offsets[0], 1)
+    leases.acknowledge(late, late.offsets[0], 1)
     assert leases.ended(in_time, LOG + T)  # R2: due only when the clock is past the deadline
     assert not leases.ended(late, LOG + T + 1)
     assert late.state is LeaseState.LOST
@@ -263,24 +263,26 @@ def test_a_renewal_reported_after_the_verdict_still_counts_for_it() -> None:
     leases = make()
     lease = held(leases)
     (renewal,) = leases.plan_renewals(2000)
-    leases.acknowledge(lease, 2500)  # its END stands behind the KEEPALIVE in the log
+    leases.acknowledge(
+        lease, lease.offsets[0], 2500
+    )  # its END stands behind the KEEPALIVE in the log
     leases.renewed(renewal, 2600, LOG + 2000)
     assert leases.ended(lease, LOG + 2000 + T)
 
 
 def test_unknown_log_time_is_no_proof_of_lateness() -> None:
     leases = make()
-    lease = leases.start(MessageId(0, 0), 1)
+    lease = start(leases, MessageId(0, 0), 1)
     leases.started(lease, 0, -1)
     leases.committed([lease], 0)
-    leases.acknowledge(lease, 1)
+    leases.acknowledge(lease, lease.offsets[0], 1)
     assert leases.ended(lease, LOG)
 
 
 def test_a_failed_end_is_written_again_only_while_the_lease_stands() -> None:
     leases = make()
     lease = held(leases)
-    leases.acknowledge(lease, 1)
+    leases.acknowledge(lease, lease.offsets[0], 1)
     assert leases.end_failed(lease, T - 1)
     assert leases.id_is_spent  # or the settled message would be kept alive (R7)
     assert not leases.end_failed(lease, T)
@@ -292,7 +294,7 @@ class TestFirstStart:
 
     def failed_batch(self) -> tuple[Leases, MessageId]:
         leases = make()
-        lease = leases.start(MessageId(0, 0), 1)
+        lease = start(leases, MessageId(0, 0), 1)
         leases.started(lease, 0, LOG)
         leases.failed([lease])
         leases.change_id("fresh")
@@ -301,7 +303,7 @@ class TestFirstStart:
     def test_a_second_start_does_not_move_the_deadline(self) -> None:
         leases, message_id = self.failed_batch()
         assert not leases.is_lapsed(message_id, T - 1)
-        lease = leases.start(message_id, 1)
+        lease = start(leases, message_id, 1)
         leases.started(lease, 1000, LOG + 1000)
         assert lease.deadline_ms == T
         assert lease.log_deadline_ms == LOG + 1000 + T  # the tracker moved it
@@ -322,13 +324,13 @@ class TestFirstStart:
 
     def test_a_second_start_behind_the_end_of_the_first_moves_no_log_time(self) -> None:
         leases, message_id = self.failed_batch()
-        lease = leases.start(message_id, 1)
+        lease = start(leases, message_id, 1)
         leases.started(lease, 1000, LOG + T + 1)
         assert lease.log_deadline_ms == LOG + T
 
     def test_a_report_that_comes_after_the_failure_is_remembered_too(self) -> None:
         leases = make()
-        lease = leases.start(MessageId(0, 0), 1)
+        lease = start(leases, MessageId(0, 0), 1)
         leases.failed([lease])
         leases.started(lease, 500, LOG + 500)
         assert lease.state is LeaseState.LOST
@@ -338,13 +340,13 @@ class TestFirstStart:
 
     def test_an_unconfirmed_start_is_not_one(self) -> None:
         leases = make()
-        lease = leases.start(MessageId(0, 0), 1)
+        lease = start(leases, MessageId(0, 0), 1)
         leases.failed([lease])
         assert not leases.is_lapsed(MessageId(0, 0), 10 * T)
 
     def test_a_handed_out_message_is_not_remembered(self) -> None:
         leases, message_id = self.failed_batch()
-        lease = leases.start(message_id, 1)
+        lease = start(leases, message_id, 1)
         leases.started(lease, 1, LOG + 1)
         leases.committed([lease], 1)
         assert not leases.is_lapsed(message_id, 10 * T)
@@ -352,7 +354,7 @@ class TestFirstStart:
     def test_what_is_remembered_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("kafkamq.markers.rules.leases.MAX_REMEMBERED_STARTS", 2)
         leases = make()
-        batch = [leases.start(MessageId(0, offset), 1) for offset in range(3)]
+        batch = [start(leases, MessageId(0, offset), 1) for offset in range(3)]
         for lease in batch:
             leases.started(lease, 0, LOG)
         leases.failed(batch)

@@ -13,7 +13,7 @@ from kafkamq.markers.rules.handout import (
     is_last_delivery,
     nack_delay_ms,
 )
-from kafkamq.markers.rules.leases import Lease, LeaseState
+from kafkamq.markers.rules.lease import Lease, LeaseState
 
 
 class Worker:
@@ -24,7 +24,7 @@ class Worker:
 
 
 def lease() -> Lease:
-    held = Lease(0, 0, (b"", 0), 0, "me")
+    held = Lease(0, [0], (b"", 0), 0, "me")
     held.state = LeaseState.HELD
     return held
 
@@ -67,7 +67,7 @@ class TestAlone:
         assert not self.enter(self.second)
         assert not self.enter(self.first)
         assert not self.rule.enter_last(self.second, 0)
-        alone.state = LeaseState.ACKNOWLEDGED
+        alone.held.clear()
         alone.is_end_known = True
         self.rule.leave(self.second)  # it had asked, which keeps others waiting
         assert self.enter(self.first)
@@ -78,7 +78,7 @@ class TestAlone:
         alone.deadline_ms = 5000
         self.rule.enter_last(self.first, 0)
         self.rule.entered(self.first, alone)
-        alone.state = LeaseState.ACKNOWLEDGED
+        alone.held.clear()
         assert not self.enter(self.second, 1)
         assert not self.enter(self.first, 4999)
         assert self.enter(self.first, 5000)  # a tracker answers for it by now

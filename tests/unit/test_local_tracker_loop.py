@@ -130,7 +130,7 @@ def test_a_machine_that_was_suspended_asks_for_the_time_when_it_goes_on(
 ) -> None:
     """The log is silent, and a lease in it has ended meanwhile."""
     now_s = [0]
-    monkeypatch.setattr(clock, "_now_ns", lambda: now_s[0] * 1_000_000_000)
+    monkeypatch.setattr(clock, "now_ns", lambda: now_s[0] * 1_000_000_000)
     ticks: list[int] = []
     tracker._ticker = SimpleNamespace(tick=lambda number, **_: ticks.append(number))
     tracker._workers = Busy()

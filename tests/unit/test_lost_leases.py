@@ -13,7 +13,7 @@ import pytest
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.message import MarkersMessage
-from kafkamq.markers.rules.leases import Lease
+from kafkamq.markers.rules.lease import Lease
 from kafkamq.markers.state import ConsumerState
 from kafkamq.queue.lost_leases import MAX_LATE, LostLeases
 from kafkamq.queue.message import Message
@@ -131,10 +131,11 @@ def test_late_verdicts_keep_no_payloads_and_are_named_once() -> None:
         for offset in range(100):
             record = Record()
             records.append(weakref.ref(record))
-            late = MarkersMessage(ack_writer, cast("Any", record), 0, offset, 0, ())
-            lease = late._lease = Lease(0, offset, (b"t" * 16, 1), 0, "me")
+            late = MarkersMessage(ack_writer, cast("Any", record), offset, ())
+            lease = late._lease = Lease(0, [offset], (b"t" * 16, 1), 0, "me")
             lease.log_begin_ms, lease.log_deadline_ms = 0, 10_000
-            ack_writer.check_late([late], 10_001)
+            ack_writer.handed_out([late])
+            ack_writer.check_late([lease], 10_001)
             del late, record
         ack_writer.lost_leases.finish(WAIT_S)
         gc.collect()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka import Message as Record
 
-from kafkamq.markers.message import MarkersMessage
+from kafkamq.markers.rules.lease import Lease
 from kafkamq.markers.start_reports import RouteStarts
 
 LOG_APPEND_TIME = 2
@@ -18,8 +15,7 @@ LOG_APPEND_TIME = 2
 def route(count: int) -> RouteStarts:
     starts = RouteStarts()
     for number in range(count):
-        message = cast("MarkersMessage", SimpleNamespace(number=number, _marker_key=b"0:0"))
-        starts.groups.append([message])
+        starts.groups.append([Lease(0, [number], (b"", 0), 0, "me")])
         starts.values.append(b"start %d" % number)
     return starts
 
@@ -28,12 +24,8 @@ def record(number: int, log_ms: int) -> Record:
     return Record(value=b"start %d" % number, timestamp=(LOG_APPEND_TIME, log_ms))
 
 
-def numbers(starts: RouteStarts) -> list[tuple[Any, int]]:
-    return [
-        (cast("Any", message).number, log_ms)
-        for group, log_ms in starts.delivered()
-        for message in group
-    ]
+def numbers(starts: RouteStarts) -> list[tuple[int, int]]:
+    return [(lease.offsets[0], log_ms) for group, log_ms in starts.delivered() for lease in group]
 
 
 def test_all_are_there() -> None:
@@ -79,7 +71,7 @@ def test_another_order_is_no_other_message() -> None:
 def test_what_comes_after_the_end_of_the_batch_is_told() -> None:
     starts, late = route(3), []
     starts.report(None, record(0, 100))
-    starts.give_up(lambda message, log_ms: late.append((cast("Any", message).number, log_ms)))
+    starts.give_up(lambda lease, log_ms: late.append((lease.offsets[0], log_ms)))
     assert numbers(starts) == [(0, 100)]
     starts.report(None, record(2, 102))
     starts.report(KafkaError(KafkaError._MSG_TIMED_OUT), record(1, -1))

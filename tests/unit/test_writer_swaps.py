@@ -79,7 +79,7 @@ def test_verdicts_that_went_with_their_client_are_not_confirmed() -> None:
     for route in batch.routes.values():
         deliver(route)
     assert parts.starter.wait(batch, 0.0)
-    (message,) = parts.starter.finish(batch)
+    ((_, (message,)),) = parts.starter.finish(batch)
     message.ack()
     parts.ack_writer.write_queued()
     assert len(parts.state.writer) > 0
@@ -99,7 +99,7 @@ def test_a_verdict_whose_report_never_comes_is_written_again() -> None:
     for route in batch.routes.values():
         deliver(route)
     assert parts.starter.wait(batch, 0.0)
-    (message,) = parts.starter.finish(batch)
+    ((_, (message,)),) = parts.starter.finish(batch)
     written: list[bytes] = []
     reports: list[Callable[..., None]] = []
 

@@ -13,7 +13,7 @@ from confluent_kafka import Message as Record
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.message import MarkersMessage
-from kafkamq.markers.rules.fetch_buffer import FetchBuffer
+from kafkamq.markers.rules.fetch_buffer import FetchBuffer, Run
 from kafkamq.markers.starts import Starter
 from kafkamq.markers.state import ConsumerState
 from kafkamq.queue.namespace import NamespaceFacts
@@ -84,16 +84,17 @@ class Parts:
 def poll_into(
     buffer: FetchBuffer[MarkersMessage], ack_writer: AckWriter, records: Sequence[Record]
 ) -> None:
-    own = []
+    runs: list[Run[MarkersMessage]] = []
     first: dict[int, int] = {}
     following: dict[int, int] = {}
     for each in records:
         partition, offset = each.partition() or 0, each.offset() or 0
         first.setdefault(partition, offset)
         following[partition] = offset + 1
-        headers = each.headers() or ()
-        own.append(MarkersMessage(ack_writer, each, partition, offset, monotonic_ms(), headers))
-    buffer.polled(own, first_offsets=first, next_offsets=following, count=len(own))
+        message = MarkersMessage(ack_writer, each, offset, each.headers() or ())
+        message.read()
+        runs.append(Run(partition, [offset], [message], monotonic_ms(), is_plain=False))
+    buffer.polled(runs, first_offsets=first, next_offsets=following, count=len(runs))
 
 
 def deliver(route: Any, log_ms: int = 5000) -> None:

@@ -6,15 +6,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from kafkamq.errors import BrokerError, ConfigError, KafkaMQError, LeaseLostError, StateError
 from kafkamq.markers.ends import Ends
-from kafkamq.markers.message import UNREPORTED, EndRecord, MarkersMessage, Verdict
+from kafkamq.markers.message import UNREPORTED, EndRecord, MarkersMessage
 from kafkamq.markers.recorder import ConsumerRecorder
-from kafkamq.markers.rules.leases import Acknowledgement, Lease, LeaseState, Renewal
+from kafkamq.markers.rules.lease import ACKED, Lease, LeaseState, Refusal, Renewal, Verdict
 from kafkamq.markers.state import ConsumerState
 from kafkamq.markers.wire.markers import encode_batches, encode_keepalive, encode_known_keepalive
 from kafkamq.queue.lost_leases import LostLeases, too_late
@@ -27,13 +29,10 @@ from kafkamq.types import DeadLetterReason, Outcome
 
 WAIT_TIMEOUT_S = 60.0  # of wait=True: every END is confirmed or failed after 30 s
 LINGER_MS = 5  # R30: verdicts that follow each other more closely are written together
-MAX_QUEUED = 1000
 _SLICE_S = 0.25
 _ACK = Outcome.ACK
-_ACKED = Verdict(_ACK)
-_WRITE = Acknowledgement.WRITE
-_HELD = LeaseState.HELD  # a look-up per message costs 0.4 us
-_ACKNOWLEDGED = LeaseState.ACKNOWLEDGED
+_LEASE = attrgetter("_lease")
+_Place = tuple[int, int, tuple[bytes, int]]  # partition, offset, and of which log
 _log = logging.getLogger(__name__)
 
 
@@ -48,11 +47,10 @@ class AckWriter:
         self.queue_id = state.queue.queue_id
         self._recorder = ConsumerRecorder(self.queue_id)
         self.has_news = threading.Event()  # something to tell, or to write again
-        self._handed_out: dict[Lease, MarkersMessage] = {}  # filled if somebody wants to be told
+        self._handed_out: dict[_Place, MarkersMessage] = {}  # if somebody wants to be told
         self.lost_leases = LostLeases(self.queue_id, on_lease_lost, state.queue.max_in_flight)
-        self._writing = threading.Lock()  # whoever takes ENDs out of these two; held until written
-        self._queued: deque[MarkersMessage] = deque()  # whose ENDs are to be written
-        self._written_ms = 0
+        self._writing = threading.Lock()  # whoever takes verdicts or failed ENDs, until written
+        self._noted_ms = 0  # when the first verdict came that was not taken since
         self._failed: deque[EndRecord] = deque()  # to write again
         self._unseen: dict[EndRecord, None] = {}  # of what nobody saw, and under way
         self._running_out: deque[EndRecord] = deque()  # of what nobody saw, and not in the log
@@ -70,59 +68,61 @@ class AckWriter:
         reason: str = "",
         delay_ms: int | None = None,
     ) -> None:
-        """Queue the END of a verdict; see ``Message.ack`` for the errors."""
+        """Note a verdict; see ``Message.ack`` for the errors, and for what most ACKs do instead."""
         state = self._state
         state.check()
-        lease = message._lease
-        verdict = _ACKED
+        verdict = ACKED
         if outcome is not _ACK:
             _check_reason(reason, is_needed=outcome is Outcome.REJECT)
             count = message.delivery_count if outcome is Outcome.NACK else 0
             verdict = Verdict(outcome, cut_text(reason) if reason else "", delay_ms, count)
-        now_ms = monotonic_ms()
         with state.lock:
-            if lease.state is _HELD:
-                message._verdict = verdict
-                message._end = None
-                self._queued.append(message)
-            # Last: a verdict that is broken off before is none, and the writer passes it over; one
-            # that is broken off behind is written.
-            acknowledgement = state.leases.acknowledge(lease, now_ms)
-        if acknowledgement is not _WRITE:
-            self._refuse(message, acknowledgement)
-        if self._on_lease_lost is not None:
-            self._handed_out.pop(lease, None)
-        if now_ms - self._written_ms >= LINGER_MS or len(self._queued) >= MAX_QUEUED:
-            self.write_queued()
-        elif not self.has_news.is_set():
-            self.has_news.set()  # the lease renewer writes it, if nobody does so before
+            lease, now_ms = message._lease, monotonic_ms()
+            part = state.leases.acknowledge(lease, message.offset, now_ms, verdict)
+        if isinstance(part, Refusal):
+            self._refuse(message, part)
+            return
+        self._has_verdict()
         if wait:
-            self._await(message)
+            self._await(message, part)
+
+    def check(self) -> None:
+        """Refuse work on a closed consumer, and in a forked child."""
+        self._state.check()
+
+    def note(self, lease: Lease) -> None:
+        """One of its messages was acked; from any thread, without a lock."""
+        self._state.leases.note(lease)
+        self._has_verdict()
+
+    def _has_verdict(self) -> None:
+        self._noted_ms = self._noted_ms or monotonic_ms()
+        if not self.has_news.is_set():
+            self.has_news.set()  # the lease renewer writes it, if nobody does so before
 
     def gathering_s(self) -> float:
         """So long the verdicts that were given wait for more (R30)."""
-        left_ms = LINGER_MS - (monotonic_ms() - self._written_ms)
-        return max(0, left_ms) / 1000 if self._queued else 0.0
+        noted_ms = self._noted_ms
+        return max(0, noted_ms + LINGER_MS - monotonic_ms()) / 1000 if noted_ms else 0.0
 
     def write_queued(self) -> None:
-        """Write the ENDs that were given since, in few records."""
+        """Write the ENDs of the verdicts that were given since, in few records."""
         with self._writing:
             self._write_queued()
 
     def _write_queued(self) -> None:
-        self._written_ms = monotonic_ms()
-        taken: list[MarkersMessage] = []
-        queued = self._queued
+        leases, taken = self._state.leases, list[Lease]()
+        self._noted_ms = 0
         try:
-            with self._state.lock:  # whoever adds settles before it is given back
-                taken = [message for message in queued if message._lease.state is _ACKNOWLEDGED]
-                queued.clear()  # last: after an interrupt it is written twice, not never
+            with self._state.lock:
+                taken = leases.collect()
+                leases.collected()  # last: after an interrupt it is written twice, not never
             ends = self._ends.of(taken)
-            self._recorder.settled(taken, self._written_ms)
+            self._recorder.settled(taken, monotonic_ms())
             self._under_way.update(dict.fromkeys(ends))
             by_route: dict[int, list[EndRecord]] = {}
             for end in ends:
-                by_route.setdefault(end.messages[0]._lease.marker_partition, []).append(end)
+                by_route.setdefault(end.parts[0].marker_partition, []).append(end)
             for route, each in by_route.items():
                 self._write_many(route, each)
         except BaseException:  # an interrupt: twice is harmless, never is not
@@ -132,7 +132,7 @@ class AckWriter:
 
     def _write_many(self, route: int, ends: Sequence[EndRecord]) -> None:
         records: list[dict[str, Any]] = [
-            {"value": end.value, "key": end.messages[0]._marker_key, "callback": end.reported}
+            {"value": end.value, "key": _key_of(end.parts[0]), "callback": end.reported}
             for end in ends
         ]
         try:
@@ -143,11 +143,10 @@ class AckWriter:
             self._failed.extend(end for end, record in refused if "_error" in record)
             self.has_news.set()
 
-    def _refuse(self, message: MarkersMessage, acknowledgement: Acknowledgement) -> None:
-        if acknowledgement is Acknowledgement.ACKNOWLEDGED_BEFORE:
+    def _refuse(self, message: MarkersMessage, refusal: Refusal) -> None:
+        if refusal is Refusal.ACKNOWLEDGED_BEFORE:
             raise StateError(f"{message!r} has a verdict already: one in all")
-        if self._on_lease_lost is not None:
-            self._handed_out.pop(message._lease, None)
+        self._forget([message._lease], [message.offset])
         raise LeaseLostError(
             f"the lease of {message!r} ended before the verdict: nothing was written, it may be "
             "with another worker (a longer redelivery_timeout or max_lease, or extend())",
@@ -155,34 +154,54 @@ class AckWriter:
         )
 
     def _write(self, end: EndRecord) -> None:
-        first = end.messages[0]
+        first = end.parts[0]
         self._under_way[end] = None
         try:
-            route = first._lease.marker_partition
-            self._state.writer.write(end.value, first._marker_key, route, end.reported)
+            self._state.writer.write(
+                end.value, _key_of(first), first.marker_partition, end.reported
+            )
         except BrokerError:
             self._under_way.pop(end, None)
             raise
 
     def has_verdict(self, message: MarkersMessage) -> bool:
         """Whether a verdict was given already."""
-        return message._lease.state is _ACKNOWLEDGED
+        lease, offset = message._lease, message.offset
+        return offset not in lease.held and offset not in lease.lost
 
     def extend(self, message: MarkersMessage, extension_ms: int) -> None:
-        """A KEEPALIVE of one message (R7)."""
-        state = self._state
+        """A KEEPALIVE of one message (R7), which has a lease of its own from then on."""
+        state, now_ms = self._state, monotonic_ms()
         state.check()
         with state.lock:
-            if message._lease.state is LeaseState.ACKNOWLEDGED:
-                renewal = None
-                acknowledgement = Acknowledgement.ACKNOWLEDGED_BEFORE
+            if self.has_verdict(message):
+                refusal, renewal = Refusal.ACKNOWLEDGED_BEFORE, None
             else:
-                renewal = state.leases.extend(message._lease, extension_ms, monotonic_ms())
-                acknowledgement = Acknowledgement.LOST
+                refusal, renewal = Refusal.LOST, self._extended(message, extension_ms, now_ms)
         if renewal is None:
-            self._refuse(message, acknowledgement)
+            self._refuse(message, refusal)
         else:
             self.renew(renewal)
+
+    def _extended(self, message: MarkersMessage, extension_ms: int, now_ms: int) -> Renewal | None:
+        leases, lease, offset = self._state.leases, message._lease, message.offset
+        if len(lease.offsets) > 1 and leases.may_hand_out(lease, now_ms):
+            own = leases.apart(lease, offset)
+            try:
+                lease.uncollected.discard(offset)  # first: what only ``held`` lacks is acked
+                lease.held.remove(offset)
+                message._lease = own
+            except KeyError:  # acked by another thread, just now
+                leases.forget(own)
+                lease.uncollected.add(offset)
+                self._refuse(message, Refusal.ACKNOWLEDGED_BEFORE)
+            except BaseException:
+                if message._lease is not own:
+                    leases.forget(own)
+                    lease.held.add(offset)
+                    lease.uncollected.add(offset)
+                raise
+        return leases.extend(message._lease, extension_ms, now_ms)
 
     def renew(self, renewal: Renewal) -> None:
         """Queue a KEEPALIVE."""
@@ -204,46 +223,39 @@ class AckWriter:
                 consumer_id=renewal.consumer_id,
                 redeliver_after_ms=renewal.redeliver_after_ms,
             )
-        named = renewal.leases[0]
-        state.writer.write(
-            value, marker_key(named.partition, named.offset), renewal.marker_partition, reported
-        )
+        key = _key_of(renewal.leases[0])
+        state.writer.write(value, key, renewal.marker_partition, reported)
 
     def release(self, messages: Sequence[MarkersMessage]) -> None:
         """Give back what was never handed out, without counting a delivery (R8)."""
-        with self._state.lock:
-            now_ms = monotonic_ms()
-            leases = self._state.leases
-            released = [
-                m for m in messages if leases.acknowledge(m._lease, now_ms) is Acknowledgement.WRITE
-            ]
-        self._end_unseen(released, Verdict(Outcome.RELEASE))
+        released = self._end_unseen(messages, Verdict(Outcome.RELEASE))
         self._recorder.released(released)
 
     def reject_expired(self, messages: Sequence[MarkersMessage]) -> None:
         """R10: too old when they were STARTed, not handed out."""
-        with self._state.lock:
-            now_ms = monotonic_ms()
-            leases = self._state.leases
-            rejected = [
-                m for m in messages if leases.acknowledge(m._lease, now_ms) is Acknowledgement.WRITE
-            ]
-        self._end_unseen(rejected, Verdict(Outcome.REJECT, DeadLetterReason.EXPIRED.value))
+        self._end_unseen(messages, Verdict(Outcome.REJECT, DeadLetterReason.EXPIRED.value))
 
-    def _end_unseen(self, messages: Sequence[MarkersMessage], verdict: Verdict) -> None:
-        for message in messages:
-            message._verdict = verdict
-            message._lease.is_end_known = True  # without it the lease just runs out
-        for end in self._ends.of(messages):
-            first = end.messages[0]
+    def _end_unseen(self, messages: Sequence[MarkersMessage], verdict: Verdict) -> list[Lease]:
+        parts: list[Lease] = []
+        with self._state.lock:
+            now_ms, take_back = monotonic_ms(), self._state.leases.take_back
+            for lease, group in groupby(messages, _LEASE):
+                part = take_back(lease, [each.offset for each in group], now_ms, verdict)
+                if part is not None:
+                    parts.append(part)
+        for part in parts:
+            part.is_end_known = True  # without it the lease just runs out
+        for end in self._ends.of(parts):
+            first = end.parts[0]
             report = partial(self._unseen_reported, end)
             self._unseen[end] = None
             try:
-                route = first._lease.marker_partition
-                self._state.writer.write(end.value, first._marker_key, route, report)
+                route = first.marker_partition
+                self._state.writer.write(end.value, _key_of(first), route, report)
             except BrokerError as error:
                 _log.warning("an END could not be queued", extra={"error": str(error)})
                 report(error, None)
+        return parts
 
     def _unseen_reported(self, end: EndRecord, error: object, _: object) -> None:
         if error is not None:  # without a lock, as in ``end_failed``
@@ -255,9 +267,9 @@ class AckWriter:
         count = 0
         with self._state.lock:
             while self._running_out:
-                for message in self._running_out[0].messages:
-                    self._state.leases.end_failed(message._lease, monotonic_ms())
-                    count += 1
+                for part in self._running_out[0].parts:
+                    self._state.leases.end_failed(part, monotonic_ms())
+                    count += len(part.offsets)
                 self._running_out.popleft()
             self._state.renew_id()
         self._warn_unreleased(count, "their ENDs are not in the log")
@@ -275,34 +287,46 @@ class AckWriter:
         """The application has them now."""
         if self._on_lease_lost is not None:
             for message in messages:
-                self._handed_out[message._lease] = message
+                lease = message._lease
+                self._handed_out[lease.partition, message.offset, lease.log] = message
 
     def taken_back(self, messages: Sequence[MarkersMessage]) -> None:
         """The application never saw them after all."""
         for message in messages:
-            self._handed_out.pop(message._lease, None)
+            self._forget([message._lease], [message.offset])
+
+    def _forget(self, parts: Iterable[Lease], offsets: Sequence[int] = ()) -> None:
+        """Nothing will be told of these; by default of all messages of the parts."""
+        if self._on_lease_lost is not None:
+            for part in parts:
+                for offset in offsets or part.offsets:
+                    self._handed_out.pop((part.partition, offset, part.log), None)
+
+    def _known(self, lease: Lease, offset: int) -> MarkersMessage | None:
+        return self._handed_out.pop((lease.partition, offset, lease.log), None)
 
     def lost(self, leases: Sequence[Lease]) -> None:
         """Leases that ended by the worker's own clock; the application is told of its own."""
-        self._recorder.lost(leases)
         for lease in leases:
-            message = self._handed_out.pop(lease, None)
-            if message is not None:
-                self.lost_leases.lost(message)
+            self._recorder.lost(lease)
+            for offset in lease.lost:
+                message = self._known(lease, offset)
+                if message is not None:
+                    self.lost_leases.lost(message)
 
     # Delivery reports; called while reports are served, with no lock held.
 
     def end_delivered(self, end: EndRecord) -> None:
         """An END is in the log."""
+        self._forget(end.parts)
         self._under_way.pop(end, None)
 
-    def check_late(self, messages: Sequence[MarkersMessage], log_ms: int) -> None:
+    def check_late(self, parts: Sequence[Lease], log_ms: int) -> None:
         """Their END is in the log, after their leases' ends as far as these were known (R9)."""
         with self._state.lock:
-            ended = self._state.leases.ended
-            late = [each for each in messages if not ended(each._lease, log_ms)]
-        for message in late:
-            self._is_late(message)
+            late = [part for part in parts if not self._state.leases.ended(part, log_ms)]
+        for part in late:
+            self._is_late(part)
 
     def end_failed(self, end: EndRecord) -> None:
         """An END was not delivered: ``serve`` writes it again while the lease stands.
@@ -311,15 +335,16 @@ class AckWriter:
         raised already, so the lock's next line would fail and the lock stay taken forever.
         """
         if self._state.is_closed:
-            for message in end.messages:
-                self._is_late(message)
+            for part in end.parts:
+                self._is_late(part)
             self._under_way.pop(end, None)
         else:
             self._failed.append(end)
 
-    def _is_late(self, message: MarkersMessage) -> None:
-        self._recorder.late(message)
-        self.lost_leases.late(message)
+    def _is_late(self, part: Lease) -> None:
+        self._recorder.late(part)
+        for message_id in part.message_ids():
+            self.lost_leases.late(self._known(part, message_id.offset) or message_id)
         self.has_news.set()
 
     # Served by the lease renewer and by whoever waits.
@@ -328,7 +353,7 @@ class AckWriter:
         """Write what was given, and what failed."""
         if self._running_out:
             self._let_run_out()
-        if self._queued or self._failed or self._under_way:
+        if self._state.leases.has_verdicts or self._failed or self._under_way:
             with self._writing:
                 self._write_queued()
                 self._find_unreported()
@@ -357,13 +382,12 @@ class AckWriter:
             now_ms = monotonic_ms()
             with self._state.lock:
                 end_failed = self._state.leases.end_failed
-                again = [each for each in failed.messages if end_failed(each._lease, now_ms)]
-            if len(again) < len(failed.messages):
-                known = set(map(id, again))
-                for message in failed.messages:
-                    if id(message) not in known:
-                        self._is_late(message)
-                failed.messages = again
+                again = [part for part in failed.parts if end_failed(part, now_ms)]
+            if len(again) < len(failed.parts):
+                for part in failed.parts:
+                    if part not in again:
+                        self._is_late(part)
+                failed.parts = again
             for end in self._ends.of(again):
                 end.error = failed.error
                 try:
@@ -392,35 +416,35 @@ class AckWriter:
         deadline_s = time.monotonic() + timeout_s
         while True:
             left_s = deadline_s - time.monotonic()
+            with self._state.lock:
+                self._state.leases.look_again()
             self.serve()
             writer.wait_for(self._is_all_reported, max(0.0, min(left_s, _SLICE_S)))
             with self._writing:  # or an END might be in another thread's hands
-                if not self._queued and self._is_all_reported():
+                if not self._state.leases.has_verdicts and self._is_all_reported():
                     return
             writer.watch.check("writing verdicts")
             if left_s <= 0:
                 ends = {*self._failed, *self._under_way}
-                count = len(self._queued) + sum(len(end.messages) for end in ends)
+                count = sum(len(part.offsets) for end in ends for part in end.parts)
                 raise writer.watch.deadline(f"confirming {count} verdicts", timeout_s)
 
     def _is_all_reported(self) -> bool:
         """Whether each END that was written is in the log, by its own report, or given up."""
         return not self._under_way and not self._failed
 
-    def _await(self, message: MarkersMessage) -> None:
+    def _await(self, message: MarkersMessage, part: Lease) -> None:
         writer = self._state.writer
         deadline_s = time.monotonic() + WAIT_TIMEOUT_S
         self.serve()
 
         def is_known() -> bool:
-            end = message._end
-            is_reported = end is not None and end.log_ms != UNREPORTED
-            return is_reported or message._lease.state is not LeaseState.ACKNOWLEDGED
+            return part.is_end_known or part.state is LeaseState.LOST
 
         while not is_known():
             writer.wait_for(is_known, _SLICE_S)
             writer.watch.check("writing a verdict")
-            failed = None if message._end is None else message._end.error
+            failed = part.end.error if isinstance(part.end, EndRecord) else None
             if failed is not None:
                 error = broker_error(failed, f"writing the verdict on {message!r}")
                 if not is_retriable(error):
@@ -428,7 +452,7 @@ class AckWriter:
             self.serve()
             if time.monotonic() > deadline_s:
                 raise writer.watch.deadline("confirming a verdict", WAIT_TIMEOUT_S)
-        if message._lease.state is LeaseState.LOST:
+        if part.state is LeaseState.LOST:
             self.lost_leases.told_otherwise(message)
             raise too_late([message.message_id])
 
@@ -450,6 +474,10 @@ class AckWriter:
         except KafkaMQError as error:
             self._warn_unreleased(len(self._unseen), str(error))
         self._let_run_out()
+
+
+def _key_of(lease: Lease) -> bytes:
+    return marker_key(lease.partition, lease.offsets[0])
 
 
 def _check_reason(reason: str, *, is_needed: bool) -> None:

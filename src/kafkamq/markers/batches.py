@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 
 from kafkamq.errors import KafkaMQError
 from kafkamq.markers.ack_writer import AckWriter
@@ -137,12 +138,13 @@ class Batches:
         self._make_ready(batch)
 
     def _make_ready(self, batch: Batch) -> None:
-        ready = self._starter.finish(batch)
-        if ready:
-            self._reader.positions.started(ready[-1]._lease.log_begin_ms)
+        held = self._starter.finish(batch)
+        if held:
+            self._reader.positions.started(held[-1][0].log_begin_ms)
+        ready = chain.from_iterable(messages for _, messages in held)
         with self._state.lock:  # in one statement: an interrupt leaves them in one of both
             self.ready, self._batch = deque([*self.ready, *ready]), None
-        self._recorder.received(ready)
+        self._recorder.received(held)
         self.ready_count, self.ready_ms = len(self.ready), monotonic_ms()
 
     def _give_up(self, batch: Batch) -> None:

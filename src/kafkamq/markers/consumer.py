@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from typing import cast
 
 from kafkamq.config import QueueConfig, ServiceConfig
@@ -39,6 +40,7 @@ IDLE_MS = 1000  # without a receive for so long, the lease renewer looks after t
 MAX_LEAVE_S = 1.0  # how long renewals wait for a batch, when the owner does not
 MAX_EXIT_S = 5.0  # how long the interpreter's end waits for verdicts
 _SLICE_S = 0.25
+_LEASE = attrgetter("_lease")
 _log = logging.getLogger(__name__)
 
 
@@ -177,8 +179,9 @@ class MarkersConsumer(Consumer):
             ready = batches.ready
             while ready and len(handing) < n:
                 taken = list(islice(ready, n - len(handing)))
-                held = [each for each in taken if may_hand_out(each._lease, now_ms)]
-                handing += held
+                for lease in set(map(_LEASE, taken)):
+                    may_hand_out(lease, now_ms)  # else it holds nothing any more
+                handing += [each for each in taken if each.offset in each._lease.held]
                 for _ in taken:  # last: an interrupt in between leaves some in both, none in none
                     ready.popleft()
             state.renew_id()

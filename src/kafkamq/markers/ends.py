@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
-from kafkamq.markers.message import EndRecord, EndReports, MarkersMessage, Verdict
-from kafkamq.markers.rules.batching import delay_by_reference_ms, gather
+from kafkamq.markers.message import EndRecord, EndReports
+from kafkamq.markers.rules.batching import delay_by_reference_ms, join
 from kafkamq.markers.rules.handout import nack_delay_ms
+from kafkamq.markers.rules.lease import Lease, Verdict
 from kafkamq.markers.state import ConsumerState
 from kafkamq.markers.wire.markers import (
     MAX_DURATION_MS,
@@ -26,48 +27,36 @@ class Ends:
         self._reports = reports
         self._is_batched = state.queue.batch_markers
 
-    def of(self, messages: Iterable[MarkersMessage]) -> list[EndRecord]:
-        """ENDs that say the verdicts on these: one for all that it can name (R30)."""
-        groups: dict[tuple[int, str, Verdict], list[MarkersMessage]] = {}
-        last_verdict, last_holder, last_route = None, None, -1
-        for message in messages:
-            lease = message._lease
-            verdict, holder, route = message._verdict, lease.holder_id, lease.marker_partition
-            # Seldom: they come in runs.
-            if verdict is not last_verdict or holder is not last_holder or route != last_route:
-                last_verdict, last_holder, last_route = verdict, holder, route
-                add = groups.setdefault((route, holder, verdict), []).append
-            add(message)
+    def of(self, parts: Iterable[Lease]) -> list[EndRecord]:
+        """ENDs that say the verdicts of these: one for all that it can name (R30)."""
+        groups: dict[tuple[int, str, Verdict], list[Lease]] = {}
+        for part in parts:
+            same = part.marker_partition, part.holder_id, part.verdict
+            groups.setdefault(same, []).append(part)
         ends: list[EndRecord] = []
-        for (_, holder, verdict), members in groups.items():
-            if self._is_batched and len(members) > 1:
-                ends += [self._one(*each, holder, verdict) for each in gather(members)]
+        for members in groups.values():
+            if self._is_batched:
+                ends += [self._one(*each) for each in join((one.batch(), one) for one in members)]
             else:
-                ends += [self._one((), [each], holder, verdict) for each in members]
+                ends += [self._one((), [part]) for part in members]
         return ends
 
-    def _one(
-        self,
-        batches: Sequence[MessageBatch],
-        messages: list[MarkersMessage],
-        holder_id: str,
-        verdict: Verdict,
-    ) -> EndRecord:
-        if len(messages) > 1:
+    def _one(self, batches: Sequence[MessageBatch], parts: list[Lease]) -> EndRecord:
+        first = parts[0]
+        if len(parts) > 1 or len(first.offsets) > 1:
             identity = encode_batches(batches)
         else:
-            lease = messages[0]._lease
-            identity = encode_identity(lease.partition, lease.offset, *lease.log)
-        outcome, delay_ms = verdict.outcome, 0
-        if outcome is Outcome.NACK:
-            delay_ms = self._delay_ms(messages, verdict)
-        value = encode_known_end(identity, outcome, holder_id, delay_ms, verdict.reason)
-        end = EndRecord(self._reports, messages, value)
-        for message in messages:
-            message._end = end
+            identity = encode_identity(first.partition, first.offsets[0], *first.log)
+        verdict, delay_ms = first.verdict, 0
+        if verdict.outcome is Outcome.NACK:
+            delay_ms = self._delay_ms(parts, verdict)
+        known = first.holder_id, delay_ms, verdict.reason
+        end = EndRecord(self._reports, parts, encode_known_end(identity, verdict.outcome, *known))
+        for part in parts:
+            part.end = end
         return end
 
-    def _delay_ms(self, messages: Sequence[MarkersMessage], verdict: Verdict) -> int:
+    def _delay_ms(self, parts: Sequence[Lease], verdict: Verdict) -> int:
         """Of a NACK: its jitter is drawn once for the record, or each message would stand alone."""
         facts = self._state.namespace.facts()
         delay_ms = nack_delay_ms(
@@ -79,7 +68,7 @@ class Ends:
         )
         delay_ms = min(delay_ms, MAX_DURATION_MS)
         now_ms = self._state.broker_ms()
-        oldest_ms = min((each.timestamp_ms for each in messages if not each._start), default=None)
+        oldest_ms = min((part.oldest_ms for part in parts if part.oldest_ms >= 0), default=None)
         if oldest_ms is None or now_ms is None:
             return delay_ms
         return delay_by_reference_ms(

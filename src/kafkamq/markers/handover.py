@@ -72,8 +72,7 @@ class PlainHandover:
     def begin(self, batch: Batch) -> None:
         """Write the STARTs, and read on while the brokers take them."""
         self._starter.write(batch)
-        self._reader.poll_ahead(len(batch.messages))
-        self._starter.prepare(len(batch.messages))
+        self._reader.poll_ahead(batch.count)
 
     def advance(self, batch: Batch, timeout_s: float) -> Commit:
         """See the STARTs in the log, then commit the offsets."""
@@ -102,7 +101,7 @@ class PlainHandover:
         self._reader.hold(late.first_offsets())
         _log.warning(
             "STARTs are not confirmed, others go on",
-            extra={"marker_partitions": sorted(late.routes), "messages": len(late.messages)},
+            extra={"marker_partitions": sorted(late.routes), "messages": late.count},
         )
 
     def next_late(self, *, is_settled: bool) -> Batch | None:
@@ -115,7 +114,7 @@ class PlainHandover:
     @property
     def late_count(self) -> int:
         """Messages that wait for marker partitions that do not answer."""
-        return sum(len(batch.messages) for batch in self._late)
+        return sum(batch.count for batch in self._late)
 
     def give_up(self, batch: Batch) -> None:
         """Seek back to the committed offset; with it goes what is behind it, or has failed, too."""
@@ -143,7 +142,7 @@ class PlainHandover:
         """What was of those partitions is another member's."""
         for each in [*self._late, *([] if batch is None or batch in self._late else [batch])]:
             self._starter.drop(each, partitions)
-        self._forget([late for late in self._late if not late.messages and late is not batch])
+        self._forget([late for late in self._late if not late.pieces and late is not batch])
 
     def close(self) -> None:
         """Nothing is owned."""

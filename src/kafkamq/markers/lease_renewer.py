@@ -84,7 +84,10 @@ class LeaseRenewer:
         gathering_s = self._ack_writer.gathering_s()
         if gathering_s:
             time.sleep(gathering_s)
-        self._ack_writer.serve()
+        if self._ack_writer.gathering_s():  # later ones: whoever receives has written the others
+            self._ack_writer.has_news.set()
+        else:
+            self._ack_writer.serve()
         self._state.writer.poll()
 
     def _renew(self) -> None:

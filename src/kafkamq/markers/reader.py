@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import groupby
 from time import monotonic
+from typing import cast
 
 from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import BrokerError, KafkaMQError
@@ -14,8 +16,9 @@ from kafkamq.markers.membership import Membership, max_idle_ms, open_member
 from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.offset_commits import OffsetCommits
 from kafkamq.markers.positions import Positions
-from kafkamq.markers.rules.fetch_buffer import FetchBuffer
+from kafkamq.markers.rules.fetch_buffer import FetchBuffer, Run
 from kafkamq.queue.names import group_of, group_of_workers
+from kafkamq.queue.wire.headers import ID
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import is_retriable
 from kafkamq.transport.group_consumer import COMMITTED
@@ -43,9 +46,9 @@ class MessageReader:
         queue: QueueConfig,
         buffer: FetchBuffer[MarkersMessage],
         member: Membership,
-        make: Callable[[Record, int, int, int, Sequence[tuple[str, bytes | None]]], MarkersMessage],
+        make: Callable[[Record, int, Sequence[tuple[str, bytes | None]]], MarkersMessage],
     ) -> None:
-        """``make`` gets a record, its partition, its offset, the poll's ms, and its headers."""
+        """``make`` gets a record, its offset and its headers."""
         self._config = config
         self._queue = queue
         self._buffer = buffer
@@ -117,45 +120,53 @@ class MessageReader:
                 self._failure = error
 
     def _take(self, records: Sequence[Record], polled_ms: int) -> None:
-        queue_key, prefix = self._key, self._prefix
-        own: list[tuple[Record, int, int]] = []
+        runs: list[Run[MarkersMessage]] = []
         first: dict[int, int] = {}
         following: dict[int, int] = {}
-        current, is_unplaced = -1, True
-        previous = records[0]
-        for record in records:
-            partition = record.partition()
-            if partition != current:  # seldom: they come in runs
-                if not is_unplaced:
-                    following[current] = _offset_of(previous) + 1
-                assert partition is not None, "records have a partition"
-                current = partition
-                is_unplaced = partition in self._unplaced or partition in self._buffer.held
-                if not is_unplaced:
-                    first.setdefault(partition, _offset_of(record))
-            if is_unplaced:
+        end = own = 0
+        for partition, group in groupby(map(Record.partition, records)):  # they come in runs
+            assert partition is not None, "records have a partition"
+            begin, end = end, end + len(list(group))
+            if partition in self._unplaced or partition in self._buffer.held:
                 continue  # read on from a place that is given up; soon it is read again
-            previous = record
-            key = record.key()
-            if key == queue_key or (key is not None and key.startswith(prefix)):
-                offset = record.offset()
-                assert offset is not None, "records have an offset"
-                own.append((record, current, offset))
-        if not is_unplaced:
-            following[current] = _offset_of(previous) + 1
-        make, headers = self._make, all_headers([record for record, _, _ in own])
-        messages = [
-            make(record, partition, offset, polled_ms, of)
-            for (record, partition, offset), of in zip(own, headers, strict=True)
-        ]
+            first.setdefault(partition, _offset_of(records[begin]))
+            following[partition] = _offset_of(records[end - 1]) + 1
+            run = self._run(partition, records[begin:end], polled_ms)
+            if run.messages:
+                runs.append(run)
+                own += len(run.messages)
         self._buffer.polled(
-            messages,
+            runs,
             first_offsets=first,
             next_offsets=following,
             count=len(records),
         )
         if following:  # else nothing is known: all of it is read again
-            self._polled_per_own = len(records) / len(own) if own else MAX_POLL
+            self._polled_per_own = len(records) / own if own else MAX_POLL
+
+    def _run(
+        self, partition: int, records: Sequence[Record], polled_ms: int
+    ) -> Run[MarkersMessage]:
+        """The queue's own of these."""
+        queue_key, prefix = self._key, self._prefix
+        keys = list(map(Record.key, records))
+        if keys.count(queue_key) < len(keys):
+            records = [
+                record
+                for record, key in zip(records, keys, strict=True)
+                if key == queue_key or (key is not None and key.startswith(prefix))
+            ]
+        offsets, headers = list(map(_offset_of, records)), all_headers(records)
+        messages = list(map(self._make, records, offsets, headers))
+        special = [
+            message
+            for message, of in zip(messages, headers, strict=True)
+            if of and (len(of) > 1 or of[0][0] != ID)  # an id alone is read when it is asked for
+        ]
+        for message in special:
+            message.read()
+        is_plain = all(message._count == 1 and not message._expiry_ms for message in special)
+        return Run(partition, offsets, messages, polled_ms, is_plain)
 
     def _see_outside(self) -> None:
         """Positions that are not in the log are found again."""
@@ -422,7 +433,5 @@ class MessageReader:
             )
 
 
-def _offset_of(record: Record) -> int:
-    offset = record.offset()
-    assert offset is not None, "records have an offset"
-    return offset
+# In C, as there are many: of a consumed record it is never None.
+_offset_of: Callable[[Record], int] = cast("Callable[[Record], int]", Record.offset)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from kafkamq.markers.message import MarkersMessage
+from kafkamq.markers.rules.lease import Lease
+from kafkamq.queue.wire.partitions import marker_key
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import KafkaError
 from kafkamq.transport.record import Record
 
 
 class RouteStarts:
-    """The STARTs that a batch writes to one marker partition; each is of one message or of several.
+    """The STARTs that a batch writes to one marker partition; each begins some leases.
 
     A report only keeps its record: what it says is read when all are there, not in the callback.
     """
@@ -28,13 +29,13 @@ class RouteStarts:
     )
 
     def __init__(self) -> None:
-        self.groups: list[Sequence[MarkersMessage]] = []
+        self.groups: list[Sequence[Lease]] = []
         self.values: list[bytes] = []  # the START of each group
         self.error: KafkaError | None = None  # the first one
         self.failed = 0
         self._delivered: list[Record] = []  # the STARTs in the log
         self.written_ms = 0  # monotonic; not after they were written
-        self._on_late: Callable[[MarkersMessage, int], None] | None = None
+        self._on_late: Callable[[Lease, int], None] | None = None
 
     def report(self, error: KafkaError | None, record: Record) -> None:
         """Kafka's delivery report of one of them."""
@@ -44,16 +45,20 @@ class RouteStarts:
             return
         self._delivered.append(record)
         if self._on_late is not None:
-            for message in self.groups[self.values.index(record.value() or b"")]:
-                self._on_late(message, record.timestamp()[1])
+            for lease in self.groups[self.values.index(record.value() or b"")]:
+                self._on_late(lease, record.timestamp()[1])
 
     def starts(self) -> list[dict[str, Any]]:
         """As produce_batch takes them, at once: no lease may begin later for the worker."""
         self.written_ms = monotonic_ms()
         report = self.report
         return [
-            {"value": value, "key": group[0]._marker_key, "callback": report}
-            for value, group in zip(self.values, self.groups, strict=True)
+            {
+                "value": value,
+                "key": marker_key(leases[0].partition, leases[0].offsets[0]),
+                "callback": report,
+            }
+            for value, leases in zip(self.values, self.groups, strict=True)
         ]
 
     @property
@@ -61,8 +66,8 @@ class RouteStarts:
         """Whether each is known to be in the log or failed."""
         return len(self._delivered) + self.failed == len(self.values)
 
-    def delivered(self) -> Iterable[tuple[Sequence[MarkersMessage], int]]:
-        """The groups whose STARTs are in the log, with their log times."""
+    def delivered(self) -> Iterable[tuple[Sequence[Lease], int]]:
+        """The leases whose STARTs are in the log, with their log times."""
         found = list(map(Record.value, self._delivered))
         times = [kind_and_ms[1] for kind_and_ms in map(Record.timestamp, self._delivered)]
         if found == self.values:  # all of them, and in their order
@@ -70,10 +75,10 @@ class RouteStarts:
         known = dict(zip(self.values, self.groups, strict=False))
         return [(known[value or b""], log_ms) for value, log_ms in zip(found, times, strict=True)]
 
-    def give_up(self, on_late: Callable[[MarkersMessage, int], None]) -> None:
+    def give_up(self, on_late: Callable[[Lease, int], None]) -> None:
         """The batch has failed: tell of STARTs that prove to be in the log after all.
 
         Args:
-            on_late: Gets the message and the log time; called while reports are served.
+            on_late: Gets the lease and the log time; called while reports are served.
         """
         self._on_late = on_late

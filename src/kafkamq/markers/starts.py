@@ -8,19 +8,19 @@ Whatever fails in between, ``Consumer`` gives the batch up, under a new consumer
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
-from typing import Any
+from itertools import chain
+from typing import Any, TypeAlias
 
 from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.last_delivery import process_gate
 from kafkamq.markers.message import MarkersMessage
-from kafkamq.markers.rules.batching import gather, oldest_by_reference_ms
-from kafkamq.markers.rules.fetch_buffer import FetchBuffer
+from kafkamq.markers.rules.batching import join, oldest_by_reference_ms
+from kafkamq.markers.rules.fetch_buffer import FetchBuffer, Run
 from kafkamq.markers.rules.handout import has_expired, is_last_delivery
-from kafkamq.markers.rules.leases import Lease, LeaseState
+from kafkamq.markers.rules.lease import Lease, LeaseState
 from kafkamq.markers.start_reports import RouteStarts
 from kafkamq.markers.state import ConsumerState
 from kafkamq.markers.wire.markers import (
@@ -29,11 +29,11 @@ from kafkamq.markers.wire.markers import (
     encode_reference,
     identity_encoder,
 )
-from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_key, marker_partition
+from kafkamq.queue.wire.partitions import CHUNK_OFFSETS, marker_partition
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import KafkaError, broker_error
 from kafkamq.transport.producer import NEVER_REPORTED
-from kafkamq.transport.record import LOG_APPEND_TIME
+from kafkamq.transport.record import LOG_APPEND_TIME, Record
 from kafkamq.types import MessageId
 
 MAX_TRANSACTION_BYTES = 16 * 1024 * 1024  # of payloads in one, as for trackers (R16)
@@ -42,13 +42,11 @@ PATIENCE_MS = 1000  # so long everything waits for a marker partition that does 
 _END_S = 0.05  # how long one step waits for an END that is under way
 
 
-_PARTITION = attrgetter("partition")
-_OFFSET = attrgetter("offset")
-_ROUTE = attrgetter("_route")
+Piece: TypeAlias = "tuple[Lease, Sequence[MarkersMessage]]"
 
 
-def _is_since(message: MarkersMessage, oldest_ms: int) -> bool:
-    kind, time_ms = message._record.timestamp()
+def _is_since(record: Record, oldest_ms: int) -> bool:
+    kind, time_ms = record.timestamp()
     return kind == LOG_APPEND_TIME and time_ms >= oldest_ms
 
 
@@ -56,21 +54,27 @@ class Batch:
     """Messages whose STARTs are under way."""
 
     def __init__(self) -> None:
-        self.messages: list[MarkersMessage] = []
+        self.pieces: list[Piece] = []  # in the order of the messages
         self.routes: dict[int, RouteStarts] = {}  # by marker partition
+        self.is_plain = True  # each is a first delivery, without a TTL
         self.is_last = False  # a last delivery, alone (R6)
         self.is_late = False  # it was set aside: its partitions are held back
         self.waited_ms = 0  # monotonic; since when its STARTs are waited for
         self.is_started = False  # every START is in the log
         self.is_committed = False  # ... and the offsets behind them are committed
 
+    @property
+    def count(self) -> int:
+        """Messages."""
+        return sum(len(messages) for _, messages in self.pieces)
+
     def partitions(self) -> set[int]:
         """Of the messages topic."""
-        return {message.partition for message in self.messages}
+        return {lease.partition for lease, _ in self.pieces}
 
     def leases(self) -> list[Lease]:
-        """One per message."""
-        return [message._lease for message in self.messages]
+        """In the order of their messages."""
+        return [lease for lease, _ in self.pieces]
 
     def starts(self) -> dict[int, list[dict[str, Any]]]:
         """By marker partition, as produce_batch takes them: it knows one partition per call."""
@@ -108,26 +112,27 @@ class Batch:
         part, behind = Batch(), set()
         part.is_late = True
         late = self.late_routes()
-        for message in self.messages:
-            if message._lease.marker_partition in late:
-                behind.add(message.partition)
-            if message.partition in behind:
-                part.messages.append(message)
+        for piece in self.pieces:
+            lease = piece[0]
+            if lease.marker_partition in late:
+                behind.add(lease.partition)
+            if lease.partition in behind:
+                part.pieces.append(piece)
         part.routes = {number: self.routes[number] for number in late}
         return part
 
     def keep_but(self, part: Batch) -> None:
         """Go on without that part; in one statement, which an interrupt does or does not see."""
-        gone = set(map(id, part.messages))
-        rest = [message for message in self.messages if id(message) not in gone]
+        gone = set(part.leases())
+        rest = [piece for piece in self.pieces if piece[0] not in gone]
         routes = {number: of for number, of in self.routes.items() if number not in part.routes}
-        self.messages, self.routes = rest, routes
+        self.pieces, self.routes = rest, routes
 
     def first_offsets(self) -> dict[int, int]:
         """Of its messages in each partition."""
         first: dict[int, int] = {}
-        for message in self.messages:
-            first.setdefault(message.partition, message.offset)
+        for lease, _ in self.pieces:
+            first.setdefault(lease.partition, lease.offsets[0])
         return first
 
 
@@ -145,7 +150,6 @@ class Starter:
         # More takes longer than a transaction may, and would be begun again forever.
         self._max_bytes = MAX_TRANSACTION_BYTES if state.queue.exactly_once else 0
         self.facts = state.namespace.facts()  # which STARTs name the messages' topic by
-        self._basis: tuple[object, ...] = ()  # what STARTs were encoded with
         self._queue_key = state.queue.queue_id.encode()
 
     def _enter(self, now_ms: int, is_last: bool) -> bool:
@@ -181,7 +185,7 @@ class Starter:
             self.abandon(batch)
             raise
         finally:
-            alone = batch.messages[0]._lease if is_last and batch.messages else None
+            alone = batch.pieces[0][0] if is_last and batch.pieces else None
             process_gate.entered(leases, alone)
         return batch
 
@@ -193,9 +197,11 @@ class Starter:
         """How many of the next messages make a batch: a last delivery is one by itself (R6)."""
         if is_last:
             return 1
+        if not self._max_bytes and all(run.is_plain for run in self._buffer.upcoming()):
+            return wanted
         count = size = 0
-        for message in self._buffer.upcoming(wanted):
-            if message._count > 1 and self._is_last(message):
+        for message in chain.from_iterable(run.messages for run in self._buffer.upcoming()):
+            if count == wanted or (message._count > 1 and self._is_last(message)):
                 break  # when these are settled
             if self._max_bytes:
                 size += min(len(message._record), self._max_inline_bytes)
@@ -204,82 +210,86 @@ class Starter:
             count += 1
         return count
 
-    def _fill(self, batch: Batch, taken: list[MarkersMessage], now_ms: int) -> None:
+    def _fill(self, batch: Batch, taken: list[Run[MarkersMessage]], now_ms: int) -> None:
         """Give the messages leases, and the batch their STARTs."""
-        leases = self._state.leases
-        self._encode(taken)
-        if leases.may_be_lapsed:  # R5: a START is in the log, its lease over: a tracker answers
-            taken = [
-                each
-                for each in taken
-                if not leases.is_lapsed(MessageId(each.partition, each.offset, *each.log), now_ms)
-            ]
-        by_reference: dict[int, list[MarkersMessage]] = {}
-        for number, group in groupby(taken, _ROUTE):
-            run = list(group)
-            for message, lease in zip(run, leases.start_all(run, number), strict=True):
-                message._lease = lease
-            batch.messages += run
-            route = batch.routes.setdefault(number, RouteStarts())
-            named = by_reference.setdefault(number, [])
-            for message in run:
-                if not message._start:
-                    named.append(message)
-                else:
-                    route.groups.append((message,))
-                    route.values.append(message._start)
-        for number, named in by_reference.items():
+        oldest_ms = self._oldest_by_reference_ms()
+        named: dict[int, list[Lease]] = {}
+        for run in taken:
+            batch.is_plain = batch.is_plain and run.is_plain
+            begin, count = 0, len(run.offsets)
+            while begin < count:  # R26: by chunks
+                end_offset = (run.offsets[begin] // CHUNK_OFFSETS + 1) * CHUNK_OFFSETS
+                end = bisect_left(run.offsets, end_offset, begin)
+                part = run if end - begin == count else run.cut(begin, end)
+                self._start(batch, part, named, oldest_ms, now_ms)
+                begin = end
+        for number, leases in named.items():
             route = batch.routes[number]
-            for batches, members in gather(named):
+            for batches, members in join((lease.batch(), lease) for lease in leases):
                 route.groups.append(members)
                 start = encode_batch_start(self._state.encoder, batches, self._queue_key)
                 route.values.append(start)
 
-    def prepare(self, wanted: int) -> None:
-        """Encode what the next batch will need, while there is nothing else to do."""
-        self._encode(list(self._buffer.upcoming(wanted)))
-
-    def _encode(self, messages: list[MarkersMessage]) -> None:
-        """Encode the STARTs that are not, or not for this consumer_id and these topics."""
-        encoder, facts = self._state.encoder, self.facts
-        oldest_ms = self._oldest_by_reference_ms()
-        if self._basis != (encoder, facts, oldest_ms is None):
-            self._basis = (encoder, facts, oldest_ms is None)
-        basis = self._basis
-        for _, group in groupby(
-            [each for each in messages if each._basis is not basis], _PARTITION
-        ):
-            rest = list(group)
-            while rest:
-                end = (rest[0].offset // CHUNK_OFFSETS + 1) * CHUNK_OFFSETS
-                count = bisect_left(rest, end, key=_OFFSET)
-                self._encode_run(rest[:count], oldest_ms)
-                rest = rest[count:]
-
-    def _encode_run(self, run: list[MarkersMessage], oldest_ms: int | None) -> None:
+    def _start(
+        self,
+        batch: Batch,
+        run: Run[MarkersMessage],
+        named: dict[int, list[Lease]],
+        oldest_ms: int | None,
+        now_ms: int,
+    ) -> None:
         """Messages of one chunk, ascending; epochs ascend with offsets, as do broker times."""
-        first, last, facts, basis = run[0], run[-1], self.facts, self._basis
-        epoch = first._record.leader_epoch()
-        if last._record.leader_epoch() != epoch:
-            middle = len(run) // 2
-            self._encode_run(run[:middle], oldest_ms)
-            self._encode_run(run[middle:], oldest_ms)
+        facts, leases = self.facts, self._state.leases
+        first, last = run.messages[0]._record, run.messages[-1]._record
+        epoch = first.leader_epoch()
+        if last.leader_epoch() != epoch:
+            middle = len(run.offsets) // 2
+            for part in (run.cut(0, middle), run.cut(middle, len(run.offsets))):
+                self._start(batch, part, named, oldest_ms, now_ms)
             return
-        partition, offset = first.partition, first.offset
         log = facts.message_topic_id, 0 if epoch is None else epoch + 1
-        identify = identity_encoder(partition, offset, *log)
-        number = marker_partition(partition, offset, facts.marker_partitions)
-        key = marker_key(partition, offset)
+        if leases.may_be_lapsed:  # R5: a START is in the log, its lease over: a tracker answers
+            run = self._not_lapsed(run, log, now_ms)
+            if not run.offsets:
+                return
+        number = marker_partition(run.partition, run.offsets[0], facts.marker_partitions)
+        route = batch.routes.setdefault(number, RouteStarts())
         # R13: without topic id and epoch nothing tells a message from another in its place.
         is_known = oldest_ms is not None and bool(log[0]) and log[1] > 0
-        stays = is_known and all(_is_since(each, oldest_ms or 0) for each in (first, last))
-        for message in run:
-            message.log, message._route, message._marker_key = log, number, key
-            if stays and not (message._count > 1 and self._is_last(message)):  # R28, R6
-                message._start = b""
-            else:
-                message._start = self._encoded(message, identify(message.offset))
-            message._basis = basis
+        if (
+            is_known
+            and all(_is_since(record, oldest_ms or 0) for record in (first, last))
+            and (run.is_plain or not self._is_last(run.messages[0]))  # R28, R6
+        ):
+            lease = leases.start(run.partition, run.offsets, log, number)
+            lease.oldest_ms = min(first.timestamp()[1], last.timestamp()[1])
+            batch.pieces.append((lease, run.messages))
+            named.setdefault(number, []).append(lease)
+            for message in run.messages:
+                message._lease = lease
+            return
+        identify = identity_encoder(run.partition, run.offsets[0], *log)
+        for message, offset in zip(run.messages, run.offsets, strict=True):
+            lease = leases.start(run.partition, [offset], log, number)
+            batch.pieces.append((lease, [message]))
+            message._lease = lease
+            route.groups.append((lease,))
+            route.values.append(self._encoded(message, identify(offset)))
+
+    def _not_lapsed(
+        self, run: Run[MarkersMessage], log: tuple[bytes, int], now_ms: int
+    ) -> Run[MarkersMessage]:
+        is_lapsed = self._state.leases.is_lapsed
+        rest = [
+            at
+            for at, offset in enumerate(run.offsets)
+            if not is_lapsed(MessageId(run.partition, offset, *log), now_ms)
+        ]
+        return replace(
+            run,
+            offsets=[run.offsets[at] for at in rest],
+            messages=[run.messages[at] for at in rest],
+        )
 
     def _oldest_by_reference_ms(self) -> int | None:
         """Broker time since which messages may be STARTed by reference (R28); None: none may be."""
@@ -351,11 +361,11 @@ class Starter:
             for route in batch.routes.values():
                 for group, log_ms in route.delivered():
                     state.broker_clock.reported(log_ms, route.written_ms)
-                    leases = [message._lease for message in group]
-                    state.leases.started_all(leases, route.written_ms, log_ms)
+                    for lease in group:
+                        state.leases.started(lease, route.written_ms, log_ms)
         batch.is_started = True
 
-    def finish(self, batch: Batch) -> list[MarkersMessage]:
+    def finish(self, batch: Batch) -> list[Piece]:
         """The offsets are committed: what may be handed out, unless its lease has ended (R5)."""
         state = self._state
         with state.lock:
@@ -363,27 +373,34 @@ class Starter:
             started = [each for each in batch.leases() if each.state is _STARTED]
             state.leases.committed(started, monotonic_ms())
             state.renew_id()
-        held = [m for m in batch.messages if m._lease.state is _HELD]
         expired = [
-            m for m in held if m._expiry_ms and has_expired(m._expiry_ms, m._lease.log_begin_ms)
+            message
+            for lease, messages in (() if batch.is_plain else batch.pieces)
+            for message in messages
+            if message._expiry_ms and has_expired(message._expiry_ms, lease.log_begin_ms)
         ]
-        if not expired:
-            return held
-        self._ack_writer.reject_expired(expired)
-        return [m for m in held if m._lease.state is _HELD]
+        if expired:
+            self._ack_writer.reject_expired(expired)
+        return [
+            (lease, messages)
+            if len(lease.held) == len(messages)
+            else (lease, [each for each in messages if each.offset in lease.held])
+            for lease, messages in batch.pieces
+            if lease.state is _HELD
+        ]
 
     def abandon(self, batch: Batch) -> None:
         """Forget the batch, under a new consumer_id (R5, R7)."""
         leases = self._state.leases
         with self._state.lock:
-            self._fail(batch.messages)
+            self._fail(batch.leases())
             # A START may be in the log although its batch failed; so may one whose report is not
             # there yet: it finds the lease lost.
             for route in batch.routes.values():
                 route.give_up(partial(self._started_late, route.written_ms))
                 for group, log_ms in route.delivered():
-                    for message in group:
-                        leases.started(message._lease, route.written_ms, log_ms)
+                    for lease in group:
+                        leases.started(lease, route.written_ms, log_ms)
 
     def sweep(self) -> None:
         """Forget what a call that was broken off left, under a new consumer_id; no batch is open.
@@ -398,22 +415,22 @@ class Starter:
             leases.failed([lease for lease in leases.open() if lease.state in states])
             self._state.renew_id()
 
-    def _started_late(self, written_ms: int, message: MarkersMessage, log_ms: int) -> None:
+    def _started_late(self, written_ms: int, lease: Lease, log_ms: int) -> None:
         with self._state.lock:
-            self._state.leases.started(message._lease, written_ms, log_ms)
+            self._state.leases.started(lease, written_ms, log_ms)
 
     def drop(self, batch: Batch, partitions: Iterable[int]) -> None:
         """Forget those of the batch whose partitions went to another member."""
         gone = set(partitions)
-        lost = [m for m in batch.messages if m.partition in gone]
+        lost = [lease for lease in batch.leases() if lease.partition in gone]
         if lost:
-            batch.messages[:] = [m for m in batch.messages if m.partition not in gone]
+            batch.pieces[:] = [each for each in batch.pieces if each[0].partition not in gone]
             with self._state.lock:
                 self._fail(lost)
 
-    def _fail(self, messages: list[MarkersMessage]) -> None:
-        leases = self._state.leases
-        leases.failed(m._lease for m in messages if m._lease.state is not LeaseState.LOST)
+    def _fail(self, leases: list[Lease]) -> None:
+        lost = LeaseState.LOST
+        self._state.leases.failed(lease for lease in leases if lease.state is not lost)
         self._state.renew_id()
 
     def undo(self, batch: Batch) -> None:

@@ -40,10 +40,10 @@ class LostLeases:
 
     # What happened.
 
-    def lost(self, message: Message) -> None:
+    def lost(self, message: Message | MessageId) -> None:
         """Its lease has ended; ``tell_soon`` tells of it."""
         # Without a call-back only a line of log is due: it needs no payload.
-        each = message.message_id if self._on_lease_lost is None else message
+        each = _id_of(message) if self._on_lease_lost is None else message
         with self._changed:
             is_full = len(self._untold) >= self._max_untold
             if is_full:
@@ -57,11 +57,14 @@ class LostLeases:
                 extra={"queue": self._queue_id, "waiting": self._max_untold},
             )
 
-    def late(self, message: Message) -> None:
-        """Its verdict came too late, or never; ``flush`` names it, too."""
+    def late(self, message: Message | MessageId) -> None:
+        """Its verdict came too late, or never; ``flush`` names it, too.
+
+        By its id: the application is not told, as it never had it.
+        """
         with self._changed:
             if len(self._late) < MAX_LATE:
-                self._late.append(message.message_id)
+                self._late.append(_id_of(message))
             else:
                 self._more_late += 1
         self.lost(message)
@@ -128,7 +131,7 @@ class LostLeases:
             )
 
     def _tell(self, each: Message | MessageId) -> None:
-        place = each if isinstance(each, MessageId) else each.message_id
+        place = _id_of(each)
         _log.info(
             "a lease was lost",
             extra={"queue": self._queue_id, "partition": place.partition, "offset": place.offset},
@@ -139,6 +142,10 @@ class LostLeases:
             self._on_lease_lost(each)
         except BaseException:  # noqa: BLE001 - sys.exit() included: the others are told as well
             _log.exception("on_lease_lost failed", extra={"queue": self._queue_id})
+
+
+def _id_of(message: Message | MessageId) -> MessageId:
+    return message if isinstance(message, MessageId) else message.message_id
 
 
 def too_late(ids: Sequence[MessageId], more: int = 0) -> LeaseLostError:

@@ -22,14 +22,15 @@ def _clock() -> Callable[[], int]:
     return time.monotonic_ns
 
 
-_now_ns = _clock()
+now_ns = _clock()
+"""Nanoseconds of that clock."""
 
 
 def monotonic_ms() -> int:
     """Milliseconds of a clock that never goes back or stops; never compared with log time."""
-    return _now_ns() // NS_PER_MS
+    return now_ns() // NS_PER_MS
 
 
 def public_s(clock_ms: float) -> float:
     """That moment in seconds of ``time.monotonic()``, as long as the machine is not suspended."""
-    return clock_ms / 1000 - (_now_ns() - time.monotonic_ns()) / 1e9
+    return clock_ms / 1000 - (now_ns() - time.monotonic_ns()) / 1e9

@@ -8,7 +8,7 @@ from the wall clock and from the delivery reports of this process: the later cou
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from kafkamq.types import MessageBatch
@@ -34,6 +34,7 @@ class Placed(Protocol):
 
 
 Item = TypeVar("Item", bound=Placed)
+T = TypeVar("T")
 
 
 def gather(items: Iterable[Item]) -> list[tuple[tuple[MessageBatch, ...], list[Item]]]:
@@ -48,26 +49,52 @@ def gather(items: Iterable[Item]) -> list[tuple[tuple[MessageBatch, ...], list[I
             last_chunk, last_log, last_partition = chunk, item.log, item.partition
             add = chunks.setdefault((item.partition, item.log, chunk), []).append
         add(item)
-    markers: list[tuple[tuple[MessageBatch, ...], list[Item]]] = []
+    parts = [
+        (batch_of(partition, log, sorted({item.offset for item in of})), of)
+        for (partition, log, _), of in chunks.items()
+    ]
+    return [(batches, [item for of in named for item in of]) for batches, named in join(parts)]
+
+
+def join(named: Iterable[tuple[MessageBatch, T]]) -> list[tuple[tuple[MessageBatch, ...], list[T]]]:
+    """``gather`` of batches: those of one chunk become one; beside each marker, what it means."""
+    chunks: dict[tuple[int, bytes, int, int], list[tuple[MessageBatch, T]]] = {}
+    for batch, item in named:
+        log = batch.topic_id, batch.leader_epoch
+        chunk = batch.partition, *log, batch.base_offset >> _CHUNK_BITS
+        chunks.setdefault(chunk, []).append((batch, item))
+    markers: list[tuple[tuple[MessageBatch, ...], list[T]]] = []
     batches: list[MessageBatch] = []
-    named: list[Item] = []
-    for (partition, log, _), of in chunks.items():
-        if len(batches) == MAX_BATCHES or (len(named) + len(of) > MAX_NAMED and named):
-            markers.append((tuple(batches), named))
-            batches, named = [], []
-        batches.append(_batch(partition, *log, of))
-        named += of
-    if named:
-        markers.append((tuple(batches), named))
+    items: list[T] = []
+    count = 0
+    for of in chunks.values():
+        batch = _union([each for each, _ in of])
+        size = batch.bits.bit_count()
+        if len(batches) == MAX_BATCHES or (count + size > MAX_NAMED and batches):
+            markers.append((tuple(batches), items))
+            batches, items, count = [], [], 0
+        batches.append(batch)
+        items += [item for _, item in of]
+        count += size
+    if batches:
+        markers.append((tuple(batches), items))
     return markers
 
 
-def _batch(
-    partition: int, topic_id: bytes, leader_epoch: int, items: Iterable[Placed]
-) -> MessageBatch:
-    offsets = {item.offset for item in items}
-    first = min(offsets)
-    span = max(offsets) - first + 1
+def _union(batches: Sequence[MessageBatch]) -> MessageBatch:
+    one = batches[0]
+    if len(batches) == 1:
+        return one
+    base, bits = min(each.base_offset for each in batches), 0
+    for each in batches:
+        bits |= each.bits << (each.base_offset - base)
+    return MessageBatch(one.partition, one.topic_id, one.leader_epoch, base, bits)
+
+
+def batch_of(partition: int, log: tuple[bytes, int], offsets: Sequence[int]) -> MessageBatch:
+    """Messages of one chunk, ascending, by topic id and leader epoch."""
+    first = offsets[0]
+    span = offsets[-1] - first + 1
     if span == len(offsets):
         bits = (1 << span) - 1
     else:
@@ -75,7 +102,7 @@ def _batch(
         for offset in offsets:
             digits[first - offset - 1] = 49  # "1", the lowest bit last
         bits = int(digits, 2)
-    return MessageBatch(partition, topic_id, leader_epoch, first, bits)
+    return MessageBatch(partition, *log, first, bits)
 
 
 class BrokerClock:

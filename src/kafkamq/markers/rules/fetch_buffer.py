@@ -9,48 +9,42 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
-from operator import attrgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 MAX_AGE_MS = 20_000
 """No START for what was polled longer ago than this (R5)."""
 
 
-class Waiting(Protocol):
-    """A message of our own queue, polled and not STARTed."""
-
-    partition: int
-    offset: int
-    polled_ms: int
-
-
-_PARTITION = attrgetter("partition")
-Message = TypeVar("Message", bound=Waiting)
-Record = TypeVar("Record")
+Message = TypeVar("Message")
 
 
 @dataclass(slots=True)
-class Polled(Generic[Record]):
-    """A record of any type as such a message."""
+class Run(Generic[Message]):
+    """Messages of our own queue in one partition, polled at once and not STARTed."""
 
-    record: Record
     partition: int
-    offset: int
+    offsets: Sequence[int]  # ascending
+    messages: Sequence[Message]  # one each
     polled_ms: int
+    is_plain: bool = True  # each is a first delivery, without a TTL
+
+    def cut(self, begin: int, end: int) -> Run[Message]:
+        """A part of it."""
+        messages, offsets = self.messages[begin:end], self.offsets[begin:end]
+        return Run(self.partition, offsets, messages, self.polled_ms, self.is_plain)
 
 
-def _firsts(messages: Iterable[Waiting]) -> Iterator[tuple[int, int]]:
-    """Partition and first offset of each run of messages of one partition."""
-    for partition, run in groupby(messages, _PARTITION):
-        yield partition, next(run).offset
+def _firsts(runs: Iterable[Run[Message]]) -> Iterator[tuple[int, int]]:
+    """Partition and first offset of each run."""
+    return ((run.partition, run.offsets[0]) for run in runs)
 
 
 class FetchBuffer(Generic[Message]):
     """The polled messages of one consumer, over all its partitions."""
 
     def __init__(self) -> None:
-        self._queue: deque[Message] = deque()
+        self._queue: deque[Run[Message]] = deque()
+        self._count = 0  # messages in there
         self._next: dict[int, int] = {}  # partition -> next offset to poll
         self._committed: dict[int, int] = {}  # also: where the first poll began
         self._taken: dict[int, int] = {}  # partition -> first offset whose START is under way
@@ -58,7 +52,7 @@ class FetchBuffer(Generic[Message]):
         self._uncommitted = 0  # records polled since the last commit, those of other queues too
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return self._count
 
     @property
     def uncommitted_count(self) -> int:
@@ -82,7 +76,7 @@ class FetchBuffer(Generic[Message]):
 
     def polled(
         self,
-        own: Sequence[Message],
+        own: Sequence[Run[Message]],
         *,
         first_offsets: dict[int, int],
         next_offsets: dict[int, int],
@@ -91,7 +85,7 @@ class FetchBuffer(Generic[Message]):
         """A batch was polled.
 
         Args:
-            own: Messages of our queue, in the order of the batch.
+            own: Messages of our queue, in the order of the batch; no run is empty.
             first_offsets: Smallest offset of the batch per partition.
             next_offsets: Largest offset + 1 of the batch per partition.
             count: Records of the batch, those of other queues included.
@@ -101,6 +95,7 @@ class FetchBuffer(Generic[Message]):
         self._next.update(next_offsets)
         self._uncommitted += count
         self._queue.extend(own)
+        self._count += sum(len(run.messages) for run in own)
 
     def placed(self, partition: int, offset: int) -> None:
         """The consumer was told to read the partition from here, and this is committed."""
@@ -131,24 +126,29 @@ class FetchBuffer(Generic[Message]):
 
     def head(self) -> Message | None:
         """The next message to START, None when nothing is there."""
-        return self._queue[0] if self._queue else None
+        return self._queue[0].messages[0] if self._queue else None
 
-    def take(self) -> Message:
-        """Remove the head; its START is about to be written."""
-        (message,) = self.take_many(1)
-        return message
+    def upcoming(self) -> Iterable[Run[Message]]:
+        """The runs in their order, still there."""
+        return self._queue
 
-    def upcoming(self, count: int) -> Iterable[Message]:
-        """The first ``count`` messages, still there."""
-        return islice(self._queue, count)
-
-    def take_many(self, count: int) -> list[Message]:
-        """Remove so many; their STARTs are about to be written."""
-        pop = self._queue.popleft
-        messages = [pop() for _ in range(count)]
-        for partition, offset in _firsts(messages):
+    def take_many(self, count: int) -> list[Run[Message]]:
+        """Remove so many messages; their STARTs are about to be written."""
+        taken: list[Run[Message]] = []
+        while count and self._queue:
+            run = self._queue[0]
+            size = len(run.messages)
+            if size > count:
+                taken.append(run.cut(0, count))
+                self._queue[0] = run.cut(count, size)
+                size = count
+            else:
+                taken.append(self._queue.popleft())
+            self._count -= size
+            count -= size
+        for partition, offset in _firsts(taken):
             self._taken.setdefault(partition, offset)
-        return messages
+        return taken
 
     def started(self) -> None:
         """The STARTs of everything taken are in the log, unless it is held back (R5)."""
@@ -163,7 +163,8 @@ class FetchBuffer(Generic[Message]):
         """
         for partition, offset in late.items():
             self._held[partition] = offset
-            first = next((m.offset for m in self._queue if m.partition == partition), None)
+            firsts = (first for number, first in _firsts(self._queue) if number == partition)
+            first = next(firsts, None)
             if first is not None:
                 self._drop_polled(partition)
                 self._next[partition] = first
@@ -213,14 +214,15 @@ class FetchBuffer(Generic[Message]):
         self._drop_polled(partition)
 
     def _drop_polled(self, partition: int) -> None:
-        if any(message.partition == partition for message in self._queue):
-            self._queue = deque(m for m in self._queue if m.partition != partition)
+        self._queue = deque(run for run in self._queue if run.partition != partition)
+        self._count = sum(len(run.messages) for run in self._queue)
 
     def check(self) -> None:
         """Assert the invariants."""
         offsets: dict[int, list[int]] = {}
-        for message in self._queue:
-            offsets.setdefault(message.partition, []).append(message.offset)
+        for run in self._queue:
+            assert len(run.offsets) == len(run.messages) > 0
+            offsets.setdefault(run.partition, []).extend(run.offsets)
         for partition, own in offsets.items():
             assert own == sorted(set(own))
             assert own[-1] < self._next[partition]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from kafkamq.config import Backoff
-from kafkamq.markers.rules.leases import Lease
+from kafkamq.markers.rules.lease import Lease
 from kafkamq.queue.rules.retry import backoff_delay_ms
 
 RETENTION_SHARE = 4

@@ -7,19 +7,22 @@ the last KEEPALIVE that was delivered, was *written*: the broker appended it lat
 tracker ends the lease before the worker does, however late a delivery report is served. What has
 ended once does not come back.
 
-A lease is STARTING while its START is under way, STARTED until the offsets are committed, and then
-HELD until its message is ACKNOWLEDGED by a verdict or LOST. The caller of ``Leases`` serialises.
+A lease is of what one START named. It is STARTING while that is under way, STARTED until the
+offsets are committed, and then HELD until its messages have verdicts, or is LOST. What becomes of
+some of its messages alone splits off as a *part* with all of its facts. The caller of ``Leases``
+serialises, but for what happens to each message: an ACK takes it out of ``Lease.held``, which is
+one step for all threads, and ``collect`` finds out later what is missing there.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
-from kafkamq.markers.rules.batching import Placed, gather
-from kafkamq.types import MessageBatch, MessageId
+from kafkamq.markers.rules.batching import join
+from kafkamq.markers.rules.lease import ACKED, Lease, LeaseState, Refusal, Renewal, Verdict
+from kafkamq.types import MessageId
 
 NEW_PARTITION_MS = 60_000
 """How long after getting a partition its messages are renewed one by one (R7)."""
@@ -32,82 +35,8 @@ _NEVER_MS = 1 << 62
 MAX_REMEMBERED_STARTS = 100_000
 """First STARTs of failed batches that are remembered; the oldest are dropped."""
 
-
-class LeaseState(Enum):
-    """Where a lease is in its life."""
-
-    STARTING = 0
-    STARTED = 1
-    HELD = 2
-    ACKNOWLEDGED = 3
-    LOST = 4  # ended by the worker's clock, or forgotten before it was handed out
-
-
-class Acknowledgement(Enum):
-    """Whether a verdict may be written."""
-
-    WRITE = 0
-    ACKNOWLEDGED_BEFORE = 1
-    LOST = 2
-
-
 # Looking a member up in its class takes as long as the rest of a line.
 _STARTING, _STARTED, _HELD, _ACKNOWLEDGED, _LOST = LeaseState
-_WRITE = Acknowledgement.WRITE
-
-
-class Lease:
-    """A worker's hold on one message; changed by ``Leases`` alone."""
-
-    __slots__ = (
-        "asked_ms",
-        "begin_ms",
-        "deadline_ms",
-        "holder_id",
-        "is_end_known",
-        "log",
-        "log_begin_ms",
-        "log_deadline_ms",
-        "marker_partition",
-        "offset",
-        "partition",
-        "state",
-    )
-
-    def __init__(
-        self,
-        partition: int,
-        offset: int,
-        log: tuple[bytes, int],
-        marker_partition: int,
-        holder_id: str,
-    ) -> None:
-        self.partition = partition
-        self.offset = offset
-        self.log = log  # topic id and leader epoch
-        self.marker_partition = marker_partition  # of its START, KEEPALIVE and END (R7)
-        self.holder_id = holder_id  # whom trackers take for its holder; a RELEASE names it (R8)
-        self.state = _STARTING
-        self.begin_ms = -1  # its first START, which was delivered, was written
-        self.deadline_ms = -1
-        self.asked_ms = -1  # until when ``extend`` asked to hold it, or a tracker may hold it
-        self.log_begin_ms = -1
-        self.log_deadline_ms = -1
-        self.is_end_known = False  # its END is in the log, or nobody waits for that
-
-    @property
-    def message_id(self) -> MessageId:
-        """Of the message."""
-        return MessageId(self.partition, self.offset, *self.log)
-
-    def is_over(self, monotonic_ms: int) -> bool:
-        """Whether nothing that happens to this process can count against the message any more.
-
-        A verdict alone does not do: until its END is in the log it dies with the process.
-        """
-        if self.state is _ACKNOWLEDGED:
-            return self.is_end_known or monotonic_ms >= self.deadline_ms
-        return self.state is _LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +47,6 @@ class _FirstStart:
     deadline_ms: int
     log_begin_ms: int
     log_deadline_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Renewal:
-    """Ask the shell for one KEEPALIVE; ``Leases.renewed`` takes its delivery report."""
-
-    marker_partition: int
-    consumer_id: str
-    message_id: MessageId | None  # None, and no batches: all of the consumer in that partition
-    redeliver_after_ms: int
-    leases: tuple[Lease, ...]
-    written_ms: int  # monotonic, not after it is written
-    batches: tuple[MessageBatch, ...] = ()  # in place of one message_id (R30)
-
-    @property
-    def is_by_id(self) -> bool:
-        """Whether it names messages, so that its writer holds them from then on."""
-        return self.message_id is not None or bool(self.batches)
 
 
 class Leases:
@@ -154,6 +65,9 @@ class Leases:
         self._max_lease_ms = max_lease_ms
         self._is_batched = batch_markers
         self._open: dict[Lease, None] = {}  # STARTING, STARTED, HELD; in their order
+        self._noted: deque[Lease] = deque()  # of which messages may have been acked since
+        self._settled: list[Lease] = []  # parts whose ENDs are to be written
+        self._number = 0  # of the last renewals
         self._first_starts: dict[MessageId, _FirstStart] = {}
         self._new_partitions: dict[int, int] = {}  # message partition -> renew by id until
         self._ended: list[Lease] = []  # found to be over, and not told yet
@@ -175,7 +89,12 @@ class Leases:
     @property
     def open_count(self) -> int:
         """Messages that this worker holds, or is about to."""
-        return len(self._open)
+        return sum(len(lease.held) for lease in list(self._open))
+
+    @property
+    def has_verdicts(self) -> bool:
+        """Whether verdicts may have been given that were not collected."""
+        return bool(self._noted or self._settled)
 
     def open(self) -> tuple[Lease, ...]:
         """The open leases, in no order."""
@@ -217,60 +136,31 @@ class Leases:
         for message_id in message_ids:
             self._keep_first(message_id, _FirstStart(-1, -1, -1, -1))
 
-    def start(self, message_id: MessageId, marker_partition: int) -> Lease:
-        """Its START is about to be written, under ``consumer_id``."""
-        log = message_id.topic_id, message_id.leader_epoch
-        place = message_id.partition, message_id.offset
-        lease = Lease(*place, log, marker_partition, self._consumer_id)
+    def start(
+        self, partition: int, offsets: Sequence[int], log: tuple[bytes, int], marker_partition: int
+    ) -> Lease:
+        """A START of messages of one chunk, ascending, is about to be written."""
+        lease = Lease(partition, offsets, log, marker_partition, self._consumer_id)
         self._open[lease] = None
         return lease
 
-    def start_all(self, messages: Iterable[Placed], marker_partition: int) -> list[Lease]:
-        """``start`` of each."""
-        holder_id = self._consumer_id
-        leases = [
-            Lease(each.partition, each.offset, each.log, marker_partition, holder_id)
-            for each in messages
-        ]
-        self._open.update(dict.fromkeys(leases))
-        return leases
-
-    def started_all(self, leases: Iterable[Lease], written_ms: int, log_ms: int) -> None:
-        """``started`` of each: one START has named them."""
-        if self._first_starts:
-            for lease in leases:
-                self.started(lease, written_ms, log_ms)
-            return
-        deadline_ms, log_deadline_ms = written_ms + self._timeout_ms, log_ms + self._timeout_ms
-        for lease in leases:
-            if lease.state is _LOST:
-                self.started(lease, written_ms, log_ms)
-                continue
-            lease.begin_ms = written_ms
-            lease.deadline_ms = deadline_ms
-            lease.log_begin_ms = log_ms
-            lease.log_deadline_ms = log_deadline_ms
-            lease.state = _STARTED  # last: an interrupt leaves no lease half started
-
     def started(self, lease: Lease, written_ms: int, log_ms: int) -> None:
-        """Its START was delivered. A second START of the message moves nothing but log time.
+        """Its START was delivered. A second START of a message moves nothing but log time.
 
         Args:
-            lease: Of the message.
+            lease: Of the messages.
             written_ms: Monotonic, not after the START was written.
             log_ms: Its broker timestamp.
         """
         is_late = lease.state is _LOST  # its batch failed before this was known
-        first = self._first_starts.get(lease.message_id) if self._first_starts else None
-        if is_late and first is not None:
-            return
+        first = self._first_of(lease) if self._first_starts and not is_late else None
         if first is None:
             lease.begin_ms = written_ms
             lease.deadline_ms = written_ms + self._timeout_ms
             lease.log_begin_ms = log_ms
             lease.log_deadline_ms = log_ms + self._timeout_ms
             if is_late:
-                self._remember(lease)
+                self._remember(lease, unless_known=True)
             else:
                 lease.state = _STARTED  # last: an interrupt leaves no lease half started
             return
@@ -278,14 +168,24 @@ class Leases:
         lease.deadline_ms = first.deadline_ms
         lease.log_begin_ms = first.log_begin_ms
         lease.log_deadline_ms = first.log_deadline_ms
-        self._renew_in_log(lease, log_ms, self._timeout_ms)
+        if log_ms <= lease.log_deadline_ms:
+            last_ms = lease.log_begin_ms + self._max_lease_ms
+            until_ms = min(log_ms + self._timeout_ms, last_ms)
+            lease.log_deadline_ms = max(lease.log_deadline_ms, until_ms)
         lease.state = _STARTED
+
+    def _first_of(self, lease: Lease) -> _FirstStart | None:
+        """What is known of a former START of these; of several the one that ends first."""
+        found = map(self._first_starts.get, lease.message_ids())
+        known = [first for first in found if first is not None]
+        return min(known, key=lambda first: first.deadline_ms) if known else None
 
     def committed(self, batch: Iterable[Lease], monotonic_ms: int) -> None:
         """The offsets behind these STARTs are committed: they are HELD, or LOST if too late."""
         for lease in batch:
             if self._first_starts:
-                self._first_starts.pop(lease.message_id, None)
+                for message_id in lease.message_ids():
+                    self._first_starts.pop(message_id, None)
             lease.state = _HELD
             if monotonic_ms >= lease.deadline_ms:
                 self._end(lease)
@@ -311,7 +211,7 @@ class Leases:
         self._id_is_spent = True
 
     def may_hand_out(self, lease: Lease, monotonic_ms: int) -> bool:
-        """Whether it is still held; otherwise it is LOST and a tracker brings it back (R5)."""
+        """Whether it stands; otherwise it is LOST and a tracker brings its messages back (R5)."""
         if lease.state is _HELD and monotonic_ms < lease.deadline_ms:
             return True
         if lease.state is _HELD:
@@ -320,14 +220,20 @@ class Leases:
 
     def _end(self, lease: Lease) -> None:
         """Its time is over; the next ``expire`` tells of it."""
-        self._lose(lease)
-        self._ended.append(lease)
+        lost = lease.lost = lease.take_held()
+        lease.uncollected.difference_update(lost)
+        self._collect(lease)  # what was acked before that
+        if lost:
+            self._lose(lease)
+            self._ended.append(lease)
 
-    def _remember(self, lease: Lease) -> None:
+    def _remember(self, lease: Lease, *, unless_known: bool = False) -> None:
         first = _FirstStart(
             lease.begin_ms, lease.deadline_ms, lease.log_begin_ms, lease.log_deadline_ms
         )
-        self._keep_first(lease.message_id, first)
+        for message_id in lease.message_ids():
+            if not (unless_known and message_id in self._first_starts):
+                self._keep_first(message_id, first)
 
     def _keep_first(self, message_id: MessageId, first: _FirstStart) -> None:
         self._first_starts[message_id] = first
@@ -336,6 +242,7 @@ class Leases:
 
     def _lose(self, lease: Lease) -> None:
         lease.state = _LOST
+        lease.held.clear()
         self._open.pop(lease, None)
         self._id_is_spent = True  # a KEEPALIVE of the consumer would keep it alive
 
@@ -344,11 +251,13 @@ class Leases:
     def plan_renewals(self, monotonic_ms: int) -> list[Renewal]:
         """The KEEPALIVEs to write now; the shell asks every T/3."""
         self._drop_old_partitions(monotonic_ms)
+        self._number += 1
         together, named = defaultdict[int, list[Lease]](list), defaultdict[int, list[Lease]](list)
         single: list[Renewal] = []
         consumer_id, new_partitions = self._consumer_id, self._new_partitions
+        self.look_again()  # what is named below are those without a verdict
         for lease in self._open:
-            if lease.state is _STARTING:
+            if lease.state is _STARTING or not lease.held:
                 continue
             # R7: an older owner's START may come late, a commit take longer than a lease lasts.
             if lease.holder_id != consumer_id or lease.partition in new_partitions:
@@ -359,23 +268,37 @@ class Leases:
                     single.append(self._renewal(lease, monotonic_ms))
             else:
                 together[lease.marker_partition].append(lease)
+        known = consumer_id, None, self._timeout_ms
         shared = [
-            Renewal(partition, consumer_id, None, self._timeout_ms, tuple(leases), monotonic_ms)
+            Renewal(partition, *known, tuple(leases), monotonic_ms, self._number)
             for partition, leases in together.items()
         ]
         for partition, leases in named.items():
-            known = partition, consumer_id, None, self._timeout_ms
-            for batches, of in gather(leases):
-                if len(of) == 1:
+            for batches, of in join((lease.held_batch(), lease) for lease in leases):
+                if len(of) == 1 and len(of[0].offsets) == 1:
                     single.append(self._renewal(of[0], monotonic_ms))
-                else:
-                    single.append(Renewal(*known, tuple(of), monotonic_ms, batches))
+                    continue
+                facts = tuple(of), monotonic_ms, self._number
+                single.append(Renewal(partition, *known, *facts, batches))
         return shared + single
+
+    def apart(self, lease: Lease, offset: int) -> Lease:
+        """A lease of this message of ``lease`` alone, which still has it, too.
+
+        Whoever takes it out there uses this one, or else ``forget``s it.
+        """
+        own = self._copy(lease, [offset])
+        self._open[own] = None
+        return own
+
+    def forget(self, lease: Lease) -> None:
+        """What ``apart`` gave is not used."""
+        self._open.pop(lease, None)
 
     def extend(self, lease: Lease, extension_ms: int, monotonic_ms: int) -> Renewal | None:
         """A KEEPALIVE of one message for at least ``extension_ms``, up to its max_lease.
 
-        None when the lease is not held any more.
+        None when the lease, which is of this message alone, is not held any more.
         """
         if not self.may_hand_out(lease, monotonic_ms):
             return None
@@ -385,29 +308,27 @@ class Leases:
 
     def renewed(self, renewal: Renewal, monotonic_ms: int, log_ms: int) -> None:
         """A KEEPALIVE was delivered; it does not revive what has ended."""
-        after_ms, max_lease_ms = renewal.redeliver_after_ms, self._max_lease_ms
-        by_id = renewal.is_by_id
-        until_ms = renewal.written_ms + after_ms
-        log_until_ms = log_ms + after_ms
-        for lease in renewal.leases:  # all that the worker holds, every T/3: no call in here
-            state = lease.state
-            if state is _LOST:
-                continue
-            if lease.log_deadline_ms >= log_ms:  # also of a settled one: R9
-                last_ms = lease.log_begin_ms + max_lease_ms
-                new_ms = last_ms if last_ms < log_until_ms else log_until_ms  # noqa: FURB136
-                if new_ms > lease.log_deadline_ms:
-                    lease.log_deadline_ms = new_ms
-            if state is _ACKNOWLEDGED or monotonic_ms >= lease.deadline_ms:
-                continue
-            last_ms = lease.begin_ms + max_lease_ms
-            new_ms = last_ms if last_ms < until_ms else until_ms  # noqa: FURB136
-            if new_ms > lease.deadline_ms:
-                lease.deadline_ms = new_ms
-            if by_id:
-                lease.holder_id = renewal.consumer_id
-                # What a tracker holds it for, at most: the next one must not cut that (R9).
-                lease.asked_ms = max(lease.asked_ms, monotonic_ms + after_ms)
+        for lease in renewal.leases:
+            for part in lease.parts:
+                if part.number >= renewal.number:  # a verdict that came since
+                    self._renew(part, renewal, monotonic_ms, log_ms)
+            self._renew(lease, renewal, monotonic_ms, log_ms)
+
+    def _renew(self, lease: Lease, renewal: Renewal, monotonic_ms: int, log_ms: int) -> None:
+        after_ms = renewal.redeliver_after_ms
+        if lease.state is _LOST:
+            return
+        if lease.log_deadline_ms >= log_ms:  # also of a settled one: R9
+            until_ms = min(log_ms + after_ms, lease.log_begin_ms + self._max_lease_ms)
+            lease.log_deadline_ms = max(lease.log_deadline_ms, until_ms)
+        if lease.state is _ACKNOWLEDGED or monotonic_ms >= lease.deadline_ms:
+            return
+        until_ms = min(renewal.written_ms + after_ms, lease.begin_ms + self._max_lease_ms)
+        lease.deadline_ms = max(lease.deadline_ms, until_ms)
+        if renewal.is_by_id:
+            lease.holder_id = renewal.consumer_id
+            # What a tracker holds it for, at most: the next one must not cut that (R9).
+            lease.asked_ms = max(lease.asked_ms, monotonic_ms + after_ms)
 
     def expire(self, monotonic_ms: int) -> list[Lease]:
         """Held leases that have ended by now, whoever noticed; each is told once.
@@ -438,26 +359,117 @@ class Leases:
     def _renewal(self, lease: Lease, monotonic_ms: int) -> Renewal:
         # The tracker sets clock + this, so no renewal may cut what was asked for before it.
         after_ms = max(self._timeout_ms, lease.asked_ms - monotonic_ms)
+        (message_id,) = lease.message_ids()
         to, by = lease.marker_partition, self._consumer_id
-        return Renewal(to, by, lease.message_id, after_ms, (lease,), monotonic_ms)
-
-    def _renew_in_log(self, lease: Lease, log_ms: int, after_ms: int) -> None:
-        if log_ms <= lease.log_deadline_ms:
-            last_ms = lease.log_begin_ms + self._max_lease_ms
-            lease.log_deadline_ms = max(lease.log_deadline_ms, min(log_ms + after_ms, last_ms))
+        return Renewal(to, by, message_id, after_ms, (lease,), monotonic_ms, self._number)
 
     # Verdicts (R8, R9).
 
-    def acknowledge(self, lease: Lease, monotonic_ms: int) -> Acknowledgement:
-        """A verdict on a message that was handed out."""
-        if lease.state is _HELD and monotonic_ms < lease.deadline_ms:
+    def note(self, lease: Lease) -> None:
+        """A message was acked: it was taken out of ``held``. From any thread, without a lock."""
+        lease.is_noted = True
+        self._noted.append(lease)
+
+    def acknowledge(
+        self, lease: Lease, offset: int, monotonic_ms: int, verdict: Verdict = ACKED
+    ) -> Lease | Refusal:
+        """A verdict on a message that was handed out; the part that ``collect`` gives, or why not.
+
+        An interrupt leaves it given, or not given.
+        """
+        if not self.may_hand_out(lease, monotonic_ms) or offset not in lease.held:
+            is_lost = offset in lease.lost or lease.state is _LOST
+            return Refusal.LOST if is_lost else Refusal.ACKNOWLEDGED_BEFORE
+        part = self._part(lease, [offset], verdict)
+        try:
+            self._settled.append(part)
+            lease.uncollected.discard(offset)
+            lease.held.remove(offset)  # last: what is broken off before can be settled again
+        except BaseException as error:
+            if isinstance(error, KeyError) or offset in lease.held:
+                self._settled = [each for each in self._settled if each is not part]
+                lease.uncollected.add(offset)
+            if not isinstance(error, KeyError):
+                raise
+            return Refusal.ACKNOWLEDGED_BEFORE  # by another thread, just now
+        self._close(lease)
+        return part
+
+    def take_back(
+        self, lease: Lease, offsets: Collection[int], monotonic_ms: int, verdict: Verdict
+    ) -> Lease | None:
+        """A verdict on what nobody has seen; the part, which ``collect`` does not give."""
+        if not self.may_hand_out(lease, monotonic_ms):
+            return None
+        taken = sorted(lease.held.intersection(offsets))
+        if not taken:
+            return None
+        part = self._part(lease, taken, verdict)
+        lease.uncollected.difference_update(taken)  # first: what only ``held`` lacks is acked
+        lease.held.difference_update(taken)
+        self._close(lease)
+        return part
+
+    def collect(self) -> list[Lease]:
+        """Parts with verdicts whose ENDs are to be written: call ``collected`` when they are taken.
+
+        Until then it gives them again.
+        """
+        while self._noted:
+            lease = self._noted[0]
+            lease.is_noted = False  # first: an ACK from here on notes it again
+            self._collect(lease)
+            self._noted.popleft()
+        return list(self._settled)
+
+    def look_again(self) -> None:
+        """Collect also what an interrupt kept from being noted."""
+        for lease in list(self._open):
+            lease.is_noted = False
+            self._collect(lease)
+
+    def collected(self) -> None:
+        """What ``collect`` gave is in the caller's hands."""
+        self._settled.clear()
+
+    def _collect(self, lease: Lease) -> None:
+        if lease.state is not _HELD:
+            return
+        acked = lease.uncollected - lease.held
+        if acked:
+            self._settled.append(self._part(lease, sorted(acked), ACKED))
+            lease.uncollected -= acked  # last: an interrupt lets it be written twice, not never
+        self._close(lease)
+
+    def _close(self, lease: Lease) -> None:
+        if not lease.held and not lease.uncollected:
+            lease.state = _ACKNOWLEDGED
             self._open.pop(lease, None)
-            lease.state = _ACKNOWLEDGED  # last: what is broken off before can be settled again
-            return _WRITE
-        if lease.state is _ACKNOWLEDGED:
-            return Acknowledgement.ACKNOWLEDGED_BEFORE
-        self.may_hand_out(lease, monotonic_ms)  # never: it is lost, if it was not before
-        return Acknowledgement.LOST
+
+    def _part(self, lease: Lease, offsets: list[int], verdict: Verdict) -> Lease:
+        """What has this verdict; of all messages it is the lease itself."""
+        if len(offsets) == len(lease.offsets):
+            lease.verdict = verdict
+            return lease
+        part = self._copy(lease, offsets)
+        part.held.clear()
+        part.uncollected.clear()
+        part.state, part.verdict = _ACKNOWLEDGED, verdict
+        lease.parts = [each for each in lease.parts if not each.is_end_known] + [part]
+        return part
+
+    def _copy(self, lease: Lease, offsets: list[int]) -> Lease:
+        of = lease.partition, offsets, lease.log, lease.marker_partition, lease.holder_id
+        copy = Lease(*of)
+        copy.state, copy.number = lease.state, self._number
+        copy.begin_ms, copy.deadline_ms, copy.asked_ms = (
+            lease.begin_ms,
+            lease.deadline_ms,
+            lease.asked_ms,
+        )
+        copy.log_begin_ms, copy.log_deadline_ms = lease.log_begin_ms, lease.log_deadline_ms
+        copy.oldest_ms = lease.oldest_ms
+        return copy
 
     def ended(self, lease: Lease, log_ms: int) -> bool:
         """Its END is in the log; whether it came before the lease's end (R2, R9)."""
@@ -480,5 +492,6 @@ class Leases:
         """Assert the invariants."""
         for lease in self._open:
             assert lease.state not in (_ACKNOWLEDGED, _LOST)
+            assert lease.held <= lease.uncollected
             if lease.state is not _STARTING:
                 assert 0 <= lease.deadline_ms <= lease.begin_ms + self._max_lease_ms

@@ -1,0 +1,154 @@
+"""A worker's hold on messages: what one START named, or what split off of it (``leases.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+
+from kafkamq.markers.rules.batching import batch_of
+from kafkamq.types import MessageBatch, MessageId, Outcome
+
+
+class LeaseState(Enum):
+    """Where a lease is in its life."""
+
+    STARTING = 0
+    STARTED = 1
+    HELD = 2
+    ACKNOWLEDGED = 3
+    LOST = 4  # ended by the worker's clock, or forgotten before it was handed out
+
+
+class Refusal(Enum):
+    """Why a verdict is none."""
+
+    ACKNOWLEDGED_BEFORE = 1
+    LOST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an END says; messages with equal ones may share a record (R30)."""
+
+    outcome: Outcome
+    reason: str = ""
+    delay_ms: int | None = None  # of a NACK; None: by the back-off after
+    delivery_count: int = 0  # so many deliveries
+
+
+ACKED = Verdict(Outcome.ACK)
+
+# Looking a member up in its class takes as long as the rest of a line.
+_STARTING, _, _HELD, _, _LOST = LeaseState
+
+
+class Lease:
+    """A worker's hold on messages of one chunk; changed by ``Leases``, and ``held`` by ACKs too."""
+
+    __slots__ = (
+        "asked_ms",
+        "begin_ms",
+        "deadline_ms",
+        "end",
+        "held",
+        "holder_id",
+        "is_end_known",
+        "is_noted",
+        "log",
+        "log_begin_ms",
+        "log_deadline_ms",
+        "lost",
+        "marker_partition",
+        "number",
+        "offsets",
+        "oldest_ms",
+        "partition",
+        "parts",
+        "state",
+        "uncollected",
+        "verdict",
+    )
+
+    def __init__(
+        self,
+        partition: int,
+        offsets: Sequence[int],
+        log: tuple[bytes, int],
+        marker_partition: int,
+        holder_id: str,
+    ) -> None:
+        self.partition = partition
+        self.offsets = offsets  # ascending, in one chunk
+        self.log = log  # topic id and leader epoch
+        self.marker_partition = marker_partition  # of its START, KEEPALIVE and END (R7)
+        self.holder_id = holder_id  # whom trackers take for its holder; a RELEASE names it (R8)
+        self.state = _STARTING
+        self.begin_ms = -1  # its first START, which was delivered, was written
+        self.deadline_ms = -1
+        self.asked_ms = -1  # until when ``extend`` asked to hold it, or a tracker may hold it
+        self.log_begin_ms = -1
+        self.log_deadline_ms = -1
+        self.oldest_ms = -1  # broker time of its oldest message, if its START has no payload
+        self.held = set(offsets)  # offsets without a verdict
+        self.uncollected = set(offsets)  # these, and those that ``collect`` will find missing
+        self.lost: Collection[int] = ()  # offsets that had no verdict when it ended
+        self.is_noted = False  # ``collect`` is going to look at it
+        self.parts: list[Lease] = []  # what has split off with a verdict
+        self.number = 0  # of a part: behind the renewals with smaller numbers
+        self.verdict = ACKED  # of a part
+        self.end: object = None  # of a part: the last END of it that was written
+        self.is_end_known = False  # its END is in the log, or nobody waits for that
+
+    def message_ids(self) -> list[MessageId]:
+        """Of its messages."""
+        return [MessageId(self.partition, offset, *self.log) for offset in self.offsets]
+
+    def batch(self) -> MessageBatch:
+        """Its messages as markers name them."""
+        return batch_of(self.partition, self.log, self.offsets)
+
+    def held_batch(self) -> MessageBatch:
+        """Those of its messages that have no verdict, of which there is one at least."""
+        return batch_of(self.partition, self.log, sorted(self.held))
+
+    def take_held(self) -> list[int]:
+        """The messages without a verdict, which get none any more."""
+        taken = []
+        with suppress(KeyError):  # an ACK may take the last one
+            while self.held:
+                taken.append(self.held.pop())  # one by one: each goes here or to an ACK
+        return taken
+
+    def holds(self, offset: int) -> bool:
+        """Whether this message was handed out, or may be, and has no verdict."""
+        return self.state is _HELD and offset in self.held
+
+    def is_over(self, monotonic_ms: int) -> bool:
+        """Whether nothing that happens to this process can count against the message any more.
+
+        A verdict alone does not do: until its END is in the log it dies with the process.
+        """
+        if self.state is _LOST:
+            return True
+        return not self.held and (self.is_end_known or monotonic_ms >= self.deadline_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """Ask the shell for one KEEPALIVE; ``Leases.renewed`` takes its delivery report."""
+
+    marker_partition: int
+    consumer_id: str
+    message_id: MessageId | None  # None, and no batches: all of the consumer in that partition
+    redeliver_after_ms: int
+    leases: tuple[Lease, ...]
+    written_ms: int  # monotonic, not after it is written
+    number: int  # what splits off of these later has a larger one
+    batches: tuple[MessageBatch, ...] = ()  # in place of one message_id (R30)
+
+    @property
+    def is_by_id(self) -> bool:
+        """Whether it names messages, so that its writer holds them from then on."""
+        return self.message_id is not None or bool(self.batches)
