@@ -42,11 +42,20 @@ class Leaf:
         self.wake_ms = NEVER
         self.first_offset = NEVER
 
+    def index(self, page: int) -> int:
+        """Where the holds of this page begin, or would."""
+        return bisect_left(self.pages, page)
+
     def at(self, page: int) -> list[Hold]:
         """Holds of this page; a list of the caller's."""
-        pages = self.pages
-        first = bisect_left(pages, page)
-        return self.holds[first : bisect_right(pages, page, first)]
+        first = self.index(page)
+        return self.holds[first : bisect_right(self.pages, page, first)]
+
+    def find(self, page: int, bit: int) -> int:
+        """Which hold has this message; -1: none."""
+        first = self.index(page)
+        held = [hold.bits & bit for hold in self.at(page)]
+        return first + held.index(bit) if bit in held else -1
 
     def insert(self, page: int, hold: Hold) -> None:
         """One more; the caller sees to the bounds."""
@@ -54,9 +63,8 @@ class Leaf:
         self.pages.insert(index, page)
         self.holds.insert(index, hold)
 
-    def remove(self, page: int, hold: Hold) -> None:
+    def remove(self, index: int) -> None:
         """One fewer."""
-        index = self.holds.index(hold, bisect_left(self.pages, page))
         del self.pages[index], self.holds[index]
 
     def measure(self) -> None:
@@ -64,12 +72,15 @@ class Leaf:
         self.wake_ms = min([hold.wake_ms for hold in self.holds], default=NEVER)
         self.first_offset = min([hold.start_offset for hold in self.holds], default=NEVER)
 
-    def halve(self, right: Leaf) -> None:
-        """Give what is behind the middle to an empty leaf; a page stays whole."""
+    def middle(self) -> int:
+        """Where to cut it in two; a page stays whole."""
         pages = self.pages
         middle = pages[len(pages) // 2]
-        at = bisect_left(pages, middle) or bisect_right(pages, middle)
-        right.pages, self.pages = pages[at:], pages[:at]
+        return bisect_left(pages, middle) or bisect_right(pages, middle)
+
+    def give(self, at: int, right: Leaf) -> None:
+        """What is from there on goes to an empty leaf."""
+        right.pages, self.pages = self.pages[at:], self.pages[:at]
         right.holds, self.holds = self.holds[at:], self.holds[:at]
 
     def join(self, right: Leaf) -> None:

@@ -148,29 +148,30 @@ class RedeliveryTracker:
         message_id = marker.message_id
         if message_id is not None:
             page = message_id.offset // PAGE_BITS
-            log = self.table.find(log_key(message_id, of_schedule), page, makes=makes)
+            log = self.table.find(log_key(message_id, of_schedule), page, makes)
             if log is not None:
                 fold(offset, marker, log, page, _BIT[message_id.offset % PAGE_BITS])
         elif not marker.batches and kind is MarkerType.KEEPALIVE and marker.consumer_id:
             # R7: all leases of this consumer; an empty id renews nothing.
             self.holders.renew(marker.consumer_id, self.clock.now_ms, marker.redeliver_after_ms)
         for batch in marker.batches:
-            page, at = divmod(batch.base_offset, PAGE_BITS)
+            first = batch.base_offset
+            page = first // PAGE_BITS
             key = of_schedule, batch.topic_id, batch.leader_epoch, batch.partition
-            log = self.table.find(key, page, makes=makes)
+            log = self.table.find(key, page, makes)
             if log is None:
                 continue
-            bits = batch.bits << at
-            while bits:
+            bits = batch.bits << first % PAGE_BITS
+            while bits > _PAGE:
                 here = bits & _PAGE
                 if here:
                     fold(offset, marker, log, page, here)
                 bits >>= PAGE_BITS
                 page += 1
+            fold(offset, marker, log, page, bits)
 
     def _fold_start(self, offset: int, marker: Marker, log: HoldLog, page: int, bits: int) -> None:
-        now_ms = self.clock.now_ms
-        timeout_ms = marker.redeliver_after_ms
+        now_ms, timeout_ms = self.clock.now_ms, marker.redeliver_after_ms
         deadline_ms = now_ms + timeout_ms
         leaf = None if log.is_new(page, bits) else log.leaf(page)
         if leaf is not None:
@@ -186,10 +187,12 @@ class RedeliveryTracker:
         if log.ended:
             bits &= ~log.has_ended(page, bits, now_ms)  # R12: a zombie's late START
         if bits:
-            max_lease_ms = min(marker.max_lease_ms or self._max_lease_ms, self._longest_ms)
+            max_lease_ms = marker.max_lease_ms or self._max_lease_ms
+            if max_lease_ms > self._longest_ms:
+                max_lease_ms = self._longest_ms
             holder = self.holders.join(marker.consumer_id, timeout_ms, max_lease_ms, deadline_ms)
             hold = Hold(bits, offset, now_ms, deadline_ms, HELD, holder)
-            hold.wake_ms = min(deadline_ms, now_ms + max_lease_ms)
+            hold.wake_ms = deadline_ms if timeout_ms < max_lease_ms else now_ms + max_lease_ms
             self.table.enter(log, page, hold)
 
     def _hold(
@@ -221,25 +224,25 @@ class RedeliveryTracker:
         self._done(leaf, page)
 
     def _fold_end(self, offset: int, marker: Marker, log: HoldLog, page: int, bits: int) -> None:
-        outcome = marker.outcome
-        remembers = outcome in _ENDING
+        outcome, remembers = marker.outcome, marker.outcome in _ENDING
         leaf = log.leaf(page)
         if leaf is not None:
-            left = bits
-            for hold in leaf.at(page):
+            left, holds, pages = bits, leaf.holds, leaf.pages
+            index = leaf.index(page)
+            while left and index < len(holds) and pages[index] == page:
+                hold = holds[index]
                 touched = hold.bits & left
+                left ^= touched
+                index += 1
                 if not touched:
                     continue
                 if hold.flags & STATE == DUE and outcome not in _BY_TRACKER:
                     self.late_verdicts += touched.bit_count()  # R9
                     bits ^= touched
                 elif remembers:
-                    self._end(leaf, page, hold, touched)
+                    index -= self._end(leaf, index - 1, touched)  # one fewer, or none
                 elif hold.holder is not None:
                     self._judge(offset, marker, leaf, page, hold, touched)
-                left ^= touched
-                if not left:
-                    break
             self._done(leaf, page)
         if remembers and bits:
             self.table.remember_end(log, page, bits, self.clock.now_ms)
@@ -268,23 +271,23 @@ class RedeliveryTracker:
 
     def _done(self, leaf: Leaf, page: int) -> None:
         """No more is done to holds of this page by this record: the leaf may be another one now."""
-        if not MIN_HOLDS <= len(leaf.holds) <= MAX_HOLDS:
+        count = len(leaf.holds)  # of a small one at 15, 7, 3, 1 and 0: trying costs
+        if count > MAX_HOLDS or (count < MIN_HOLDS and not count & count + 1):
             self.table.even_out(leaf, page)
 
     def _fold_schedule(self, offset: int, marker: Marker) -> None:
         message_id = marker.message_id or MessageId(self.partition, offset)
         page, at = divmod(message_id.offset, PAGE_BITS)
-        log = self.table.find(log_key(message_id, True), page, makes=True)
+        log = self.table.find(log_key(message_id, True), page, True)
         assert log is not None, "it is made"
         bit, now_ms = _BIT[at], self.clock.now_ms
         leaf = log.leaf(page)
-        for hold in leaf.at(page) if leaf is not None else ():
-            if hold.bits & bit:
-                if hold.flags & STATE != WAITING:
-                    return
-                assert leaf is not None, "the hold is in it"
-                self._end(leaf, page, hold, bit)  # carried (R19): it takes the first one's place
-                self._done(leaf, page)
+        index = -1 if leaf is None else leaf.find(page, bit)
+        if leaf is not None and index >= 0:
+            if leaf.holds[index].flags & STATE != WAITING:
+                return
+            self._end(leaf, index, bit)  # carried (R19): it takes the first one's place
+            self._done(leaf, page)
         if not log.has_ended(page, bit, now_ms):
             deadline_ms = now_ms + marker.redeliver_after_ms
             hold = Hold(bit, offset, now_ms, deadline_ms, WAITING, None)
@@ -371,17 +374,20 @@ class RedeliveryTracker:
         self.table.unsettled += hold.bits.bit_count()
         self.table.wanting[leaf] = None
 
-    def _end(self, leaf: Leaf, page: int, hold: Hold, bits: int) -> None:
-        """These messages of it are open no more."""
+    def _end(self, leaf: Leaf, index: int, bits: int) -> bool:
+        """These messages of a hold are open no more; whether they were all of it."""
+        hold = leaf.holds[index]
+        count = bits.bit_count()
         if hold.flags & (DUE | CARRY):
-            self.table.unsettled -= bits.bit_count()
-        self.table.open -= bits.bit_count()
-        if hold.bits == bits:
-            leaf.remove(page, hold)
-            if hold.holder is not None:
-                self.holders.leave(hold.holder)
-        else:
+            self.table.unsettled -= count
+        self.table.open -= count
+        if hold.bits != bits:
             hold.bits ^= bits
+            return False
+        leaf.remove(index)
+        if hold.holder is not None:
+            self.holders.leave(hold.holder)
+        return True
 
     # ---- what to do
 
@@ -418,8 +424,7 @@ class RedeliveryTracker:
         What wants something else by now (a SCHEDULE that fell due while it was to be carried, a
         later START of the same message) was asked for by another transaction.
         """
-        # Rows are of one message; what is of one hold is taken out of it together, or it would fall
-        # apart for good.
+        # Rows are of one message; what is of one hold is taken out of it together.
         wanted: dict[tuple[LogKey, int, int, bool], int] = {}
         for action in actions:
             if isinstance(action, Carry):
@@ -441,12 +446,6 @@ class RedeliveryTracker:
                     self._ask_again(leaf, self.table.part(leaf, page, hold, touched))
             if leaf is not None:
                 self._done(leaf, page)
-
-    def _find(self, message_id: MessageId, of_schedule: bool) -> tuple[Leaf | None, int, int]:
-        """The leaf where a message is, if it is open; its page, and its bit there."""
-        page, at = divmod(message_id.offset, PAGE_BITS)
-        log = self.table.find(log_key(message_id, of_schedule), page)
-        return None if log is None else log.leaf(page), page, _BIT[at]
 
     def _ask_again(self, leaf: Leaf, hold: Hold) -> None:
         if hold.flags & ASKED:
@@ -482,14 +481,15 @@ class RedeliveryTracker:
 
     def hold_of(self, message_id: MessageId, *, of_schedule: bool = False) -> Hold | None:
         """What is known of one message while it is open; not to be changed."""
-        leaf, page, bit = self._find(message_id, of_schedule)
-        holds = () if leaf is None else leaf.at(page)
-        return next((hold for hold in holds if hold.bits & bit), None)
+        page, at = divmod(message_id.offset, PAGE_BITS)
+        log = self.table.find(log_key(message_id, of_schedule), page)
+        leaf = None if log is None else log.leaf(page)
+        index = -1 if leaf is None else leaf.find(page, _BIT[at])
+        return None if leaf is None or index < 0 else leaf.holds[index]
 
     def next_wake(self) -> Wake:
         """What the TICK rules need to know (R4)."""
-        deadline_ms = self.table.next_change_ms()
-        has_due = self.table.unsettled > 0
+        deadline_ms, has_due = self.table.next_change_ms(), self.table.unsettled > 0
         if deadline_ms == NEVER:
             return Wake(None, None, has_due)
         warn_ms = deadline_ms - self.holders.shortest_timeout_ms() // 4

@@ -93,7 +93,7 @@ class HoldTable:
 
     # ---- holds
 
-    def find(self, key: LogKey, page: int, *, makes: bool = False) -> HoldLog | None:
+    def find(self, key: LogKey, page: int, makes: bool = False) -> HoldLog | None:
         """The log, with what the store has of the page's chunk; ``makes`` one if there is none."""
         if self.chunks or self.pages.closed:
             self._fetch((*key, page // _CHUNK_PAGES))
@@ -113,10 +113,9 @@ class HoldTable:
             if page > log.last_page:
                 log.last_page, log.last_bits = page, 0
             log.last_bits |= hold.bits
-            if leaves and (len(leaves[-1].holds) < MAX_HOLDS or page == leaves[-1].pages[-1]):
-                leaf = leaves[-1]
-            else:
-                leaf = self._new_leaf(log, len(leaves), page)
+            leaf = leaves[-1] if leaves else self._new_leaf(log, 0, page)
+            if len(leaf.holds) >= MAX_HOLDS:
+                leaf = self._cut(leaf, leaf.index(page), len(leaves), page)
             leaf.pages.append(page)
             leaf.holds.append(hold)
         else:
@@ -155,10 +154,8 @@ class HoldTable:
         log, size = leaf.log, len(leaf.holds)
         index = max(0, bisect_right(log.firsts, page) - 1)
         if size > MAX_HOLDS:
-            right = self._new_leaf(log, index + 1, 0)
-            leaf.halve(right)
-            log.firsts[index + 1] = right.pages[0]
-            self._list(leaf, right)
+            at = leaf.middle()
+            right = self._cut(leaf, at, index + 1, leaf.pages[at])
             for each in (leaf, right):
                 self.even_out(each, each.pages[0])
         elif size < MIN_HOLDS and (not size or len(log.leaves) > 1):
@@ -172,6 +169,14 @@ class HoldTable:
             self.wanting.pop(log.leaves[index], None)
             del log.leaves[index], log.firsts[index]
             self._size -= 1
+
+    def _cut(self, leaf: Leaf, at: int, index: int, page: int) -> Leaf:
+        """A new leaf that begins with this page and takes over what is from ``at`` on."""
+        right = self._new_leaf(leaf.log, index, page)
+        if at < len(leaf.holds):
+            leaf.give(at, right)
+            self._list(leaf, right)
+        return right
 
     def _list(self, old: Leaf, new: Leaf) -> None:
         """A leaf has holds that were in another one."""

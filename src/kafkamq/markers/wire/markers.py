@@ -38,7 +38,9 @@ from kafkamq.markers.wire.message_batches import (
     MAX_BATCH_BYTES,
     cut_run,
     decode_batches,
+    encode_batch_start,
     encode_batches,
+    without_run,
 )
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.types import Headers, Marker, MarkerType, MessageBatch, MessageId, Outcome
@@ -120,10 +122,9 @@ def _decode(data: bytes | None, slim: bool) -> Marker:
         raise WireError("the record is empty")
     if len(data) > MAX_MARKER_BYTES:
         raise WireError(f"{len(data)} bytes are too many for a marker ({MAX_MARKER_BYTES} at most)")
-    run = cut_run(data) if 8 in data[:3] else None  # a version; not in a START of one message
-    if run is not None and (known := _beside_run(run[0], slim)) is not None:
-        of_marker, of_batch = known
-        return of_marker((of_batch(run[1], (1 << run[2]) - 1),))
+    # A version; not in a START of one message.
+    if 8 in data[:3] and (marker := _decode_run(data, slim)) is not None:
+        return marker
     try:
         message = _parse(data)
     except (DecodeError, ValueError):  # ValueError: text that is not UTF-8, in pure Python
@@ -148,14 +149,28 @@ def _decode(data: bytes | None, slim: bool) -> Marker:
     raise WireError(f"unknown marker type {kind}")
 
 
+def _decode_run(data: bytes, slim: bool) -> Marker | None:
+    """A marker with one batch of one run; None: it is another one, or malformed."""
+    run = cut_run(data)
+    if run is None:
+        return None
+    before, behind, base_offset, length, size = run
+    known = _beside_run(before, behind, size, slim)
+    if known is None:
+        return None
+    of_marker, of_batch = known
+    return of_marker((of_batch(base_offset, (1 << length) - 1),))
+
+
 @lru_cache(maxsize=1024)
 def _beside_run(
-    rest: bytes, slim: bool
+    before: bytes, behind: bytes, size: int, slim: bool
 ) -> tuple[Callable[[tuple[MessageBatch]], Marker], Callable[[int, int], MessageBatch]] | None:
     """What a record says beside what `cut_run` took; None: not all was taken, or it is malformed.
 
     A field that stands twice, or is written longer than needed, shows in the size.
     """
+    rest = without_run(before, behind, size)
     try:
         message = _parse(rest)
         batches = message.batches
@@ -396,18 +411,6 @@ def encode_reference(
     if len(start) <= max_bytes:
         return start
     return encoder.encode_known(identity, split_key(key)[0], None, delivery_count, (), *known)
-
-
-def encode_batch_start(encoder: StartEncoder, batches: Sequence[MessageBatch], key: bytes) -> bytes:
-    """A START of messages that stay where they are (R28); ``key`` names their queue, or is empty.
-
-    Raises:
-        WireError: the batches cannot be encoded, or it is too large for any reader.
-    """
-    start = encoder.encode_known(encode_batches(batches), key, None, 0, (), 0, 0, True)
-    if len(start) > MAX_BATCH_BYTES:
-        raise WireError(f"a START of {len(start)} bytes is too large: {MAX_BATCH_BYTES} at most")
-    return start
 
 
 def encode_marker(marker: Marker) -> bytes:

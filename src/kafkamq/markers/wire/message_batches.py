@@ -14,7 +14,14 @@ from functools import lru_cache
 from kafkamq.errors import WireError
 from kafkamq.markers.rules.batching import MAX_BATCHES, MAX_NAMED
 from kafkamq.markers.wire import markers_pb2 as pb
-from kafkamq.markers.wire.marker_writer import MAX_COUNT, MAX_INT64, blob, number, varint
+from kafkamq.markers.wire.marker_writer import (
+    MAX_COUNT,
+    MAX_INT64,
+    StartEncoder,
+    blob,
+    number,
+    varint,
+)
 from kafkamq.queue.wire.partitions import CHUNK_OFFSETS
 from kafkamq.types import MessageBatch
 
@@ -24,12 +31,13 @@ MAX_BATCH_BYTES = 64 * 1024
 _BITMAP_BYTES = CHUNK_OFFSETS // 8
 _VERSION = b"\x08\x01"
 _MAX_CUT_BYTES = 256
-_BYTES = [bytes((each,)) for each in range(128)]
 _ONE_RUN = re.compile(
-    rb"((?:\x10[\0-\x7f])?\x08\x01\x82\x02)"  # type, version, batch
-    rb"([\0-\x7f])((?:\x08[\0-\x7f])?)"  # its size and partition
+    rb"((?:\x10[\0-\x7f])?\x08\x01\x82\x02"  # type, version, batch
+    rb"[\0-\x7f](?:\x08[\0-\x7f])?)"  # its size and partition
     rb"\x10([\x80-\xff]{0,8}[\0-\x7f])"  # base offset
     rb"\x1a(?:\x01(?=[\0-\x7f])|\x02(?=[\x80-\xff]))([\x80-\xff]?[\0-\x7f])"  # runs: only one
+    rb"(.*)",
+    re.DOTALL,
 ).match
 
 
@@ -54,6 +62,18 @@ def _check_named(batches: Collection[MessageBatch]) -> None:
     count = sum(batch.bits.bit_count() for batch in batches)
     if count > MAX_NAMED:
         raise WireError(f"{count} messages are too many for a marker ({MAX_NAMED} at most)")
+
+
+def encode_batch_start(encoder: StartEncoder, batches: Sequence[MessageBatch], key: bytes) -> bytes:
+    """A START of messages that stay where they are (R28); ``key`` names their queue, or is empty.
+
+    Raises:
+        WireError: the batches cannot be encoded, or it is too large for any reader.
+    """
+    start = encoder.encode_known(encode_batches(batches), key, None, 0, (), 0, 0, True)
+    if len(start) > MAX_BATCH_BYTES:
+        raise WireError(f"a START of {len(start)} bytes is too large: {MAX_BATCH_BYTES} at most")
+    return start
 
 
 def _chunk(batch: MessageBatch) -> tuple[int, bytes, int, int]:
@@ -104,30 +124,31 @@ def _runs(bits: int) -> Iterator[int]:
         begin, is_taken = end, not is_taken
 
 
-def cut_run(data: bytes) -> tuple[bytes, int, int] | None:
-    """Of a record with one batch of one run: the record without it, base offset and length.
+def cut_run(data: bytes) -> tuple[bytes, bytes, int, int, int] | None:
+    """Of a record with one batch of one run: what is before and behind, base offset, length, size.
 
-    A worker's records mostly differ in these two alone, so what is left is decoded once
+    A worker's records mostly differ in offset and length alone, so what is left is decoded once
     (``markers.py``, which also finds out whether that was all). None: another form, or malformed.
     """
-    match = _ONE_RUN(data)
-    if match is None or len(data) > _MAX_CUT_BYTES:
+    if len(data) > _MAX_CUT_BYTES or (match := _ONE_RUN(data)) is None:
         return None
-    begin, size, partition, base, run = match.groups()
-    left = size[0] - len(base) - len(run) - 3
-    base_offset = _value(base)
-    length = run[0] if len(run) == 1 else _value(run)
-    room = CHUNK_OFFSETS - base_offset % CHUNK_OFFSETS
-    if left < len(partition) or not 0 < length <= room:
+    before, base, run, behind = match.groups()
+    base_offset = 0
+    for byte in base[::-1]:
+        base_offset = base_offset << 7 | byte & 0x7F
+    length = run[0] if len(run) == 1 else run[0] & 0x7F | run[1] << 7
+    if not 0 < length <= CHUNK_OFFSETS - base_offset % CHUNK_OFFSETS:
         return None
-    return begin + _BYTES[left] + partition + data[match.end() :], base_offset, length
+    return before, behind, base_offset, length, len(base) + len(run)
 
 
-def _value(varint: bytes) -> int:
-    value = 0
-    for byte in varint[::-1]:
-        value = value << 7 | byte & 0x7F
-    return value
+def without_run(before: bytes, behind: bytes, size: int) -> bytes:
+    """A record without what ``cut_run`` took of its batch; empty: the batch is not so large."""
+    begin, tag, batch = before.partition(b"\x82\x02")
+    left = batch[0] - size - 3  # two tags, and the size of the runs
+    if left < len(batch) - 1:
+        return b""
+    return begin + tag + bytes((left,)) + batch[1:] + behind
 
 
 def decode_batches(batches: Sequence[pb.MessageBatch]) -> tuple[MessageBatch, ...]:
