@@ -42,6 +42,8 @@ check: lint ## lint, and the tests that need no JVM: rules, wire formats, simula
 	QUICK_TESTS=1 $(BIN)/python -m pytest -q -m "not faults and not slow and not spark" -n $(CORES) \
 		$(FAULTS_rules) $(PYTEST_ARGS)
 
+# One of the workers has Spark to itself (tests/scheduling.py), the others mostly wait for Kafka.
+test: JOBS := $(if $(filter file,$(origin JOBS)),4,$(JOBS))
 test: lint ## lint, then all tests but the fault suite
 	@tools/check_machine java
 	@$(COMPILE)

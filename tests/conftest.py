@@ -26,6 +26,16 @@ settings.register_profile("kafkamq", deadline=None, suppress_health_check=[Healt
 settings.load_profile("kafkamq")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Ours for ``--dist loadfile``."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.scheduling import OneForSpark
+
+    return OneForSpark(config, log)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Repeat the figures of fault tests, also of those that passed."""
     found = [
