@@ -133,6 +133,7 @@ def test_what_was_assigned_stands_still_until_it_is_placed(
     member.group.place({(topic, 0): 3})
     wait_until(lambda: member.has_seen({(topic, 0): [3, 4]}))
     member.group.place({(topic, 1): 4, ("another", 0): 0})
+    assert member.group.places == {(topic, 0), (topic, 1)}
     wait_until(lambda: member.has_seen({(topic, 0): [3, 4], (topic, 1): [4]}))
     member.group.close()
     assert sorted(member.gone) == [((topic, 0), False), ((topic, 1), False)]

@@ -19,8 +19,8 @@ __all__ = ["BACKENDS", "WORLDS", "Letter", "World", "receive", "wait_until", "wo
 
 BACKENDS = ("markers", "offsets", "share", "claims")
 DOUBLES = tuple(f"memory-{name}" for name in BACKENDS)
-BATCHED = "markers-batched"  # with batch_markers
-WORLDS = (*BACKENDS, BATCHED, *DOUBLES)
+SINGLE = "markers-single"  # without batch_markers
+WORLDS = (*BACKENDS, SINGLE, *DOUBLES)
 _BACKOFF = Backoff(first=0.05, max=0.05, jitter=0.0)
 
 
@@ -47,7 +47,7 @@ class World:
     @property
     def backend(self) -> str:
         """Of its queues."""
-        return self.name.removeprefix("memory-").removesuffix("-batched")
+        return self.name.removeprefix("memory-").removesuffix("-single")
 
     def has(self, feature: Feature) -> bool:
         """Whether its backend has that."""
@@ -56,8 +56,8 @@ class World:
     def queue(self, queue_id: str, **options: object) -> Queue:
         """A queue with its topics; times that suit tests."""
         options.setdefault("max_deliveries", 3)
-        if self.name == BATCHED:
-            options.setdefault("batch_markers", True)
+        if self.name == SINGLE:
+            options.setdefault("batch_markers", False)
         if self.backend != "share":
             options.setdefault("backoff", _BACKOFF)
             options.setdefault("redelivery_timeout", 20.0)
@@ -105,7 +105,7 @@ def world_of(name: str, bootstrap: str, namespace: str) -> Iterator[World]:
         else:
             service = stack.enter_context(Service(bootstrap, namespace))
         service.create_topics(partitions=2, marker_partitions=2)
-        if name in ("markers", BATCHED):
+        if name in ("markers", SINGLE):
             stack.enter_context(tracked(service.config))
         yield World(name, service)
 

@@ -220,7 +220,9 @@ with broker:
 """
 
 
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "ending", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.faults)]
+)
 def test_no_broker_outlives_its_parent(ending: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -243,7 +245,7 @@ def test_no_broker_outlives_its_guard() -> None:
         wait_until(lambda: not is_alive(pid))
 
 
-@pytest.mark.slow
+@pytest.mark.faults  # only for its time: another version's jars, two starts
 def test_kafka_3_9_works(namespace: str) -> None:
     with LocalKafka("3.9.1", **OPTIONS) as broker:
         bootstrap = broker.bootstrap_servers
