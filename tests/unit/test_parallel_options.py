@@ -98,7 +98,7 @@ def test_a_handler_may_be_annotated_for_the_value() -> None:
 
 def test_a_value_that_cannot_be_read_is_a_dead_letter_at_once() -> None:
     office = Office(max_attempts=5, dead_letter_topic="dead")
-    assert office.policy.apply(record(b"x"), BodyError("the payload is no JSON")) is None
+    assert office.apply(record(b"x"), BodyError("the payload is no JSON")) is None
     ((_, reason, said),) = office.letters
     assert reason is DeadLetterReason.REJECTED
     assert said == "the body cannot be read: the payload is no JSON"
@@ -107,7 +107,7 @@ def test_a_value_that_cannot_be_read_is_a_dead_letter_at_once() -> None:
 def test_a_record_has_the_words_of_a_message() -> None:
     """So a handler that reads these runs in a ``Worker`` and here, also in another process."""
     office, one = Office(), record(b"x")
-    assert office.policy.apply(one, Nack()) is not None
+    assert office.apply(one, Nack()) is not None
     for each in (one, PlainRecord(*one.fields())):  # type: ignore[arg-type]  # as they are sent
         assert (each.payload, each.delivery_count) == (b"x", 2) == (each.value, each.attempt)
         assert each.raw_headers == each.headers
@@ -115,11 +115,11 @@ def test_a_record_has_the_words_of_a_message() -> None:
 
 def test_only_some_exceptions_are_worth_another_attempt() -> None:
     office = Office(max_attempts=5, dead_letter_topic="dead", retry_on=(OSError,))
-    assert office.policy.apply(record(b"x"), TimeoutError("again")) is not None
-    assert office.policy.apply(record(b"x"), HandlerTimeoutError("again")) is not None
-    assert office.policy.apply(record(b"x"), Nack()) is not None
+    assert office.apply(record(b"x"), TimeoutError("again")) is not None
+    assert office.apply(record(b"x"), HandlerTimeoutError("again")) is not None
+    assert office.apply(record(b"x"), Nack()) is not None
     assert office.letters == []
-    assert office.policy.apply(record(b"x"), ValueError("never")) is None
+    assert office.apply(record(b"x"), ValueError("never")) is None
     ((_, reason, said),) = office.letters
     assert (reason, said) == (DeadLetterReason.REJECTED, "ValueError: never")
 

@@ -21,6 +21,7 @@ from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.queue.sure_writer import Written
+from kafkamq.runtime.steps import take, take_async
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.verdicts import is_verdict, understood
 from kafkamq.runtime.work_queue import HandlerCall
@@ -60,6 +61,9 @@ class Office:
             pytest.fail,
         )
 
+    def apply(self, record: ParallelRecord, outcome: object) -> int | None:
+        return take(self.policy.apply(record, outcome))
+
     def write(self, record: ParallelRecord, reason: DeadLetterReason, said: str) -> Written:
         self.letters.append((record.offset, reason, said))
         written = Written()
@@ -84,11 +88,11 @@ class Office:
 def test_what_cannot_be_understood_is_a_failure_of_its_record(outcome: object, said: str) -> None:
     office = Office(max_attempts=2, dead_letter_topic="dead")
     record = Placed(0, "a")
-    due_ms = office.policy.apply(record, outcome)
+    due_ms = office.apply(record, outcome)
     assert due_ms is not None
     assert due_ms > monotonic_ms() + 30_000  # with the back-off
     assert (record.attempt, office.letters) == (2, [])
-    assert asyncio.run(office.policy.apply_async(record, outcome)) is None
+    assert asyncio.run(take_async(office.policy.apply(record, outcome))) is None
     ((offset, reason, text),) = office.letters
     assert (offset, reason) == (0, DeadLetterReason.MAX_DELIVERIES)
     assert said in text
@@ -98,7 +102,7 @@ def test_what_cannot_be_understood_is_a_failure_of_its_record(outcome: object, s
 
 def test_an_awaitable_of_a_plain_handler_ends_the_consumer() -> None:
     office = Office(max_attempts=2, dead_letter_topic="dead")
-    office.policy.apply(Placed(0, "a"), later())
+    office.apply(Placed(0, "a"), later())
     (failure,) = office.failures
     assert "async def" in str(failure)
     assert office.letters == []
@@ -107,14 +111,14 @@ def test_an_awaitable_of_a_plain_handler_ends_the_consumer() -> None:
 @pytest.mark.parametrize("outcome", [Array(), [Array()], {"a": 1}, "text", 5, False, Ack()])
 def test_what_is_no_verdict_is_done(outcome: object) -> None:
     office = Office()
-    assert office.policy.apply(Placed(0, "a"), outcome) is None
+    assert office.apply(Placed(0, "a"), outcome) is None
     assert is_verdict(outcome) == isinstance(outcome, Ack)
 
 
 @pytest.mark.parametrize("delay", [5, 5.0, timedelta(seconds=5)])
 def test_a_delay_is_a_number_of_seconds_or_a_timedelta(delay: object) -> None:
     office = Office()
-    due_ms = office.policy.apply(Placed(0, "a"), Nack(delay=delay))  # type: ignore[arg-type]
+    due_ms = office.apply(Placed(0, "a"), Nack(delay=delay))  # type: ignore[arg-type]
     assert due_ms is not None
     assert 0 < due_ms - monotonic_ms() <= 5000
 
@@ -140,7 +144,7 @@ def test_a_reason_is_whatever_can_be_said_of_it(reason: object, text: str) -> No
 @pytest.mark.parametrize("told", [math.nan, "soon", None, Array()])
 def test_a_function_of_the_back_off_that_says_nothing_means_a_second(told: object) -> None:
     office = Office(backoff=lambda record: told)
-    due_ms = office.policy.apply(Placed(0, "a"), ValueError())
+    due_ms = office.apply(Placed(0, "a"), ValueError())
     assert due_ms is not None
     assert 500 < due_ms - monotonic_ms() <= 1000
 
@@ -148,7 +152,7 @@ def test_a_function_of_the_back_off_that_says_nothing_means_a_second(told: objec
 @pytest.mark.parametrize("told", [Nack(delay=math.nan), Reject, Array()])
 def test_an_odd_verdict_of_a_hook_is_a_nack(told: Any) -> None:
     office = Office(hooks=Hooks(on_failure=lambda record, error: told))
-    assert office.policy.apply(Placed(0, "a"), ValueError()) is not None
+    assert office.apply(Placed(0, "a"), ValueError()) is not None
     assert office.failures == []
 
 
@@ -157,12 +161,12 @@ def test_a_rejection_without_a_place_for_it_is_tried_again(
 ) -> None:
     """A default is nobody's wish to lose it."""
     office = Office()
-    due_ms = office.policy.apply(Placed(0, "a"), Reject("no use"))
+    due_ms = office.apply(Placed(0, "a"), Reject("no use"))
     assert due_ms is not None
     assert "dead_letter_topic" in caplog.text
     assert office.room.stats.skipped == 0
     office = Office(on_exhausted=OnExhausted.SKIP)
-    assert office.policy.apply(Placed(0, "a"), Reject("no use")) is None
+    assert office.apply(Placed(0, "a"), Reject("no use")) is None
     assert office.room.stats.skipped == 1
 
 

@@ -14,13 +14,13 @@ A thread of its own polls for each consumer. Cancelling is safe: what a cancelle
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
 
 from kafkamq import claims as sync
-from kafkamq.aio.threads import in_thread, same, shown, twin
+from kafkamq.aio.threads import Entered, attribute, in_thread, same, shown, twin
 from kafkamq.claims import Batch, ClaimedMessage
 from kafkamq.claims.outputs import Outputs
 from kafkamq.errors import StateError
@@ -30,7 +30,7 @@ T = TypeVar("T")
 _Held = TypeVar("_Held", sync.Consumer, sync.Hold)
 
 
-class Cluster:
+class Cluster(Entered):
     """See ``kafkamq.claims.Cluster``; connects when it is entered or awaited."""
 
     def __init__(self, bootstrap_servers: str, **options: Any) -> None:
@@ -38,17 +38,10 @@ class Cluster:
         self._arguments = (bootstrap_servers, options)
         self._sync: sync.Cluster | None = None
 
-    async def __aenter__(self) -> Cluster:
+    async def _begin(self) -> None:
         if self._sync is None:
             servers, options = self._arguments
             self._sync = await in_thread(sync.Cluster, servers, **options)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def __await__(self) -> Generator[Any, None, Cluster]:
-        return self.__aenter__().__await__()
 
     async def connected(self) -> sync.Cluster:
         """The cluster underneath."""
@@ -133,7 +126,7 @@ class _Owner:
         self._thread.shutdown(wait=False)
 
 
-class _Holder(Generic[_Held]):
+class _Holder(Entered, Generic[_Held]):
     def __init__(self, make: Callable[[], _Held]) -> None:
         self._make: Callable[[], _Held] = make
         self._made: _Held | None = None
@@ -147,9 +140,6 @@ class _Holder(Generic[_Held]):
         if self._made is None:
             raise StateError("enter or await it first")
         return self._made
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     claims = shown(sync.Consumer.claims)
     complete_topics = shown(sync.Consumer.complete_topics)
@@ -170,13 +160,6 @@ class _Holder(Generic[_Held]):
 class Hold(_Holder[sync.Hold]):
     """See ``kafkamq.claims.Hold``."""
 
-    async def __aenter__(self) -> Hold:
-        await self._begin()
-        return self
-
-    def __await__(self) -> Generator[Any, None, Hold]:
-        return self.__aenter__().__await__()
-
     is_held = same(sync.Hold.is_held)
     commit_position = same(sync.Hold.commit_position)
 
@@ -187,13 +170,6 @@ class Consumer(_Holder[sync.Consumer]):
     def __init__(self, make: Callable[[], sync.Consumer]) -> None:
         super().__init__(make)
         self._owner = _Owner()
-
-    async def __aenter__(self) -> Consumer:
-        await self._begin()
-        return self
-
-    def __await__(self) -> Generator[Any, None, Consumer]:
-        return self.__aenter__().__await__()
 
     async def __aiter__(self) -> AsyncIterator[ClaimedMessage]:
         """Messages, until ``stop``."""
@@ -264,7 +240,7 @@ class Admin:
         return sync.Admin(await self._cluster.connected(), group_id, **options)
 
 
-class RangeClaims:
+class RangeClaims(Entered):
     """See ``kafkamq.claims.RangeClaims``; begins to claim when it is entered or awaited."""
 
     def __init__(self, bootstrap_servers: str, topic: str, **options: Any) -> None:
@@ -273,17 +249,10 @@ class RangeClaims:
         self._made: sync.RangeClaims | None = None
         self._owner = _Owner()
 
-    async def __aenter__(self) -> RangeClaims:
+    async def _begin(self) -> None:
         if self._made is None:
             servers, topic, options = self._arguments
             self._made = await in_thread(sync.RangeClaims, servers, topic, **options)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def __await__(self) -> Generator[Any, None, RangeClaims]:
-        return self.__aenter__().__await__()
 
     async def __aiter__(self) -> AsyncIterator[ClaimedRange]:
         """Ranges, until ``stop``."""
@@ -326,35 +295,12 @@ class ClaimedRange:
     def __repr__(self) -> str:
         return repr(self._sync)
 
-    @property
-    def topic(self) -> str:
-        """Of which topic."""
-        return self._sync.topic
-
-    @property
-    def partition(self) -> int:
-        """Its partition."""
-        return self._sync.partition
-
-    @property
-    def first(self) -> int:
-        """The first offset that is not done."""
-        return self._sync.first
-
-    @property
-    def next(self) -> int:
-        """Behind the last offset."""
-        return self._sync.next
-
-    @property
-    def position(self) -> int:
-        """Behind the last message that was handed out."""
-        return self._sync.position
-
-    @property
-    def token(self) -> int:
-        """Fencing token."""
-        return self._sync.token
+    topic: str = attribute("topic", doc="Of which topic.")
+    partition: int = attribute("partition", doc="Its partition.")
+    first: int = attribute("first", doc="The first offset that is not done.")
+    next: int = attribute("next", doc="Behind the last offset.")
+    position: int = attribute("position", doc="Behind the last message that was handed out.")
+    token: int = attribute("token", doc="Fencing token.")
 
     async def __aiter__(self) -> AsyncIterator[ClaimedMessage]:
         """Its messages; waits for those that are not written yet, until ``stop``."""

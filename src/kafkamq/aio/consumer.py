@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import kafkamq as sync
 from kafkamq.aio.hooks import LeaseLostHook, OnLeaseLost
 from kafkamq.aio.message import Message
-from kafkamq.aio.threads import in_thread
+from kafkamq.aio.threads import Entered, in_thread
 from kafkamq.errors import BrokerError, DeadlineExceededError, StateError
 from kafkamq.transport.errors import is_retriable
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Consumer:
+class Consumer(Entered):
     """Receives the messages of one queue; see ``kafkamq.Consumer``."""
 
     def __init__(
@@ -39,15 +39,8 @@ class Consumer:
         self._closed = threading.Event()
         self._owner = ThreadPoolExecutor(1, f"kafkamq-aio-{queue.queue_id}")
 
-    async def __aenter__(self) -> Consumer:
+    async def _begin(self) -> None:
         await self._owned(self._connected)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def __await__(self) -> Generator[Any, None, Consumer]:
-        return self.__aenter__().__await__()
 
     @property
     def queue_id(self) -> str:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import kafkamq as sync
-from kafkamq.aio.threads import in_thread, same, twin
+from kafkamq.aio.threads import Entered, in_thread, same, twin
 from kafkamq.types import OutgoingMessage, SentMessage
 
 
@@ -32,7 +32,7 @@ class Delivery:
         return self.result().__await__()
 
 
-class Producer:
+class Producer(Entered):
     """Sends to one queue; see ``kafkamq.Producer``."""
 
     def __init__(self, queue: sync.Queue) -> None:
@@ -47,15 +47,11 @@ class Producer:
                     self._sync = await in_thread(self._queue.producer)
         return self._sync
 
-    async def __aenter__(self) -> Producer:
+    async def _begin(self) -> None:
         await self._connected()
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.flush()
-
-    def __await__(self) -> Generator[Any, None, Producer]:
-        return self.__aenter__().__await__()
 
     @property
     def queue_id(self) -> str:

@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Self = TypeVar("Self", bound="Entered")
+
+
+class Entered:
+    """Begins when it is entered or awaited; leaving closes."""
+
+    close: Any  # a coroutine function
+
+    async def _begin(self) -> None:
+        """Connect, unless it is connected."""
+
+    async def __aenter__(self: Self) -> Self:
+        await self._begin()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __await__(self: Self) -> Generator[Any, None, Self]:
+        return self.__aenter__().__await__()
 
 
 async def in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -48,5 +68,9 @@ def shown(get: Callable[[Any], T]) -> T:
     """The property of the same name of what is ``_sync``."""
     named = cast("property", get)
     assert named.fget is not None, "it can be read"
-    value = property(attrgetter(f"_sync.{named.fget.__name__}"), doc=named.__doc__)
-    return cast("T", value)
+    return cast("T", attribute(named.fget.__name__, doc=named.__doc__))
+
+
+def attribute(name: str, *, doc: str | None) -> Any:
+    """The attribute of this name of what is ``_sync``."""
+    return property(attrgetter(f"_sync.{name}"), doc=doc)

@@ -102,10 +102,16 @@ class ParallelDeadLetters:
         if written.last.cancelled() or written.last.exception() is not None:
             return
         self._work_queue.give_up(partition, record.offset)
-        self._stats.dead_lettered += 1
-        _log.warning(
-            "a record is given up; it is a dead letter",
-            extra={"record": repr(record), "reason": reason.value},
-        )
-        hook = self._config.hooks.on_dead_letter
-        tell("on_dead_letter", hook, record, reason.value)
+        tell_dead_letter(record, reason, self._config, self._stats)
+
+
+def tell_dead_letter(
+    record: ParallelRecord, reason: DeadLetterReason, config: ParallelConfig, stats: Stats
+) -> None:
+    """Its dead letter is in Kafka: count it, and tell the user."""
+    stats.dead_lettered += 1
+    _log.warning(
+        "a record is given up; it is a dead letter",
+        extra={"record": repr(record), "reason": reason.value},
+    )
+    tell("on_dead_letter", config.hooks.on_dead_letter, record, reason.value)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import random
 from collections.abc import Callable
-from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from kafkamq.config import Backoff
-from kafkamq.errors import ConfigError, KafkaMQError, StateError
+from kafkamq.errors import ConfigError, StateError
 from kafkamq.parallel.callbacks import tell
 from kafkamq.parallel.config import OnExhausted, ParallelConfig, Verdict
+from kafkamq.parallel.dead_letters import tell_dead_letter
 from kafkamq.parallel.record import Failure, ParallelRecord
 from kafkamq.parallel.stats import Stats
 from kafkamq.queue.rules.retry import Done, GiveUp, Retry, backoff_delay_ms, judge
 from kafkamq.queue.sure_writer import Written
 from kafkamq.queue.wire.headers import reason_of
+from kafkamq.runtime.steps import Steps
 from kafkamq.runtime.verdicts import VERDICTS, seconds, understood
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.types import Ack, DeadLetterReason, Nack
@@ -61,34 +61,24 @@ class FailurePolicy:
         """A worker cannot go on, by no fault of its handler: stop the consumer."""
         self._fail(error)
 
-    def apply(self, record: ParallelRecord, outcome: object) -> int | None:
-        """What becomes of a record whose handler raised or returned ``outcome``."""
-        decision, error = self._decide(record, outcome)
-        if not isinstance(decision, GiveUp):
-            return self._due(record, decision, error)
-        written = self._give_up(record, decision, error)
-        if written is None:
-            return self._due_if_stopped()
-        try:
-            written.first.result(self.config.send_timeout_ms / 1000)
-        except (KafkaMQError, FutureTimeoutError):
-            return self._hold_dead_letter(record, decision, written)
-        self._tell_dead_letter(record, decision)
-        return None
+    def apply(self, record: ParallelRecord, outcome: object) -> Steps[int | None]:
+        """When a record is due again (monotonic ms) whose handler raised or returned ``outcome``.
 
-    async def apply_async(self, record: ParallelRecord, outcome: object) -> int | None:
+        None: it is done.
+        """
         decision, error = self._decide(record, outcome)
         if not isinstance(decision, GiveUp):
             return self._due(record, decision, error)
         written = self._give_up(record, decision, error)
         if written is None:
-            return self._due_if_stopped()
-        try:
-            timeout_s = self.config.send_timeout_ms / 1000
-            await asyncio.wait_for(asyncio.wrap_future(written.first), timeout_s)
-        except (KafkaMQError, TimeoutError, asyncio.TimeoutError):
-            return self._hold_dead_letter(record, decision, written)
-        self._tell_dead_letter(record, decision)
+            is_stopped = self.config.on_exhausted is OnExhausted.STOP
+            return monotonic_ms() + _HELD_MS if is_stopped else None
+        is_answered = yield written.first, self.config.send_timeout_ms / 1000
+        if not is_answered or written.first.exception() is not None:
+            # It is given up all the same: its handler has had its attempts.
+            self._hold(record, decision.reason, written)
+            return monotonic_ms() + _HELD_MS
+        tell_dead_letter(record, decision.reason, self.config, self._stats)
         return None
 
     def _decide(
@@ -175,24 +165,6 @@ class FailurePolicy:
             _log.error("a record is given up and skipped", extra={"record": repr(record)})
             return None
         return self._write(record, decision.reason, error_text)
-
-    def _due_if_stopped(self) -> int | None:
-        if self.config.on_exhausted is OnExhausted.STOP:
-            return monotonic_ms() + _HELD_MS
-        return None
-
-    def _tell_dead_letter(self, record: ParallelRecord, decision: GiveUp) -> None:
-        self._stats.dead_lettered += 1
-        _log.warning(
-            "a record is given up; it is a dead letter",
-            extra={"record": repr(record), "reason": decision.reason.value},
-        )
-        tell("on_dead_letter", self.config.hooks.on_dead_letter, record, decision.reason.value)
-
-    def _hold_dead_letter(self, record: ParallelRecord, decision: GiveUp, written: Written) -> int:
-        """It is given up all the same: its handler has had its attempts."""
-        self._hold(record, decision.reason, written)
-        return monotonic_ms() + _HELD_MS
 
 
 def _last_error_text(record: ParallelRecord, error: BaseException | None) -> str:

@@ -8,6 +8,7 @@ from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import Publisher
 from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
+from kafkamq.runtime.steps import Steps, take, take_async
 from kafkamq.runtime.verdicts import is_verdict
 
 
@@ -25,40 +26,33 @@ class Handling:
         self._work_queue = work_queue
         self._policy = policy
         self._takes_all = takes_all
-        self._has_publisher = publisher is not None
-        self.make_slot, self.join, self.calls = (
-            work_queue.make_slot,
-            work_queue.join,
-            work_queue.calls,
-        )
-        self.take, self.done, self.fail = work_queue.take, work_queue.done, policy.fail
-        self.publish = _nothing if publisher is None else publisher.publish
-        self.publish_async = _nothing_async if publisher is None else publisher.publish_async
+        self._publisher = publisher
+        self.make_slot, self.join = work_queue.make_slot, work_queue.join
+        self.take, self.done, self.calls = work_queue.take, work_queue.done, work_queue.calls
+        self.fail = policy.fail
 
     @property
     def is_stopped(self) -> bool:
         return self._work_queue.is_stopped
 
-    def _is_result(self, outcome: object) -> bool:
-        """Whether that is for the publisher."""
-        if not self._has_publisher or is_verdict(outcome):
-            return False
-        return outcome is not None or self._takes_all
-
     def acknowledge(self, worker: PoolWorker, record: ParallelRecord, outcome: object) -> bool:
-        """A result, or what the retry policy makes of it."""
-        if self._is_result(outcome):
-            worker.outputs.append((record, outcome))
-            return True
-        return self._keep(worker, record, self._policy.apply(record, outcome))
+        return take(self._acknowledge(worker, record, outcome))
 
     async def acknowledge_async(
         self, worker: PoolWorker, record: ParallelRecord, outcome: object
     ) -> bool:
-        if self._is_result(outcome):
+        return await take_async(self._acknowledge(worker, record, outcome))
+
+    def _acknowledge(
+        self, worker: PoolWorker, record: ParallelRecord, outcome: object
+    ) -> Steps[bool]:
+        """A result for the publisher, or what the retry policy makes of it."""
+        is_result = self._takes_all or outcome is not None
+        if self._publisher is not None and is_result and not is_verdict(outcome):
             worker.outputs.append((record, outcome))
             return True
-        return self._keep(worker, record, await self._policy.apply_async(record, outcome))
+        due_ms = yield from self._policy.apply(record, outcome)
+        return self._keep(worker, record, due_ms)
 
     @staticmethod
     def _keep(worker: PoolWorker, record: ParallelRecord, due_ms: int | None) -> bool:
@@ -68,13 +62,13 @@ class Handling:
         worker.failed = [*(worker.failed or ()), (record, due_ms)]
         return worker.current is None or not worker.current[0].is_serial
 
+    def publish(self, worker: PoolWorker) -> None:
+        if self._publisher is not None:
+            take(self._publisher.publish(worker))
+
+    async def publish_async(self, worker: PoolWorker) -> None:
+        if self._publisher is not None:
+            await take_async(self._publisher.publish(worker))
+
     def abandon(self, worker: PoolWorker, records: Sequence[ParallelRecord]) -> None:
         """They are not done, and come again elsewhere."""
-
-
-def _nothing(_: PoolWorker) -> None:
-    """There is nothing to publish."""
-
-
-async def _nothing_async(_: PoolWorker) -> None:
-    """The same."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import NoneType
 from typing import Protocol, TypeAlias
@@ -15,6 +15,7 @@ from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.result_producer import ResultProducer
 from kafkamq.parallel.work_queue import FailedRun, ParallelWorkQueue, PoolWorker
+from kafkamq.runtime.steps import Steps
 from kafkamq.transport.errors import KafkaError, broker_error
 from kafkamq.transport.record import Record
 
@@ -85,11 +86,8 @@ class Publisher(Protocol):
     It empties the worker's ``outputs`` and ``failed_runs``; what is left in ``finished`` is done.
     """
 
-    def publish(self, worker: PoolWorker) -> None:
-        """After a worker's runs, before it takes more; may wait."""
-
-    async def publish_async(self, worker: PoolWorker) -> None:
-        """As ``publish``, without blocking the event loop."""
+    def publish(self, worker: PoolWorker) -> Steps[None]:
+        """After a worker's runs, before it takes more."""
 
 
 def outgoing(result: object) -> Iterable[OutgoingRecord]:
@@ -115,8 +113,7 @@ class _Outstanding:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 1  # the sender itself
-        self._ended = threading.Event()
-        self._tell: Callable[[], object] | None = None
+        self.ended: Future[None] = Future()
         self.failed: dict[ParallelRecord, BaseException] = {}
 
     def add(self) -> None:
@@ -130,32 +127,9 @@ class _Outstanding:
             self._count -= 1
             if record is not None and error is not None:
                 self.failed[record] = error
-            is_last, tell_it = self._count == 0, self._tell
+            is_last = self._count == 0
         if is_last:
-            self._ended.set()
-            if tell_it is not None:
-                tell_it()
-
-    def wait(self, timeout_s: float) -> bool:
-        self.done()
-        return self._ended.wait(timeout_s)
-
-    async def wait_async(self, timeout_s: float) -> bool:
-        loop = asyncio.get_running_loop()
-        ended = loop.create_future()
-
-        def open_it() -> None:
-            if not ended.done():
-                ended.set_result(None)
-
-        with self._lock:
-            self._tell = lambda: loop.call_soon_threadsafe(open_it)
-        self.done()
-        try:
-            await asyncio.wait_for(ended, timeout_s)
-        except (TimeoutError, asyncio.TimeoutError):
-            return False
-        return True
+            self.ended.set_result(None)
 
 
 class ProducePublisher:
@@ -177,34 +151,15 @@ class ProducePublisher:
         self._on_produced = on_produced
         work_queue.is_deferred = True
 
-    def publish(self, worker: PoolWorker) -> None:
-        if not worker.outputs:
-            self._end(worker)
-            return
+    def publish(self, worker: PoolWorker) -> Steps[None]:
         behind: set[ParallelRecord] = set()
-        for outputs in _waves(worker, behind):
+        for outputs in _waves(worker, behind) if worker.outputs else ():
             sent = self._send(outputs)
-            in_time = sent.wait(self._timeout_s)
+            in_time = yield sent.ended, self._timeout_s
             for record, error in self._failures(outputs, sent, in_time=in_time):
                 if record not in behind:
-                    behind.update(put_off(worker, record, self._policy.apply(record, error)))
-        self._end(worker)
-
-    async def publish_async(self, worker: PoolWorker) -> None:
-        if not worker.outputs:
-            self._end(worker)
-            return
-        behind: set[ParallelRecord] = set()
-        for outputs in _waves(worker, behind):
-            sent = self._send(outputs)
-            in_time = await sent.wait_async(self._timeout_s)
-            for record, error in self._failures(outputs, sent, in_time=in_time):
-                if record not in behind:
-                    due_ms = await self._policy.apply_async(record, error)
+                    due_ms = yield from self._policy.apply(record, error)
                     behind.update(put_off(worker, record, due_ms))
-        self._end(worker)
-
-    def _end(self, worker: PoolWorker) -> None:
         worker.outputs = []
         self._work_queue.release_all(worker)
 
@@ -219,6 +174,7 @@ class ProducePublisher:
                 sent.done()
             except Exception as error:  # noqa: BLE001 - also what a generator raises
                 sent.done(record, error)
+        sent.done()
         return sent
 
     def _send_one(self, sent: _Outstanding, record: ParallelRecord, out: OutgoingRecord) -> None:

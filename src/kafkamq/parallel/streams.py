@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from queue import Empty, Full, Queue
+from typing import TypeAlias
 
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.rules.partitions import PartitionState
 from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
+from kafkamq.runtime.steps import Steps
 
 MAX_WAITING = 1024  # results that nobody has taken; then workers wait
 _SLICE_S = 0.1
 _ASYNC_SLICE_S = 0.002
+_Result: TypeAlias = tuple[PartitionState[ParallelRecord], ParallelRecord, object]
 
 
 class ResultStream:
@@ -20,33 +24,24 @@ class ResultStream:
 
     def __init__(self, work_queue: ParallelWorkQueue) -> None:
         self._work_queue = work_queue
-        self._waiting: Queue[tuple[PartitionState[ParallelRecord], ParallelRecord, object]] = Queue(
-            MAX_WAITING
-        )
+        self._waiting: Queue[_Result] = Queue(MAX_WAITING)
         work_queue.is_deferred = True
 
-    def publish(self, worker: PoolWorker) -> None:
+    def publish(self, worker: PoolWorker) -> Steps[None]:
         """Queue the results, and wait while there is no room."""
         outputs, worker.outputs = worker.outputs, []
         partitions = self._work_queue.hand_on(worker, [record for record, _ in outputs])
         for record, result in outputs:
-            while not self._work_queue.is_stopped:
-                try:
-                    self._waiting.put((partitions[record], record, result), timeout=_SLICE_S)
-                    break
-                except Full:
-                    continue
+            put = partial(self._put, (partitions[record], record, result))
+            while not self._work_queue.is_stopped and not (yield put, _SLICE_S):
+                pass
 
-    async def publish_async(self, worker: PoolWorker) -> None:
-        outputs, worker.outputs = worker.outputs, []
-        partitions = self._work_queue.hand_on(worker, [record for record, _ in outputs])
-        for record, result in outputs:
-            while not self._work_queue.is_stopped:
-                try:
-                    self._waiting.put_nowait((partitions[record], record, result))
-                    break
-                except Full:
-                    await asyncio.sleep(_ASYNC_SLICE_S)
+    def _put(self, result: _Result, timeout_s: float) -> bool:
+        try:
+            self._waiting.put(result, timeout_s > 0, timeout_s)
+        except Full:
+            return False
+        return True
 
     def results(self, has_ended: Callable[[], bool]) -> Iterator[tuple[ParallelRecord, object]]:
         """Record and result; the record is done when the next one is asked for."""

@@ -12,7 +12,6 @@ largest result is to blame.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import uuid
@@ -28,6 +27,7 @@ from kafkamq.parallel.results import OutgoingRecord, outgoing, put_off
 from kafkamq.parallel.rules.partitions import PartitionPhase, PartitionState
 from kafkamq.parallel.stats import Stats
 from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
+from kafkamq.runtime.steps import Steps
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import KafkaError, KafkaException, Meaning, broker_error, meaning
 from kafkamq.transport.exact_commits import ExactCommits
@@ -35,7 +35,7 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.transactions import TransactionalProducer
 
 MAX_BLAMED = 10_000  # records remembered; more at once mean that Kafka refuses everything
-_ASYNC_SLICE_S = 0.001
+_SLICE_S = 0.1
 _COLLATERAL = (Meaning.PURGED, Meaning.OTHERS_FAULT)  # of another one's failure
 _GIVEN_UP = -1  # in place of attempts
 _DECIDING_MS = 100  # until a record is looked at again that another worker settles
@@ -294,46 +294,26 @@ class TransactionPublisher:
         self._policy = policy
         work_queue.is_deferred = True
 
-    def publish(self, worker: PoolWorker) -> None:
+    def publish(self, worker: PoolWorker) -> Steps[None]:
         """Wait for the gate, and pass."""
         behind: set[ParallelRecord] = set()
         refused = self._committer.refused(worker)
         try:
             for record, error in refused:
-                if record not in behind:
-                    due_ms = _soon() if error is None else self._policy.apply(record, error)
-                    behind |= self._refuse(worker, record, due_ms)
-        finally:
-            self._committer.decided(refused)
-        with self._committer.gate:
-            self._committer.send(worker)
-
-    def _refuse(
-        self, worker: PoolWorker, record: ParallelRecord, due_ms: int | None
-    ) -> set[ParallelRecord]:
-        if due_ms is None:
-            self._committer.give_up(record)
-        return set(put_off(worker, record, due_ms))
-
-    async def publish_async(self, worker: PoolWorker) -> None:
-        behind: set[ParallelRecord] = set()
-        refused = self._committer.refused(worker)
-        try:
-            for record, error in refused:
-                if record not in behind:
-                    apply = self._policy.apply_async
-                    due_ms = _soon() if error is None else await apply(record, error)
-                    behind |= self._refuse(worker, record, due_ms)
+                if record in behind:
+                    continue
+                due_ms: int | None = monotonic_ms() + _DECIDING_MS
+                if error is not None:
+                    due_ms = yield from self._policy.apply(record, error)
+                if due_ms is None:
+                    self._committer.give_up(record)
+                behind.update(put_off(worker, record, due_ms))
         finally:
             self._committer.decided(refused)
         gate = self._committer.gate
-        while not gate.acquire(blocking=False):
-            await asyncio.sleep(_ASYNC_SLICE_S)
+        while not (yield (lambda timeout_s: gate.acquire(timeout=timeout_s)), _SLICE_S):
+            pass
         try:
             self._committer.send(worker)
         finally:
             gate.release()
-
-
-def _soon() -> int:
-    return monotonic_ms() + _DECIDING_MS

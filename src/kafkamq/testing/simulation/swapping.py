@@ -44,6 +44,7 @@ SHELLS = (
     "kafkamq.parallel",
     "kafkamq.runtime.inside",
     "kafkamq.runtime.jobs",
+    "kafkamq.runtime.steps",
     "kafkamq.runtime.thread_executor",
     "kafkamq.runtime.verdicts",
     "kafkamq.runtime.work_queue",
