@@ -253,7 +253,6 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
             self._config.on_claim(topic, partition, session.claimant.token)
 
     def on_batch(self, session: ClaimSession, step: HandOut) -> None:
-        """At most once: a batch may be used."""
         if self._batches is not None:
             self._batches.hand_out(session, step)
 

@@ -16,7 +16,7 @@ from functools import partial
 
 from kafkamq.claims.broker_clock import lease_clock_ms
 from kafkamq.claims.coordination_log import INTERVAL_HEADER, CoordinationLog
-from kafkamq.claims.offset_service import OffsetAnswers, OffsetService
+from kafkamq.claims.offset_service import GroupOffsetService, OffsetAnswers, OffsetService
 from kafkamq.claims.rules.steps import End, Fetch, Finish, HandOut, LookUp, Step, Stop, Write
 from kafkamq.claims.session import NEVER_MS, ClaimSession
 from kafkamq.claims.topic import CoordinationTopic
@@ -88,7 +88,6 @@ class Engine:
     # ---- life
 
     def start(self) -> None:
-        """Begin to read."""
         self.log.start(self.admin)
         self._topology_ms = lease_clock_ms() + _TOPOLOGY_MS
         self._thread.start()
@@ -141,7 +140,6 @@ class Engine:
     # ---- what members use, under the lock
 
     def partition_of(self, topic: str) -> int:
-        """The coordination partition of a topic."""
         return coordination_partition(topic, self.topic.partitions)
 
     def add(self, session: ClaimSession) -> None:
@@ -190,11 +188,10 @@ class Engine:
         session.wake_ms = NEVER_MS if wake_ms is None else wake_ms
 
     def perform(self, session: ClaimSession, step: Step) -> None:
-        """Do one step, or begin it."""
         if isinstance(step, Write):
             self._write(session, step)
         elif isinstance(step, LookUp):
-            self.offset_service.look_up(session)
+            self._offsets_of(session).lookups.put(session)
         elif isinstance(step, Fetch):
             session.start = step
             self.stats.won += 1
@@ -301,6 +298,9 @@ class Engine:
             self._topology_ms = lease_clock_ms() + _TOPOLOGY_MS
             self.log.check_topology()
 
+    def _offsets_of(self, session: ClaimSession) -> GroupOffsetService:
+        return self.offset_service.of(session.claimant.config.group)
+
     # ---- writing
 
     def _write(self, session: ClaimSession, step: Write) -> None:
@@ -311,7 +311,7 @@ class Engine:
         if not step.must_commit:
             patience_ms = min(2000, session.claimant.config.lease_ms // 4)
             self._overdue[session, step.ticket] = (lease_clock_ms() + patience_ms, step)
-        self.offset_service.commit(session, step)
+        self._offsets_of(session).commits.put((session, step))
 
     def _skip_overdue(self, now_ms: int) -> None:
         """Heartbeats do not wait forever for offsets that are committed as well."""

@@ -61,12 +61,10 @@ class Hold(HeldPartitions, PartitionClaimsListener):
     # ---- what the claims tell, under the engine's lock
 
     def on_gained(self, session: ClaimSession, step: Fetch) -> None:
-        """Held, from ``step.offset`` on."""
         if self._on_claim is not None:
             self._on_claim(*session.place, session.claimant.token)
 
     def on_lost(self, session: ClaimSession, reason: End, *, is_lost: bool) -> None:
-        """Lost, or being given up."""
         self._done.pop(session, None)
         if self._on_lost is not None:
             self._on_lost(*session.place, reason.value)

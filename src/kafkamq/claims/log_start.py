@@ -23,7 +23,6 @@ class Starts:
 def find_starts(
     admin: Admin, follower: Follower, topic: CoordinationTopic, *, window_ms: int
 ) -> Starts:
-    """Ask the brokers."""
     name, partitions = topic.name, list(range(topic.partitions))
     bounds = admin.log_bounds(name, partitions)
     latest = admin.latest_times(name, partitions) if topic.has_broker_time else {}

@@ -38,8 +38,7 @@ SKEW = Gauge(
     "A client's clock minus the broker's, in its last record.",
     ("group", "client"),
 )
-register(HELD, AGE, LATENESS, MAX_LATENESS, WON, TAKEOVERS, ENDED, LOST, HANDED_OUT)
-register(REDELIVERED, BAD_RECORDS, SKEW)
+register(globals())
 
 
 def watch_engine(engine: Engine) -> Callable[[], None]:

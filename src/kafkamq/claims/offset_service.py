@@ -97,8 +97,12 @@ class _Batcher(Generic[T]):
                 return
 
 
-class _GroupOffsets:
-    """The threads and the client of one group."""
+class GroupOffsetService:
+    """The threads and the client of one group.
+
+    ``lookups`` finds the offsets of sessions' partitions; ``commits`` commits the offset of a
+    session's write, and keeps the turn of one without.
+    """
 
     def __init__(
         self, config: ServiceConfig, admin: Admin, group: str, answers: OffsetAnswers
@@ -119,6 +123,7 @@ class _GroupOffsets:
             self._client.close()
 
     def count(self, topics: Sequence[str], answer: Callable[[dict[str, int]], None]) -> None:
+        """Tell how many partitions topics have; those that cannot be told are absent."""
         self._fences.submit(self._count, topics, answer)
 
     def _count(self, topics: Sequence[str], answer: Callable[[dict[str, int]], None]) -> None:
@@ -251,10 +256,10 @@ class OffsetService:
     """Offsets of all groups of a process; called under the engine's lock, never blocks."""
 
     def __init__(self, config: ServiceConfig, admin: Admin, answers: OffsetAnswers) -> None:
-        self._make = partial(_GroupOffsets, config, admin)
+        self._make = partial(GroupOffsetService, config, admin)
         self._config = config
         self._answers = answers
-        self._groups: dict[str, _GroupOffsets] = {}
+        self._groups: dict[str, GroupOffsetService] = {}
 
     def open(self, group: str) -> None:
         """Make the group's client and threads; the only call that may take a while."""
@@ -265,19 +270,9 @@ class OffsetService:
         """A fence for a partition that is about to be claimed."""
         return Fence(self._config, group, topic, partition, self._groups[group].metadata)
 
-    def look_up(self, session: ClaimSession) -> None:
-        """Find the offsets of its partition."""
-        self._groups[session.claimant.config.group].lookups.put(session)
-
-    def commit(self, session: ClaimSession, write: Write) -> None:
-        """Commit the write's offset; without one, only keep its turn."""
-        self._groups[session.claimant.config.group].commits.put((session, write))
-
-    def count(
-        self, group: str, topics: Sequence[str], answer: Callable[[dict[str, int]], None]
-    ) -> None:
-        """Tell how many partitions topics have; those that cannot be told are absent."""
-        self._groups[group].count(topics, answer)
+    def of(self, group: str) -> GroupOffsetService:
+        """That of an open group."""
+        return self._groups[group]
 
     def close_fence(self, group: str, fence: Fence) -> None:
         """End its client, off this thread."""

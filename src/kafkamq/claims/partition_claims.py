@@ -154,7 +154,7 @@ class PartitionClaims(Listener):
         self._next_round_ms = now_ms + _ROUND_MS
         if now_ms >= self._count_ms:
             self._count_ms = now_ms + _PARTITIONS_MS
-            self._engine.offset_service.count(self.group, self.topics, self._counted)
+            self._engine.offset_service.of(self.group).count(self.topics, self._counted)
         prospects = self._prospects(now_s)
         for prospect in self._policy.choose(prospects, now_ms, random_unit=random.random()):
             self._try(prospect)
@@ -234,15 +234,12 @@ class PartitionClaims(Listener):
                 self._listener.on_gained(each, fetch)
 
     def on_hand_out(self, session: ClaimSession, step: HandOut) -> None:
-        """A batch may be used."""
         self._listener.on_batch(session, step)
 
     def on_stop(self, session: ClaimSession, step: Stop) -> None:
-        """Lost, or being given up."""
         self._listener.on_lost(session, step.reason, is_lost=step.is_lost)
 
     def on_finish(self, session: ClaimSession, step: Finish) -> None:
-        """Over; the next round may try again."""
         topic, partition = session.place
         if self.sessions.get(session.place) is session:
             del self.sessions[session.place]

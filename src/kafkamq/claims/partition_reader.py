@@ -35,7 +35,6 @@ class PartitionReader:
         commit: Callable[[CommitToken], None] | None,
         on_gone: Callable[[ClaimSession], None],
     ) -> None:
-        """A reader of nothing."""
         self._follower = Follower(
             config,
             "reading claimed partitions",

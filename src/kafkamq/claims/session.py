@@ -39,7 +39,6 @@ class Fence:
         return not self._is_initialised or self.producer.is_ready
 
     def init(self, timeout_s: float) -> None:
-        """Fence former owners."""
         if not self._is_initialised:
             self.producer.init(timeout_s=timeout_s)
             self._is_initialised = True
@@ -117,5 +116,4 @@ class ClaimSession:
         return self.claimant.config.topic, self.claimant.config.partition
 
     def offsets(self, earliest: int, latest: int, committed: int, monotonic_ms: int) -> None:
-        """Answer to ``LookUp``."""
         self.claimant.on_offsets(earliest, latest, committed, monotonic_ms=monotonic_ms)

@@ -119,7 +119,6 @@ def require_work(admin: Admin, topic: str) -> int:
 
 
 def find_topic(admin: Admin, topic: str) -> TopicInfo:
-    """A coordination topic as it is."""
     found = admin.topics([topic]).get(topic)
     if found is None:
         raise ConfigError(

@@ -14,18 +14,15 @@ from kafkamq.claims.audit import scan_topic
 from kafkamq.claims.rules.history import ClaimEventKind, ClaimHistory
 from kafkamq.claims.wire.marshal import COORDINATION_TOPIC
 from kafkamq.cli import claims_log, output
+from kafkamq.cli.claims_log import Interval, Topic
 from kafkamq.cli.options import Json, MetricsPort, connected, serving_metrics
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.runtime.signals import stop_event
 from kafkamq.transport.reaching import require_brokers
 
-Topic = Annotated[str, typer.Option("--topic", "-t", help="The coordination topic.")]
-Interval = Annotated[
-    float,
-    typer.Option("--interval", "-i", min=0.5, help="Heartbeat interval of members, in seconds."),
-]
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.")]
+OnlyGroup = Annotated[str | None, typer.Option("--group", "-g", help="Show only this group.")]
 Rules = Annotated[
     str,
     typer.Option("--rules", help="Protocol of the members: safe, or peer, which Go clients share."),
@@ -84,9 +81,7 @@ def init(
 @connected
 def state(
     config: ServiceConfig,
-    group: Annotated[
-        str | None, typer.Option("--group", "-g", help="Show only this group.")
-    ] = None,
+    group: OnlyGroup = None,
     topic: Topic = COORDINATION_TOPIC,
     interval: Interval = 60.0,
     rules: Rules = "safe",
@@ -140,9 +135,7 @@ def _time_text(epoch_s: float) -> str:
 @connected
 def watch(
     config: ServiceConfig,
-    group: Annotated[
-        str | None, typer.Option("--group", "-g", help="Show only this group.")
-    ] = None,
+    group: OnlyGroup = None,
     topic: Topic = COORDINATION_TOPIC,
     interval: Interval = 60.0,
     heartbeats: Annotated[bool, typer.Option(help="Show renewals of claims, too.")] = False,

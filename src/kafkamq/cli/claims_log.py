@@ -24,6 +24,10 @@ from kafkamq.types import MarshalRecord
 _MAX_SKEW_S = 2.0
 _SHOWN = 20
 Topic = Annotated[str, typer.Option("--topic", "-t", help="The coordination topic.")]
+Interval = Annotated[
+    float,
+    typer.Option("--interval", "-i", min=0.5, help="Heartbeat interval of members, in seconds."),
+]
 
 
 @connected_if_named
@@ -67,12 +71,7 @@ def _record_object(record: MarshalRecord) -> dict[str, Any]:
 def doctor(
     config: ServiceConfig,
     topic: Topic = COORDINATION_TOPIC,
-    interval: Annotated[
-        float,
-        typer.Option(
-            "--interval", "-i", min=0.5, help="Heartbeat interval of members, in seconds."
-        ),
-    ] = 60.0,
+    interval: Interval = 60.0,
     as_json: Json = False,
 ) -> None:
     """Check the topic and what stands in it; exit code 1 when claims cannot rest on it."""

@@ -149,7 +149,6 @@ class LocalKafka:
 
     @property
     def pid(self) -> int:
-        """The process id of the broker's Java."""
         return self._running().pid
 
     @property

@@ -62,7 +62,6 @@ class Child:
         return self._process.poll() is None
 
     def order(self, orders: Mapping[str, Any]) -> None:
-        """Writes one line to its stdin."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(orders).encode() + b"\n")

@@ -102,12 +102,10 @@ class KafkaCluster:
 
     @property
     def brokers(self) -> Mapping[int, LocalKafka]:
-        """The brokers by their numbers."""
         return self._brokers
 
     @property
     def bootstrap_servers(self) -> str:
-        """The addresses of all brokers."""
         return ",".join(broker.bootstrap_servers for broker in self._brokers.values())
 
     def leader_of(self, topic: str, partition: int = 0, *, timeout_s: float = 30.0) -> int:
@@ -198,7 +196,6 @@ class KafkaCluster:
         self.network.hosts[_name(number)].run("sh", "-c", write)
 
     def free_disk(self, number: int) -> None:
-        """Remove that file."""
         self.network.hosts[_name(number)].run("rm", "-f", str(self._disk_of(number) / "filler"))
 
     def kill(self, number: int) -> None:

@@ -56,7 +56,6 @@ class Host:
 
     @property
     def pid(self) -> int:
-        """Of the process that holds the namespaces."""
         return self._holder.pid
 
     @property
@@ -118,7 +117,6 @@ class Network:
             raise
 
     def add(self, name: str) -> Host:
-        """One more machine."""
         number = len(self.hosts) + 1
         host = Host(name, str(self._subnet[number]), self._hold())
         self.hosts[name] = host

@@ -29,7 +29,6 @@ class BrokerProcess:
     def __init__(
         self, command: Sequence[str], *, log_path: Path, grace_s: float, remove: Path | None
     ) -> None:
-        """Starts the command."""
         self._grace_s = grace_s
         supervisor = [sys.executable, "-I", "-S", str(_SUPERVISOR)]
         arguments = [str(os.getpid()), str(grace_s), str(remove or "")]
@@ -59,7 +58,6 @@ class BrokerProcess:
         return self._supervisor.poll()
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the command."""
         if not self.is_running:  # the supervisor reaps its child last: until then the id is its own
             raise StateError("the broker does not run")
         os.kill(self.pid, number)

@@ -7,6 +7,8 @@ scrape job tells them apart. All times are seconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kafkamq.metrics.families import Counter, Family, Gauge, Histogram
 
 _QUEUE = ("queue",)
@@ -19,9 +21,9 @@ _LATENESS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.
 _all: dict[str, Family] = {}
 
 
-def register(*added: Family) -> None:
-    """Add families of another part of kafkamq; their names begin with ``kafkamq_``."""
-    for family in added:
+def register(named: Mapping[str, object]) -> None:
+    """Add the families among a module's globals; their names begin with ``kafkamq_``."""
+    for family in [each for each in named.values() if isinstance(each, Family)]:
         assert family.name.startswith("kafkamq_"), family.name
         assert family.name not in _all, family.name
         _all[family.name] = family
@@ -125,10 +127,4 @@ SPARK_BACKLOG = Gauge(
     "kafkamq_spark_backlog", "Records of the source behind the last batch.", _QUERY
 )
 
-register(SENT, SEND_FAILED, SEND_SECONDS)
-register(RECEIVED, RECEIVED_AGAIN, ACKED, NACKED, REJECTED, RELEASED, LEASES_LOST, LATE_VERDICTS)
-register(IN_FLIGHT, HANDLING_SECONDS)
-register(REDELIVERED, DEAD_LETTERED, TRACKER_LATE, MALFORMED, IN_PROGRESS, DUE, OLDEST_DEADLINE)
-register(POSITION, LAG, LIVE, LSO_STALLED, MESSAGES_LSO_STALLED, LATENESS)
-register(SPARK_RUNNING, SPARK_FAILURES, SPARK_ROWS, SPARK_ROWS_PER_SECOND, SPARK_BATCH_SECONDS)
-register(SPARK_STATE_BYTES, SPARK_STATE_ROWS, SPARK_BACKLOG)
+register(globals())

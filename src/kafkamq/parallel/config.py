@@ -182,7 +182,6 @@ class ParallelConfig:
 
     @property
     def is_transactional(self) -> bool:
-        """Whether results and offsets are committed in one transaction."""
         return self.commit_mode is CommitMode.TRANSACTIONAL
 
 
@@ -191,14 +190,12 @@ def _is_whole(value: object) -> bool:
 
 
 def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
-    """``value``, which must be one of these."""
     if value not in allowed:
         raise ConfigError(f"{name} is {value!r}: it must be one of {', '.join(allowed)}")
     return str(value)
 
 
 def is_async_handler(handler: Callable[..., Any]) -> bool:
-    """Whether calling it gives an awaitable."""
     if not callable(handler):
         raise ConfigError(
             f"the handler is {type(handler).__name__}: give a function, def or async def, that"

@@ -85,7 +85,7 @@ class Engine:
             self.config,
             self.work_queue,
             self._source.commits,
-            self._all_assignments,
+            self.assignments,
             self.stats,
         )
         if not self.config.is_transactional:
@@ -102,12 +102,8 @@ class Engine:
         """Whether commit metadata is exact (``transport.exact_commits``)."""
         return self._source.commits.is_exact
 
-    def _all_assignments(self) -> list[Assignment]:
-        return list(self._assignments.values())
-
     def assignments(self) -> list[Assignment]:
-        """The partitions assigned at the moment."""
-        return self._all_assignments()
+        return list(self._assignments.values())
 
     def slots(self) -> Slots:
         """What its handlers are at; from any thread."""
@@ -117,7 +113,6 @@ class Engine:
     # Beginning and end.
 
     def start(self, pool: Executor) -> None:
-        """Join the group and begin."""
         self._source.subscribe()
         self._pool = pool
         self.state = State.RUNNING
@@ -330,7 +325,6 @@ class Engine:
     def hold_dead_letter(
         self, record: ParallelRecord, reason: DeadLetterReason, written: Written
     ) -> None:
-        """See ``ParallelDeadLetters.hold``; any thread."""
         assignment = self._assignments.get((record.topic, record.partition))
         if (
             assignment is not None

@@ -46,9 +46,7 @@ MAP_CHARS = Gauge(
 )
 PAUSED = Gauge("kafkamq_parallel_paused", "1: not fetched, as enough is open; else 0.", _PARTITION)
 
-register(POLLED, PROCESSED, FAILED, DEAD_LETTERED, SKIPPED, STALLS, COMMITS, COMMITS_FAILED)
-register(MAPS_CUT, MAPS_IGNORED, WAITING, IN_FLIGHT, RUNNING)
-register(OPEN, COMMITTED, HIGHEST_DONE, MAP_CHARS, PAUSED)
+register(globals())
 
 
 def watch_engine(engine: Engine) -> Callable[[], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any, TypedDict
 
@@ -176,14 +176,8 @@ def _hooks(options: ParallelOptions) -> Hooks:
     on_stall = options.get("on_stall", "report")
     if not callable(on_stall):
         choice("on_stall", on_stall, ("report", "dead-letter"))
-    return Hooks(
-        on_failure=options.get("on_failure"),
-        on_dead_letter=options.get("on_dead_letter"),
-        on_committed=options.get("on_committed"),
-        on_stall=on_stall if callable(on_stall) else None,
-        on_assigned=options.get("on_assigned"),
-        on_revoked=options.get("on_revoked"),
-    )
+    given: dict[str, Any] = {each.name: options.get(each.name) for each in fields(Hooks)}
+    return Hooks(**{**given, "on_stall": on_stall if callable(on_stall) else None})
 
 
 def _require(is_fine: bool, name: str, value: object, wanted: str) -> None:

@@ -35,17 +35,14 @@ class PlainRecord:
 
     @property
     def payload(self) -> bytes | None:
-        """The value, as a message calls it."""
         return self.value
 
     @property
     def delivery_count(self) -> int:
-        """The attempt, as a message calls it."""
         return self.attempt
 
     @property
     def raw_headers(self) -> list[tuple[str, bytes | None]]:
-        """The headers, as a message calls them."""
         return self.headers
 
 
@@ -74,22 +71,18 @@ class ParallelRecord:
 
     @property
     def payload(self) -> bytes | None:
-        """The value, as a message calls it."""
         return self.value
 
     @property
     def topic(self) -> str:
-        """Its topic."""
         return self._raw.topic() or ""
 
     @property
     def partition(self) -> int:
-        """Its partition."""
         return self._raw.partition() or 0
 
     @property
     def place(self) -> tuple[str, int, int]:
-        """Topic, partition and offset."""
         return self.topic, self.partition, self.offset
 
     @property
@@ -109,12 +102,10 @@ class ParallelRecord:
 
     @property
     def delivery_count(self) -> int:
-        """The attempt, as a message calls it."""
         return self.attempt
 
     @property
     def raw_headers(self) -> list[tuple[str, bytes | None]]:
-        """The headers, as a message calls them."""
         return self.headers
 
     @property

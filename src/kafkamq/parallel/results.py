@@ -47,7 +47,6 @@ class OutgoingRecord:
             raise ConfigError(f"headers of a result: {_WANTED['headers']}")
 
     def header_list(self) -> list[tuple[str, bytes | None]]:
-        """The headers, in order."""
         given = self.headers
         return list(given.items()) if isinstance(given, Mapping) else list(given)
 
@@ -200,7 +199,6 @@ class ProducePublisher:
     def _failures(
         self, outputs: Outputs, sent: _Outstanding, *, in_time: bool
     ) -> list[tuple[ParallelRecord, BaseException]]:
-        """In the order of the results."""
         if in_time:
             failed = sent.failed
             return [(each, failed[each]) for each, _ in outputs if each in failed] if failed else []

@@ -72,7 +72,6 @@ class Source:
         return self._group.ends
 
     def subscribe(self) -> None:
-        """Join the group."""
         for topic in self._config.topics:
             if not topic.startswith("^"):
                 self._require(topic)
@@ -157,7 +156,6 @@ class Source:
     # Membership, told by the group consumer inside its calls.
 
     def assigned(self, places: Sequence[Partition]) -> Mapping[Partition, int]:
-        """Read these from where the group is."""
         positions = self._find(places)
         self.commits.note_group()
         self._member.assigned(positions)

@@ -84,7 +84,6 @@ class TransactionCommitter(Committer):
         self._deciding: set[_Place] = set()  # of them: a worker settles it, with a dead letter even
 
     def start(self) -> None:
-        """Begin."""
         self._producer.init()
         super().start()
 

@@ -22,7 +22,6 @@ from kafkamq.parallel.stats import Stats
 from kafkamq.runtime.rules.hanging import Call
 from kafkamq.runtime.rules.pace import RateLimit, RunSize
 from kafkamq.runtime.work_queue import Slot, Waker
-from kafkamq.transport.clock import monotonic_ms
 
 MAX_TAKE = 512  # records in one worker's hands
 MAX_RUN = 64  # records of one shard in the hands of a process
@@ -394,7 +393,6 @@ class ParallelWorkQueue:
             self._is_paused = True
 
     def resume(self) -> None:
-        """Hand out again."""
         with self.lock:
             self._is_paused = False
             self._wake_for_work()
@@ -428,10 +426,6 @@ class ParallelWorkQueue:
         """Records polled and not done."""
         with self.lock:
             return sum([partition.tracker.open_count for partition in self.scheduler.partitions])
-
-    def now_ms(self) -> int:
-        """The clock that due times are of."""
-        return monotonic_ms()
 
 
 def _at(worker: PoolWorker) -> ParallelRecord | None:

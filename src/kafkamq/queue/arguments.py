@@ -78,7 +78,6 @@ class Binder:
             raise ConfigError(f"handler {name} must take a body, a Message, or both")
 
     def arguments(self, message: MessageLike) -> list[Any]:
-        """The arguments for a message."""
         return [parse(message) for parse in self._parse]
 
 
@@ -147,7 +146,6 @@ def _itself(message: Any) -> Any:
 
 
 def _parser(annotation: Any, where: str) -> Callable[[MessageLike], Any]:
-    """From a message to a value of that type."""
     kinds = get_args(annotation) if is_union(annotation) else ()
     if type(None) in kinds and annotation not in (Any, bytes | None):
         rest = [kind for kind in kinds if kind is not type(None)]

@@ -25,7 +25,6 @@ class Consumer(ABC):
     """
 
     def __init__(self, queue: QueueConfig) -> None:
-        """Nothing begins here."""
         self._queue = queue
         self._closing = threading.Event()
         self._hurry = threading.Event()  # the present receive has nobody to return to

@@ -45,7 +45,6 @@ class HandlerSpec:
 
     @property
     def name(self) -> str:
-        """For people."""
         return str(getattr(self.function, "__qualname__", self.function))
 
     @property
@@ -89,7 +88,6 @@ class HandlerOptions(TypedDict, total=False):
 def make_spec(
     queue: QueueConfig, function: Callable[..., Any], options: HandlerOptions
 ) -> HandlerSpec:
-    """A handler that can work."""
     for name in options:
         if name not in HandlerOptions.__annotations__:
             raise TypeError(f"there is no option {name!r}")
@@ -170,7 +168,6 @@ def _rate(given: float | None, asked: str) -> float | None:
 
 
 def exception_types(given: object) -> tuple[type[BaseException], ...] | None:
-    """What ``retry_on`` names."""
     if given is None:
         return None
     found = tuple(given) if isinstance(given, Sequence) else (given,)

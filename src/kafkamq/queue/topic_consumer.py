@@ -60,7 +60,6 @@ class TopicConsumer(Consumer, Generic[M]):
         dead_letters: DeadLetterWriter,
         on_lease_lost: Callable[[Message], None] | None = None,
     ) -> None:
-        """Made by ``Queue.consumer``."""
         super().__init__(queue)
         self._dead_letters = dead_letters
         self._lost_leases = LostLeases(queue.queue_id, on_lease_lost, queue.max_in_flight)
@@ -114,7 +113,6 @@ class TopicConsumer(Consumer, Generic[M]):
             self._changed.notify_all()
 
     def _check_failure(self) -> None:
-        """Raise what made it stop."""
         if self._failure is not None:
             raise self._failure
 
@@ -134,7 +132,6 @@ class TopicConsumer(Consumer, Generic[M]):
         return monotonic_ms()
 
     def moment_s(self, clock_ms: float) -> float:
-        """See ``TopicAcknowledger.moment_s``; of ``_now_ms``."""
         return public_s(clock_ms)
 
     # Receiving.
@@ -169,7 +166,6 @@ class TopicConsumer(Consumer, Generic[M]):
                 self._changed.wait(min(left_s, _SLICE_S))
 
     def _take(self, n: int) -> list[Message]:
-        """With ``_changed`` held."""
         taken: list[Message] = []
         room = min(n, self._queue.max_in_flight - len(self._held))
         if self._unwritten() >= MAX_UNWRITTEN:
@@ -292,11 +288,9 @@ class TopicConsumer(Consumer, Generic[M]):
         self._dead_letters.write(message, reason, error).add_done_callback(written)
 
     def _unwritten(self) -> int:
-        """Dead letters under way."""
         return self._unwritten_count
 
     def has_verdict(self, message: M) -> bool:
-        """Whether a verdict was given already."""
         return message.state is MessageState.ACKNOWLEDGED
 
     def extend(self, message: M, extension_ms: int) -> None:

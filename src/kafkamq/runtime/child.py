@@ -146,7 +146,6 @@ class _Inbox(Inbox[_Run, _Item]):
             return runs
 
     def acknowledge(self, slot: Slot[_Item], item: _Item, outcome: object) -> bool:
-        """Tell the parent."""
         run, index, _ = item
         outcome, data = _packed(outcome)
         is_failing = is_verdict(outcome) and not isinstance(outcome, Ack)
@@ -169,7 +168,6 @@ class _Inbox(Inbox[_Run, _Item]):
     # What the parent is told.
 
     def _end(self, run: _Run, tried: int, spent_us: int) -> None:
-        """With the lock held."""
         run.is_over = True
         self._ends += (run.number, tried, spent_us)
         if not self._is_due.is_set():

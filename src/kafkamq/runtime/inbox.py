@@ -58,7 +58,6 @@ class Inbox(Generic[R, T]):
         return found
 
     def acknowledge(self, slot: Slot[T], record: T, outcome: object) -> bool:
-        """See ``WorkQueue``."""
         raise NotImplementedError
 
     async def acknowledge_async(self, slot: Slot[T], record: T, outcome: object) -> bool:

@@ -81,7 +81,6 @@ class LoopExecutor(Generic[R]):
             self._own.end_soon()
 
     def wake(self, slots: Sequence[Slot[R]]) -> None:
-        """Complete their futures."""
         if threading.get_ident() == self._loop_thread:
             self._open(slots)
         else:

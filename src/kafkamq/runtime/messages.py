@@ -87,7 +87,6 @@ class MessageQueue(Inbox[Message, Message]):
         return [_Run([ready.popleft() for _ in range(min(self._size, len(ready)))])]
 
     def acknowledge(self, slot: Slot[Message], message: Message, outcome: object) -> bool:
-        """Give the verdict."""
         del slot
         self._calls.acknowledge(message, outcome)
         return True

@@ -6,6 +6,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from kafkamq.errors import ConfigError
@@ -82,7 +83,7 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
         is_one_by_one = spec.threads == 1 and not spec.is_async
         call = RemoteCall(
             function=function,
-            prepare=_for_lists if spec.batch_size else _for_messages,
+            prepare=partial(_bound, of_lists=bool(spec.batch_size)),
             is_async=spec.is_async,
             slots=spec.threads,
             wants_all=bool(spec.batch_size),
@@ -131,7 +132,6 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
             self._end(call, STOPPED)
 
     def _end(self, call: _RemoteCall, outcome: object) -> None:
-        """The first outcome counts."""
         with self.lock:
             is_open = call in self._open
             self._open.discard(call)
@@ -150,7 +150,6 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
         return taken
 
     def acknowledge(self, slot: Slot[_RemoteCall], record: _RemoteCall, outcome: object) -> bool:
-        """The call has ended."""
         del slot
         self._end(record, outcome)
         return True
@@ -186,9 +185,5 @@ def _plain(message: Message) -> PlainMessage:
     )
 
 
-def _for_messages(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    return bound(function, Binder(function))
-
-
-def _for_lists(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    return bound(function, Binder(function, of_lists=True))
+def _bound(function: Callable[..., Any], *, of_lists: bool) -> Callable[[Any], Any]:
+    return bound(function, Binder(function, of_lists=of_lists))

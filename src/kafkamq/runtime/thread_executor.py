@@ -52,7 +52,6 @@ class ThreadExecutor(Generic[R]):
         thread.start()
 
     def wake(self, slots: Sequence[Slot[R]]) -> None:
-        """Open their gates."""
         for slot in slots:
             slot.gate.release()
 

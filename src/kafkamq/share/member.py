@@ -102,7 +102,6 @@ class Member:
         )
 
     def start(self) -> None:
-        """Join the group."""
         self._thread.start()
 
     def add(self, message: ShareMessage) -> None:

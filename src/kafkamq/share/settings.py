@@ -47,7 +47,6 @@ class ShareLimits:
 
 
 def read_limits(admin: Admin, group_id: str) -> ShareLimits:
-    """The limits for a group."""
     cluster = admin.cluster()
     broker = cluster.settings
     if _BROKER_LOCK not in broker or _is_older(admin.config, list(cluster.brokers.values())):
@@ -128,7 +127,6 @@ def shorten_session(admin: Admin, group_id: str, limits: ShareLimits) -> int:
 
 
 def session_ms_of(config: ServiceConfig) -> int:
-    """What is asked for, in ms."""
     value = str(config.kafka.get("session.timeout.ms", _SESSION_MS))
     if not value.isdecimal():
         raise ConfigError(f"session.timeout.ms is {value!r}: it must be a number of milliseconds")

@@ -83,7 +83,6 @@ class ClusterInfo:
 
     cluster_id: str
     brokers: Mapping[int, str]  # host:port by broker id
-    controller_id: int
     settings: Mapping[str, str] = field(default_factory=dict)  # of one broker
 
 
@@ -166,7 +165,9 @@ class Admin:
             return self._watch.deadline(doing, timeout_s)
         return broker_error(error, f"{doing} at {self.config.bootstrap_servers}")
 
-    def _ask(self, doing: str, call: Callable[[_Attempt], T], *, attempt_s: float) -> T:
+    def _ask(
+        self, doing: str, call: Callable[[_Attempt], T], *, attempt_s: float = _ATTEMPT_S
+    ) -> T:
         """Repeat a question within the bound, while the answer is that it may be repeated."""
         deadline_s = time.monotonic() + self._timeout_s
         failures = 0
@@ -195,12 +196,12 @@ class Admin:
 
     def cluster(self) -> ClusterInfo:
         """Brokers and identity of the cluster, and the settings of one broker."""
-        return self._ask("describing the cluster", _cluster, attempt_s=_ATTEMPT_S)
+        return self._ask("describing the cluster", _cluster)
 
     def topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         """What these topics are; those that do not exist are absent."""
         doing = f"describing topics {', '.join(names)}"
-        return self._ask(doing, partial(_topics, names), attempt_s=_ATTEMPT_S)
+        return self._ask(doing, partial(_topics, names))
 
     def require_topic(self, name: str) -> TopicInfo:
         """What one topic is.
@@ -274,7 +275,7 @@ class Admin:
 
     def groups(self) -> frozenset[str]:
         """Ids of all groups that have members or committed offsets, as far as we may see them."""
-        return self._ask("listing the groups", _groups, attempt_s=_ATTEMPT_S)
+        return self._ask("listing the groups", _groups)
 
     def group_assignments(self, group: str) -> list[frozenset[str]]:
         """The topics that each member of a group reads now; empty without such a group.
@@ -283,7 +284,7 @@ class Admin:
         coordinator comes or goes, librdkafka's question about a group can end the process.
         """
         doing = f"describing group {group}"
-        if group not in self._ask(doing, _groups, attempt_s=_ATTEMPT_S):
+        if group not in self._ask(doing, _groups):
             # It does not exist, or we may not see it, which only this question tells.
             self.committed([(group, (self.config.marker_topic, 0))], stable=False)
             return []
@@ -299,14 +300,14 @@ class Admin:
         """
         groups = ", ".join(dict.fromkeys(group for group, _ in requests))
         doing = f"reading committed offsets of {groups}"
-        question = partial(_committed, self._committed, requests, stable)
-        return self._ask(doing, question, attempt_s=_ATTEMPT_S)
+        read = partial(self._committed.read, requests, stable=stable)
+        return self._ask(doing, lambda attempt: read(timeout_s=attempt.timeout_s))
 
     def log_bounds(self, topic: str, partitions: Sequence[int]) -> dict[int, tuple[int, int]]:
         """First offset and end (of what is committed) of each partition."""
         wanted = [TopicPartition(topic, partition) for partition in partitions]
         doing = f"reading the bounds of {topic}"
-        return self._ask(doing, partial(_log_bounds, wanted), attempt_s=_ATTEMPT_S)
+        return self._ask(doing, partial(_log_bounds, wanted))
 
     def log_ends(self, topic: str) -> dict[int, tuple[int, int]]:
         """Of each partition: the last stable offset, and the high watermark behind or at it.
@@ -314,7 +315,7 @@ class Admin:
         They differ while a transaction is open, which holds ``read_committed`` readers back.
         """
         doing = f"reading the ends of {topic}"
-        return self._ask(doing, partial(_log_ends, topic), attempt_s=_ATTEMPT_S)
+        return self._ask(doing, partial(_log_ends, topic))
 
     def latest_times(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
         """The latest timestamp in each partition (ms); absent: there is none.
@@ -325,7 +326,7 @@ class Admin:
         wanted = {TopicPartition(topic, number): newest for number in partitions}
         doing = f"looking for the last record of {topic}"
         try:
-            found = self._ask(doing, partial(_listed, wanted), attempt_s=_ATTEMPT_S)
+            found = self._ask(doing, partial(_listed, wanted))
         except BrokerError as error:
             if meaning(error) is Meaning.UNSUPPORTED:
                 return {}
@@ -343,7 +344,7 @@ class Admin:
             for number, at_ms in times_ms.items()
         }
         doing = f"looking for times in {topic}"
-        found = self._ask(doing, partial(_listed, wanted), attempt_s=_ATTEMPT_S)
+        found = self._ask(doing, partial(_listed, wanted))
         return {number: result.offset for number, result in found.items() if result.offset >= 0}
 
 
@@ -374,11 +375,10 @@ class _Attempt:
 def _cluster(attempt: _Attempt) -> ClusterInfo:
     found = attempt.wait(attempt.client.describe_cluster(request_timeout=attempt.timeout_s))
     brokers = {node.id: f"{node.host}:{node.port}" for node in found.nodes}
-    controller = found.controller.id if found.controller is not None else -1
     settings: dict[str, str] = {}
     for broker in list(brokers)[:1]:
         settings = _configs(attempt, ResourceType.BROKER, [str(broker)])[str(broker)]
-    return ClusterInfo(found.cluster_id, brokers, controller, settings)
+    return ClusterInfo(found.cluster_id, brokers, settings)
 
 
 def _topics(names: Sequence[str], attempt: _Attempt) -> dict[str, TopicInfo]:
@@ -434,15 +434,6 @@ def _group_assignments(group: str, attempt: _Attempt) -> list[frozenset[str]]:
         frozenset(partition.topic for partition in member.assignment.topic_partitions)
         for member in members
     ]
-
-
-def _committed(
-    offsets: CommittedOffsets,
-    requests: Sequence[tuple[str, Place]],
-    stable: bool,
-    attempt: _Attempt,
-) -> list[TopicPartition]:
-    return offsets.read(requests, stable=stable, timeout_s=attempt.timeout_s)
 
 
 def _log_bounds(wanted: Sequence[TopicPartition], attempt: _Attempt) -> dict[int, tuple[int, int]]:

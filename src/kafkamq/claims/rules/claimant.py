@@ -59,7 +59,6 @@ class Claimant:
     def __init__(
         self, log: ClaimLog, config: ClaimantConfig, *, peers: ClaimLog | None = None
     ) -> None:
-        """A claimant that has done nothing."""
         self.config = config
         self.phase = Phase.SEEKING
         self.token = -1  # of the claim; -1: it is not ours

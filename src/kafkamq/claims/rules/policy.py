@@ -52,7 +52,6 @@ class ClaimPolicy:
     """Chooses; what it chose is tried by its caller, who reports every end."""
 
     def __init__(self, mode: ClaimMode, *, max_claims: int, pause_ms: int, rest_ms: int) -> None:
-        """A policy that has chosen nothing."""
         self._mode = mode
         self._max_claims = max_claims
         self._pause_ms = pause_ms

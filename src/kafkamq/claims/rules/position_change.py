@@ -66,7 +66,6 @@ class PositionChange:
         patience_ms: int,
         retry_ms: int = 500,
     ) -> None:
-        """A change that has done nothing."""
         self.phase = ResetPhase.PAUSING
         # Why each partition that was not moved was not; empty when all were.
         self.failures: dict[Place, str] = {}

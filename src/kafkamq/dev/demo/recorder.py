@@ -79,7 +79,6 @@ class DemoRecorder:
         )
 
     def open_copies(self) -> int:
-        """Copies without an end."""
         return len(self.queue_of.keys() - self.ended.keys())
 
 

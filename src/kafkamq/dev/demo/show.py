@@ -36,7 +36,6 @@ class Show:
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Something that takes seconds."""
         self.say(text)
         if not self._console.is_terminal:
             yield
@@ -51,7 +50,6 @@ class Show:
 
     @contextmanager
     def live(self, planned: int) -> Iterator[None]:
-        """While messages flow."""
         self._planned = planned
         self.say(f"Sending {planned:,} messages")
         if not self._console.is_terminal:
@@ -75,7 +73,6 @@ class Show:
             )
 
     def killed(self, name: str, *, pid: int, held: int) -> None:
-        """The moment that the demo is about."""
         self.say(
             f"SIGKILL to {name} (pid {pid}) with {held:,} messages in its hands; nobody replaces it"
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from kafkamq.config import one_of
 from kafkamq.errors import ConfigError
 from kafkamq.types import Backend
 
@@ -149,16 +150,10 @@ _ORDER_FEATURES = {
 
 
 def backend_of(value: str | Backend) -> Backend:
-    """The backend that is meant."""
-    try:
-        return Backend(value)
-    except ValueError:
-        known = ", ".join(repr(each.value) for each in Backend)
-        raise ConfigError(f"backend is {value!r}: it must be one of {known}") from None
+    return one_of(Backend, "backend", value)
 
 
 def order_feature(ordering: str) -> Feature:
-    """What an ordering asks for."""
     found = _ORDER_FEATURES.get(ordering)
     if found is None:
         known = ", ".join(repr(each) for each in _ORDER_FEATURES)
