@@ -7,6 +7,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 from kafkamq.claims.cluster import Cluster
 from kafkamq.claims.message import ClaimedMessage
@@ -32,14 +33,12 @@ _GIVEN_BACK = frozenset(
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class _Item:
     """A message of a claimed partition, with the deliveries it had."""
 
-    __slots__ = ("claimed", "count")
-
-    def __init__(self, claimed: ClaimedMessage, count: int) -> None:
-        self.claimed = claimed
-        self.count = count
+    claimed: ClaimedMessage
+    count: int
 
 
 _Held = TopicMessage[tuple[Hashable, _Item]]

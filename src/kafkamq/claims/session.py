@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.steps import Fetch, Finish, HandOut, Stop
@@ -81,35 +82,18 @@ class Listener:
         """It is over."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ClaimSession:
     """One claimant and its surroundings; everything under the engine's lock."""
 
-    __slots__ = (
-        "claimant",
-        "coordination_partition",
-        "fence",
-        "is_takeover",
-        "listener",
-        "open_commits",
-        "start",
-        "wake_ms",
-    )
-
-    def __init__(
-        self,
-        claimant: Claimant,
-        coordination_partition: int,
-        listener: Listener,
-        fence: Fence | None = None,
-    ) -> None:
-        self.claimant = claimant
-        self.coordination_partition = coordination_partition
-        self.listener = listener
-        self.fence = fence
-        self.start: Fetch | None = None  # once it is held
-        self.is_takeover = False  # its former owner fell silent
-        self.wake_ms = -NEVER_MS
-        self.open_commits = 0  # writes whose offsets are being committed
+    claimant: Claimant
+    coordination_partition: int
+    listener: Listener
+    fence: Fence | None = None
+    start: Fetch | None = None  # once it is held
+    is_takeover: bool = False  # its former owner fell silent
+    wake_ms: int = -NEVER_MS
+    open_commits: int = 0  # writes whose offsets are being committed
 
     @property
     def place(self) -> tuple[str, int]:

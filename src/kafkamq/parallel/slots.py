@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic
 
 from kafkamq.parallel.record import ParallelRecord
@@ -17,15 +18,12 @@ from kafkamq.parallel.work_queue import ParallelWorkQueue, PoolWorker
 from kafkamq.runtime.rules.hanging import Slots
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Slot(PoolWorker):
     """One record at a time."""
 
-    __slots__ = ("is_at_run", "is_busy")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_at_run = False
-        self.is_busy = False  # its record is in the application's hands
+    is_at_run: bool = False
+    is_busy: bool = False  # its record is in the application's hands
 
 
 class SlotPool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import length_hint
 from time import monotonic
 
@@ -29,16 +29,13 @@ STUCK_S = 0.02  # a worker that is at it for so long keeps only what it has begu
 Failed = list[tuple[ParallelRecord, int]] | None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PoolWorker(Slot[ParallelRecord]):
     """One of those who call handlers."""
 
-    __slots__ = ("failed_runs", "outputs")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.failed_runs: list[FailedRun] = []  # until they are released
-        # What its handlers returned, with the records, until it is published.
-        self.outputs: list[tuple[ParallelRecord, object]] = []
+    failed_runs: list[FailedRun] = field(default_factory=list)  # until they are released
+    # What its handlers returned, with the records, until it is published.
+    outputs: list[tuple[ParallelRecord, object]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from kafkamq.errors import BrokerError, KafkaMQError
@@ -53,15 +53,13 @@ class Written:
                 future.set_result(None) if error is None else future.set_exception(error)
 
 
+@dataclass(slots=True, eq=False)
 class _Write:
-    __slots__ = ("form", "last_error", "pause_s", "refusals", "written")
-
-    def __init__(self, form: Callable[[int], Form]) -> None:
-        self.form = form
-        self.written = Written()
-        self.refusals = 0  # for its size
-        self.pause_s = 0.0
-        self.last_error: KafkaMQError | None = None
+    form: Callable[[int], Form]
+    written: Written = field(default_factory=Written)
+    refusals: int = 0  # for its size
+    pause_s: float = 0.0
+    last_error: KafkaMQError | None = None
 
 
 class SureWriter:

@@ -20,7 +20,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from kafkamq.errors import DeadlineExceededError, KafkaMQError
@@ -58,47 +58,30 @@ class Run(Protocol[R]):
         """Whatever is done of it now does not count."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Slot(Generic[R]):
     """One who calls handlers; what is not said otherwise is its own thread's."""
 
-    __slots__ = (
-        "began_s",
-        "claim",
-        "claimed_s",
-        "current",
-        "failed",
-        "finished",
-        "gate",
-        "give_back",
-        "is_parked",
-        "pending",
-        "runs",
-        "spent_us",
-        "taken",
-        "width",
-    )
-
-    def __init__(self) -> None:
-        # The runs that it has not begun; the queue may empty it.
-        self.pending: Iterator[Any] = iter(())
-        # The run that it is at, and what it has not begun of that; the same.
-        self.current: tuple[Any, Iterator[R]] | None = None
-        # What failed of that run, with the times of the next attempts; None: nothing.
-        self.failed: list[tuple[R, int]] | None = None
-        self.finished: list[Any] = []  # runs that are done as a whole, until the next ``take``
-        self.runs: Collection[Any] = ()  # what it took last; of a process: all that it has
-        self.taken = 0  # records that it has, but for those settled one by one
-        self.began_s = 0.0  # when it took them; of a process: when it was heard of last
-        self.width = 1  # how many handlers it has at once
-        # What handlers needed for ``finished``; None: as long as the slot had it.
-        self.spent_us: float | None = None
-        # Of a process: asks for what it has not begun; from any thread, at once.
-        self.give_back: Callable[[], None] | None = None
-        self.is_parked = False  # it waits for the queue to wake it
-        # The record, or list, that its handler is at: whoever takes it out gives the outcome.
-        self.claim: list[Any] = []
-        self.claimed_s = 0.0  # when that call began
-        self.gate: Any = None  # where it waits; the executor's
+    # The runs that it has not begun; the queue may empty it.
+    pending: Iterator[Any] = field(default_factory=lambda: iter(()))
+    # The run that it is at, and what it has not begun of that; the same.
+    current: tuple[Any, Iterator[R]] | None = None
+    # What failed of that run, with the times of the next attempts; None: nothing.
+    failed: list[tuple[R, int]] | None = None
+    finished: list[Any] = field(default_factory=list)  # runs done as a whole, until ``take``
+    runs: Collection[Any] = ()  # what it took last; of a process: all that it has
+    taken: int = 0  # records that it has, but for those settled one by one
+    began_s: float = 0.0  # when it took them; of a process: when it was heard of last
+    width: int = 1  # how many handlers it has at once
+    # What handlers needed for ``finished``; None: as long as the slot had it.
+    spent_us: float | None = None
+    # Of a process: asks for what it has not begun; from any thread, at once.
+    give_back: Callable[[], None] | None = None
+    is_parked: bool = False  # it waits for the queue to wake it
+    # The record, or list, that its handler is at: whoever takes it out gives the outcome.
+    claim: list[Any] = field(default_factory=list)
+    claimed_s: float = 0.0  # when that call began
+    gate: Any = None  # where it waits; the executor's
 
 
 class Waker(Protocol):

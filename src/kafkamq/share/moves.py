@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from kafkamq.queue.dead_letter_writer import RequeueWriter, Verdict
 from kafkamq.share.member import Member, ShareMessage
@@ -29,18 +30,16 @@ _log = logging.getLogger(__name__)
 _Key = tuple[int, int, int]
 
 
+@dataclass(slots=True, eq=False)
 class _Move:
-    __slots__ = ("began_ms", "copy", "count", "ended_ms", "kind", "letter", "message", "verdict")
-
-    def __init__(self, message: ShareMessage, verdict: Verdict | None, count: int) -> None:
-        self.message: ShareMessage | None = message  # None: its lock has ended
-        self.verdict = verdict
-        self.count = count  # of the copy's next delivery
-        self.letter: Future[None] | None = None
-        self.copy: Future[None] | None = None
-        self.began_ms = monotonic_ms()
-        self.ended_ms = 0
-        self.kind = AcknowledgeType.RELEASE
+    message: ShareMessage | None  # None: its lock has ended
+    verdict: Verdict | None
+    count: int  # of the copy's next delivery
+    letter: Future[None] | None = None
+    copy: Future[None] | None = None
+    began_ms: int = field(default_factory=monotonic_ms)
+    ended_ms: int = 0
+    kind: AcknowledgeType = AcknowledgeType.RELEASE
 
 
 class Moves:

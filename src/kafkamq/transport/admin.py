@@ -348,27 +348,25 @@ class Admin:
         return {number: result.offset for number, result in found.items() if result.offset >= 0}
 
 
+@dataclass(frozen=True, slots=True)
 class _Attempt:
     """One client and one bound for one try at a question."""
 
-    __slots__ = ("_admin", "_doing", "client", "timeout_s")
-
-    def __init__(self, admin: Admin, client: AdminClient, doing: str, timeout_s: float) -> None:
-        self.client = client
-        self.timeout_s = timeout_s
-        self._admin = admin
-        self._doing = doing
+    admin: Admin
+    client: AdminClient
+    doing: str
+    timeout_s: float
 
     def wait(self, future: Future[T]) -> T:
         """The result; a little longer than the request's own timeout."""
-        return self._admin._wait(self.client, future, self._doing, self.timeout_s + _SLICE_S)
+        return self.admin._wait(self.client, future, self.doing, self.timeout_s + _SLICE_S)
 
     def partitions(self, topic: str) -> list[int]:
         """Of a topic; the client has no future for this question."""
         try:
             found = self.client.list_topics(topic, timeout=self.timeout_s)
         except KafkaException as error:
-            raise self._admin._refusal(error, self._doing, self.timeout_s) from error
+            raise self.admin._refusal(error, self.doing, self.timeout_s) from error
         return list(found.topics[topic].partitions)
 
 

@@ -69,52 +69,30 @@ class Contender:
     offset: int | None = None  # the last that it wrote
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Entry:
     """Mutable state of one partition; the rule sets in ``ownership`` change it."""
 
-    __slots__ = (
-        "beat_ms",
-        "client",
-        "contenders",
-        "has_owner",
-        "heartbeat_s",
-        "instance",
-        "intent_at",
-        "is_grounded",
-        "is_held",
-        "max_offset",
-        "offset",
-        "release_s",
-        "released_at",
-        "renewed_at",
-        "retired",
-        "rival_at",
-        "token",
-        "used",
-        "visits",
-    )
-
-    def __init__(self) -> None:
-        self.client = ""
-        self.instance = ""
-        self.has_owner = False  # somebody ever owned it
-        self.offset = 0
-        self.max_offset = 0  # above ``offset`` while it is not known which of them is true
-        self.token = -1
-        self.heartbeat_s = 0
-        self.release_s = 0
-        self.renewed_at = -1
-        self.released_at = -1
-        self.intent_at = -1
-        self.rival_at = -1
-        # What only the safe rules use:
-        self.is_held = False  # owned, and not released
-        self.beat_ms = 0  # log clock of the last sign of life
-        self.is_grounded = False  # the ownership began with an accepted claim
-        self.retired: tuple[Owner, ...] = ()  # earlier owners, the latest last
-        self.visits = 0  # heartbeats of an owner that is a former one (S4); 0: it is not
-        self.contenders: dict[Owner, Contender] | None = None  # None: the owner is certain
-        self.used: tuple[str, ...] = ()  # trusted instances that have written here
+    client: str = ""
+    instance: str = ""
+    has_owner: bool = False  # somebody ever owned it
+    offset: int = 0
+    max_offset: int = 0  # above ``offset`` while it is not known which of them is true
+    token: int = -1
+    heartbeat_s: int = 0
+    release_s: int = 0
+    renewed_at: int = -1
+    released_at: int = -1
+    intent_at: int = -1
+    rival_at: int = -1
+    # What only the safe rules use:
+    is_held: bool = False  # owned, and not released
+    beat_ms: int = 0  # log clock of the last sign of life
+    is_grounded: bool = False  # the ownership began with an accepted claim
+    retired: tuple[Owner, ...] = ()  # earlier owners, the latest last
+    visits: int = 0  # heartbeats of an owner that is a former one (S4); 0: it is not
+    contenders: dict[Owner, Contender] | None = None  # None: the owner is certain
+    used: tuple[str, ...] = ()  # trusted instances that have written here
 
     @property
     def owner(self) -> Owner:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Uuid
 
@@ -24,17 +24,16 @@ TOPIC_DEFAULTS = {
 }
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Transaction:
     """What one transaction wrote: its state, the partitions, and offsets of groups."""
 
-    __slots__ = ("began_s", "is_aborted", "is_open", "offsets", "touched")
-
-    def __init__(self, began_s: float) -> None:
-        self.began_s = began_s
-        self.is_open = True
-        self.is_aborted = False
-        self.touched: dict[Partition, None] = {}
-        self.offsets: dict[tuple[str, Place], tuple[int, str | None]] = {}  # by group and place
+    began_s: float
+    is_open: bool = True
+    is_aborted: bool = False
+    touched: dict[Partition, None] = field(default_factory=dict)
+    # By group and place:
+    offsets: dict[tuple[str, Place], tuple[int, str | None]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

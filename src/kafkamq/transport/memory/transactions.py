@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kafkamq.transport.memory.log import Place, Transaction
 from kafkamq.transport.memory.state import State
@@ -13,14 +14,12 @@ class StaleEpochError(Exception):
     """Another producer of the id was initialised later, or the broker aborted the transaction."""
 
 
+@dataclass(slots=True, eq=False)
 class _TransactionalId:
-    __slots__ = ("epoch", "last_was_committed", "open", "timeout_s")
-
-    def __init__(self) -> None:
-        self.epoch = -1
-        self.timeout_s = 0.0
-        self.open: Transaction | None = None
-        self.last_was_committed: bool | None = None  # of this epoch
+    epoch: int = -1
+    timeout_s: float = 0.0
+    open: Transaction | None = None
+    last_was_committed: bool | None = None  # of this epoch
 
 
 class Transactions:
