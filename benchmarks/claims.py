@@ -119,7 +119,7 @@ class Bench:
                 second = two.member("b", "group").consumer(work, claims="greedy")
                 left = Counter(dict.fromkeys(range(8), 1000))
                 while sum(seen.values()) < 4000:
-                    message = first.poll(5.0)
+                    message = first.receive(5.0)
                     assert message is not None
                     seen[message.payload or b""] += 1
                     left[message.partition] -= 1
@@ -129,7 +129,7 @@ class Bench:
                 closing.start()
                 partitions: set[int] = set()
                 while sum(seen.values()) < 8000:
-                    message = second.poll(5.0)
+                    message = second.receive(5.0)
                     if message is None:
                         break
                     seen[message.payload or b""] += 1

@@ -29,7 +29,7 @@ def topics(bootstrap: str) -> ClaimTopics:
 def drain(consumer: Consumer, count: int) -> list[int]:
     found = []
     while len(found) < count:
-        message = consumer.poll(30.0)
+        message = consumer.receive(30.0)
         assert message is not None, found
         message.commit()
         found.append(int(message.payload or b""))
@@ -103,7 +103,7 @@ def test_a_paused_group_holds_nothing(topics: ClaimTopics) -> None:
             assert admin.paused_until() == until
             admin.wait_until_free(40.0)
             topics.fill(2, first=4)
-            assert consumer.poll(0.3) is None
+            assert consumer.receive(0.3) is None
             # A change of positions ends its own pause, not this one.
             assert admin.set_position({(topics.work, 0): 2}) == {(topics.work, 0): 2}
             assert admin.paused_until() == until
@@ -251,7 +251,7 @@ def test_a_changed_coordination_topic_ends_every_claim(topics: ClaimTopics) -> N
         ].result(10)
         cluster.engine._topology_ms = 0  # rather than five seconds from now
         with pytest.raises(BrokerError, match="has 3 partitions, and had 2"):
-            consumer.poll(60.0)
+            consumer.receive(60.0)
         assert consumer.claims == {}
 
 

@@ -21,7 +21,7 @@ def take(consumer: Consumer, count: int) -> list[int]:
     """So many messages, committed; fewer when none came for long."""
     found = []
     while len(found) < count:
-        message = consumer.poll(30.0)
+        message = consumer.receive(30.0)
         if message is None:
             break
         found.append(int(message.payload or b"-1"))
@@ -39,7 +39,7 @@ def test_everything_is_handed_out_once_and_a_release_moves_it_on(topics: ClaimTo
         topics.fill(10, first=40)
         with second.member("b", topics.group).consumer(topics.work, claims="greedy") as consumer:
             assert sorted(take(consumer, 10)) == list(range(40, 50))
-            assert consumer.poll(0.2) is None
+            assert consumer.receive(0.2) is None
             assert all(consumer.claims[place] > token for place, token in held.items())
     assert topics.audit().dual_claims == []
 
@@ -49,7 +49,7 @@ def test_what_is_not_committed_comes_again(topics: ClaimTopics) -> None:
     with topics.cluster() as cluster:
         member = cluster.member("a", topics.group)
         with member.consumer(topics.work, claims="greedy") as consumer:
-            seen = [consumer.poll(30.0) for _ in range(20)]
+            seen = [consumer.receive(30.0) for _ in range(20)]
             for message in seen[:6]:
                 assert message is not None
                 message.commit()
@@ -58,7 +58,9 @@ def test_what_is_not_committed_comes_again(topics: ClaimTopics) -> None:
         with pytest.raises(LeaseLostError, match="has ended"):
             message.commit()
         with member.consumer(topics.work, claims="greedy") as consumer:
-            again = {int(m.payload or b"") for m in (consumer.poll(30.0) for _ in range(14)) if m}
+            again = {
+                int(m.payload or b"") for m in (consumer.receive(30.0) for _ in range(14)) if m
+            }
             assert len(again) == 14
             assert again == {int(m.payload or b"") for m in seen[6:] if m}
 
@@ -81,7 +83,7 @@ def test_members_share_and_a_silent_one_is_replaced(bootstrap: str) -> None:
         third.wait_for_claims(2)
         assert first.engine.stats.won == 1
         assert len(take(third, 10)) == 10
-        assert one.poll(0.2) is None  # its lease ended before the other one could claim
+        assert one.receive(0.2) is None  # its lease ended before the other one could claim
         third.close()
         one.close(timeout=0.1)
     assert topics.audit().dual_claims == []
@@ -211,7 +213,7 @@ def test_what_cannot_work_is_said(topics: ClaimTopics) -> None:
             member.consumer(topics.work, claims="lazy")
         with member.consumer(topics.work, delivery="at-most-once") as consumer:
             with pytest.raises(StateError, match="batches"):
-                consumer.poll()
+                consumer.receive()
             with pytest.raises(StateError, match="already"):
                 member.consumer(topics.work)
     with pytest.raises(StateError, match="closed"):

@@ -264,7 +264,7 @@ def test_a_broker_that_goes_away_ends_the_leases_and_comes_back(how: str) -> Non
             consumer.wait_for_claims(2)
             seen = set()
             for _ in range(100):
-                message = consumer.poll(10.0)
+                message = consumer.receive(10.0)
                 assert message is not None
                 seen.add(message.payload)
                 message.commit()
@@ -273,14 +273,14 @@ def test_a_broker_that_goes_away_ends_the_leases_and_comes_back(how: str) -> Non
             else:
                 kafka.pause()
             wait_for(lambda: not consumer.claims, 30.0)
-            assert consumer.poll(0.1) is None  # what is queued is not handed out without a lease
+            assert consumer.receive(0.1) is None  # what is queued is not handed out without a lease
             if how == "crash":
                 kafka.restart()
             else:
                 kafka.resume()
             consumer.wait_for_claims(2, 90.0)
             while len(seen) < 200:
-                message = consumer.poll(30.0)
+                message = consumer.receive(30.0)
                 assert message is not None
                 seen.add(message.payload)
                 message.commit()

@@ -26,7 +26,7 @@ def test_metrics_of_claims(bootstrap: str) -> None:
         for _ in range(2):  # nothing is committed, so it comes again
             with member.consumer(topics.work, claims="greedy") as consumer:
                 for _ in range(4):
-                    assert consumer.poll(60.0) is not None
+                    assert consumer.receive(60.0) is not None
                 wait_for(lambda: f"kafkamq_claims_held{{{place}}} 2.0" in shown())
                 text = shown()
         for line in (

@@ -22,7 +22,7 @@ class Sync:
         self.gate.set()
         self._number = itertools.count()
 
-    def poll(self, timeout: float) -> str:
+    def receive(self, timeout: float) -> str:
         assert self.gate.wait(30)
         return f"message {next(self._number)}"
 
@@ -38,7 +38,7 @@ def test_tasks_get_messages_of_their_own() -> None:
     async def run() -> None:
         consumer = Consumer(Sync)  # type: ignore[arg-type]
         await consumer
-        found = await asyncio.gather(*(consumer.poll(1) for _ in range(3)))
+        found = await asyncio.gather(*(consumer.receive(1) for _ in range(3)))
         found += await asyncio.gather(*(consumer.next_batch(1) for _ in range(3)))
         assert len(set(map(str, found))) == 6
 
@@ -53,16 +53,17 @@ def test_what_comes_while_a_task_is_cancelled_is_for_the_next() -> None:
         consumer = Consumer(lambda: made)  # type: ignore[arg-type,return-value]
         await consumer
         made.gate.clear()
-        waiting = asyncio.create_task(consumer.poll(1))
+        waiting = asyncio.create_task(consumer.receive(1))
         await asyncio.sleep(0.01)
         (pending,) = consumer._owner._pending.values()
         pending.add_done_callback(lambda _: waiting.cancel())  # before the task goes on
         made.gate.set()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert str(await consumer.poll(1)) == "message 0"
+        with pytest.deprecated_call(match="receive"):
+            assert str(await consumer.poll(1)) == "message 0"
         await consumer.close()
         with pytest.raises(StateError):
-            await consumer.poll(1)
+            await consumer.receive(1)
 
     asyncio.run(run())

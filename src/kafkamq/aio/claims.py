@@ -7,13 +7,14 @@
                 await handle(message.payload)
                 message.commit()
 
-A thread of its own polls for each consumer. Cancelling is safe: what a cancelled ``poll``,
+A thread of its own receives for each consumer. Cancelling is safe: what a cancelled ``receive``,
 ``next_batch`` or ``next_range`` would have returned is returned by the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -174,13 +175,18 @@ class Consumer(_Holder[sync.Consumer]):
     async def __aiter__(self) -> AsyncIterator[ClaimedMessage]:
         """Messages, until ``stop``."""
         while not self._sync.is_stopped:
-            message = await self.poll(_POLL_S)
+            message = await self.receive(_POLL_S)
             if message is not None:
                 yield message
 
+    async def receive(self, timeout: float = 1.0) -> ClaimedMessage | None:
+        """See ``kafkamq.claims.Consumer.receive``."""
+        return await self._owner.run("receive", lambda: self._sync.receive(timeout))
+
     async def poll(self, timeout: float = 1.0) -> ClaimedMessage | None:
-        """See ``kafkamq.claims.Consumer.poll``."""
-        return await self._owner.run("poll", lambda: self._sync.poll(timeout))
+        """Deprecated: as ``receive``."""
+        warnings.warn("poll() is now receive()", DeprecationWarning, stacklevel=2)
+        return await self.receive(timeout)
 
     async def next_batch(self, timeout: float = 1.0) -> Batch | None:
         """See ``kafkamq.claims.Consumer.next_batch``."""

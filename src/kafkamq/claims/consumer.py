@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class ConsumerConfig:
 class Consumer(HeldPartitions, PartitionClaimsListener):
     """Claims partitions and hands out their messages; ``Member.consumer`` makes it.
 
-    One thread polls; ``commit``, ``flush`` and ``stop`` may be called by any. Iterable and a
+    One thread receives; ``commit``, ``flush`` and ``stop`` may be called by any. Iterable and a
     context manager: leaving the block, also by an exception, releases what is held, at the first
     message that is not committed.
     """
@@ -74,7 +75,7 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
     def __iter__(self) -> Iterator[ClaimedMessage]:
         """Messages, until ``stop``."""
         while not self._is_stopped:
-            message = self.poll(1.0)
+            message = self.receive(1.0)
             if message is not None:
                 yield message
 
@@ -85,7 +86,7 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
         """Whether ``stop`` or ``close`` was called."""
         return self._is_stopped
 
-    def poll(self, timeout: float = 1.0) -> ClaimedMessage | None:
+    def receive(self, timeout: float = 1.0) -> ClaimedMessage | None:
         """The next message; None: there was none for ``timeout`` seconds, or ``stop`` was called.
 
         Raises:
@@ -109,14 +110,19 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
                 return None
         return None
 
+    def poll(self, timeout: float = 1.0) -> ClaimedMessage | None:
+        """Deprecated: as ``receive``."""
+        warnings.warn("poll() is now receive()", DeprecationWarning, stacklevel=2)
+        return self.receive(timeout)
+
     def next_batch(self, timeout: float = 1.0) -> Batch | None:
-        """The next messages of one partition, at most ``batch``; None as for ``poll``.
+        """The next messages of one partition, at most ``batch``; None as for ``receive``.
 
         At most once: when this returns a batch, the log says that it is behind the position, so
         nobody is handed any of it again; what came before it is done with.
 
         Raises:
-            As ``poll``.
+            As ``receive``.
         """
         self._check()
         deadline_s = time.monotonic() + timeout

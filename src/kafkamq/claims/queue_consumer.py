@@ -92,7 +92,7 @@ class ClaimsConsumer(TopicConsumer[_Held]):
     def _feed(self) -> None:
         try:
             while not self._closing.is_set():
-                claimed = self._claims.poll(_POLL_S)
+                claimed = self._claims.receive(_POLL_S)
                 if claimed is not None:
                     self._add(claimed)
         except KafkaMQError as error:

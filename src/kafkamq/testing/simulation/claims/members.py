@@ -81,7 +81,7 @@ class ClaimMember:
             self._work(batch.messages)
 
     def _work_on_message(self, consumer: Consumer) -> None:
-        message = consumer.poll(0.5)
+        message = consumer.receive(0.5)
         if message is None:
             return
         world, ledger = self._world, self._world.ledger
