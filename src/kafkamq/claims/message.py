@@ -23,10 +23,6 @@ class ClaimedMessage:
     """A record of a partition that this process holds.
 
     Attributes:
-        topic: Its topic.
-        partition: Its partition.
-        offset: Its offset.
-        key: Its key.
         payload: Its value; None: null.
         timestamp_ms: Its timestamp; -1: it has none.
         token: The fencing token of the claim under which it was handed out. Tokens of a partition

@@ -63,23 +63,14 @@ _WINDOW_INTERVALS = 6  # what is abandoned is told every interval, by members th
 
 
 class ClaimedRange:
-    """Offsets ``first`` to ``next`` (not included) of one partition; iterate for its messages.
-
-    Attributes:
-        topic: Of which topic.
-        partition: Its partition.
-        first: The first offset.
-        next: Behind the last.
-        position: Behind the last message that was handed out.
-        token: Fencing token: rises with every claim of the same offsets.
-    """
+    """Offsets ``first`` to ``next`` (not included) of one partition; iterate for its messages."""
 
     def __init__(self, claims: RangeClaims, partition: int, held: HeldRange) -> None:
         self.topic = claims.topic
         self.partition = partition
         self.first = held.first
         self.next = held.next
-        self.token = held.token
+        self.token = held.token  # fencing token: rises with every claim of the same offsets
         self.position = held.first  # behind the last message that was handed out
         self._claims = claims
 

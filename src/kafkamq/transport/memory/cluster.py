@@ -49,19 +49,12 @@ def _wall_ms() -> int:
 
 
 class MemoryKafka(State):
-    """One cluster of one broker; its time is the wall clock by default.
-
-    Attributes:
-        name: What stands behind ``memory://``.
-        settings: Of the broker.
-        groups: Consumer groups and what they committed.
-        transactions: Transactional ids.
-    """
+    """One cluster of one broker; its time is the wall clock by default."""
 
     def __init__(self, name: str, *, now_ms: Callable[[], int] = _wall_ms) -> None:
         super().__init__(now_ms)
-        self.name = name
-        self.settings = dict(BROKER_SETTINGS)
+        self.name = name  # what stands behind ``memory://``
+        self.settings = dict(BROKER_SETTINGS)  # the broker's
         self.groups = Groups(self)
         self.transactions = Transactions(self, self.groups.keep)
         self._last_id = 0

@@ -51,29 +51,18 @@ class GroupClient(Protocol):
 
 
 class Member:
-    """One member, as the coordinator sees it.
-
-    Attributes:
-        client: Whose it is.
-        topics: What it wants.
-        owned: What it holds until it says otherwise.
-        assigned: What it should hold; of the consumer protocol: what it may.
-        epoch: The generation that it has been told of.
-        has_joined: Whether it has asked to join in this round.
-        is_removed: Whether the coordinator has dropped it; it does not know yet.
-        hears_s: When its next heartbeat tells it what is new.
-    """
+    """One member, as the coordinator sees it."""
 
     def __init__(self, client: GroupClient, member_id: str) -> None:
         self.id = member_id or f"{client.client_id}-{uuid.uuid4()}"
         self.client = client
-        self.topics: list[str] = []
-        self.owned: set[Place] = set()
-        self.assigned: set[Place] = set()
-        self.epoch = 0
-        self.has_joined = False
-        self.is_removed = False
-        self.hears_s = math.inf
+        self.topics: list[str] = []  # that it wants
+        self.owned: set[Place] = set()  # it holds these until it says otherwise
+        self.assigned: set[Place] = set()  # to hold; of the consumer protocol: it may
+        self.epoch = 0  # the generation that it has been told of
+        self.has_joined = False  # in this round
+        self.is_removed = False  # the coordinator has dropped it; it does not know yet
+        self.hears_s = math.inf  # when its next heartbeat tells it what is new
         self.silent_since_s = math.inf
 
 
