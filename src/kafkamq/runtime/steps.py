@@ -19,7 +19,7 @@ T = TypeVar("T")
 Attempt: TypeAlias = Callable[[float], bool]
 """Tries for so many s, 0: once; says whether it succeeded."""
 
-Steps: TypeAlias = "Generator[tuple[Future[Any] | Attempt, float], bool, T]"
+Steps: TypeAlias = Generator[tuple[Future[Any] | Attempt, float], bool, T]
 """Yields a future or an attempt, and the longest wait in s."""
 
 
