@@ -15,7 +15,6 @@ from kafkamq.config import Backoff
 from kafkamq.errors import LeaseLostError
 from kafkamq.markers.rules.batching import (
     MAX_NAMED,
-    BrokerClock,
     delay_by_reference_ms,
     gather,
     oldest_by_reference_ms,
@@ -24,6 +23,7 @@ from kafkamq.markers.rules.leases import Leases
 from kafkamq.markers.wire.markers import decode_marker, encode_marker
 from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
+from kafkamq.queue.rules.broker_time import BrokerClock
 from kafkamq.queue.service import Service
 from kafkamq.testing.naive import NaiveTracker
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
@@ -216,7 +216,7 @@ def test_what_nothing_tells_from_another_in_its_place_is_single(unknown: str) ->
         ),
         batch_markers=True,
     )
-    parts.state.broker_clock.reported(0, 0)
+    parts.namespace.broker_clock.reported(0, 0)
     parts.poll(record(0, leader_epoch=-1 if unknown == "leader epoch" else 0))
     batch = parts.starter.plan(1)
     assert batch is not None

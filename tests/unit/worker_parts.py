@@ -17,6 +17,7 @@ from kafkamq.markers.rules.fetch_buffer import FetchBuffer, Run
 from kafkamq.markers.starts import Starter
 from kafkamq.markers.state import ConsumerState
 from kafkamq.queue.namespace import NamespaceFacts
+from kafkamq.queue.rules.broker_time import BrokerClock
 from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.exact_commits import _handle_of, _library_path
 from kafkamq.transport.producer import IdempotentProducer
@@ -32,6 +33,7 @@ class FixedNamespace:
     def __init__(self, kafka: dict[str, str] | None = None, **facts: Any) -> None:
         self.config = ServiceConfig(bootstrap_servers="127.0.0.1:1", kafka=kafka or {})
         self.certain_until_s = 0.0
+        self.broker_clock = BrokerClock()
         self._facts = replace(FACTS, **facts)
 
     def facts(self) -> NamespaceFacts:

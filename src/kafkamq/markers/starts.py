@@ -39,6 +39,7 @@ from kafkamq.types import MessageId
 MAX_TRANSACTION_BYTES = 16 * 1024 * 1024  # of payloads in one, as for trackers (R16)
 _STARTED, _HELD = LeaseState.STARTED, LeaseState.HELD  # a look-up per message costs 0.4 us
 PATIENCE_MS = 1000  # so long everything waits for a marker partition that does not answer
+FIRST_COUNT = 100  # messages that are STARTed before the brokers' time is known: one by one (R28)
 _END_S = 0.05  # how long one step waits for an END that is under way
 
 
@@ -197,6 +198,8 @@ class Starter:
         """How many of the next messages make a batch: a last delivery is one by itself (R6)."""
         if is_last:
             return 1
+        if self._state.queue.batch_markers and self._state.broker_ms() is None:
+            wanted = min(wanted, FIRST_COUNT)
         if not self._max_bytes and all(run.is_plain for run in self._buffer.upcoming()):
             return wanted
         count = size = 0
@@ -360,7 +363,7 @@ class Starter:
         with state.lock:
             for route in batch.routes.values():
                 for group, log_ms in route.delivered():
-                    state.broker_clock.reported(log_ms, route.written_ms)
+                    state.namespace.broker_clock.reported(log_ms, route.written_ms)
                     for lease in group:
                         state.leases.started(lease, route.written_ms, log_ms)
         batch.is_started = True

@@ -8,7 +8,6 @@ import time
 from kafkamq.config import QueueConfig
 from kafkamq.errors import StateError
 from kafkamq.markers.marker_producer import MarkerWriter
-from kafkamq.markers.rules.batching import BrokerClock
 from kafkamq.markers.rules.leases import Leases
 from kafkamq.markers.wire.markers import StartEncoder
 from kafkamq.queue.ids import new_consumer_id
@@ -35,7 +34,6 @@ class ConsumerState:
             max_lease_ms=queue.max_lease_ms,
             batch_markers=queue.batch_markers,
         )
-        self.broker_clock = BrokerClock()
         self.encoder = self._new_encoder()
         self.writer = MarkerWriter(namespace)
         self.is_closed = False
@@ -64,7 +62,7 @@ class ConsumerState:
 
     def broker_ms(self) -> int | None:
         """The brokers' time, as the ages of messages are judged by it (R28); None: not known."""
-        return self.broker_clock.now_ms(time.time_ns() // NS_PER_MS, monotonic_ms())
+        return self.namespace.broker_clock.now_ms(time.time_ns() // NS_PER_MS, monotonic_ms())
 
     def _new_encoder(self) -> StartEncoder:
         queue = self.queue

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import KafkaMQError
+from kafkamq.queue.rules.broker_time import BrokerClock
 from kafkamq.queue.topics import check_topics, raise_refusals
 from kafkamq.transport.admin import Admin, TopicInfo
 
@@ -66,6 +67,7 @@ class Namespace:
 
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
+        self.broker_clock = BrokerClock()  # by the delivery reports of all who use it
         self._lock = threading.Lock()
         self._facts: NamespaceFacts | None = None
         self._asked_s = 0.0

@@ -105,24 +105,6 @@ def batch_of(partition: int, log: tuple[bytes, int], offsets: Sequence[int]) -> 
     return MessageBatch(partition, *log, first, bits)
 
 
-class BrokerClock:
-    """What time it is for the brokers, never too early; unknown before the first report."""
-
-    def __init__(self) -> None:
-        self._ahead_ms: int | None = None  # of the monotonic clock
-
-    def reported(self, log_ms: int, written_ms: int) -> None:
-        """A record that was written at a monotonic time, or later, has this broker time."""
-        if log_ms >= 0:
-            self._ahead_ms = log_ms - written_ms
-
-    def now_ms(self, wall_ms: int, monotonic_ms: int) -> int | None:
-        """The later of the wall clock and the last report with the time since; None: unknown."""
-        if self._ahead_ms is None:
-            return None
-        return max(wall_ms, self._ahead_ms + monotonic_ms)
-
-
 def oldest_by_reference_ms(now_ms: int, *, max_lease_ms: int, retention_ms: int) -> int:
     """Messages that are as old as this, or younger, may be STARTed by reference (R28).
 
