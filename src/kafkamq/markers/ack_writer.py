@@ -45,6 +45,7 @@ class AckWriter:
         self._state = state
         self._on_lease_lost = on_lease_lost
         self.queue_id = state.queue.queue_id
+        self.check = state.check
         self._recorder = ConsumerRecorder(self.queue_id)
         self.has_news = threading.Event()  # something to tell, or to write again
         self._handed_out: dict[_Place, MarkersMessage] = {}  # if somebody wants to be told
@@ -85,10 +86,6 @@ class AckWriter:
         self._has_verdict()
         if wait:
             self._await(message, part)
-
-    def check(self) -> None:
-        """Refuse work on a closed consumer, and in a forked child."""
-        self._state.check()
 
     def note(self, lease: Lease) -> None:
         """One of its messages was acked; from any thread, without a lock."""

@@ -6,6 +6,7 @@ import atexit
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
@@ -177,6 +178,8 @@ class MarkersConsumer(Consumer):
         with state.lock:
             may_hand_out = state.leases.may_hand_out
             ready = batches.ready
+            if n == 1 and not handing:
+                self._hand_out_one(handing, ready, now_ms)
             while ready and len(handing) < n:
                 taken = list(islice(ready, n - len(handing)))
                 for lease in set(map(_LEASE, taken)):
@@ -188,6 +191,16 @@ class MarkersConsumer(Consumer):
         if not ready:
             self._ahead.drained(batches.ready_count, now_ms - batches.ready_ms)
         self._ack_writer.handed_out(cast("list[MarkersMessage]", handing))
+
+    def _hand_out_one(
+        self, handing: list[Message], ready: deque[MarkersMessage], now_ms: int
+    ) -> None:
+        """The first one, unless it is not to be handed out."""
+        message = ready[0]
+        lease = message._lease
+        if message.offset in lease.held and self._state.leases.may_hand_out(lease, now_ms):
+            handing.append(message)
+            ready.popleft()
 
     def put_back(self, messages: Sequence[Message]) -> None:
         """See ``Consumer.put_back``."""

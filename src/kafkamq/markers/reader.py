@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import groupby
+from operator import itemgetter
 from time import monotonic
 from typing import cast
 
@@ -33,6 +34,7 @@ CLOSE_TIMEOUT_S = 10.0
 _WAIT_S = 0.25  # one blocking wait; between two, errors are looked at
 # In place of the position of a partition that is to be read from another place.
 _UNKNOWN = -1  # from what is committed
+_NAME = _FIRST = itemgetter(0)  # of a header; of headers
 _FROM_START = -10  # from its start, whatever is committed
 _log = logging.getLogger(__name__)
 
@@ -158,14 +160,12 @@ class MessageReader:
             ]
         offsets, headers = list(map(_offset_of, records)), all_headers(records)
         messages = list(map(self._make, records, offsets, headers))
-        special = [
-            message
-            for message, of in zip(messages, headers, strict=True)
-            if of and (len(of) > 1 or of[0][0] != ID)  # an id alone is read when it is asked for
-        ]
-        for message in special:
+        sizes = set(map(len, headers))
+        if (sizes == {1} and set(map(_NAME, map(_FIRST, headers))) == {ID}) or sizes == {0}:
+            return Run(partition, offsets, messages, polled_ms)  # an id is read when asked for
+        for message in messages:
             message.read()
-        is_plain = all(message._count == 1 and not message._expiry_ms for message in special)
+        is_plain = all(message._count == 1 and not message._expiry_ms for message in messages)
         return Run(partition, offsets, messages, polled_ms, is_plain)
 
     def _see_outside(self) -> None:

@@ -45,7 +45,8 @@ class ConsumerState:
         Raises:
             StateError: As said.
         """
-        self._fork_check.check()
+        if self._fork_check.is_forked:
+            self._fork_check.check()
         if self.is_closed:
             raise StateError(f"the consumer of queue {self.queue.queue_id!r} is closed")
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+from weakref import WeakSet
 
 from kafkamq.errors import StateError
 
 _generation = 0
+_checks: WeakSet[ForkCheck] = WeakSet()
 
 
-def _count() -> None:
+def _fork() -> None:
     global _generation  # noqa: PLW0603 - a fork is a fact about the whole process
     _generation += 1
+    for check in list(_checks):
+        check.is_forked = True
 
 
-os.register_at_fork(after_in_child=_count)
+os.register_at_fork(after_in_child=_fork)
 
 
 def generation() -> int:
@@ -23,22 +27,22 @@ def generation() -> int:
 
 
 class ForkCheck:
-    """Remembers the process that made an object."""
+    """Remembers the process that made an object.
 
-    __slots__ = ("_generation", "_what")
+    Attributes:
+        is_forked: Whether this is a forked child of that process.
+    """
+
+    __slots__ = ("__weakref__", "_what", "is_forked")
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._generation = _generation
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether this is a forked child of the process that made the object."""
-        return self._generation != _generation
+        self.is_forked = False
+        _checks.add(self)
 
     def check(self) -> None:
         """Refuse in a forked child."""
-        if self._generation != _generation:
+        if self.is_forked:
             raise StateError(
                 f"this {self._what} was made before a fork and belongs to the parent process; "
                 "make a new Service in the child"

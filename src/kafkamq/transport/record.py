@@ -86,13 +86,12 @@ def all_headers(records: Sequence[RecordLike]) -> list[Sequence[tuple[str, bytes
     rest = iter(records)
     while len(found) < len(records):
         try:
-            for headers in map(_read, rest):
-                found.append(headers or ())  # noqa: PERF401 - what was read must not be lost
+            found.extend(map(_read, rest))  # what was read stays, whatever comes then
         except (UnicodeDecodeError, SystemError):  # noqa: PERF203 - once for each such record
             record = records[len(found)]  # `rest` is behind it
             record.set_headers([])
             found.append(_unreadable(record))
-    return found
+    return found if all(found) else [headers or () for headers in found]
 
 
 def _unreadable(record: RecordLike) -> Headers:
