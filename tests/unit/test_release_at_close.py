@@ -15,7 +15,7 @@ from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.service import Service
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.memory.faults import Fault
-from kafkamq.types import MarkerType, Outcome
+from kafkamq.types import MarkerType, Outcome, expand
 
 FAR_S = 0.05  # ten times as long as a flush that only sets out
 AHEAD = 4
@@ -56,7 +56,8 @@ class Kafka:
         found = [decode_marker(each.value or b"") for each in partition.records if each]
         return [
             marker.message_id.offset
-            for marker in found
+            for each in found
+            for marker in expand(each)
             if marker.type is MarkerType.END
             and marker.outcome is Outcome.RELEASE
             and marker.message_id is not None
