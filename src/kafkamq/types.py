@@ -28,7 +28,8 @@ __all__ = [
     "expand",
 ]
 
-Headers = tuple[tuple[str, "bytes | None"], ...]
+Header = tuple[str, "bytes | None"]
+Headers = tuple[Header, ...]
 """Record headers in their order; Kafka allows a name more than once and null values."""
 
 

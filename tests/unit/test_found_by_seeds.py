@@ -100,7 +100,7 @@ def test_a_payload_is_not_lost_because_a_broker_tells_less(
     topic_id = uuid_bytes(cluster.topics["n.messages"].topic_id)
     writer = clients.open_producer({"bootstrap.servers": config.bootstrap_servers})
     writer.produce("n.messages", b"payload", b"q", 1)
-    wanted = [MessageId(1, 0, topic_id, 1)]
+    wanted = [(MessageId(1, 0, topic_id, 1), 1)]
     answers = iter([True])
     lookup = MessageLookup(config, max_bytes=10_000)
     if lagging == "partitions":
@@ -111,7 +111,7 @@ def test_a_payload_is_not_lost_because_a_broker_tells_less(
         cluster.faults.told = None
     else:
         cluster.faults.has_ids = lambda: next(answers, False)
-    (found,) = lookup.read(wanted, deadline_s=time.monotonic() + 30)
+    ((found,),) = lookup.read(wanted, deadline_s=time.monotonic() + 30)
     assert found is not None
     assert found.value() == b"payload"
     lookup.close()

@@ -148,11 +148,19 @@ class Logs:
             tracker.apply(offset, record.timestamp_ms, decode_marker(record.value))
         return tracker
 
-    def settle(self, epoch: int = 1, *, max_rows: int = 50_000, timeout_s: float = 60.0) -> Any:
+    def settle(
+        self,
+        epoch: int = 1,
+        *,
+        max_rows: int = 50_000,
+        max_bytes: int = 1 << 24,
+        timeout_s: float = 60.0,
+    ) -> Any:
         """All that is due, by an engine that starts now."""
         tracker = self.fold()
         ledger = Ledger(CONFIG, LedgerKey.of_markers(CONFIG, 0), engine="test", epoch=epoch)
-        settler = Settler(CONFIG, TrackerConfig(max_offsets_per_commit=max_rows), self.patience)
+        bounds = TrackerConfig(max_offsets_per_commit=max_rows, max_transaction_bytes=max_bytes)
+        settler = Settler(CONFIG, bounds, self.patience)
         try:
             ledger.open()
             return settler.settle(
@@ -262,6 +270,22 @@ def test_a_transaction_ends_anywhere_in_a_batch(logs: Logs) -> None:
     assert Counter(logs.ends(Outcome.REDELIVERED)) == Counter(ids)
 
 
+def test_a_transaction_is_full_anywhere_in_a_batch(logs: Logs) -> None:
+    """R16: by its bytes, too, and whatever becomes of the message that fills it."""
+    for count in (b"1", b"5", b"1", b"1"):
+        ids = logs.send(6, headers=(("kafkamq-delivery-count", count), ("h", b"x" * 300)))
+    ids = [replace(ids[0], partition=n, offset=offset) for n in (0, 1) for offset in range(12)]
+    logs.start(ids)
+    logs.pass_time()
+    report = logs.settle(max_bytes=5000)
+    assert (report.copies, report.dead_letters) == (18, 6)
+    assert 3 <= report.transactions <= 8
+    worn = [one for one in ids if 3 <= one.offset < 6]
+    assert Counter(logs.ends(Outcome.DEAD_LETTERED)) == Counter(worn)
+    assert logs.copies() == Counter(place(one) for one in ids if one not in worn)
+    assert len(logs.ends(Outcome.REDELIVERED)) == 18
+
+
 def test_a_retry_goes_on_inside_of_a_batch(logs: Logs) -> None:
     """R16: in whatever order it has the actions."""
     ids = logs.send(10)
@@ -272,7 +296,7 @@ def test_a_retry_goes_on_inside_of_a_batch(logs: Logs) -> None:
     settler = Settler(CONFIG, TrackerConfig(max_offsets_per_commit=3))
     ledger.open()
     begun = settler.settle(ledger, plan, position=0, batch=0, timeout_s=0.01)
-    assert (begun.copies, len(begun.left)) == (3, 7)
+    assert (begun.copies, len(each_message(begun.left))) == (3, 7)
     rest = settler.settle(ledger, plan[::-1], position=0, batch=0)
     assert (rest.copies, rest.skipped) == (7, 3)
     assert logs.copies() == Counter(map(place, ids))
@@ -308,7 +332,8 @@ def test_a_partition_that_cannot_be_read_holds_up_the_rest_and_loses_nothing(log
     logs.cluster.faults.offline.add((CONFIG.message_topic, 1))
     with pytest.raises(SettlementError) as caught:
         logs.settle(timeout_s=0.6)
-    assert {one.message_id for one in caught.value.actions} == set(ids), "they are asked again"
+    left = {one.message_id for one in each_message(caught.value.actions)}
+    assert left == set(ids), "they are asked again"
     assert not logs.copies()
     logs.cluster.faults.offline.clear()
     logs.settle(2)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, KafkaMQError
@@ -18,6 +19,7 @@ MAX_READ_THROUGH = 280
 _BATCH = 1000
 END_GRACE_S = 3.0  # where nothing is lost by taking what is not there yet for gone
 _WAIT_S = 0.5  # one wait for records
+_NONE = 1 << 63  # an offset that no record has
 
 
 class RecordReader:
@@ -33,16 +35,16 @@ class RecordReader:
     def read(self, partition: int, offset: int, *, timeout_s: float = 30.0) -> Record | None:
         """The record at one offset, or None; also when it lies beyond the log's end."""
         wanted = {partition: (offset,)}
-        for _, _, record in self.sweep(wanted, timeout_s=timeout_s, patience=self._patience):
-            return record
+        for _, found in self.sweep(wanted, timeout_s=timeout_s, patience=self._patience):
+            return found[offset]
         return None
 
     def stream(
         self, partition: int, offsets: Sequence[int], *, timeout_s: float = 60.0
     ) -> Iterator[tuple[int, Record | None]]:
         """Offset and record at each of ``offsets`` (ascending, each once); see ``sweep``."""
-        for _, offset, record in self.sweep({partition: offsets}, timeout_s=timeout_s):
-            yield offset, record
+        for _, found in self.sweep({partition: offsets}, timeout_s=timeout_s):
+            yield from found.items()
 
     def sweep(
         self,
@@ -50,8 +52,8 @@ class RecordReader:
         *,
         timeout_s: float = 60.0,
         patience: Patience | None = None,
-    ) -> Iterator[tuple[int, int, Record | None]]:
-        """Partition, offset and record of each of these offsets, all partitions at once.
+    ) -> Iterator[tuple[int, dict[int, Record | None]]]:
+        """Partition, and records by offset, as they come; all partitions at once.
 
         Those of a partition (ascending, without repetition) come in their order.
         An offset without a record (deleted, or aborted) comes with None. One beyond the log's end
@@ -68,14 +70,12 @@ class RecordReader:
             while scans:
                 if time.monotonic() > deadline_s:  # each seek takes its time, all together much
                     raise follower.deadline(timeout_s)
-                for record in follower.poll(_BATCH, _WAIT_S):
-                    number = record.partition()
-                    if number in scans:
-                        for offset, found in scans[number].take(record):
-                            yield number, offset, found
+                for number, records in groupby(follower.poll(_BATCH, _WAIT_S), Record.partition):
+                    if number in scans and (found := scans[number].take(records)):
+                        yield number, found
                 for number, scan in list(scans.items()):
-                    for offset in self._passed(follower, number, scan, patience):
-                        yield number, offset, None
+                    if found := self._passed(follower, number, scan, patience):
+                        yield number, found
                     if not scan.remains:
                         del scans[number]
                         follower.drop([self._place(number)])
@@ -90,21 +90,23 @@ class RecordReader:
 
     def _passed(
         self, follower: Follower, partition: int, scan: _Scan, patience: Patience | None
-    ) -> Iterator[int]:
+    ) -> dict[int, Record | None]:
         """The wanted offsets that are known now to have no record; goes on from there."""
         place = self._place(partition)
+        passed: list[int] = []
         if place in follower.outside:  # deleted, or a leader that does not know the end yet
             first, end = follower.bounds(place)
             known = max(first, min(end, scan.target))  # which it may have again by now
             follower.place({place: known})
-            yield from scan.pass_to(known, is_end=end <= scan.target)
+            passed += scan.pass_to(known, is_end=end <= scan.target)
         elif place in follower.ends:
-            yield from scan.pass_to(max(follower.ends[place], scan.behind), is_end=True)
+            passed += scan.pass_to(max(follower.ends[place], scan.behind), is_end=True)
         if not scan.is_at_end:
             if scan.is_far:
                 follower.place({place: scan.target})
         elif patience is not None and patience.is_over(place, scan.target, scan.position):
-            yield from scan.pass_to(1 << 62, is_end=True)
+            passed += scan.pass_to(_NONE, is_end=True)
+        return dict.fromkeys(passed)
 
     def _connected(self) -> Follower:
         if self._follower is None:
@@ -137,36 +139,44 @@ class _Scan:
         self.target = next(self._rest)
         self.position = self.target  # the log is known up to here
         self.behind = 0  # the last record that was read
-        self.remains = True
         self.is_at_end = False  # the log ends before the target
+
+    @property
+    def remains(self) -> bool:
+        """Whether more is wanted."""
+        return self.target < _NONE
 
     @property
     def is_far(self) -> bool:
         """Whether seeking the target is cheaper than reading up to it."""
         return self.remains and self.target - self.position > MAX_READ_THROUGH
 
-    def take(self, record: Record) -> Iterator[tuple[int, Record | None]]:
-        """A record: it is the target, or shows that targets before it are gone."""
-        offset = record.offset()
-        assert offset is not None, "records have an offset"
-        self.is_at_end = False
-        self.position = self.behind = offset + 1
-        while self.remains and self.target <= offset:
-            found = record if self.target == offset else None
-            yield self.target, found
-            self._advance()
+    def take(self, records: Iterable[Record]) -> dict[int, Record | None]:
+        """What is wanted of these records; they also show which offsets before them are gone."""
+        target, rest = self.target, self._rest
+        found: dict[int, Record | None] = {}
+        offset: int | None = None
+        for record in records:
+            offset = record.offset()
+            assert offset is not None, "records have an offset"
+            while target < offset:
+                found[target] = None
+                target = next(rest, _NONE)
+            if target == offset:
+                found[target] = record
+                target = next(rest, _NONE)
+        if offset is not None:
+            self.is_at_end = False
+            self.position = self.behind = offset + 1
+        self.target = target
+        return found
 
-    def pass_to(self, position: int, *, is_end: bool) -> Iterator[int]:
+    def pass_to(self, position: int, *, is_end: bool) -> list[int]:
         """The log has nothing wanted before ``position``, which may be its end."""
         self.position = position
-        while self.remains and self.target < position:
-            yield self.target
-            self._advance()
+        passed = []
+        while self.target < position:
+            passed.append(self.target)
+            self.target = next(self._rest, _NONE)
         self.is_at_end = is_end and self.remains
-
-    def _advance(self) -> None:
-        following = next(self._rest, None)
-        if following is None:
-            self.remains = False
-        else:
-            self.target = following
+        return passed

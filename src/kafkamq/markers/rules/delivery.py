@@ -91,8 +91,10 @@ def each_message(actions: Iterable[Settle | Carry]) -> list[Settle | Carry]:
 def settled_of(
     actions: Sequence[Settle | Carry], left: Iterable[Settle | Carry]
 ) -> Iterator[tuple[Settle, int]]:
-    """Settles of a plan, each with how many of its messages are not among the rows ``left``."""
-    remaining = Counter(row.start_offset for row in left)
+    """Settles of a plan, each with how many of its messages are not among the actions ``left``."""
+    remaining: Counter[int] = Counter()
+    for row in left:
+        remaining[row.start_offset] += 1 if isinstance(row, Carry) else row.bits.bit_count()
     for action in reversed(actions):  # it was cut at its end
         if isinstance(action, Settle):
             count = action.bits.bit_count()

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
 from kafkamq.transport.admin import Admin, TopicInfo
 from kafkamq.transport.patience import Patience
-from kafkamq.transport.record import Record
+from kafkamq.transport.record import Record, all_headers
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.types import MessageId
 
@@ -22,8 +22,16 @@ _FIRST_AHEAD = 4096  # at first: what is too much of it is cut off while it is r
 _AHEAD_S = 1.0  # what reading them may take: who asked waits for it
 _FRESH_S = 0.5  # also between two questions for what is not known yet
 
-_Number = tuple[int, int]
-"""Partition and offset."""
+Span = tuple[MessageId, int]
+"""Messages of one page: bit i is the message at the id's offset + i; bit 0 is set."""
+
+Records = list["Record | None"]
+
+_Place = tuple[int, "Sequence[int]"]
+"""Partition and offsets."""
+
+_Found = dict[int, dict[int, "Record | None"]]
+"""By partition and offset."""
 
 _Log = tuple[int, bytes]
 """Partition and the topic's id."""
@@ -142,90 +150,138 @@ class MessageLookup:
             self._admin = Admin(self._config, timeout_s=timeout_s)
         return self._admin
 
-    def read(
-        self, message_ids: Sequence[MessageId | None], *, deadline_s: float
-    ) -> list[Record | None]:
-        """Of these, in their order, as many as the bounds allow, at least one; ask for the rest.
+    def read(self, spans: Sequence[Span | None], *, deadline_s: float) -> list[Records]:
+        """The records of these, in their order, as many as the bounds allow; ask for the rest.
 
-        None stands for one that is gone, or whose place another message has, and for None.
+        Of a single span there may be fewer than it names, but at least one. None stands for a
+        message that is gone, or whose place another one has; a span that is None has no records.
 
         Raises:
             BrokerError, DeadlineExceededError: Not all could be read until then (monotonic).
         """
         name = self._config.message_topic
-        wanted = message_ids[: self.window.rows]
-        logs = {(each.partition, each.topic_id) for each in wanted if each is not None}
+        wanted = spans[: self._fitting(spans)]
+        logs = {(each[0].partition, each[0].topic_id) for each in wanted if each is not None}
         source, known = self._known(logs, deadline_s)
-        if len(known) < len(logs):
-            wanted = [
-                None if each is None or (each.partition, each.topic_id) not in known else each
-                for each in wanted
-            ]
-        numbers = [None if each is None else (each.partition, each.offset) for each in wanted]
-        count, found = self._sweep(numbers, deadline_s)
+        places: list[_Place | None] = [
+            None
+            if each is None or (each[0].partition, each[0].topic_id) not in known
+            else (each[0].partition, _offsets(each[0].offset, each[1]))
+            for each in wanted
+        ]
+        count, found = self._sweep(places, deadline_s)
         if found and not _is_same(self._asked().topic_id(name), source):
             self._topics.clear()  # they may be of the new one
             raise BrokerError(
                 f"topic {name} was recreated", code="TOPIC_RECREATED", is_retriable=True
             )
         return [
-            None if each is None or number is None else _same(found[number], each.leader_epoch)
-            for each, number in zip(wanted[:count], numbers, strict=False)
+            _same(span, place, found)
+            for span, place in zip(wanted[:count], places[:count], strict=True)
         ]
 
-    def _sweep(
-        self, numbers: Sequence[_Number | None], deadline_s: float
-    ) -> tuple[int, dict[_Number, Record | None]]:
+    def _fitting(self, spans: Sequence[Span | None]) -> int:
+        """How many of the first ones are a window together."""
+        left = self.window.rows
+        for number, span in enumerate(spans):
+            if left <= 0:
+                return number
+            left -= 1 if span is None else span[1].bit_count()
+        return len(spans)
+
+    def _sweep(self, places: Sequence[_Place | None], deadline_s: float) -> tuple[int, _Found]:
         """How many were read, and what; all partitions at once, each from front to back."""
         window = self.window
         began_s = time.monotonic()
         full_s = began_s + 2 * window.most_s
-        count = len(numbers)
-        places = set(filter(None, numbers))
-        found: dict[_Number, Record | None] = {}
+        count = len(places)
+        found: _Found = {}
+        size_bytes = 0
         while True:
-            wanted = _by_partition(places - found.keys())
-            size_bytes = sum(map(_size, found.values()))
-            is_cut = False
-            for partition, offset, message in self._reader.sweep(
-                wanted,
-                timeout_s=max(0.5, deadline_s - time.monotonic()),
-                patience=self._patience,
+            wanted = _by_partition(places[:count], found)
+            is_full = size_bytes > window.most_bytes and count > 1
+            for partition, records in (
+                ()
+                if is_full
+                else self._reader.sweep(
+                    wanted,
+                    timeout_s=max(0.5, deadline_s - time.monotonic()),
+                    patience=self._patience,
+                )
             ):
-                found[partition, offset] = message
-                size_bytes += _size(message)
+                found.setdefault(partition, {}).update(records)
+                size_bytes += _size(records.values())
                 is_full = size_bytes > window.most_bytes or time.monotonic() > full_s
-                is_cut = is_full and count > 1
-                if is_cut:
+                if is_full:
                     break
-            if not is_cut:
-                window.took(count, time.monotonic() - began_s, size_bytes)
+            if not is_full or count == 1:
+                window.took(sum(map(len, found.values())), time.monotonic() - began_s, size_bytes)
                 return count, found
             count //= 2  # the others wait, and what was read of them is read again
             full_s += window.most_s
-            places = set(filter(None, numbers[:count]))
-            found = {place: message for place, message in found.items() if place in places}
+            found = _only(found, places[:count])
+            size_bytes = sum(_size(records.values()) for records in found.values())
 
 
-def _by_partition(numbers: Collection[_Number]) -> dict[int, list[int]]:
-    """Offsets by partition, ascending."""
-    offsets: dict[int, list[int]] = {}
-    for partition, offset in sorted(numbers):
-        offsets.setdefault(partition, []).append(offset)
+def _offsets(first: int, bits: int) -> Sequence[int]:
+    """Where the messages of a span stand, ascending."""
+    if not bits & (bits + 1):
+        return range(first, first + bits.bit_length())
+    return [first + number for number, bit in enumerate(bin(bits)[:1:-1]) if bit == "1"]
+
+
+def _sets(places: Iterable[_Place | None]) -> dict[int, set[int]]:
+    """Offsets by partition."""
+    offsets: dict[int, set[int]] = {}
+    for place in places:
+        if place is not None:
+            offsets.setdefault(place[0], set()).update(place[1])
     return offsets
 
 
-def _size(message: Record | None) -> int:
-    return 0 if message is None else len(message.key() or b"") + len(message.value() or b"")
+def _only(found: _Found, places: Iterable[_Place | None]) -> _Found:
+    """What was found at these places."""
+    return {
+        partition: {each: found[partition][each] for each in found[partition].keys() & offsets}
+        for partition, offsets in _sets(places).items()
+        if partition in found
+    }
 
 
-def _same(message: Record | None, leader_epoch: int) -> Record | None:
-    """The record, if it is of this leader epoch, where both are known."""
-    if message is not None and leader_epoch > 0:
-        epoch = message.leader_epoch()
-        if epoch is not None and 0 <= epoch != leader_epoch - 1:
-            return None
-    return message
+def _by_partition(places: Iterable[_Place | None], found: _Found) -> dict[int, list[int]]:
+    """Offsets by partition that are not found yet, ascending."""
+    return {
+        partition: sorted(offsets - found[partition].keys() if partition in found else offsets)
+        for partition, offsets in _sets(places).items()
+    }
+
+
+def _size(records: Iterable[Record | None]) -> int:
+    """Bytes of what they hold; from here on their headers are safe to be read."""
+    there = [each for each in records if each is not None]
+    size = sum(map(len, there))  # their values
+    for record, headers in zip(there, all_headers(there), strict=True):
+        size += len(record.key() or b"")
+        for name, content in headers:
+            size += len(name) + len(content or b"")
+    return size
+
+
+def _same(span: Span | None, place: _Place | None, found: _Found) -> Records:
+    """The records of a span that are of its leader epoch, where both are known."""
+    if span is None:
+        return []
+    one, bits = span
+    if place is None:
+        return [None] * bits.bit_count()
+    there = found[place[0]]
+    records = [there[offset] for offset in place[1] if offset in there]
+    if one.leader_epoch <= 0:
+        return records
+    epochs = (None, -1, one.leader_epoch - 1)
+    return [
+        each if each is not None and each.leader_epoch() in epochs else None for each in records
+    ]
 
 
 def _is_in(log: _Log, topic: TopicInfo) -> bool:

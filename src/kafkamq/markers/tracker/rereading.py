@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import WireError
 from kafkamq.markers.rules.delivery import Carry, Settle
-from kafkamq.markers.tracker.message_lookup import MessageLookup, ReadingWindow
+from kafkamq.markers.rules.rows import cut, size_of
+from kafkamq.markers.tracker.message_lookup import MessageLookup, ReadingWindow, Span
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.mqgo import completed_start, is_foreign_start
 from kafkamq.transport.patience import Patience
@@ -25,15 +26,51 @@ _AHEAD_S = 1.0  # rows wait so long for others whose messages are read with thei
 
 @dataclass(slots=True)
 class Found:
-    """A row of a plan and what the logs hold of it."""
+    """One message of a plan and what the logs hold of it."""
 
     row: Settle | Carry
     start: Marker | None  # the START or SCHEDULE; None: gone, or unreadable
     timestamp_ms: int  # of the START
     error: str  # reason of the verdict; empty without one
-    value: bytes | None  # the payload
-    is_lost: bool  # the payload is gone: it was by reference, and the message was deleted
-    refers: bool = False  # its message is to be read, too
+    value: bytes | None = None  # the payload
+    is_lost: bool = False  # the payload is gone: it was by reference, and the message was deleted
+
+
+@dataclass(slots=True)
+class FoundAction:
+    """An action and what the logs hold of it; the fields that all of its messages share."""
+
+    row: Settle | Carry
+    start: Marker | None
+    timestamp_ms: int
+    error: str
+    refers: bool = False  # its messages are read, too
+    records: Sequence[Record | None] = ()  # these, one each; None: gone, or another one
+
+    @property
+    def size(self) -> int:
+        """How many messages it is about."""
+        return size_of(self.row)
+
+    def messages(self) -> Iterator[Found]:
+        """Each with what is its own (R14)."""
+        for number in range(self.size):
+            yield self.message(number)
+
+    def message(self, number: int) -> Found:
+        """One of them."""
+        row = cut(self.row, number, number + 1)
+        found = Found(row, self.start, self.timestamp_ms, self.error)
+        if self.start is not None:
+            found.value = self.start.value
+            if self.refers:
+                _complete(found, self.start, self.records[number])
+        return found
+
+    def cut(self, begin: int, end: int) -> FoundAction:
+        """The same of these messages only (half-open)."""
+        records = self.records[begin:end]
+        return replace(self, row=cut(self.row, begin, end), records=records)
 
 
 class Rereader:
@@ -55,7 +92,7 @@ class Rereader:
         # Reasons of the last window, by marker partition and offset of their END.
         self._known: dict[tuple[int, int], str] = {}
         # What was read ahead and not taken: a transaction may end inside of a window.
-        self._ready: deque[Found] = deque()
+        self._ready: deque[FoundAction] = deque()
 
     def close(self) -> None:
         """Close the clients; idempotent."""
@@ -68,64 +105,84 @@ class Rereader:
         self._markers.prepare()
 
     def rows(
-        self, partition: int, rows: Sequence[Settle | Carry], *, deadline_s: float
-    ) -> Iterator[Found]:
-        """Each of ``rows`` (ascending by START offset) of one marker partition, in that order.
+        self, partition: int, actions: Sequence[Settle | Carry], *, deadline_s: float
+    ) -> Iterator[FoundAction]:
+        """Each of these actions of one marker partition, in that order; a part of one at a time.
 
         Args:
             partition: Of the markers topic.
-            rows: A plan, or a part of it.
+            actions: ``Rows`` of a plan.
             deadline_s: Monotonic time by which all must be read.
 
         Raises:
             BrokerError, DeadlineExceededError: The logs could not be read in time.
         """
-        ready = self._ready
-        if not ready or not rows or ready[0].row is not rows[0]:
-            ready.clear()
-        begin = len(ready)
-        yield from self._take()
-        has_reasons = any(_reason_at(row) >= 0 for row in rows[begin:])
-        while begin < len(rows):
-            size = self._reasons_window.rows if has_reasons else len(rows)
-            window = self._window(partition, rows[begin : begin + size], deadline_s)
+        begin = 0
+        for found in self._left_for(actions):
+            yield found
+            begin += 1
+        self._ready.clear()
+        has_reasons = any(_reason_at(row) >= 0 for row in actions[begin:])
+        while begin < len(actions):
+            size = self._reasons_window.rows if has_reasons else len(actions)
+            window = self._window(partition, actions[begin : begin + size], deadline_s)
             yield from self._with_messages(window, deadline_s)
             begin += size
 
+    def _left_for(self, actions: Sequence[Settle | Carry]) -> Iterator[FoundAction]:
+        """What was read ahead of these; of the first one some messages may have been taken."""
+        ready = self._ready
+        if ready and actions:
+            first, wanted = ready[0], actions[0]
+            taken = first.size - size_of(wanted)
+            if taken > 0 and cut(first.row, taken) == wanted:
+                ready[0] = first.cut(taken, first.size)
+            elif first.row != wanted:
+                ready.popleft()  # all of it was
+        for wanted in actions:
+            if not ready or ready[0].row != wanted:
+                return
+            yield ready[0]
+            ready.popleft()
+
     def _window(
         self, partition: int, rows: Sequence[Settle | Carry], deadline_s: float
-    ) -> Iterator[Found]:
+    ) -> Iterator[FoundAction]:
         """As far as the markers say it."""
         reasons = self._reasons(partition, rows, deadline_s)
         offsets = list(dict.fromkeys(row.start_offset for row in rows))
         messages = self._markers.stream(partition, offsets, timeout_s=_left_s(deadline_s))
-        offset, message, start, refers = -1, None, None, False
+        offset, start, timestamp_ms, refers = -1, None, -1, False
         for row in rows:
             if row.start_offset != offset:
                 offset, message = next(messages)
                 start = _decoded(message)
-                refers = start is not None and (start.by_reference or is_foreign_start(start))
-            if start is None or message is None:
-                yield Found(row, None, -1, "", None, False)
-                continue
+                timestamp_ms = -1 if start is None or message is None else message.timestamp()[1]
+                refers = start is not None and (
+                    bool(start.batches) or start.by_reference or is_foreign_start(start)
+                )
             error = reasons.get(_reason_at(row), "") if reasons else ""
-            is_message = refers and isinstance(row, Settle) and not row.of_schedule
-            yield Found(row, start, message.timestamp()[1], error, start.value, False, is_message)
+            of_message = refers and isinstance(row, Settle) and not row.of_schedule
+            yield FoundAction(row, start, timestamp_ms, error, of_message)
 
-    def _with_messages(self, rows: Iterator[Found], deadline_s: float) -> Iterator[Found]:
+    def _with_messages(
+        self, rows: Iterator[FoundAction], deadline_s: float
+    ) -> Iterator[FoundAction]:
         """The same, with what the messages say where a START refers to them (R11, R18)."""
-        waiting: list[Found] = []
-        size_bytes, full_s = 0, 0.0
+        waiting: list[FoundAction] = []
+        count, size_bytes, full_s = 0, 0, 0.0
         for found in rows:
             if not waiting:
                 if not found.refers:
                     yield found
                     continue
-                size_bytes, full_s = 0, time.monotonic() + _AHEAD_S
+                count, size_bytes, full_s = 0, 0, time.monotonic() + _AHEAD_S
             waiting.append(found)
-            size_bytes += len(found.value or b"")
+            count += found.size
+            if found.start is not None:
+                size_bytes += len(found.start.value or b"")
             if (
-                len(waiting) >= self.messages.window.rows
+                count >= self.messages.window.rows
                 or size_bytes >= self.messages.window.most_bytes
                 or time.monotonic() > full_s
             ):
@@ -133,22 +190,22 @@ class Rereader:
                 waiting = []
         yield from self._complete_all(waiting, deadline_s)
 
-    def _complete_all(self, rows: Sequence[Found], deadline_s: float) -> Iterator[Found]:
-        ids = [found.row.message_id if found.refers else None for found in rows]
-        begin = 0
-        while begin < len(rows):
-            messages = self.messages.read(ids[begin:], deadline_s=deadline_s)
-            end = begin + len(messages)
-            for found, message in zip(rows[begin:end], messages, strict=True):
-                if found.refers:
-                    _complete(found, message)
-            self._ready.extend(rows[begin:end])
-            begin = end
-            yield from self._take()
-
-    def _take(self) -> Iterator[Found]:
-        while self._ready:
-            yield self._ready.popleft()
+    def _complete_all(
+        self, rows: Sequence[FoundAction], deadline_s: float
+    ) -> Iterator[FoundAction]:
+        rest = deque(rows)
+        while rest:
+            spans = [_span(each.row) if each.refers else None for each in rest]
+            for records in self.messages.read(spans, deadline_s=deadline_s):
+                found = rest.popleft()
+                if found.refers and len(records) < found.size:
+                    rest.appendleft(found.cut(len(records), found.size))
+                    found = found.cut(0, len(records))
+                found.records = records
+                self._ready.append(found)
+            while self._ready:
+                yield self._ready[0]  # which stays there if its owner takes but a part of it
+                self._ready.popleft()
 
     def _reasons(
         self, partition: int, rows: Sequence[Settle | Carry], deadline_s: float
@@ -175,10 +232,8 @@ class Rereader:
         return reasons
 
 
-def _complete(found: Found, message: Record | None) -> None:
+def _complete(found: Found, start: Marker, message: Record | None) -> None:
     """Put in what the message says; None: it is not there, or is another one."""
-    start = found.start
-    assert start is not None, "it refers to a message"
     sent_ms = start.message_timestamp_ms
     if message is not None and sent_ms and message.timestamp()[1] != sent_ms:
         message = None
@@ -198,6 +253,10 @@ def _complete(found: Found, message: Record | None) -> None:
 def _completed(start: Marker, message: Record) -> Marker:
     known = message.key() or b"", headers_of(message), message.timestamp()[1]
     return completed_start(start, *known)
+
+
+def _span(row: Settle | Carry) -> Span:
+    return row.message_id, row.bits if isinstance(row, Settle) else 1
 
 
 def _reason_at(row: Settle | Carry) -> int:

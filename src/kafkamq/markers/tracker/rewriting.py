@@ -9,26 +9,46 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig, TrackerConfig
-from kafkamq.markers.rules.batching import gather
+from kafkamq.markers.rules.batching import join
 from kafkamq.markers.rules.delivery import Carry, Copy, DeadLetter, Settle, decide
-from kafkamq.markers.tracker.rereading import Found, Rereader
+from kafkamq.markers.rules.hold import lowest
+from kafkamq.markers.rules.rows import Rows
+from kafkamq.markers.tracker.rereading import Found, FoundAction, Rereader
 from kafkamq.markers.wire.markers import encode_end, encode_known_end, encode_schedule
 from kafkamq.markers.wire.message_batches import encode_batches
-from kafkamq.queue.wire.headers import Origin, copy_headers, cut_text, dead_letter_headers
+from kafkamq.queue.wire.headers import (
+    DELIVERY_COUNT,
+    JUDGED,
+    ORIGIN,
+    Origin,
+    copy_headers,
+    cut_text,
+    dead_letter_headers,
+)
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.queue.wire.partitions import key_partition, marker_key
 from kafkamq.transport.patience import Patience
 from kafkamq.transport.transactions import NewRecord
-from kafkamq.types import DeadLetterReason, Headers, Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import (
+    DeadLetterReason,
+    Header,
+    Headers,
+    Marker,
+    MarkerType,
+    MessageBatch,
+    MessageId,
+    Outcome,
+)
 
 _log = logging.getLogger(__name__)
 
 _OVERHEAD_BYTES = 128  # of a record and its batch, beyond key, value and headers
 _HEADER_BYTES = 8
+_COPY_BYTES = _OVERHEAD_BYTES + 400  # with an origin, which names a topic, and a count
 _PART_S = 2.0
 _NOTHING = Marker(MarkerType.START)  # stands for a START that is gone
 _LOST = DeadLetterReason.PAYLOAD_LOST
@@ -47,13 +67,19 @@ class Part:
     carried: int = 0
     payload_lost: int = 0
     # By outcome and reason: messages whose START was of batches, and whose END will be, too (R32).
-    ended: dict[tuple[Outcome, str], list[MessageId]] = field(default_factory=dict)
+    ended: dict[tuple[Outcome, str], list[tuple[MessageBatch, None]]] = field(default_factory=dict)
 
     def add(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers
     ) -> None:
         """One record."""
         self.add_sized(topic, partition, key, value, headers, _size(key, value, headers))
+
+    def end_batch(self, outcome: Outcome, reason: str, first: MessageId, bits: int) -> None:
+        """Messages of one page, for an END of batches."""
+        if bits:
+            batch = MessageBatch(first.partition, *first.log, first.offset, bits)
+            self.ended.setdefault((outcome, reason), []).append((batch, None))
 
     def add_sized(
         self,
@@ -95,7 +121,7 @@ class Rewriter:
     def part(
         self,
         partition: int,
-        rows: Sequence[Settle | Carry],
+        rows: Rows,
         begin: int,
         *,
         timeout_s: float = 60.0,
@@ -107,7 +133,7 @@ class Rewriter:
 
         Args:
             partition: Of the markers, that the rows are of.
-            rows: The whole plan, ascending by START offset.
+            rows: The whole plan.
             begin: First row that is not done.
             timeout_s: Bound of the reading.
 
@@ -117,12 +143,11 @@ class Rewriter:
         began_s = time.monotonic()
         deadline_s, full_s = began_s + timeout_s, began_s + _PART_S
         part = Part(begin, begin)
-        chosen = rows[begin : begin + self._max_rows]
+        chosen = rows.part(begin, begin + self._max_rows)
         self._messages = self._rereader.messages.topic(self._config.message_topic)
         self._max_message_bytes = _limit(self._messages.settings)
         for found in self._rereader.rows(partition, chosen, deadline_s=deadline_s):
-            self._rewrite(part, partition, found)
-            part.end += 1
+            self._rewrite_action(part, partition, found)
             if part.size_bytes >= self._tracker.max_transaction_bytes or time.monotonic() > full_s:
                 break
         self._end_batches(part, partition)
@@ -130,7 +155,7 @@ class Rewriter:
         self._max_rows = min(self._tracker.max_offsets_per_commit, 2 * self._max_rows)
         return part
 
-    def refused(self, partition: int, rows: Sequence[Settle | Carry], part: Part) -> None:
+    def refused(self, partition: int, rows: Rows, part: Part) -> None:
         """A broker refused a record of this part for its size: find which one, by halves.
 
         The one that is left alone becomes a dead letter by reference (R11), and if even that is
@@ -140,9 +165,84 @@ class Rewriter:
         if count > 1:
             self._max_rows = count // 2
             return
-        place = _place(partition, rows[part.begin])
+        place = _place(partition, rows.part(part.begin, part.begin + 1)[0])
         self._refused[place] = self._refused.get(place, 0) + 1
         self._max_rows = 1
+
+    def _rewrite_action(self, part: Part, partition: int, found: FoundAction) -> None:
+        """The records of as many messages of an action as the part has room for."""
+        row, start = found.row, found.start
+        if (
+            start is not None
+            and start.batches
+            and found.refers
+            and not self._is_refused(partition, row.start_offset)
+        ):
+            assert isinstance(row, Settle), "it refers to messages"
+            usual = decide(
+                row,
+                Marker(MarkerType.START, max_deliveries=start.max_deliveries),
+                start_timestamp_ms=found.timestamp_ms,
+                max_deliveries=self._tracker.max_deliveries,
+            )
+            if isinstance(usual, Copy):
+                self._copy_all(part, partition, found, row, usual)
+                return
+        for each in found.messages():
+            self._rewrite(part, partition, each)
+            part.end += 1
+            if part.size_bytes >= self._tracker.max_transaction_bytes:
+                return
+
+    def _is_refused(self, partition: int, start_offset: int) -> bool:
+        """Whether one of the START's messages was too large."""
+        return any(place[:2] == (partition, start_offset) for place in self._refused)
+
+    def _copy_all(
+        self, part: Part, partition: int, found: FoundAction, row: Settle, usual: Copy
+    ) -> None:
+        """Messages of a batch; most of them say nothing that a delivery is judged by."""
+        first = row.message_id
+        bits, other, copies = row.bits, 0, 0
+        offset = first.offset - 1
+        topic, number = self._messages, first.partition
+        target = int(self._random.random() * topic.partitions)
+        place = f"{topic.name}/{number}/".encode("ascii")
+        counted: list[Header] = []
+        if usual.delivery_count > 1:
+            counted.append((DELIVERY_COUNT, b"%d" % usual.delivery_count))
+        add, size_bytes = part.records.append, part.size_bytes
+        full, largest = self._tracker.max_transaction_bytes, self._max_message_bytes
+        for at, record in enumerate(found.records):
+            skipped = (bits & -bits).bit_length()
+            bits >>= skipped
+            offset += skipped
+            if size_bytes >= full:
+                break
+            part.end += 1
+            if record is not None:
+                headers: Headers = record.headers() or ()  # type: ignore[assignment]  # a list
+                key, value = record.key() or b"", record.value()
+                size, is_usual = _COPY_BYTES + len(key) + len(value or b""), True
+                for name, content in headers:
+                    size += _HEADER_BYTES + len(name) + len(content or b"")
+                    if name in JUDGED:
+                        is_usual = False
+                if is_usual and size <= largest:
+                    origin = b"%b%d/%d" % (place, offset, record.timestamp()[1])
+                    to = self._spread(key, topic.partitions) if b"\0" in key else target
+                    add((topic.name, to, key, value, (*headers, (ORIGIN, origin), *counted)))
+                    size_bytes += size
+                    copies += 1
+                    continue
+            part.size_bytes = size_bytes
+            self._rewrite(part, partition, found.message(at))
+            size_bytes = part.size_bytes
+            other |= 1 << offset - first.offset
+        part.size_bytes = size_bytes
+        part.copies += copies
+        taken = lowest(row.bits, copies + other.bit_count())
+        part.end_batch(Outcome.REDELIVERED, "", first, taken ^ other)
 
     def _rewrite(self, part: Part, partition: int, found: Found) -> None:
         """The records of one row."""
@@ -275,7 +375,7 @@ class Rewriter:
         row, start = found.row, found.start
         message_id = row.message_id
         if start is not None and start.batches:
-            part.ended.setdefault((outcome, reason), []).append(message_id)
+            part.end_batch(outcome, reason, message_id, 1)
             return
         value = encode_end(
             message_id,
@@ -290,7 +390,7 @@ class Rewriter:
     def _end_batches(self, part: Part, partition: int) -> None:
         """The ENDs of batches of the whole part (R32)."""
         for (outcome, reason), ended in part.ended.items():
-            for batches, _ in gather(ended):
+            for batches, _ in join(ended):
                 value = encode_known_end(encode_batches(batches), outcome, "", reason=reason)
                 key = marker_key(batches[0].partition, batches[0].base_offset)
                 part.add(self._config.marker_topic, partition, key, value, ())

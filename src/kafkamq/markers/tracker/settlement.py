@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from kafkamq.config import ServiceConfig, TrackerConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, FencedError
-from kafkamq.markers.rules.delivery import Carry, Settle, each_message, row_order
+from kafkamq.markers.rules.delivery import Carry, Settle
+from kafkamq.markers.rules.rows import Rows
 from kafkamq.markers.tracker.ledger import Ledger
 from kafkamq.markers.tracker.rewriting import Part, Rewriter
 from kafkamq.transport.errors import (
@@ -41,8 +42,8 @@ _HOPELESS = REFUSALS | {Meaning.NO_MEMBER, Meaning.STALE_MEMBER}
 class SettleReport:
     """What one ``settle`` did.
 
-    ``skipped`` rows were done by an earlier attempt. ``left`` are those for which the time was too
-    short: none of their transactions began.
+    ``skipped`` rows were done by an earlier attempt. ``left`` is for what the time was too short:
+    none of these transactions began.
     """
 
     copies: int = 0
@@ -94,7 +95,7 @@ class Settler:
         """Perform the actions, in the order of their START offsets; each message exactly once.
 
         A row is a message: a transaction may end inside of an action of several (R16), and what the
-        report and errors name are actions of one message.
+        report and errors name may be a part of one.
 
         Args:
             ledger: Of the marker partition that the actions are of.
@@ -118,7 +119,7 @@ class Settler:
         """
         run = _Run(
             ledger,
-            sorted(each_message(actions), key=row_order),
+            Rows(actions),
             position,
             batch,
             source_hash,
@@ -194,7 +195,7 @@ class Settler:
             return
         while done < len(run.rows):
             if run.report.transactions and not run.may_read():
-                run.report.left = run.rows[done:]
+                run.report.left = run.rows.part(done)
                 return
             part = self._rewriter.part(ledger.key.partition, run.rows, done, timeout_s=run.left_s())
             if self._write(run, part):
@@ -249,7 +250,7 @@ class Settler:
         where = f"{run.ledger.key.topic}[{run.ledger.key.partition}]"
         error = SettlementError(
             f"{where}: {len(run.rows) - done} actions of batch {run.batch} are not done: {cause}",
-            run.rows[done:],
+            run.rows.part(done),
         )
         error.__cause__ = cause
         return error
@@ -260,7 +261,7 @@ class _Run:
     """One ``settle``."""
 
     ledger: Ledger
-    rows: list[Settle | Carry]
+    rows: Rows
     position: int
     batch: int
     source_hash: str

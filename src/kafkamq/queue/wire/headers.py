@@ -33,6 +33,9 @@ _MAX_ID_BYTES = 4096
 _MAX_ORIGIN_BYTES = 320  # a topic name has 249 at most
 _MAX_DELIVERY_COUNT = 0x7FFF_FFFF
 _MAX_INT64 = 0x7FFF_FFFF_FFFF_FFFF
+JUDGED = frozenset({DELIVERY_COUNT, TTL_MS, ORIGIN})
+"""What a message says that its next delivery is judged by; a first copy without a TTL has none."""
+
 _OF_A_COPY = frozenset({DELIVERY_COUNT, ORIGIN})
 _OF_A_DELIVERY = frozenset({DELIVERY_COUNT, ORIGIN, REASON, ERROR, QUEUE_ID, PAYLOAD_AT})
 

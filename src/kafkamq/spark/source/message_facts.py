@@ -36,9 +36,9 @@ class MessageFacts:
         while bare:
             if self._lookup is None:
                 self._lookup = MessageLookup(self._config, max_bytes=_MAX_BYTES)
-            ids = [each.message_id for each in bare]
-            messages = self._lookup.read(ids, deadline_s=deadline_s)
-            for attempt, message in zip(bare, messages, strict=False):
+            spans = [(each.message_id, 1) for each in bare]
+            messages = self._lookup.read(spans, deadline_s=deadline_s)
+            for attempt, (message,) in zip(bare, messages, strict=False):
                 if message is not None:
                     attempt.key = message.key() or b""
                     attempt.headers = headers_of(message)
