@@ -13,9 +13,11 @@ from confluent_kafka.admin import AdminClient
 from tests.integration.tracker_logs import Logs, wait_until
 
 from kafkamq.config import TrackerConfig
+from kafkamq.markers.tracker import settlers
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import encode_keepalive
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.patience import Patience
 from kafkamq.types import Marker, MarkerType, MessageId, Outcome
 
 FAST = TrackerConfig(position_interval_ms=200)
@@ -24,6 +26,12 @@ FAST = TrackerConfig(position_interval_ms=200)
 @pytest.fixture
 def logs(bootstrap: str, namespace: str) -> Logs:
     return Logs(bootstrap, namespace)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What brokers do not know is looked for for a second, not a minute (R18)."""
+    monkeypatch.setattr(settlers, "Patience", lambda: Patience(1.0))
 
 
 @pytest.fixture
@@ -203,6 +211,7 @@ def test_payload_by_reference(tracked: Logs) -> None:
     assert [copy.value for copy in tracked.copies()] == [b"large" * 100]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_payload_by_reference_of_another_message_is_lost(tracked: Logs) -> None:
     (id_,) = tracked.send(value=b"of somebody else")
     tracked.sent[id_] -= 1  # the topic was recreated: same place, other message (R13)
@@ -311,6 +320,7 @@ def test_a_batch_falls_due_and_each_message_is_judged_alone(tracked: Logs) -> No
     assert len(ends) < 20, "one for each transaction"
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_batch_whose_messages_are_gone_or_of_another_topic(logs: Logs) -> None:
     """Each is a dead letter that names its queue; what is there is copied."""
     gone, there = named(logs, logs.send(3)), named(logs, logs.send(3, value=b"there"))
