@@ -6,6 +6,7 @@ import inspect
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kafkamq.config import Backoff
 from kafkamq.errors import ConfigError, StateError
@@ -32,34 +33,15 @@ WriteDeadLetter = Callable[[ParallelRecord, DeadLetterReason, str], Written]
 Hold = Callable[[ParallelRecord, DeadLetterReason, Written], None]
 
 
+@dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """Applies the retry policy; thread-safe.
+    """Applies the retry policy; thread-safe."""
 
-    Args:
-        config: The policy.
-        stats: Where dead letters and skips are counted.
-        write: Writes a dead letter until Kafka has it.
-        fail: Stops the consumer.
-        hold: Takes over a dead letter that Kafka has refused, or not confirmed in time.
-    """
-
-    def __init__(
-        self,
-        config: ParallelConfig,
-        stats: Stats,
-        write: WriteDeadLetter,
-        fail: Callable[[BaseException], None],
-        hold: Hold,
-    ) -> None:
-        self.config = config
-        self._stats = stats
-        self._write = write
-        self._fail = fail
-        self._hold = hold
-
-    def fail(self, error: BaseException) -> None:
-        """A worker cannot go on, by no fault of its handler: stop the consumer."""
-        self._fail(error)
+    config: ParallelConfig
+    stats: Stats  # where dead letters and skips are counted
+    write: WriteDeadLetter  # until Kafka has it
+    fail: Callable[[BaseException], None]  # stops the consumer
+    hold: Hold  # takes over a dead letter that Kafka has refused, or not confirmed in time
 
     def apply(self, record: ParallelRecord, outcome: object) -> Steps[int | None]:
         """When a record is due again (monotonic ms) whose handler raised or returned ``outcome``.
@@ -76,9 +58,9 @@ class FailurePolicy:
         is_answered = yield written.first, self.config.send_timeout_ms / 1000
         if not is_answered or written.first.exception() is not None:
             # It is given up all the same: its handler has had its attempts.
-            self._hold(record, decision.reason, written)
+            self.hold(record, decision.reason, written)
             return monotonic_ms() + _HELD_MS
-        tell_dead_letter(record, decision.reason, self.config, self._stats)
+        tell_dead_letter(record, decision.reason, self.config, self.stats)
         return None
 
     def _decide(
@@ -86,7 +68,7 @@ class FailurePolicy:
     ) -> tuple[Done | Retry | GiveUp, BaseException | None]:
         verdict, error = understood(outcome, self.config.retry_on)
         if inspect.isawaitable(outcome):  # a plain handler that forgot async: so is each record
-            self._fail(error or StateError("the handler returned an awaitable"))
+            self.fail(error or StateError("the handler returned an awaitable"))
             verdict = Nack(delay=_STOPPED_S)
         elif error is not None:
             verdict = self._verdict_on(record, error, verdict)
@@ -154,17 +136,17 @@ class FailurePolicy:
         config = self.config
         error_text = _last_error_text(record, error)
         if config.on_exhausted is OnExhausted.STOP:
-            self._fail(
+            self.fail(
                 StateError(
                     f"{record!r} cannot be processed ({error_text}); the offset stays before it"
                 )
             )
             return None
         if config.on_exhausted is OnExhausted.SKIP:
-            self._stats.skipped += 1
+            self.stats.skipped += 1
             _log.error("a record is given up and skipped", extra={"record": repr(record)})
             return None
-        return self._write(record, decision.reason, error_text)
+        return self.write(record, decision.reason, error_text)
 
 
 def _last_error_text(record: ParallelRecord, error: BaseException | None) -> str:

@@ -131,36 +131,30 @@ class _Outstanding:
             self.ended.set_result(None)
 
 
+@dataclass(frozen=True, slots=True)
 class ProducePublisher:
     """Sends results; a record is done when Kafka has confirmed all of its results."""
 
-    def __init__(
-        self,
-        work_queue: ParallelWorkQueue,
-        policy: FailurePolicy,
-        results: ResultProducer,
-        *,
-        timeout_s: float,
-        on_produced: OnProduced | None,
-    ) -> None:
-        self._work_queue = work_queue
-        self._policy = policy
-        self._producer = results
-        self._timeout_s = timeout_s
-        self._on_produced = on_produced
-        work_queue.is_deferred = True
+    work_queue: ParallelWorkQueue
+    policy: FailurePolicy
+    producer: ResultProducer
+    timeout_s: float
+    on_produced: OnProduced | None
+
+    def __post_init__(self) -> None:
+        self.work_queue.is_deferred = True
 
     def publish(self, worker: PoolWorker) -> Steps[None]:
         behind: set[ParallelRecord] = set()
         for outputs in _waves(worker, behind) if worker.outputs else ():
             sent = self._send(outputs)
-            in_time = yield sent.ended, self._timeout_s
+            in_time = yield sent.ended, self.timeout_s
             for record, error in self._failures(outputs, sent, in_time=in_time):
                 if record not in behind:
-                    due_ms = yield from self._policy.apply(record, error)
+                    due_ms = yield from self.policy.apply(record, error)
                     behind.update(put_off(worker, record, due_ms))
         worker.outputs = []
-        self._work_queue.release_all(worker)
+        self.work_queue.release_all(worker)
 
     def _send(self, outputs: Outputs) -> _Outstanding:
         sent = _Outstanding()
@@ -177,7 +171,7 @@ class ProducePublisher:
         return sent
 
     def _send_one(self, sent: _Outstanding, record: ParallelRecord, out: OutgoingRecord) -> None:
-        on_produced = self._on_produced
+        on_produced = self.on_produced
 
         def delivered(error: KafkaError | KafkaMQError | None, message: Record) -> None:
             if error is not None:
@@ -189,7 +183,7 @@ class ProducePublisher:
             sent.done()
 
         try:
-            self._producer.send(
+            self.producer.send(
                 out.topic, out.value, out.key, out.header_list(), delivered, out.partition
             )
         except BaseException:
@@ -202,7 +196,7 @@ class ProducePublisher:
         if in_time:
             failed = sent.failed
             return [(each, failed[each]) for each, _ in outputs if each in failed] if failed else []
-        late = DeadlineExceededError(f"results were not confirmed within {self._timeout_s:g} s")
+        late = DeadlineExceededError(f"results were not confirmed within {self.timeout_s:g} s")
         return [(record, late) for record, _ in outputs]
 
 

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError, StateError
 from kafkamq.metrics.health import Handlers, health
@@ -29,51 +30,42 @@ _SPENT = Reject("its worker ended over the last of its attempts")
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class Feeder:
     """One handler at work."""
 
-    def __init__(
-        self,
-        spec: HandlerSpec,
-        consumer: Consumer,
-        calls: Calls,
-        queue: MessageQueue,
-        executor: Executor,
-        room: threading.Event,
-        ahead: RunAhead,
-        faults: list[BaseException],
-        telemetry: Telemetry | None = None,
-        *,
-        hung_after_ms: int | None = None,
-    ) -> None:
-        self._telemetry = telemetry
-        self.spec = spec
-        self.consumer = consumer
-        self._faults = faults
-        self._calls = calls
-        self._queue = queue
-        self._executor = executor
+    spec: HandlerSpec
+    consumer: Consumer
+    calls: Calls
+    queue: MessageQueue
+    executor: Executor
+    room: threading.Event
+    ahead: RunAhead
+    faults: list[BaseException]
+    telemetry: Telemetry | None
+    hung_after_ms: int | None
+
+    def __post_init__(self) -> None:
+        spec = self.spec
         self._rate = None if spec.max_rate is None else RateLimit(spec.max_rate)
         self._receive_s = _RECEIVE_S
         if spec.batch_linger_ms:
             self._receive_s = min(_RECEIVE_S, max(0.01, spec.batch_linger_ms / 1000))
-        self._room = room
-        self._ahead = ahead
         self._submitted = 0
         self._stopping = threading.Event()
         self._paused = threading.Event()
         name = f"kafkamq-feed-{spec.queue.queue_id}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._loop = health.add(f"receiving of {spec.queue.queue_id}", max_age_s=_MAX_TURN_S)
-        longest_ms = spec.queue.max_lease_ms if hung_after_ms is None else hung_after_ms
+        longest_ms = self.hung_after_ms or spec.queue.max_lease_ms
         self._handlers = Handlers(
-            f"handlers of {spec.queue.queue_id}", longest_ms / 1000, self._executor.slots
+            f"handlers of {spec.queue.queue_id}", longest_ms / 1000, self.executor.slots
         )
         health.watch(self._handlers)
 
     @property
     def failure(self) -> BaseException | None:
-        return self._faults[0] if self._faults else None
+        return self.faults[0] if self.faults else None
 
     @property
     def is_alive(self) -> bool:
@@ -81,10 +73,10 @@ class Feeder:
 
     @property
     def handled(self) -> int:
-        return self._queue.finished
+        return self.queue.finished
 
     def start(self) -> None:
-        self._executor.start()
+        self.executor.start()
         self._thread.start()
 
     def pause(self) -> None:
@@ -96,7 +88,7 @@ class Feeder:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._room.set()
+        self.room.set()
 
     def finish(self, deadline_s: float) -> None:
         """After ``stop``: wait for what was begun until ``deadline_s``, and end.
@@ -114,36 +106,36 @@ class Feeder:
 
     def _finish_handlers(self, deadline_s: float) -> None:
         self._thread.join(_RECEIVE_S * 8 + 5.0)
-        self.consumer.put_back(self._queue.stop())
-        if not self._executor.join(max(0.0, deadline_s - time.monotonic())):
+        self.consumer.put_back(self.queue.stop())
+        if not self.executor.join(max(0.0, deadline_s - time.monotonic())):
             _log.warning(
                 "handlers have not ended in time; their messages are given back",
                 extra={"queue": self.spec.queue.queue_id},
             )
-        self._executor.cancel()
-        self.consumer.put_back(self._calls.spared)
+        self.executor.cancel()
+        self.consumer.put_back(self.calls.spared)
 
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
                 self._loop.beat()
-                self._queue.tend()
+                self.queue.tend()
                 if self._paused.is_set():
                     self._stopping.wait(_ROOM_S)
                 else:
                     self._turn()
         except BaseException as error:  # noqa: BLE001 - the worker raises it
-            self._faults.append(error)
+            self.faults.append(error)
 
     def _turn(self) -> None:
-        self._room.clear()
-        finished = self._queue.finished
+        self.room.clear()
+        finished = self.queue.finished
         now_ms = time.monotonic() * 1000
-        wanted = self._ahead.wanted(self._submitted - finished, finished, int(now_ms))
+        wanted = self.ahead.wanted(self._submitted - finished, finished, int(now_ms))
         if self._rate is not None:
             wanted = min(wanted, self._rate.available(now_ms))
         if wanted <= 0:
-            self._room.wait(_ROOM_S)
+            self.room.wait(_ROOM_S)
             return
         began_ns = time.time_ns()
         try:
@@ -166,20 +158,20 @@ class Feeder:
 
     def _hand_on(self, messages: Sequence[Message]) -> None:
         """To the handlers; a message whose attempts are spent is not tried again."""
-        fine = [message for message in messages if not self._calls.is_spent(message)]
+        fine = [message for message in messages if not self.calls.is_spent(message)]
         if len(fine) < len(messages):
             for message in messages:
-                if self._calls.is_spent(message):
-                    self._calls.acknowledge(message, _SPENT)
+                if self.calls.is_spent(message):
+                    self.calls.acknowledge(message, _SPENT)
         self._submitted += len(fine)
-        self._queue.add(fine)
+        self.queue.add(fine)
         if self._rate is not None:
             self._rate.spend(len(fine))
 
     def _tell(self, count: int, began_ns: int) -> None:
-        if self._telemetry is None:
+        if self.telemetry is None:
             return
         try:
-            self._telemetry.received(self.spec.queue.queue_id, count, began_ns)
+            self.telemetry.received(self.spec.queue.queue_id, count, began_ns)
         except Exception:  # noqa: BLE001 - of what the application set for telemetry
             _log.exception("a batch could not be recorded")

@@ -226,7 +226,7 @@ class Worker:
             ahead,
             faults,
             telemetry,
-            hung_after_ms=self._hung_after_ms,
+            self._hung_after_ms,
         )
         self._feeders.append(feeder)
         return feeder
