@@ -27,10 +27,7 @@ class Consumer(Entered):
     """Receives the messages of one queue; see ``kafkamq.Consumer``."""
 
     def __init__(
-        self,
-        queue: sync.Queue,
-        on_lease_lost: OnLeaseLost | None,
-        ordering: str | None = None,
+        self, queue: sync.Queue, on_lease_lost: OnLeaseLost | None, ordering: str | None = None
     ) -> None:
         self._queue = queue
         self._ordering = ordering

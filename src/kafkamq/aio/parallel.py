@@ -42,9 +42,7 @@ class ParallelConsumer(ParallelBase):
         await asyncio.to_thread(self._begin, handler, self._polling, loop=loop)
 
     async def poll_and_produce(
-        self,
-        handler: Callable[..., Awaitable[object]],
-        on_produced: OnProduced | None = None,
+        self, handler: Callable[..., Awaitable[object]], on_produced: OnProduced | None = None
     ) -> None:
         """As ``poll``; see ``kafkamq.ParallelConsumer.poll_and_produce``."""
         _check_async(handler)

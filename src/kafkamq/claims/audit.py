@@ -61,10 +61,7 @@ def scan_topic(config: ServiceConfig, topic: str, *, follow: bool = False) -> It
         count = find_topic(admin, topic).partitions
         bounds = admin.log_bounds(topic, range(count))
     follower = Follower(
-        config,
-        f"reading {topic}",
-        isolation_level="read_uncommitted",
-        enable_partition_eof=True,
+        config, f"reading {topic}", isolation_level="read_uncommitted", enable_partition_eof=True
     )
     missing = {number: end for number, (first, end) in bounds.items() if first < end}
     try:

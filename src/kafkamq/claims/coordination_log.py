@@ -139,10 +139,7 @@ class CoordinationLog:
             logs = (self.logs[number], self.peers[number]) if self.peers else (self.logs[number],)
             for log in logs:
                 log.apply(
-                    record,
-                    offset=offset,
-                    observed_at_s=observed_s,
-                    broker_time_s=time_ms / 1000,
+                    record, offset=offset, observed_at_s=observed_s, broker_time_s=time_ms / 1000
                 )
             if record is not None:
                 found.append(record)

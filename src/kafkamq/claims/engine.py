@@ -206,12 +206,7 @@ class Engine:
             self._finish(session, step)
         self.changed.notify_all()
 
-    def send(
-        self,
-        partition: int,
-        record: MarshalRecord,
-        report: Callable[[int], None],
-    ) -> None:
+    def send(self, partition: int, record: MarshalRecord, report: Callable[[int], None]) -> None:
         """Append a record; ``report`` is called with its offset, or -1 when that is not known."""
         try:
             self.open_writer().produce(

@@ -323,11 +323,7 @@ def consume(
         serving_metrics(metrics_port),
         _cluster(config, topic, interval, rules) as cluster,
         cluster.member(client, group).consumer(
-            topics,
-            delivery=delivery,
-            claims=mode,
-            max_claims=max_claims,
-            batch=min(batch, left),
+            topics, delivery=delivery, claims=mode, max_claims=max_claims, batch=min(batch, left)
         ) as consumer,
     ):
         last_s = time.monotonic()

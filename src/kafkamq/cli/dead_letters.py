@@ -54,19 +54,12 @@ class _Chosen(Selection):
 
     @classmethod
     def by_sql(
-        cls,
-        config: ServiceConfig,
-        selection: Selection,
-        where: str,
-        on: SparkChoice,
+        cls, config: ServiceConfig, selection: Selection, where: str, on: SparkChoice
     ) -> _Chosen:
         """Ask Spark, which is imported only for this."""
         from kafkamq.spark.jobs.sql import chosen_letters
 
-        with (
-            view_tables(config, "redrive", on) as spark,
-            output.working("Choosing dead letters"),
-        ):
+        with view_tables(config, "redrive", on) as spark, output.working("Choosing dead letters"):
             places = chosen_letters(spark, where)
         return cls(
             queue_id=selection.queue_id, reason=selection.reason, ids=selection.ids, places=places

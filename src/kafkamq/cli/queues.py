@@ -156,11 +156,7 @@ def _lines(file: str) -> Iterator[TextIO]:
 
 
 def _send_all(
-    config: ServiceConfig,
-    queue_id: str,
-    messages: Iterator[OutgoingMessage],
-    *,
-    as_json: bool,
+    config: ServiceConfig, queue_id: str, messages: Iterator[OutgoingMessage], *, as_json: bool
 ) -> None:
     """Sends in batches and waits for each; after an error it says how many Kafka has."""
     sent = 0

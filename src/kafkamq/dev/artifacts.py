@@ -24,14 +24,7 @@ from pathlib import Path
 from kafkamq.dev.errors import ArtifactError
 from kafkamq.dev.ivy import Ivy, fetched, ivy_jar
 from kafkamq.dev.java import java_command
-from kafkamq.dev.modules import (
-    Module,
-    committed_list,
-    format_list,
-    parse_list,
-    sha256_of,
-    verify,
-)
+from kafkamq.dev.modules import Module, committed_list, format_list, parse_list, sha256_of, verify
 
 DEFAULT_VERSION = "4.2.1"
 _VERSION = re.compile(r"\d+\.\d+\.\d+(-[A-Za-z0-9]+)?")

@@ -142,8 +142,7 @@ class ParallelBase:
         if config.processes:
             wants_results = results is not None
             pool = ProcessExecutor(
-                queue,
-                processes_of(config, handler, is_async=is_async, wants_results=wants_results),
+                queue, processes_of(config, handler, is_async=is_async, wants_results=wants_results)
             )
         elif is_async:
             pool = LoopExecutor(queue, call, config.concurrency, loop)
@@ -221,9 +220,7 @@ class ParallelConsumer(ParallelBase):
         self._begin(handler, self._polling)
 
     def poll_and_produce(
-        self,
-        handler: Callable[..., object],
-        on_produced: OnProduced | None = None,
+        self, handler: Callable[..., object], on_produced: OnProduced | None = None
     ) -> None:
         """As ``poll``; what the handler returns is produced, and its record is done with that.
 

@@ -81,13 +81,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="kafkamq-parallel", daemon=True)
 
     def _make_committer(self) -> Committer:
-        given = (
-            self.config,
-            self.work_queue,
-            self._source.commits,
-            self.assignments,
-            self.stats,
-        )
+        given = (self.config, self.work_queue, self._source.commits, self.assignments, self.stats)
         if not self.config.is_transactional:
             return Committer(*given, self.fail)
         return TransactionCommitter(*given, self.fail, self._rewind_soon)

@@ -62,10 +62,7 @@ class Queue:
         return self._backend.open_producer(self._connections, self._config)
 
     def consumer(
-        self,
-        *,
-        on_lease_lost: Callable[[Message], None] | None = None,
-        ordering: str | None = None,
+        self, *, on_lease_lost: Callable[[Message], None] | None = None, ordering: str | None = None
     ) -> Consumer:
         """A worker of the queue, with connections of its own; errors as for ``producer``.
 

@@ -206,19 +206,18 @@ def _of_log(topic: TopicInfo) -> Iterator[Finding]:
     policy = _has(topic, "cleanup.policy", "delete")
     if "compact" in policy:
         yield refuse(
-            f"cleanup.policy is {policy}: compaction removes "
-            "messages and markers; set it to delete",
+            f"cleanup.policy is {policy}: compaction removes messages and markers; set it to delete"
         )
     if _has(topic, "retention.bytes", "-1") != "-1":
         yield refuse(
-            "retention.bytes is set: a burst would delete what is still needed; set it to -1",
+            "retention.bytes is set: a burst would delete what is still needed; set it to -1"
         )
     kind = _has(topic, "message.timestamp.type", "CreateTime")
     if kind != "LogAppendTime":
         yield refuse(
             f"message.timestamp.type is {kind}: one client with a "
             "wrong clock would move everybody's time; set it to LogAppendTime, and use "
-            "a new namespace if the topic holds records already",
+            "a new namespace if the topic holds records already"
         )
     yield from _of_elections(topic)
 
@@ -227,7 +226,7 @@ def _of_elections(topic: TopicInfo) -> Iterator[Finding]:
     refuse = partial(Finding, "refuse", topic.name)
     if _has(topic, "unclean.leader.election.enable", "false") == "true":
         yield refuse(
-            "unclean.leader.election.enable is true: confirmed records may vanish; set it to false",
+            "unclean.leader.election.enable is true: confirmed records may vanish; set it to false"
         )
 
 
@@ -237,7 +236,7 @@ def _of_markers(topic: TopicInfo, max_lease_ms: int) -> Iterator[Finding]:
         yield refuse(
             f"retention.ms is {topic.retention_ms}: a START could be "
             f"deleted while its message is held; set it to {2 * max_lease_ms} or more "
-            "(twice max_lease)",
+            "(twice max_lease)"
         )
 
 
@@ -251,7 +250,7 @@ def _of_dead_letters(topic: TopicInfo) -> Iterator[Finding]:
     if "compact" in policy:
         yield refuse(
             f"cleanup.policy is {policy}: dead letters of the same "
-            "key replace each other; set it to delete",
+            "key replace each other; set it to delete"
         )
     yield from _of_elections(topic)
 

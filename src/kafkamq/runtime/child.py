@@ -252,10 +252,7 @@ def _cells_of(shared: Any) -> MutableSequence[int]:
 
 
 def serve(
-    pipe: Connection,
-    marks: MutableSequence[int],
-    times: MutableSequence[int],
-    call: RemoteCall,
+    pipe: Connection, marks: MutableSequence[int], times: MutableSequence[int], call: RemoteCall
 ) -> None:
     """The process: works until the pipe ends."""
     leave_signals_to_parent()

@@ -90,11 +90,7 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
             timeout_ms=0 if is_one_by_one else spec.timeout_ms,
         )
         processes = Processes(
-            call=call,
-            count=spec.processes,
-            pack=_given,
-            place=_place,
-            timeout_ms=spec.timeout_ms,
+            call=call, count=spec.processes, pack=_given, place=_place, timeout_ms=spec.timeout_ms
         )
         self._executor = ProcessExecutor(self, processes)
 

@@ -23,8 +23,7 @@ def apart(call: Callable[[], object]) -> None:
 
 
 def stop_on_signals(
-    stop: Callable[[], object],
-    numbers: tuple[int, ...] = _STOPS,
+    stop: Callable[[], object], numbers: tuple[int, ...] = _STOPS
 ) -> Callable[[], None]:
     """Call ``stop`` apart at each of these signals; from the main thread."""
     before: dict[int, Any] = {

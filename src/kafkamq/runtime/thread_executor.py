@@ -43,10 +43,7 @@ class ThreadExecutor(Generic[R]):
 
     def _begin(self, number: int, slot: Slot[R], lost: Any = None) -> None:
         thread = threading.Thread(
-            target=self._run,
-            args=(slot, lost),
-            name=f"{self._call.name}-{number}",
-            daemon=True,
+            target=self._run, args=(slot, lost), name=f"{self._call.name}-{number}", daemon=True
         )
         self._threads[number] = thread
         thread.start()

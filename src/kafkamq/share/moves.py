@@ -53,12 +53,7 @@ class Moves:
     """
 
     def __init__(
-        self,
-        dead_letters: RequeueWriter,
-        changed: threading.Condition,
-        *,
-        limit: int,
-        lock_ms: int,
+        self, dead_letters: RequeueWriter, changed: threading.Condition, *, limit: int, lock_ms: int
     ) -> None:
         self._dead_letters = dead_letters
         self._changed = changed

@@ -13,12 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kafkamq.lazy import loader
-from kafkamq.testing.agreement import (
-    StateStore,
-    check_agreement,
-    cut_batches,
-    plan_of_batches,
-)
+from kafkamq.testing.agreement import StateStore, check_agreement, cut_batches, plan_of_batches
 from kafkamq.testing.checker import CheckFailedError, Problem, Verdict, check_logs
 from kafkamq.testing.history import LogRecord, record_of
 from kafkamq.testing.naive import NaiveTracker

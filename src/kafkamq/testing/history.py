@@ -167,10 +167,7 @@ class Timeline:
         self.clocks.append(now_ms + step_ms)
         try:
             marker = decode_marker(
-                record.value,
-                topic=record.topic,
-                partition=record.partition,
-                offset=record.offset,
+                record.value, topic=record.topic, partition=record.partition, offset=record.offset
             )
         except UnsupportedVersionError:
             raise

@@ -154,10 +154,7 @@ class GroupConsumer(GroupOffsets):
     def join(self) -> None:
         try:
             self.client.subscribe(
-                self._topics,
-                on_assign=self._assigned,
-                on_revoke=self._revoked,
-                on_lost=self._lost,
+                self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
             )
         except KafkaException as error:
             raise broker_error(error, self._doing) from error

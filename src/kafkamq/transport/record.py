@@ -97,10 +97,6 @@ def all_headers(records: Sequence[RecordLike]) -> list[Sequence[tuple[str, bytes
 def _unreadable(record: RecordLike) -> Headers:
     _log.warning(
         "headers of a record cannot be read: a name is not UTF-8",
-        extra={
-            "topic": record.topic(),
-            "partition": record.partition(),
-            "offset": record.offset(),
-        },
+        extra={"topic": record.topic(), "partition": record.partition(), "offset": record.offset()},
     )
     return ()

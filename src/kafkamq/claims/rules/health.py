@@ -102,12 +102,7 @@ class HealthMonitor:
                  "cycles_behind")  # fmt: skip
 
     def __init__(
-        self,
-        monotonic_ms: int,
-        *,
-        interval_ms: int,
-        release_if_behind: bool,
-        is_whole_topic: bool,
+        self, monotonic_ms: int, *, interval_ms: int, release_if_behind: bool, is_whole_topic: bool
     ) -> None:
         self._interval_ms = interval_ms
         self._release = release_if_behind

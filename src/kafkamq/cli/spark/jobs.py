@@ -84,7 +84,7 @@ def sql(
         str,
         typer.Argument(
             help="SQL over the tables messages, deliveries, in_flight, dead_letters and markers. "
-            "None: statements are read from stdin, each up to its semicolon, in one session.",
+            "None: statements are read from stdin, each up to its semicolon, in one session."
         ),
     ] = "",
     limit: Annotated[int, typer.Option(min=1, help="Print at most this many rows.")] = 1000,
@@ -281,8 +281,7 @@ def audit(
     since: From = "",
     until: Until = "",
     html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a page with plots, all in one file."),
+        Path | None, typer.Option(metavar="FILE", help="Write a page with plots, all in one file.")
     ] = None,
     top: Annotated[
         int, typer.Option(min=1, max=1000, help="How many messages the ranking of poison lists.")

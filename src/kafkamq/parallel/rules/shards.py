@@ -335,11 +335,7 @@ class Scheduler(Generic[R]):
             partition.in_flight_count += count
 
     def release(
-        self,
-        run: Run[R],
-        *,
-        processed: int | None = None,
-        failed: Sequence[tuple[R, int]] = (),
+        self, run: Run[R], *, processed: int | None = None, failed: Sequence[tuple[R, int]] = ()
     ) -> None:
         """The worker lets go of a run; it completes what is done by ``complete``.
 

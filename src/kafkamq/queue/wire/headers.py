@@ -79,9 +79,7 @@ class MessageHeaders:
 _NOTHING = MessageHeaders()  # shared: values of messages are never mutated
 
 
-def read_message_headers(
-    headers: Iterable[tuple[str, bytes | None]] | None,
-) -> MessageHeaders:
+def read_message_headers(headers: Iterable[tuple[str, bytes | None]] | None) -> MessageHeaders:
     """Reads the headers of a record, given as confluent-kafka gives them; total.
 
     ``user`` leaves out our own names, also where their value was unreadable.

@@ -37,9 +37,7 @@ def _range(counts: Mapping[str, int], topics: Mapping[str, Sequence[str]]) -> As
 
 
 def _sticky(
-    counts: Mapping[str, int],
-    topics: Mapping[str, Sequence[str]],
-    owned: Mapping[str, set[Place]],
+    counts: Mapping[str, int], topics: Mapping[str, Sequence[str]], owned: Mapping[str, set[Place]]
 ) -> Assignment:
     places = [(topic, number) for topic in sorted(counts) for number in range(counts[topic])]
     found: Assignment = {member: set() for member in sorted(topics)}

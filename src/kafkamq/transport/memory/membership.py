@@ -85,11 +85,7 @@ class Membership:
     # ---- the application's calls
 
     def subscribe(
-        self,
-        topics: list[str],
-        on_assign: Any = None,
-        on_revoke: Any = None,
-        on_lost: Any = None,
+        self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None
     ) -> None:
         with self.cluster.changed:
             self._check_open()
