@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from kafkamq.cli import output
 from kafkamq.cli.options import TRACKER_HERE, Json
 from kafkamq.cli.payloads import Line, read_lines
 from kafkamq.cli.settings import parse_properties
+from kafkamq.cli.tracker import Engine
 from kafkamq.dev.artifacts import DEFAULT_VERSION
 from kafkamq.dev.broker import LocalKafka
 from kafkamq.dev.demo import (
@@ -35,11 +35,6 @@ from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.runtime.signals import stop_on_signals
 
 DEMO_FIELDS = ("queue", "demo")
-
-
-class Engine(Enum):
-    SPARK = "spark"
-    LOCAL = "local"
 
 
 def dev(
