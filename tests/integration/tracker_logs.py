@@ -294,13 +294,16 @@ class Logs:
                 continue
         return result
 
+    def said(self) -> list[tuple[Message, Marker]]:
+        """``markers``, one for each message that they name (R27)."""
+        return [(message, one) for message, marker in self.markers() for one in expand(marker)]
+
     def ends(self, *outcomes: Outcome) -> list[MessageId]:
         """Messages that have an END of these outcomes, one for each END."""
         return [
             one.message_id
-            for _, marker in self.markers()
-            if marker.type is MarkerType.END and marker.outcome in outcomes
-            for one in expand(marker)
+            for _, one in self.said()
+            if one.type is MarkerType.END and one.outcome in outcomes
             if one.message_id is not None
         ]
 

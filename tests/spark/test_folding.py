@@ -15,7 +15,7 @@ from kafkamq.errors import DataLossError
 from kafkamq.markers.rules.attempts import Attempt
 from kafkamq.spark.source.folding import FoldedLog
 from kafkamq.transport.log_reader import LogRange, log_reader
-from kafkamq.types import MessageId
+from kafkamq.types import Marker, MarkerType, MessageId
 
 pytestmark = pytest.mark.spark
 
@@ -105,3 +105,29 @@ def test_folds_that_nobody_uses_are_deleted(logs: Logs, tmp_path: Path) -> None:
     batch(logs, 0, 11, "alive")
     assert folded_from(logs, 11, "alive") == 11
     assert not left.exists()
+
+
+def test_attempts_of_batches_are_those_of_their_messages(bootstrap: str, namespace: str) -> None:
+    """A whole chunk as a bitmap, overlaps, single markers; and never all rows in memory at once."""
+    logs = Logs(bootstrap, namespace, partitions=1, marker_partitions=1)
+    ids = [MessageId(0, offset, b"t" * 16, 1) for offset in range(6 * 4096)]
+    ended = Marker(MarkerType.END, consumer_id="worker")
+    for first in range(0, len(ids), 4096):
+        chunk = ids[first : first + 4096]
+        logs.start_batch(*chunk[::2], timeout_ms=60_000)
+        logs.start(chunk[1], timeout_ms=60_000)
+        logs.start_batch(*chunk, timeout_ms=60_000)  # once more, or for the first time
+        logs.end(chunk[0])
+        logs.batch(*chunk[:-1], marker=ended)
+    wanted = LogRange(logs.config.marker_topic, 0, 0, len(logs.markers()))
+    log = FoldedLog(logs.config, wanted, begin=0, topic_id="")
+    found = list(log.ended())
+    assert max(map(len, found)) < 3 * 4096 + 1
+    attempts = [each for some in found for each in some]
+    assert sorted(each.message_id.offset for each in attempts) == [
+        one.offset for one in ids if one.offset % 4096 != 4095
+    ]
+    starts = {each.message_id.offset: each.starts for each in attempts}
+    assert [starts[4096 + offset] for offset in range(4)] == [2, 2, 2, 1]
+    left = [each.attempt.message_id.offset for each in log.attempts.open()]
+    assert sorted(left) == list(range(4095, 6 * 4096, 4096))

@@ -117,6 +117,6 @@ def test_each_output_is_there_once_after_a_kill_in_the_middle(
     assert [(one["skipped"], one["written"]) for one in done] == [(each, 0), (0, each)]
     written = Counter(message.value() for message in read_topic(bootstrap, out))
     assert written == Counter(b"%d" % n for n in range(MESSAGES))
-    ends = [marker for _, marker in logs.markers() if marker.type is MarkerType.END]
+    ends = [marker for _, marker in logs.said() if marker.type is MarkerType.END]
     assert {one.outcome for one in ends} == {Outcome.ACK}
     assert {one.message_id.offset for one in ends if one.message_id} == set(range(MESSAGES))

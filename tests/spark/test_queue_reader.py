@@ -92,16 +92,14 @@ def offsets(found: list[dict[str, Any]]) -> list[int]:
 
 def end(logs: Logs, found: list[dict[str, Any]], verdict: str = "ack") -> None:
     settings = AckSettings(config=logs.config)
-    ends = [
-        read_end({"ack_token": row["ack_token"], "verdict": verdict}, settings) for row in found
-    ]
+    ends = [read_end({"ack_token": row["ack_token"], "verdict": verdict}) for row in found]
     assert write_ends(ends, settings) == []
 
 
 def starts(logs: Logs) -> Counter[int]:
     return Counter(
         marker.message_id.offset
-        for _, marker in logs.markers()
+        for _, marker in logs.said()
         if marker.type is MarkerType.START and marker.message_id is not None
     )
 
@@ -110,7 +108,7 @@ def identity(logs: Logs, offset: int) -> MessageId:
     """As workers wrote it."""
     return next(
         marker.message_id
-        for _, marker in logs.markers()
+        for _, marker in logs.said()
         if marker.message_id is not None and marker.message_id.offset == offset
     )
 
@@ -149,7 +147,7 @@ def test_a_batch_that_is_repeated_where_brokers_begin_to_tell_topic_ids(
     assert offsets(again) == [0, 2]
     end(logs, again)
     assert starts(logs) == {0: 1, 1: 1, 2: 2}
-    named = {m.message_id.topic_id for _, m in logs.markers() if m.message_id is not None}
+    named = {m.message_id.topic_id for _, m in logs.said() if m.message_id is not None}
     assert len(named) == 1
 
 
@@ -204,7 +202,7 @@ def test_a_tracker_that_is_quicker_than_a_start(logs: Logs, reader: QueueReader)
     assert [row.message_id.offset for row in starter.take(records)] == [1]
     voided = [
         marker.message_id.offset
-        for _, marker in logs.markers()
+        for _, marker in logs.said()
         if marker.consumer_id == VOID and marker.message_id is not None
     ]
     assert voided == [0]
@@ -222,7 +220,7 @@ def test_a_lease_that_ended_before_its_message_was_started_again(
         _, tasks = plan(reader)
         (row,) = rows(reader, tasks)
         reader.stop()  # nobody renews
-        (place,) = [record for record, m in logs.markers() if m.type is MarkerType.START]
+        (place,) = [record for record, m in logs.said() if m.type is MarkerType.START]
         began_ms, passed_ms, last_ms = place.timestamp()[1], 0, 0
         deadline_s = time.monotonic() + 60
         while not passed_ms or last_ms <= passed_ms + 600:  # R3: a grace of half a second at most
@@ -233,8 +231,8 @@ def test_a_lease_that_ended_before_its_message_was_started_again(
             if last_ms > began_ms + 1000:
                 passed_ms = passed_ms or last_ms
         assert rows(reader, tasks) == [], "the tracker will send a copy"
-        assert [m.outcome for _, m in logs.markers() if m.type is MarkerType.END] == []
-        ends = read_verdicts([row], AckSettings(config=logs.config))
+        assert [m.outcome for _, m in logs.said() if m.type is MarkerType.END] == []
+        ends = read_verdicts([row])
         an_hour_ago_s = time.time() - 3600
         monkeypatch.setattr(time, "time", lambda: an_hour_ago_s)  # R9: the broker's time counts
         late = find_late(marker_log(logs.config), ends)
@@ -253,7 +251,7 @@ def test_messages_are_renewed_one_by_one_in_the_first_minute(logs: Logs) -> None
         """Offsets of the messages that KEEPALIVEs name, in their order; None: they name none."""
         return [
             None if marker.message_id is None else marker.message_id.offset
-            for _, marker in logs.markers()
+            for _, marker in logs.said()
             if marker.type is MarkerType.KEEPALIVE and marker.consumer_id == consumer_id
         ]
 
@@ -268,7 +266,7 @@ def test_messages_are_renewed_one_by_one_in_the_first_minute(logs: Logs) -> None
         def is_ours_again() -> bool:
             holders = [
                 marker.consumer_id
-                for _, marker in logs.markers()
+                for _, marker in logs.said()
                 if marker.message_id == identity(logs, 0)
             ]
             return holders[-1] == ours and "earlier owner" in holders
@@ -358,7 +356,7 @@ def test_slots_write_once(logs: Logs, reader: QueueReader) -> None:
     assert len(read_topic(logs.bootstrap, out)) == 4
     ends = Counter(
         (marker.message_id.offset, marker.outcome.name)
-        for _, marker in logs.markers()
+        for _, marker in logs.said()
         if marker.type is MarkerType.END and marker.message_id is not None
     )
     assert ends == {(0, "ACK"): 3, (1, "ACK"): 3, (2, "REJECT"): 2}
@@ -390,11 +388,44 @@ def test_a_nack_that_was_committed_stays_when_the_batch_is_repeated(
     commit([{"verdict": "ack", "value": b"done"}, reject])
     found = Counter(
         (marker.message_id.offset, marker.outcome.name)
-        for _, marker in logs.markers()
+        for _, marker in logs.said()
         if marker.type is MarkerType.END and marker.message_id is not None
     )
     assert found == {(0, "NACK"): 1, (1, "REJECT"): 2}
     assert read_topic(logs.bootstrap, out) == []
+
+
+def test_a_batch_is_a_few_markers(logs: Logs, reader: QueueReader) -> None:
+    """R28-R30: one START, of all but what tells the time; an END for each verdict, one jitter."""
+    logs.send(40, key=b"emails")
+    _, tasks = plan(reader)
+    found = rows(reader, tasks)
+    assert offsets(found) == list(range(40))
+    started = [m for _, m in logs.markers() if m.type is MarkerType.START]
+    assert len(started) <= 2
+    assert started[-1].by_reference
+    assert started[-1].key == b"emails"
+    assert starts(logs) == Counter(range(40))
+    repeated = rows(reader, tasks)
+    settings = AckSettings(config=logs.config)
+    for row, verdict in zip(repeated, ("ack", "nack") * 20, strict=True):
+        row["verdict"] = verdict
+    write_ends(read_verdicts(repeated), settings)
+    ends = [m for _, m in logs.markers() if m.type is MarkerType.END]
+    assert Counter(m.outcome for m in ends) == {Outcome.ACK: 1, Outcome.NACK: 1}
+    assert sorted(one.offset for one in logs.ends(Outcome.NACK)) == list(range(1, 40, 2))
+
+
+def test_without_batch_markers_each_message_has_its_own(logs: Logs) -> None:
+    options = parse_source_options({**OPTIONS, "batchMarkers": "false"}, logs.config)
+    reader = QueueReader(options, SCHEMA)
+    try:
+        logs.send(3, key=b"emails")
+        _, tasks = plan(reader)
+        end(logs, rows(reader, tasks))
+    finally:
+        reader.stop()
+    assert [m.batches for _, m in logs.markers()] == [()] * 6
 
 
 def test_the_last_verdict_of_a_message_that_is_no_ack_counts(
@@ -405,8 +436,7 @@ def test_the_last_verdict_of_a_message_that_is_no_ack_counts(
     tokens = [row["ack_token"] for row in rows(reader, tasks)]
     verdicts = ((0, "ack"), (1, "ack"), (0, "nack"), (0, "Reject"), (0, None))
     ends = read_verdicts(
-        [{"ack_token": tokens[number], "verdict": verdict} for number, verdict in verdicts],
-        AckSettings(config=logs.config),
+        [{"ack_token": tokens[number], "verdict": verdict} for number, verdict in verdicts]
     )
     found = {each.token.message_id.offset: each.outcome for each in ends}
     assert found == {0: Outcome.REJECT, 1: Outcome.ACK}

@@ -176,7 +176,7 @@ def test_markers_are_sought_where_they_were_written_when_partitions_are_added(
     finally:
         restarted.stop()
     places: dict[int, set[int | None]] = {}
-    for record, marker in logs.markers():
+    for record, marker in logs.said():
         if marker.message_id is not None and marker.consumer_id.startswith("spark-"):
             places.setdefault(marker.message_id.offset, set()).add(record.partition())
     assert places[2] == places[3] == {before}, "one message's markers share a partition"

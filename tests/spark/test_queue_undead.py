@@ -73,7 +73,7 @@ class Batch:
     def ends(self, offset: int) -> set[str]:
         return {
             marker.outcome.name
-            for _, marker in self.logs.markers()
+            for _, marker in self.logs.said()
             if marker.type is MarkerType.END
             and marker.message_id is not None
             and marker.message_id.offset == offset

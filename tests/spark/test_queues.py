@@ -40,7 +40,7 @@ def finish(query: AckQuery) -> None:
 def verdicts(logs: Logs) -> dict[MessageId, list[tuple[str, str]]]:
     """Outcome and reason of each END, by message."""
     found: dict[MessageId, list[tuple[str, str]]] = {}
-    for _, marker in logs.markers():
+    for _, marker in logs.said():
         if marker.type is MarkerType.END and marker.message_id is not None:
             place = MessageId(marker.message_id.partition, marker.message_id.offset)
             found.setdefault(place, []).append((marker.outcome.name, marker.reason))
@@ -50,7 +50,7 @@ def verdicts(logs: Logs) -> dict[MessageId, list[tuple[str, str]]]:
 def starts(logs: Logs) -> Counter[tuple[int, int]]:
     return Counter(
         (marker.message_id.partition, marker.message_id.offset)
-        for _, marker in logs.markers()
+        for _, marker in logs.said()
         if marker.type is MarkerType.START and marker.message_id is not None
     )
 
@@ -95,7 +95,7 @@ def test_each_row_gets_its_verdict(spark: SparkSession, logs: Logs, checkpoint: 
     assert (query.total.ends, query.total.late) == (4, 0)
     delays = {
         marker.reason: marker.redeliver_after_ms
-        for _, marker in logs.markers()
+        for _, marker in logs.said()
         if marker.outcome is Outcome.NACK
     }
     assert delays["busy"] == 2000
@@ -180,7 +180,7 @@ def test_a_repeated_batch_leaves_out_what_a_tracker_or_a_worker_settled(
         run(fails).wait(120)
     started = {
         marker.message_id.offset: (marker.message_id, marker.consumer_id)
-        for _, marker in logs.markers()
+        for _, marker in logs.said()
         if marker.message_id is not None
     }
     logs.end(started[settled.offset][0], outcome=Outcome.REDELIVERED, consumer="engine")
@@ -226,9 +226,7 @@ def test_leases_are_renewed_while_a_batch_is_worked_on(
 
     def renewals() -> list[str]:
         return [
-            marker.consumer_id
-            for _, marker in logs.markers()
-            if marker.type is MarkerType.KEEPALIVE
+            marker.consumer_id for _, marker in logs.said() if marker.type is MarkerType.KEEPALIVE
         ]
 
     def waits(frame: DataFrame, batch: int) -> None:
@@ -244,7 +242,7 @@ def test_leases_are_renewed_while_a_batch_is_worked_on(
         available_now=True,
     )
     finish(query)
-    start = next(m for _, m in logs.markers() if m.type is MarkerType.START)
+    start = next(m for _, m in logs.said() if m.type is MarkerType.START)
     assert set(renewals()) == {start.consumer_id}
     assert verdicts(logs)[one] == [("ACK", "")]
     # Each KEEPALIVE came in time by the log, so the verdict did.
@@ -259,7 +257,7 @@ def test_late_verdicts_are_counted_and_told(
 
     def too_long(frame: DataFrame, batch: int) -> None:
         frame.count()
-        route = next(m.partition() for m, _ in logs.markers())
+        route = next(m.partition() for m, _ in logs.said())
         for _ in range(3):
             time.sleep(0.6)  # log time: the longest lease is 1 s
             logs.raw_marker(route or 0, b"\xff")

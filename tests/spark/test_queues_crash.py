@@ -22,7 +22,7 @@ MESSAGES = 900
 def open_messages(logs: Logs) -> set[MessageId]:
     """STARTed, and without an END that settles them."""
     found: set[MessageId] = set()
-    for _, marker in logs.markers():
+    for _, marker in logs.said():
         if marker.message_id is None:
             continue
         if marker.type is MarkerType.START:

@@ -11,11 +11,13 @@ from functools import partial
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, WireError
 from kafkamq.markers.wire.markers import decode_marker
+from kafkamq.queue.namespace import IDENTITY_AGE_S, Namespace, NamespaceFacts
 from kafkamq.transport.admin import Admin
+from kafkamq.transport.clock import NS_PER_MS, monotonic_ms
 from kafkamq.transport.errors import KafkaError, Meaning, broker_error, meaning
 from kafkamq.transport.log_reader import LogRange, LogReader
 from kafkamq.transport.producer import IdempotentProducer
-from kafkamq.transport.record import Record
+from kafkamq.transport.record import LOG_APPEND_TIME, Record
 from kafkamq.transport.settings import marker_settings
 from kafkamq.types import Marker
 
@@ -38,6 +40,7 @@ class _Reports:
     def __init__(self, count: int) -> None:
         self.places: list[Place] = [Place(-1, -1)] * count
         self.missing = count
+        self.log_ms = -1  # LogAppendTime of one of them; -1: not known
         self.error: KafkaError | None = None
 
     def told(self, number: int, error: KafkaError | None, message: Record) -> None:
@@ -45,7 +48,10 @@ class _Reports:
         if error is not None:
             self.error = self.error or error
         else:
-            self.places[number] = Place(message.offset() or 0, message.timestamp()[1])
+            kind, timestamp_ms = message.timestamp()
+            self.places[number] = Place(message.offset() or 0, timestamp_ms)
+            if kind == LOG_APPEND_TIME:
+                self.log_ms = timestamp_ms
 
 
 class MarkerLog:
@@ -54,7 +60,7 @@ class MarkerLog:
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
         self._topic = config.marker_topic
-        self._retention_ms: int | None = None
+        self._namespace = Namespace(config)
         settings = marker_settings(
             config,
             linger_ms=2,
@@ -68,7 +74,7 @@ class MarkerLog:
         """Write markers (partition, key, value) and wait until all are in the log."""
         doing = f"writing to {self._topic}"
         added_s = time.monotonic() + _ADDED_S
-        reports = _Reports(len(markers))
+        reports, written_ms = _Reports(len(markers)), monotonic_ms()
         for number, (partition, key, value) in enumerate(markers):
             report = partial(reports.told, number)
             while True:
@@ -83,15 +89,17 @@ class MarkerLog:
         self._producer.confirm(lambda: not reports.missing, doing, _FLUSH_S)
         if reports.error is not None:
             raise broker_error(self._producer.failed(reports.error), doing)
+        self._namespace.broker_clock.reported(reports.log_ms, written_ms)
         return reports.places
 
-    def retention_ms(self) -> int:
-        """Of the markers topic; negative: forever. R8: a nack waits at most a quarter of it."""
-        if self._retention_ms is None:
-            with Admin(self._config) as admin:
-                settings = admin.require_topic(self._topic).settings
-            self._retention_ms = int(settings.get("retention.ms", "-1"))
-        return self._retention_ms
+    def broker_ms(self) -> int | None:
+        """The brokers' time, as the ages of messages are judged by it (R28); None: not known."""
+        return self._namespace.broker_clock.now_ms(time.time_ns() // NS_PER_MS, monotonic_ms())
+
+    def facts(self) -> NamespaceFacts:
+        """What the topics are like; asked for again now and then."""
+        self._namespace.refresh_if_old(IDENTITY_AGE_S)
+        return self._namespace.facts()
 
     def ends(self, partitions: Sequence[int]) -> dict[int, int]:
         """Offset behind the last committed marker of each partition."""

@@ -27,7 +27,7 @@ _SPELLED = (
     "topic", "view", "mode", "namespace", "queue", "startingOffsets", "endingOffsets",
     "startingTimestamp", "endingTimestamp", "maxRowsPerTrigger", "includeHeaders", "minPartitions",
     "partitions", "failOnDataLoss", "tasks", "acknowledge", "redeliveryTimeout", "maxDeliveries",
-    "maxLease", "group",
+    "maxLease", "group", "batchMarkers",
 )  # fmt: skip
 _KNOWN = {name.lower() for name in _SPELLED}
 _INTERNAL = {"mode", "tasks", "acknowledge"}
@@ -44,6 +44,7 @@ class AcknowledgeOptions:
     max_deliveries: int = 5  # maxDeliveries
     max_lease_ms: int = 43_200_000  # maxLease, in s
     group_id: str = ""  # group: whose positions it goes on from; empty: the queue's own
+    batch_markers: bool = True  # batchMarkers: markers of many messages in one record (R28-R30)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +192,7 @@ def _acknowledge(view: str, given: Mapping[str, str]) -> AcknowledgeOptions | No
         or default.max_deliveries,
         max_lease_ms=max_lease_ms,
         group_id=given.get("group", ""),
+        batch_markers=_flag("batchMarkers", given.get("batchmarkers", "true")),
     )
 
 

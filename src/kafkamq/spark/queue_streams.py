@@ -63,6 +63,7 @@ def read_queue(
     max_deliveries: int = 5,
     max_lease: float = 43_200.0,
     max_rows: int = 10_000,
+    batch_markers: bool = True,
     group: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
@@ -80,6 +81,7 @@ def read_queue(
         max_deliveries: Of a message, until it is a dead letter.
         max_lease: Longest time for one batch, in seconds, whatever renews it.
         max_rows: Messages of a batch.
+        batch_markers: One marker for many messages, as of a queue's own workers.
         group: The consumer group whose positions it goes on from, and commits; None: that of the
             queue's own workers. "kafka-mq-QUEUE_ID" takes over from kafka-mq-go's workers.
         options: More options of ``format("kafkamq")``, such as ``startingTimestamp``.
@@ -97,6 +99,7 @@ def read_queue(
         "maxDeliveries": str(max_deliveries),
         "maxLease": f"{max_lease:g}",
         "maxRowsPerTrigger": str(max_rows),
+        "batchMarkers": str(batch_markers).lower(),
     }
     if group is not None:
         own["group"] = group
@@ -371,7 +374,7 @@ def _ends(parts: Iterator[pa.RecordBatch], settings: AckSettings) -> Iterator[pa
     """In a worker: ENDs without a transaction; writing them twice changes nothing."""
     import pyarrow as pa
 
-    ends = read_verdicts((row for part in parts for row in rows_of(part)), settings)
+    ends = read_verdicts(row for part in parts for row in rows_of(part))
     late = write_ends(ends, settings)
     done = {"ends": len(ends), "written": 0, "skipped": 0, "late": len(late), "places": late}
     numbers = [(name, pa.int64()) for name in ("ends", "written", "skipped", "late")]

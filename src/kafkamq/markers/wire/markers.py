@@ -40,6 +40,7 @@ from kafkamq.markers.wire.message_batches import (
     decode_batches,
     encode_batch_start,
     encode_batches,
+    encode_named,
     without_run,
 )
 from kafkamq.queue.wire.keys import split_key
@@ -60,6 +61,7 @@ __all__ = [
     "encode_known_keepalive",
     "encode_reference",
     "encode_marker",
+    "encode_named",
     "encode_schedule",
     "encode_start",
     "encode_tick",

@@ -12,13 +12,14 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 
 from kafkamq.errors import WireError
-from kafkamq.markers.rules.batching import MAX_BATCHES, MAX_NAMED
+from kafkamq.markers.rules.batching import MAX_BATCHES, MAX_NAMED, Item, gather
 from kafkamq.markers.wire import markers_pb2 as pb
 from kafkamq.markers.wire.marker_writer import (
     MAX_COUNT,
     MAX_INT64,
     StartEncoder,
     blob,
+    encode_identity,
     number,
     varint,
 )
@@ -62,6 +63,19 @@ def _check_named(batches: Collection[MessageBatch]) -> None:
     count = sum(batch.bits.bit_count() for batch in batches)
     if count > MAX_NAMED:
         raise WireError(f"{count} messages are too many for a marker ({MAX_NAMED} at most)")
+
+
+def encode_named(items: Sequence[Item], *, together: bool) -> Iterator[tuple[bytes, list[Item]]]:
+    """Who is meant by each marker that is needed to name these, as ``encode_known_end`` takes it.
+
+    ``together``: in batches, where there are several.
+    """
+    if not together or len(items) == 1:
+        for one in items:
+            yield encode_identity(one.partition, one.offset, *one.log), [one]
+        return
+    for batches, members in gather(items):
+        yield encode_batches(batches), members
 
 
 def encode_batch_start(encoder: StartEncoder, batches: Sequence[MessageBatch], key: bytes) -> bytes:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from kafkamq.config import Backoff, ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.markers.rules.attempts import Attempts
+from kafkamq.markers.rules.batching import delay_by_reference_ms
 from kafkamq.markers.rules.handout import nack_delay_ms
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.markers.wire.markers import encode_end
+from kafkamq.markers.wire.markers import MAX_DURATION_MS, encode_known_end, encode_named
 from kafkamq.queue.wire.headers import cut_text
 from kafkamq.queue.wire.partitions import marker_key
-from kafkamq.spark.marker_log import MarkerLog, marker_log
+from kafkamq.spark.marker_log import MarkerLog
 from kafkamq.spark.queues.tokens import AckToken, decode_token
 from kafkamq.transport.record import LOG_APPEND_TIME
 from kafkamq.types import Outcome
@@ -45,16 +46,66 @@ class AckSettings:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """One END to write."""
+    """A verdict to write."""
 
     token: AckToken
     outcome: Outcome
-    value: bytes
+    delay_ms: int | None = None  # of a NACK; None: the back-off
+    reason: str = ""
 
     @property
-    def record(self) -> tuple[int, bytes, bytes]:
-        one = self.token.message_id
-        return self.token.marker_partition, marker_key(one.partition, one.offset), self.value
+    def partition(self) -> int:
+        return self.token.message_id.partition
+
+    @property
+    def offset(self) -> int:
+        return self.token.message_id.offset
+
+    @property
+    def log(self) -> tuple[bytes, int]:
+        return self.token.message_id.log
+
+
+def end_records(
+    ends: Iterable[End], settings: AckSettings, log: MarkerLog
+) -> list[tuple[int, bytes, bytes]]:
+    """ENDs that say these verdicts: one for all that it can name (R30)."""
+    groups: dict[tuple[object, ...], list[End]] = {}
+    for end in ends:
+        token = end.token
+        count = token.delivery_count if end.outcome is Outcome.NACK else 0
+        verdict = end.outcome, end.delay_ms, end.reason, count
+        same = token.marker_partition, token.consumer_id, token.message_ms is None, verdict
+        groups.setdefault(same, []).append(end)
+    records = []
+    for members in groups.values():
+        token = members[0].token
+        for identity, named in encode_named(members, together=token.message_ms is not None):
+            first = named[0]
+            delay_ms = _delay_ms(named, settings, log) if first.outcome is Outcome.NACK else 0
+            known = first.outcome, token.consumer_id, delay_ms, first.reason
+            key = marker_key(first.partition, first.offset)
+            records.append((token.marker_partition, key, encode_known_end(identity, *known)))
+    return records
+
+
+def _delay_ms(ends: Sequence[End], settings: AckSettings, log: MarkerLog) -> int:
+    """Of a NACK; its jitter is drawn once for the record (R30)."""
+    facts = log.facts()
+    delay_ms = nack_delay_ms(
+        ends[0].delay_ms,
+        backoff=settings.backoff,
+        delivery_count=ends[0].token.delivery_count,
+        retention_ms=facts.marker_retention_ms,
+        random_unit=random.random(),
+    )
+    times = [end.token.message_ms for end in ends]
+    oldest_ms = min((each for each in times if each is not None and each >= 0), default=None)
+    if oldest_ms is not None:
+        now_ms = log.broker_ms() or max(end.token.start_ms for end in ends)
+        kept_ms = facts.message_retention_ms
+        delay_ms = delay_by_reference_ms(delay_ms, oldest_ms, now_ms, retention_ms=kept_ms)
+    return min(delay_ms, MAX_DURATION_MS)
 
 
 def check_columns(schema: StructType) -> None:
@@ -72,24 +123,24 @@ def check_columns(schema: StructType) -> None:
             raise ConfigError(f"column {name} is {found}: it must be {kind}")
 
 
-def read_verdicts(rows: Iterable[Mapping[str, Any]], settings: AckSettings) -> list[End]:
+def read_verdicts(rows: Iterable[Mapping[str, Any]]) -> list[End]:
     """One END for each message: of its last row that names a verdict other than ack."""
     found: dict[str, End] = {}
     for row in rows:
         text = row["ack_token"]
         if text not in found or str(row.get("verdict") or "ack").lower() != "ack":
-            found[text] = read_end(row, settings)
+            found[text] = read_end(row)
     return list(found.values())
 
 
-def read_end(row: Mapping[str, Any], settings: AckSettings) -> End:
-    """The END of a row; raises as ``read_verdicts``."""
+def read_end(row: Mapping[str, Any]) -> End:
+    """The verdict of a row; raises as ``read_verdicts``."""
     token = decode_token(row["ack_token"])
     text = row.get("verdict") or "ack"
     outcome = _OUTCOMES.get(str(text).lower())
     if outcome is None:
         raise ConfigError(f"verdict is {text!r}: it must be ack, nack or reject")
-    delay_ms = 0
+    delay_ms = None
     reason = ""
     if outcome is not Outcome.ACK:
         reason = cut_text(row.get("reason") or "")
@@ -97,21 +148,8 @@ def read_end(row: Mapping[str, Any], settings: AckSettings) -> End:
         delay_s = row.get("delay")
         if delay_s is not None and not 0.0 <= float(delay_s) <= MAX_DELAY_S:
             raise ConfigError(f"delay is {delay_s}: it must be seconds, from 0 to a year's")
-        delay_ms = nack_delay_ms(
-            None if delay_s is None else round(float(delay_s) * 1000),
-            backoff=settings.backoff,
-            delivery_count=token.delivery_count,
-            retention_ms=marker_log(settings.config).retention_ms(),
-            random_unit=random.random(),
-        )
-    value = encode_end(
-        token.message_id,
-        outcome,
-        consumer_id=token.consumer_id,
-        redeliver_after_ms=delay_ms,
-        reason=reason,
-    )
-    return End(token, outcome, value)
+        delay_ms = None if delay_s is None else round(float(delay_s) * 1000)
+    return End(token, outcome, delay_ms, reason)
 
 
 def find_late(log: MarkerLog, ends: Sequence[End]) -> list[AckToken]:

@@ -32,7 +32,14 @@ from kafkamq.queue.wire.partitions import key_partition
 from kafkamq.spark.checkpoint import CheckpointNote
 from kafkamq.spark.grouping import group_key
 from kafkamq.spark.marker_log import marker_log
-from kafkamq.spark.queues.acks import ACK_COLUMNS, AckSettings, End, find_late, read_verdicts
+from kafkamq.spark.queues.acks import (
+    ACK_COLUMNS,
+    AckSettings,
+    End,
+    end_records,
+    find_late,
+    read_verdicts,
+)
 from kafkamq.spark.queues.starting import BATCH, VERDICTS
 from kafkamq.spark.queues.tokens import ENDED, NACKED, AckToken, decode_token
 from kafkamq.transport.errors import OutcomeUnknownError, TransactionAbortedError
@@ -154,7 +161,7 @@ def _commit(
     number: int, rows: Sequence[dict[str, Any]], settings: CommitSettings, batch: int
 ) -> dict[str, Any]:
     """The rows of one slot, once; tried again where the broker said that nothing happened."""
-    ends = read_verdicts(rows, settings.ack)
+    ends = read_verdicts(rows)
     records = _records(rows, settings)
     for tried in range(_TRIES):
         try:
@@ -195,10 +202,9 @@ def _transact(
             ledger.producer.produce(record, timeout_s=_TIMEOUT_S)
         if output:
             ledger.producer.flush()
-        for end in ends:
-            if before(end.token) == NACKED:
-                continue  # an ack now would be one without its output, which is not written again
-            partition, key, value = end.record
+        # An ack of what was nacked would be one without its output, which is not written again.
+        left = [end for end in ends if before(end.token) != NACKED]
+        for partition, key, value in end_records(left, settings.ack, marker_log(config)):
             ledger.producer.produce(
                 (config.marker_topic, partition, key, value, ()), timeout_s=_TIMEOUT_S
             )

@@ -26,6 +26,7 @@ from kafkamq.spark.queues.acks import (
     AckSettings,
     End,
     check_columns,
+    end_records,
     find_late,
     read_verdicts,
 )
@@ -62,7 +63,7 @@ def rows_of(batch: pa.RecordBatch) -> list[dict[str, object]]:
 def write_ends(ends: Sequence[End], settings: AckSettings) -> list[str]:
     """Write them; returns the places of the messages whose ENDs came too late."""
     log = marker_log(settings.config)
-    log.write([end.record for end in ends])
+    log.write(end_records(ends, settings, log))
     late = find_late(log, ends)
     return [f"{token.message_id.partition}/{token.message_id.offset}" for token in late]
 
@@ -76,7 +77,7 @@ class _Ended(WriterCommitMessage):
 
 def _write(iterator: Iterator[pa.RecordBatch], settings: AckSettings) -> _Ended:
     """In a worker: the output of the query is written elsewhere and before."""
-    ends = read_verdicts((row for batch in iterator for row in rows_of(batch)), settings)
+    ends = read_verdicts(row for batch in iterator for row in rows_of(batch))
     late = write_ends(ends, settings)
     return _Ended(len(ends), len(late), late[:_MAX_NAMED])
 

@@ -30,7 +30,11 @@ from kafkamq.errors import ConfigError, KafkaMQError
 from kafkamq.markers.mqgo_workers import warn_of_mqgo_workers
 from kafkamq.markers.rules.handout import is_last_delivery
 from kafkamq.markers.rules.leases import NEW_PARTITION_MS
-from kafkamq.markers.wire.markers import encode_keepalive
+from kafkamq.markers.wire.markers import (
+    encode_keepalive,
+    encode_known_keepalive,
+    encode_named,
+)
 from kafkamq.queue.names import group_of
 from kafkamq.queue.namespace import NamespaceFacts
 from kafkamq.queue.topics import require_topics
@@ -77,6 +81,7 @@ class _Named:
     ids: Callable[[], Generator[MessageId]]  # reads them, when the first renewal is due
     marker_partitions: int
     until_s: float  # monotonic
+    together: bool  # many in a KEEPALIVE (R30)
 
 
 class KeepAlive:
@@ -93,19 +98,23 @@ class KeepAlive:
         self._log = log
         self._consumer_id = consumer_id
         self._timeout_ms = timeout_ms
-        data = self._encode(None)
+        data = encode_keepalive(None, consumer_id=consumer_id, redeliver_after_ms=timeout_ms)
         self._markers = [(number, consumer_id.encode(), data) for number in sorted(partitions)]
         self._named = named
-        self._by_id: list[tuple[int, bytes, bytes]] = []
+        self._by_id: dict[int, list[MessageId]] = {}  # by marker partition
         self._unread = named.ids()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kafkamq-leases", daemon=True)
         self._thread.start()
 
-    def _encode(self, message_id: MessageId | None) -> bytes:
-        return encode_keepalive(
-            message_id, consumer_id=self._consumer_id, redeliver_after_ms=self._timeout_ms
-        )
+    def _named_markers(self) -> list[tuple[int, bytes, bytes]]:
+        markers = []
+        for number, ids in self._by_id.items():
+            for identity, named in encode_named(ids, together=self._named.together):
+                key = marker_key(named[0].partition, named[0].offset)
+                data = encode_known_keepalive(identity, self._consumer_id, self._timeout_ms)
+                markers.append((number, key, data))
+        return markers
 
     def _run(self) -> None:
         period_s = self._timeout_ms / RENEWALS_PER_TIMEOUT / 1000
@@ -114,7 +123,7 @@ class KeepAlive:
                 self._log.write(self._markers)
                 if time.monotonic() < self._named.until_s:
                     self._read_on(time.monotonic() + period_s / 2)
-                    self._log.write(self._by_id)
+                    self._log.write(self._named_markers())
             except KafkaMQError as error:  # noqa: PERF203 - the next one may go through
                 _log.warning("leases could not be renewed", extra={"error": str(error)})
         self._unread.close()
@@ -124,9 +133,8 @@ class KeepAlive:
         count = self._named.marker_partitions
         try:
             for one in self._unread:
-                place = marker_partition(one.partition, one.offset, count)
-                key = marker_key(one.partition, one.offset)
-                self._by_id.append((place, key, self._encode(one)))
+                number = marker_partition(one.partition, one.offset, count)
+                self._by_id.setdefault(number, []).append(one)
                 if time.monotonic() >= until_s:
                     return
         except KafkaMQError:
@@ -268,6 +276,7 @@ class QueueReader(StreamReader):
             marker_partitions=len(begins) or facts.marker_partitions,
             markers_now=facts.marker_partitions,
             max_marker_bytes=facts.max_marker_bytes,
+            message_retention_ms=facts.message_retention_ms,
             marker_ends=begins,
             is_repeated=not is_new,
         )
@@ -302,7 +311,8 @@ class QueueReader(StreamReader):
             finally:
                 reader.close()
 
-        return _Named(ids, plan.marker_partitions, self._gained_s + NEW_PARTITION_MS / 1000)
+        until_s = self._gained_s + NEW_PARTITION_MS / 1000
+        return _Named(ids, plan.marker_partitions, until_s, self._acknowledge.batch_markers)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, QueuePartition):

@@ -22,14 +22,17 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
-from kafkamq.markers.rules.handout import expires_at_ms, has_expired
+from kafkamq.markers.rules.batching import gather, oldest_by_reference_ms
+from kafkamq.markers.rules.handout import expires_at_ms, has_expired, is_last_delivery
 from kafkamq.markers.rules.hold import DUE
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
 from kafkamq.markers.wire.markers import (
     MAX_MARKER_BYTES,
     StartEncoder,
-    encode_end,
+    encode_batch_start,
     encode_identity,
+    encode_known_end,
+    encode_named,
     encode_reference,
 )
 from kafkamq.queue.wire.headers import read_message_headers
@@ -64,6 +67,7 @@ class StartPlan:
     marker_partitions: int  # when the batch was planned: where its STARTs go (R26)
     markers_now: int  # partitions may have been added since: where workers' STARTs go
     max_marker_bytes: int
+    message_retention_ms: int  # as NamespaceFacts has it
     marker_ends: dict[int, int]  # by marker partition, when the batch was planned
     is_repeated: bool  # planned by another process than this driver's
 
@@ -134,6 +138,23 @@ class _Row:
     expiry_ms: int
     token: str = ""
 
+    @property
+    def partition(self) -> int:
+        return self.message_id.partition
+
+    @property
+    def offset(self) -> int:
+        return self.message_id.offset
+
+    @property
+    def log(self) -> tuple[bytes, int]:
+        return self.message_id.log
+
+    def outlives(self, oldest_ms: int) -> bool:
+        """Whether its START may refer to it (R28), and it is told from others there (R13)."""
+        kind, time_ms = self.record.timestamp()
+        return all(self.log) and kind == LOG_APPEND_TIME and time_ms >= oldest_ms
+
 
 @dataclass(slots=True)
 class _History:
@@ -171,6 +192,7 @@ class _Starter:
         assert acknowledge is not None, "a stream that acknowledges"
         self._acknowledge: AcknowledgeOptions = acknowledge
         self._log: MarkerLog = marker_log(options.config)
+        self._queue_key = join_key(options.queue_id)
         self._encoder = StartEncoder(
             consumer_id=self._plan.consumer_id,
             redeliver_after_ms=acknowledge.redelivery_timeout_ms,
@@ -265,14 +287,49 @@ class _Starter:
 
     def _start(self, rows: Sequence[_Row]) -> list[tuple[_Row, Place]]:
         """Write the STARTs and give the rows their tokens."""
-        markers = []
-        for row in rows:
-            one = row.message_id
-            markers.append((row.route, marker_key(one.partition, one.offset), self._encode(row)))
-        started = list(zip(rows, self._log.write(markers), strict=True))
-        for row, place in started:
-            row.token = self._token(row, place)
+        if self._acknowledge.batch_markers and self._log.broker_ms() is None:
+            # R28: a report tells the time.
+            return [*self._write_starts(rows[:1]), *self._write_starts(rows[1:])]
+        return self._write_starts(rows)
+
+    def _write_starts(self, rows: Sequence[_Row]) -> list[tuple[_Row, Place]]:
+        alone, named = self._shared_out(rows)
+        values = [self._encode(row) for row in alone]
+        members = [[row] for row in alone]
+        for of_route in named.values():
+            for batches, each in gather(of_route):
+                values.append(encode_batch_start(self._encoder, batches, self._queue_key))
+                members.append(each)
+        markers = [
+            (each[0].route, marker_key(each[0].partition, each[0].offset), value)
+            for each, value in zip(members, values, strict=True)
+        ]
+        places = self._log.write(markers)
+        started = [
+            (row, place) for each, place in zip(members, places, strict=True) for row in each
+        ]
+        for number, (row, place) in enumerate(started):
+            row.token = self._token(row, place, is_reference=number >= len(alone))
         return started
+
+    def _shared_out(self, rows: Sequence[_Row]) -> tuple[list[_Row], dict[int, list[_Row]]]:
+        """Who gets a START alone (R6, R28), and who shares one, by marker partition."""
+        acknowledge, oldest_ms = self._acknowledge, None
+        now_ms = self._log.broker_ms()
+        if acknowledge.batch_markers and now_ms is not None:
+            retention_ms = self._plan.message_retention_ms
+            oldest_ms = oldest_by_reference_ms(
+                now_ms, max_lease_ms=acknowledge.max_lease_ms, retention_ms=retention_ms
+            )
+        alone: list[_Row] = []
+        named: dict[int, list[_Row]] = {}
+        for row in rows:
+            is_last = is_last_delivery(row.delivery_count, acknowledge.max_deliveries)
+            if oldest_ms is None or is_last or not row.outlives(oldest_ms):
+                alone.append(row)
+            else:
+                named.setdefault(row.route, []).append(row)
+        return alone, named
 
     def _encode(self, row: _Row) -> bytes:
         record = row.record
@@ -288,7 +345,8 @@ class _Starter:
                 return start
         return encode_reference(self._encoder, identity, key, *known, max_bytes)
 
-    def _token(self, row: _Row, place: Place) -> str:
+    def _token(self, row: _Row, place: Place, *, is_reference: bool = False) -> str:
+        message_ms = row.record.timestamp()[1] if is_reference else -1
         return AckToken(
             row.message_id,
             row.route,
@@ -297,6 +355,7 @@ class _Starter:
             self._acknowledge.redelivery_timeout_ms,
             place.offset,
             place.timestamp_ms,
+            message_ms if self._acknowledge.batch_markers else None,
         ).encode()
 
     def _expired(self, started: Sequence[tuple[_Row, Place]]) -> set[int]:
@@ -306,14 +365,17 @@ class _Starter:
         return {row.message_id.offset for row in expired}
 
     def _end(
-        self, rows: Iterable[_Row], outcome: Outcome, *, reason: str = "", consumer_id: str = ""
+        self, rows: Iterable[_Row], outcome: Outcome, *, consumer_id: str, reason: str = ""
     ) -> None:
-        writer = consumer_id or self._plan.consumer_id
-        ends = []
+        by_route: dict[int, list[_Row]] = {}
         for row in rows:
-            one = row.message_id
-            end = encode_end(one, outcome, consumer_id=writer, reason=reason)
-            ends.append((row.route, marker_key(one.partition, one.offset), end))
+            by_route.setdefault(row.route, []).append(row)
+        ends = []
+        for route, of_route in by_route.items():
+            together = self._acknowledge.batch_markers
+            for identity, named in encode_named(of_route, together=together):
+                value = encode_known_end(identity, outcome, consumer_id, 0, reason)
+                ends.append((route, marker_key(named[0].partition, named[0].offset), value))
         self._log.write(ends)
 
     def _read_history(

@@ -10,7 +10,8 @@ from kafkamq.types import MessageId
 ENDED = -1  # as start_offset: the message has its verdict and was not STARTed again
 NACKED = -2  # so, and the verdict was a nack
 
-_VERSION = "1"
+_VERSION = "1"  # its batch's markers are single
+_OF_BATCHES = "2"  # with one part more, the message's time
 _PLANNED = 3  # parts of a consumer_id that names its batch's plan
 _SHOWN = 40
 
@@ -26,6 +27,9 @@ class AckToken:
     timeout_ms: int  # redelivery timeout
     start_offset: int  # or ENDED, NACKED
     start_ms: int  # of the broker
+    # Broker time of a message whose START refers to it (R28), -1 of another one; None: markers of
+    # its batch are of one message each.
+    message_ms: int | None = None
 
     @property
     def plan(self) -> str:
@@ -35,12 +39,14 @@ class AckToken:
 
     def encode(self) -> str:
         one = self.message_id
+        is_single = self.message_ms is None
         return "/".join(
             (
-                _VERSION,
+                _VERSION if is_single else _OF_BATCHES,
                 f"{one.partition}/{one.offset}/{one.leader_epoch}/{one.topic_id.hex()}",
                 f"{self.marker_partition}/{self.consumer_id}/{self.delivery_count}",
                 f"{self.timeout_ms}/{self.start_offset}/{self.start_ms}",
+                *(() if is_single else (str(self.message_ms),)),
             )
         )
 
@@ -48,10 +54,12 @@ class AckToken:
 def decode_token(text: str | None) -> AckToken:
     """What ``AckToken.encode`` wrote."""
     try:
+        parts = (text or "").split("/")
+        message_ms = int(parts.pop()) if parts[0] == _OF_BATCHES else None
         version, partition, offset, epoch, topic_id, route, consumer, count, timeout, start, at = (
-            text or ""
-        ).split("/")
-        if version != _VERSION:
+            parts
+        )
+        if version not in (_VERSION, _OF_BATCHES):
             raise ValueError
         return AckToken(
             MessageId(int(partition), int(offset), bytes.fromhex(topic_id), int(epoch)),
@@ -61,6 +69,7 @@ def decode_token(text: str | None) -> AckToken:
             int(timeout),
             int(start),
             int(at),
+            message_ms,
         )
     except ValueError:
         shown = "null" if text is None else repr(text[:_SHOWN])

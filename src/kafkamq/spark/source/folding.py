@@ -35,6 +35,7 @@ from kafkamq.types import MessageId, Outcome
 
 _log = logging.getLogger(__name__)
 _VERSION = 2
+_MAX_ENDED = 10_000  # attempts at a time, and what one record names beyond: rows take memory
 _UNUSED_S = 7 * 86_400.0  # a stream that stood still for so long folds again
 
 
@@ -105,12 +106,13 @@ class FoldedLog:
             self.attempts = self._fresh(begin)
 
     def ended(self) -> Iterator[list[Attempt]]:
-        """Attempts whose END is in the range, in the order of their ENDs."""
+        """Attempts whose END is in the range, by their ENDs, some thousand at a time."""
         self._skip_deleted()
         wanted = self._wanted
         attempts = self.attempts
         first = attempts.tracker.next_offset
         whole = LogRange(wanted.topic, wanted.partition, first, wanted.end)
+        found: list[Attempt] = []
         for records in log_reader(self._config).read(whole, skips_lost=self._skips_lost):
             for record in records:
                 kind, timestamp_ms = record.timestamp()
@@ -127,9 +129,14 @@ class FoldedLog:
                     marker = None  # the view `markers` shows it
                 log_time_ms = timestamp_ms if kind == LOG_APPEND_TIME else -1
                 attempts.apply(record.offset(), timestamp_ms, log_time_ms, marker)
-            found = [each for each in attempts.take_ended() if each.end_offset >= wanted.start]
-            if found:
-                yield found
+                ended = attempts.take_ended()
+                if record.offset() >= wanted.start:
+                    found += ended
+                if len(found) >= _MAX_ENDED:
+                    yield found
+                    found = []
+        if found:
+            yield found
         attempts.tracker.next_offset = max(attempts.tracker.next_offset, wanted.end)
 
     # ---- kept between batches

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _Made = TypeVar("_Made")
+_MAX_MARKERS = 512  # records in one Arrow batch of the view: each may name thousands of messages
 
 
 class RangePartition(InputPartition):
@@ -85,9 +86,17 @@ def read_rows(
             return arrow_columns(options.view, chosen, arrow_schema) if chosen else None
 
         chunks = reader.read(wanted, skips_lost=not options.fail_on_data_loss)
+        if options.view == "markers":
+            chunks = _cut(chunks, _MAX_MARKERS)
         for made in made_of(chunks, batch):
             if made is not None:
                 yield made
+
+
+def _cut(chunks: Iterator[list[Record]], most: int) -> Iterator[list[Record]]:
+    for records in chunks:
+        for at in range(0, len(records), most):
+            yield records[at : at + most]
 
 
 def made_of(
