@@ -13,6 +13,7 @@ from tests.unit.worker_parts import FixedNamespace, Parts, record
 
 from kafkamq.config import Backoff
 from kafkamq.errors import LeaseLostError
+from kafkamq.markers import starts
 from kafkamq.markers.rules.batching import (
     MAX_NAMED,
     delay_by_reference_ms,
@@ -127,6 +128,21 @@ def test_a_run_of_messages_has_one_start_and_one_end(kafka: Kafka) -> None:
         assert start.consumer_id
         assert all(each.topic_id and each.leader_epoch for each in start.batches)
     assert {end.outcome for end in ends} == {Outcome.ACK}
+    consumer.close()
+
+
+def test_payloads_that_stay_where_they_are_cut_no_transaction(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starts, "MAX_TRANSACTION_BYTES", 20)
+    consumer = kafka.consumer(exactly_once=True)
+    kafka.send(50)
+    received: list[Message] = []
+    while len(received) < 50:
+        received += consumer.receive_many(50, 1.0)
+    found = [len(offsets(start)) for start in kafka.markers(START)]
+    assert sum(found) == 50
+    assert max(found) > 20
     consumer.close()
 
 

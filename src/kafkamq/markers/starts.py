@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any, TypeAlias
 
 from kafkamq.markers.ack_writer import AckWriter
@@ -203,15 +202,29 @@ class Starter:
         if not self._max_bytes and all(run.is_plain for run in self._buffer.upcoming()):
             return wanted
         count = size = 0
-        for message in chain.from_iterable(run.messages for run in self._buffer.upcoming()):
-            if count == wanted or (message._count > 1 and self._is_last(message)):
-                break  # when these are settled
-            if self._max_bytes:
-                size += min(len(message._record), self._max_inline_bytes)
-                if size > self._max_bytes and count:
-                    break
-            count += 1
+        oldest_ms = self._oldest_by_reference_ms()
+        for run in self._buffer.upcoming():
+            ends = run.messages[0]._record, run.messages[-1]._record
+            carries = self._max_bytes and not self._outlives(*ends, oldest_ms)
+            for message in run.messages:
+                if count == wanted or (message._count > 1 and self._is_last(message)):
+                    return count  # when these are settled
+                if carries:
+                    size += min(len(message._record), self._max_inline_bytes)
+                    if size > self._max_bytes and count:
+                        return count
+                count += 1
         return count
+
+    def _outlives(self, first: Record, last: Record, oldest_ms: int | None) -> bool:
+        """Whether STARTs may refer to these messages and those between them (R28)."""
+        if oldest_ms is None or not self.facts.message_topic_id:
+            return False
+        # R13: without topic id and epoch nothing tells a message from another in its place.
+        return all(
+            record.leader_epoch() is not None and _is_since(record, oldest_ms)
+            for record in (first, last)
+        )
 
     def _fill(self, batch: Batch, taken: list[Run[MarkersMessage]], now_ms: int) -> None:
         """Give the messages leases, and the batch their STARTs."""
@@ -257,13 +270,8 @@ class Starter:
                 return
         number = marker_partition(run.partition, run.offsets[0], facts.marker_partitions)
         route = batch.routes.setdefault(number, RouteStarts())
-        # R13: without topic id and epoch nothing tells a message from another in its place.
-        is_known = oldest_ms is not None and bool(log[0]) and log[1] > 0
-        if (
-            is_known
-            and all(_is_since(record, oldest_ms or 0) for record in (first, last))
-            and (run.is_plain or not self._is_last(run.messages[0]))  # R28, R6
-        ):
+        is_last = not run.is_plain and self._is_last(run.messages[0])  # R6
+        if self._outlives(first, last, oldest_ms) and not is_last:
             lease = leases.start(run.partition, run.offsets, log, number)
             lease.oldest_ms = min(first.timestamp()[1], last.timestamp()[1])
             batch.pieces.append((lease, run.messages))
