@@ -34,7 +34,7 @@ from benchmarks.rows import Row, finish, show
 from benchmarks.spark_sink import sink_rates
 from benchmarks.spark_source import source_rates
 from benchmarks.spark_sparse import sparse_row
-from benchmarks.spark_sustained import in_flight_rows, sustained_rows
+from benchmarks.spark_sustained import in_flight_rows, rate_before, sustained_rows
 from benchmarks.spark_tracker import cpu_s, due_at_once_s, idle_cores, wait_until_live
 from confluent_kafka import Consumer, Producer, TopicPartition
 
@@ -59,7 +59,7 @@ SILENT_EVERY = 100
 TIMEOUT_MS = 6_000
 WARM_UP = 500_000  # markers; three batches
 PATIENCE_S = 300.0
-PARTS = ("tracker", "sparse", "sustained", "source", "sink", "executors")
+PARTS = ("tracker", "in_flight", "sparse", "sustained", "runs", "source", "sink", "executors")
 
 
 class Load:
@@ -218,7 +218,9 @@ def measure_ends(
     ]
 
 
-def measure_in_flight(servers: str, options: argparse.Namespace) -> list[Row]:
+def measure_in_flight(
+    servers: str, options: argparse.Namespace, *, in_runs: bool = False
+) -> list[Row]:
     """Many messages held at once, and a restart with them."""
     with namespace(servers) as (config, checkpoint):
         return in_flight_rows(
@@ -226,6 +228,7 @@ def measure_in_flight(servers: str, options: argparse.Namespace) -> list[Row]:
             lambda: tracker(config, checkpoint, options.trigger),
             messages=options.due,
             partitions=MARKER_PARTITIONS,
+            in_runs=in_runs,
         )
 
 
@@ -240,7 +243,14 @@ def measure_sparse(spark: SparkSession, servers: str, options: argparse.Namespac
         )
 
 
-def measure_sustained(servers: str, options: argparse.Namespace, broker: int | None) -> list[Row]:
+def measure_sustained(
+    servers: str,
+    options: argparse.Namespace,
+    broker: int | None,
+    *,
+    in_runs: bool = False,
+    before: float | None = None,
+) -> list[Row]:
     """Minutes of load, a bit more than the goal."""
     with (
         namespace(servers) as (config, checkpoint),
@@ -250,9 +260,11 @@ def measure_sustained(servers: str, options: argparse.Namespace, broker: int | N
             config,
             running,
             seconds=options.sustained,
-            rate=110_000,
+            rate=options.run_rate if in_runs else 110_000,
             partitions=MARKER_PARTITIONS,
             without=broker,
+            in_runs=in_runs,
+            before=before,
         )
 
 
@@ -380,6 +392,9 @@ def measure_late_executors(servers: str) -> Row:
 
 def measure(servers: str, options: argparse.Namespace, broker: int | None) -> list[Row]:
     """The chosen parts; the first query of a session is only there to warm it up."""
+    before = None
+    if "runs" in options.parts and options.before:
+        before = rate_before(options.before, options.sustained, servers)
     spark = build_session(
         app_name="kafkamq benchmark",
         master=options.master,
@@ -397,12 +412,16 @@ def measure(servers: str, options: argparse.Namespace, broker: int | None) -> li
             add(measure_throughput(servers, options.markers, options.trigger))
             for rate in options.rate:
                 add(*measure_lateness(servers, options.seconds, rate, options.trigger))
-            add(*measure_in_flight(servers, options))
             add(*measure_ends(servers, options, options.trigger, broker))
+        if "in_flight" in options.parts:
+            add(*measure_in_flight(servers, options))
+            add(*measure_in_flight(servers, options, in_runs=True))
         if "sparse" in options.parts:
             add(measure_sparse(spark, servers, options))
         if "sustained" in options.parts:
             add(*measure_sustained(servers, options, broker))
+        if "runs" in options.parts:
+            add(*measure_sustained(servers, options, broker, in_runs=True, before=before))
         if "source" in options.parts:
             add(*measure_source(spark, servers, options.records, options.rounds))
         if "sink" in options.parts:
@@ -430,6 +449,8 @@ def main() -> int:
     parser.add_argument("--sparse", type=int, default=100_000, help="SCHEDULEs, far apart")
     parser.add_argument("--sparse-batches", type=int, default=15, help="of one record, to measure")
     parser.add_argument("--sustained", type=float, default=300.0, help="seconds of steady load")
+    parser.add_argument("--run-rate", type=int, default=1_000_000, help="messages/s in runs")
+    parser.add_argument("--before", default="", metavar="REV", help="an earlier revision: of runs")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds without any work")
     parser.add_argument("--trigger", type=float, default=1.0, help="seconds between batches")
     parser.add_argument("--master", default="local[2]", help="where Spark runs")

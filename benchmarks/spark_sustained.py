@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import tracker_rows
+from benchmarks.before import python_of
 from benchmarks.rows import Row
 from benchmarks.spark_tracker import processes, wait_until_live
 
@@ -17,7 +20,7 @@ from kafkamq.config import ServiceConfig
 from kafkamq.metrics.catalog import SPARK_STATE_BYTES
 from kafkamq.spark.tracker.tracker import SparkTracker
 
-__all__ = ["in_flight_rows", "sustained_rows"]
+__all__ = ["in_flight_rows", "rate_before", "sustained_rows"]
 
 _PATIENCE_S = 120.0
 _EVERY_S = 2.0
@@ -41,6 +44,8 @@ def sustained_rows(
     rate: int,
     partitions: int,
     without: int | None,
+    in_runs: bool = False,
+    before: float | None = None,
 ) -> list[Row]:
     """STARTs and ENDs for minutes, as fast as ``rate``: what is folded, and what grows.
 
@@ -48,15 +53,23 @@ def sustained_rows(
         config: A fresh namespace.
         running: Its tracker.
         seconds: How long.
-        rate: Markers per second that are written.
+        rate: Markers per second that are written; in runs messages.
         partitions: Of the messages and of the markers topic.
         without: Process whose memory does not count: the broker.
+        in_runs: Many messages in a marker.
+        before: Messages per second of the earlier revision, whose markers are single.
     """
     wait_until_live(running, partitions)
+    name = f"markers folded while they were written, {seconds:g} s"
+    unit, goal, each = "markers/s", 100_000.0, 1.0
+    arguments = {"rate": rate, "ended": True} if in_runs else {"rate": rate}
+    if in_runs:
+        name = name.replace("markers", f"messages, {tracker_rows.RUN:,} a marker,")
+        unit, goal, each = "messages/s", 10.0, tracker_rows.RUN / 2
     writer = threading.Thread(
-        target=tracker_rows.write_pairs,
-        args=(config, round(seconds * rate / 2), partitions),
-        kwargs={"rate": rate},
+        target=tracker_rows.write_runs if in_runs else tracker_rows.write_pairs,
+        args=(config, round(seconds * rate / (1 if in_runs else 2)), partitions),
+        kwargs=arguments,
         daemon=True,
     )
     begin = _sample(running, without)
@@ -67,11 +80,12 @@ def sustained_rows(
         samples.append(_sample(running, without))
     writer.join(_PATIENCE_S)
     took_s = samples[-1].at_s - begin.at_s
-    folded = (samples[-1].folded - begin.folded) / took_s
+    folded = (samples[-1].folded - begin.folded) * each / took_s
     middle = [each for each in samples if took_s / 3 <= each.at_s - begin.at_s < 2 * took_s / 3]
     last = [each for each in samples if each.at_s - begin.at_s >= 2 * took_s / 3]
-    name = f"markers folded while they were written, {seconds:g} s"
-    rows = [Row(name, round(folded), None, None, "markers/s", 100_000, folded >= 100_000)]
+    ratio = round(folded / before, 2) if before else None
+    reached = folded if not in_runs else goal if ratio is None else ratio
+    rows = [Row(name, round(folded), before, ratio, unit, goal, reached >= goal)]
     for what, read in (
         ("state", lambda each: each.state_mb),
         ("memory, all processes", lambda each: each.memory_mb),
@@ -81,6 +95,18 @@ def sustained_rows(
         named = f"{what}: the last third beside the middle one"
         rows.append(Row(named, then, before, ratio, "MB", _GROWTH, ratio <= _GROWTH))
     return rows
+
+
+def rate_before(revision: str, seconds: float, servers: str) -> float:
+    """Messages per second that an earlier revision folds, by its own script: a START and an END."""
+    with python_of(revision) as python:
+        script = Path(python).parents[2] / "benchmarks/spark.py"
+        command = [python, script, "--parts", "sustained", "--sustained", str(seconds), "--json"]
+        command += ["--bootstrap-servers", servers]
+        # It exits with 1 where a goal is missed.
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    rows = json.loads(done.stdout.splitlines()[-1])
+    return next(row["ours"] for row in rows if row["unit"] == "markers/s") / 2
 
 
 def _sample(running: SparkTracker, without: int | None) -> _Sample:
@@ -110,14 +136,19 @@ def in_flight_rows(
     *,
     messages: int,
     partitions: int,
+    in_runs: bool = False,
 ) -> list[Row]:
-    """So many messages held at once: the state, and a start with it.
+    """So many messages held at once, single or in runs: the state, and a start with it.
 
     ``start`` runs a tracker of the namespace, always with the same checkpoint.
     """
     with start() as running:
         wait_until_live(running, partitions)
-        tracker_rows.write_starts(config, messages, partitions, timeout_ms=_LONG_MS)
+        if in_runs:
+            messages -= messages % tracker_rows.RUN
+            tracker_rows.write_runs(config, messages, partitions, ended=False)
+        else:
+            tracker_rows.write_starts(config, messages, partitions, timeout_ms=_LONG_MS)
         _wait_for_entries(running, messages)
         running.wait(5.0)  # the progress of its last batch
         state_mb = _state_mb()
@@ -126,9 +157,10 @@ def in_flight_rows(
         wait_until_live(running, partitions)
         _wait_for_entries(running, messages)
         restart_s = time.monotonic() - begin_s
-    named = f"{messages:,} in flight: "
+    named = f"{messages:,} in flight{' in runs' if in_runs else ''}: "
+    most_mb = 3 if in_runs else 60
     return [
-        Row(f"{named}state", round(state_mb, 1), None, None, "MB", 60, state_mb <= 60),
+        Row(f"{named}state", round(state_mb, 1), None, None, "MB", most_mb, state_mb <= most_mb),
         Row(f"{named}restart", round(restart_s, 1), None, None, "s", 60, restart_s <= 60),
     ]
 

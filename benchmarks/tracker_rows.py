@@ -19,24 +19,34 @@ from confluent_kafka import Producer as KafkaProducer
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.markers.wire.markers import StartEncoder, encode_end
+from kafkamq.markers.wire.markers import (
+    StartEncoder,
+    encode_batch_start,
+    encode_end,
+    encode_marker,
+)
 from kafkamq.queue.wire.partitions import marker_key, marker_partition
 from kafkamq.transport.admin import Admin
-from kafkamq.types import Marker, MarkerType, MessageId, Outcome
+from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId, Outcome
 
 __all__ = [
     "LOAD_TOPIC_ID",
+    "RUN",
     "TrackerProcess",
     "density",
     "start_many",
     "wait_until",
     "write_pairs",
+    "write_runs",
     "write_starts",
 ]
 
 _CHUNK = 10_000
 _HOUR_MS = 3_600_000
 _ESTABLISHED = "01"  # in /proc/net/tcp
+RUN = 1024
+"""Messages of a marker in runs: four are a chunk of 4096 offsets, and none lies in two."""
+
 LOAD_TOPIC_ID = b"t" * 16
 """Of messages that only their markers know."""
 
@@ -56,6 +66,53 @@ def write_starts(config: ServiceConfig, messages: int, partitions: int, *, timeo
     _write(config, messages, partitions, timeout_ms=timeout_ms, ended=False)
 
 
+def write_runs(
+    config: ServiceConfig,
+    messages: int,
+    partitions: int,
+    *,
+    ended: bool,
+    rate: float | None = None,
+) -> None:
+    """STARTs, and ENDs behind them, of ``RUN`` messages each; ``rate`` is that of the messages."""
+    producer = _producer(config)
+    encoder = _encoder(_HOUR_MS)
+    began_s = time.perf_counter()
+    for number in range(messages // RUN):
+        if rate is not None:
+            time.sleep(max(0.0, began_s + number * RUN / rate - time.perf_counter()))
+        partition, offset = number % partitions, number // partitions * RUN
+        route, key = marker_partition(partition, offset, partitions), marker_key(partition, offset)
+        batch = MessageBatch(partition, LOAD_TOPIC_ID, 1, offset, (1 << RUN) - 1)
+        start = encode_batch_start(encoder, [batch], b"work")
+        producer.produce(config.marker_topic, start, key, route)
+        if ended:
+            end = Marker(MarkerType.END, consumer_id="c" * 24, batches=(batch,))
+            producer.produce(config.marker_topic, encode_marker(end), key, route)
+        producer.poll(0)
+    assert producer.flush(60) == 0
+
+
+def _producer(config: ServiceConfig) -> KafkaProducer:
+    return KafkaProducer(
+        {
+            "bootstrap.servers": config.bootstrap_servers,
+            "enable.idempotence": True,
+            "linger.ms": 20,
+            "queue.buffering.max.messages": 2_000_000,
+        }
+    )
+
+
+def _encoder(timeout_ms: int) -> StartEncoder:
+    return StartEncoder(
+        consumer_id="c" * 24,
+        redeliver_after_ms=timeout_ms,
+        max_deliveries=5,
+        max_lease_ms=12 * _HOUR_MS,
+    )
+
+
 def _write(
     config: ServiceConfig,
     messages: int,
@@ -65,20 +122,7 @@ def _write(
     ended: bool,
     rate: float | None = None,
 ) -> None:
-    producer = KafkaProducer(
-        {
-            "bootstrap.servers": config.bootstrap_servers,
-            "enable.idempotence": True,
-            "linger.ms": 20,
-            "queue.buffering.max.messages": 2_000_000,
-        }
-    )
-    encoder = StartEncoder(
-        consumer_id="c" * 24,
-        redeliver_after_ms=timeout_ms,
-        max_deliveries=5,
-        max_lease_ms=12 * _HOUR_MS,
-    )
+    producer, encoder = _producer(config), _encoder(timeout_ms)
     headers = (("kafkamq-id", b"0" * 36),)
     began_s = time.perf_counter()
     for first in range(0, messages, 1000):
