@@ -19,30 +19,44 @@ class Record:
         return self.at
 
 
-def play(wanted: list[int], log: list[int], end: int) -> list[tuple[int, bool]]:
+def take(scan: _Scan, at: int) -> None:
+    scan.take([Record(at)])  # type: ignore[list-item]
+
+
+def play(wanted: list[int], log: list[int], end: int, at_once: int) -> list[tuple[int, bool]]:
     scan = _Scan(wanted)
-    result = []
-    for at in log:
-        if scan.remains:
-            answers = scan.take(Record(at))  # type: ignore[arg-type]
-            result += [(offset, found is not None) for offset, found in answers]
-    result += [(offset, False) for offset in scan.pass_to(end)]
-    return result
+    found = {}
+    for first in range(0, len(log), at_once):
+        records = [Record(at) for at in log[first : first + at_once]]
+        found |= scan.take(records)  # type: ignore[arg-type]
+    result = [(offset, record is not None) for offset, record in found.items()]
+    return result + [(offset, False) for offset in scan.pass_to(end, is_end=True)]
 
 
-@given(st.sets(st.integers(0, 60), min_size=1), st.sets(st.integers(0, 60)))
-def test_every_wanted_offset_is_answered_once_and_rightly(wanted: set[int], log: set[int]) -> None:
-    answers = play(sorted(wanted), sorted(log), 61)
+@given(st.sets(st.integers(0, 60), min_size=1), st.sets(st.integers(0, 60)), st.integers(1, 61))
+def test_every_wanted_offset_is_answered_once_and_rightly(
+    wanted: set[int], log: set[int], at_once: int
+) -> None:
+    answers = play(sorted(wanted), sorted(log), 61, at_once)
     assert answers == [(offset, offset in log) for offset in sorted(wanted)]
 
 
 def test_what_lies_beyond_the_end_is_not_answered() -> None:
     scan = _Scan([3, 9])
-    assert list(scan.pass_to(5)) == [3]
+    assert scan.pass_to(5, is_end=True) == [3]
     assert scan.remains
     assert scan.target == 9
-    assert scan.waited_s() >= 0.0
-    assert list(scan.pass_to(-1)) == []
+    assert scan.is_at_end
+    assert scan.pass_to(-1, is_end=True) == []
+
+
+def test_a_scan_is_at_the_end_until_a_record_or_the_last_wanted_offset_comes() -> None:
+    scan = _Scan([3, 9])
+    scan.pass_to(5, is_end=True)
+    take(scan, 7)
+    assert not scan.is_at_end
+    assert scan.pass_to(10, is_end=True) == [9]
+    assert not scan.is_at_end
 
 
 @pytest.mark.parametrize(
@@ -50,11 +64,11 @@ def test_what_lies_beyond_the_end_is_not_answered() -> None:
 )
 def test_only_wide_gaps_are_sought(gap: int, is_far: bool) -> None:
     scan = _Scan([0, 1 + gap])
-    list(scan.take(Record(0)))  # type: ignore[arg-type]
+    take(scan, 0)
     assert scan.is_far is is_far
 
 
 def test_nothing_is_far_when_nothing_remains() -> None:
     scan = _Scan([0])
-    list(scan.take(Record(0)))  # type: ignore[arg-type]
+    take(scan, 0)
     assert not scan.is_far
