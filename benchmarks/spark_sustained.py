@@ -81,11 +81,19 @@ def sustained_rows(
     writer.join(_PATIENCE_S)
     took_s = samples[-1].at_s - begin.at_s
     folded = (samples[-1].folded - begin.folded) * each / took_s
-    middle = [each for each in samples if took_s / 3 <= each.at_s - begin.at_s < 2 * took_s / 3]
-    last = [each for each in samples if each.at_s - begin.at_s >= 2 * took_s / 3]
     ratio = round(folded / before, 2) if before else None
     reached = folded if not in_runs else goal if ratio is None else ratio
-    rows = [Row(name, round(folded), before, ratio, unit, goal, reached >= goal)]
+    return [Row(name, round(folded), before, ratio, unit, goal, reached >= goal), *_grown(samples)]
+
+
+def _grown(samples: list[_Sample]) -> list[Row]:
+    """What the last third has more than the middle one."""
+    took_s = samples[-1].at_s - samples[0].at_s
+    since_s = [each.at_s - samples[0].at_s for each in samples]
+    pairs = list(zip(samples, since_s, strict=True))
+    middle = [each for each, at_s in pairs if took_s / 3 <= at_s < 2 * took_s / 3]
+    last = [each for each, at_s in pairs if at_s >= 2 * took_s / 3]
+    rows = []
     for what, read in (
         ("state", lambda each: each.state_mb),
         ("memory, all processes", lambda each: each.memory_mb),
