@@ -258,3 +258,4 @@ class RangeRecord:
     first: int = 0  # half-open
     next: int = 0
     frontier: int = 0  # the first offset that nobody has claimed, as the sender knows
+    seen: int = -1  # its sender had read all range records before this offset; -1: it does not say

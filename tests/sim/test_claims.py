@@ -38,8 +38,7 @@ QUIET = ClaimLimits(members=2, messages=30, chaos_ms=5000, releases_if_behind=Fa
 @pytest.mark.parametrize("seed", range(examples(2)))
 @pytest.mark.parametrize("use", list(ClaimUse))
 def test_without_faults_every_message_is_handed_out_once(seed: int, use: ClaimUse) -> None:
-    partitions = 1 if use is ClaimUse.RANGES else 2
-    limits = replace(QUIET, use=use, partitions=partitions, joins=1)
+    limits = replace(QUIET, use=use, joins=1)
     assert check(simulate_claims(seed, limits)).handed_out == 30
 
 

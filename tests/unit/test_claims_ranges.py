@@ -25,9 +25,16 @@ class Told:
         self.log = RangeLog(INTERVAL_S)
 
     def add(
-        self, at_s: float, type: RangeType, who: str, first: int, next: int, frontier: int = 0
+        self,
+        at_s: float,
+        type: RangeType,
+        who: str,
+        first: int,
+        next: int,
+        frontier: int = 0,
+        seen: int = -1,
     ) -> int:
-        record = RangeRecord(type, int(at_s), who, who, "g", "t", 0, first, next, frontier)
+        record = RangeRecord(type, int(at_s), who, who, "g", "t", 0, first, next, frontier, seen)
         self.log.apply(record, offset=len(self.records), broker_time_s=at_s)
         self.log.check()
         self.records.append((at_s, record))
@@ -50,6 +57,9 @@ def test_the_wire() -> None:
     value = encode_range(record)
     assert value == b"ClaimRange/1/7/i/c/g/t/3/10/20/5"
     assert decode_range(value) == record
+    late = replace(record, time_s=0, seen=9)
+    assert encode_range(late) == b"ClaimRange/2/9/i/c/g/t/3/10/20/5"
+    assert decode_range(encode_range(late)) == late
     bad = [
         *(None, b"", b"ClaimRange", value + b"/1", value.replace(b"ClaimRange", b"Claim")),
         *(value.replace(b"/3/", b"/-3/"), value.replace(b"/g/", b"/\xff/"), b"/" * 20_000),
@@ -194,6 +204,51 @@ def test_rc4_a_reader_from_the_middle_does_not_know_who_claimed_what_it_saw_free
     assert not told.log.is_open("g", "t", 0, 0)
 
 
+def a_late_sender(told: Told) -> tuple[int, int]:
+    """What b read of a's range before it was done, and c's beat behind that."""
+    told.add(0, CLAIM, "a", 0, 100, 0, 0)
+    seen = told.add(1, BEAT, "a", 0, 100, 100, 1) + 1
+    told.add(25, BEAT, "c", 0, 0, 100, 2)
+    told.add(25, BEAT, "a", 0, 100, 100, 3)
+    told.add(26, DONE, "a", 0, 100, 100, 4)
+    return seen, told.add(27, BEAT, "c", 0, 0, 100, 5)
+
+
+@pytest.mark.parametrize("type", [FREE, BEAT])
+def test_rc4_a_late_sender_does_not_bring_back_what_is_done(type: RangeType) -> None:
+    told = Told()
+    seen, after = a_late_sender(told)
+    told.add(28, type, "b", 0, 100, 100, seen)  # it decided so before it read the end
+    assert not told.log.is_open("g", "t", 0, 0)
+    for middle in (1, after - 2, after):  # who read the end, and who began behind it
+        assert not told.reader(middle).is_open("g", "t", 0, 0), middle
+
+
+def test_rc4_who_claimed_what_a_late_sender_tells_free_may_hold_it() -> None:
+    told = Told()
+    told.add(0, CLAIM, "a", 0, 100, 0, 0)
+    told.add(24, FREE, "b", 0, 100, 100, 1)
+    middle = told.add(25, CLAIM, "c", 0, 100, 100, 2)
+    told.add(26, FREE, "b", 0, 100, 100, middle)
+    log = told.reader(middle)
+    assert log.is_open("g", "t", 0, 0)
+    assert log.abandoned("g", "t", 0, now_s=45) == []
+    told.add(27, BEAT, "c", 0, 100, 100, middle + 1)
+    assert told.held("c", told.reader(middle)) == told.held("c") == [(0, 100)]
+
+
+def test_rc3_a_reader_from_the_middle_judges_claims_at_the_frontier_that_others_saw() -> None:
+    told = Told()
+    told.add(0, CLAIM, "a", 0, 100, 0, 0)
+    middle = told.add(20, BEAT, "a", 0, 100, 100, 1)
+    told.add(30, BEAT, "a", 0, 100, 100, 2)
+    told.add(38, CLAIM, "b", 100, 200, 100, 3)  # and b is silent from now on
+    told.add(40, BEAT, "a", 0, 100, 100, 3)
+    log = told.reader(middle)
+    assert log.is_warm
+    assert log.frontier("g", "t", 0) == told.log.frontier("g", "t", 0) == 200
+
+
 def test_rc3_a_range_whose_end_is_under_way_is_not_renewed_behind_it() -> None:
     """Who reads only what comes behind the end would take the beat for a living range."""
     told = Told()
@@ -257,6 +312,25 @@ def test_rc6_abandoned_ranges_come_first_and_claims_are_awaited() -> None:
 
     assert claims(20) == [(0, 10), (10, 20)]
     assert claims(20.1) == [], "they are not read back yet"
+
+
+def test_rc6_what_has_no_messages_keeps_it_from_nothing_that_has_some() -> None:
+    told = Told()
+    member = a_member(told, "me", ahead=1)
+
+    def claims(at_s: float, ends: dict[int, int]) -> list[tuple[int, int]]:
+        writes = member.plan(round(at_s * 1000), at_s, ends=ends, bases=dict.fromkeys(ends, 0))
+        found = [write for write in writes if write.record.type is CLAIM]
+        for write in found:
+            told.log.apply(write.record, offset=told.log.next_offset, broker_time_s=at_s)
+            member.on_written(write, told.log.next_offset - 1)
+        member.observe([0, 1, 2])
+        return [(write.record.partition, write.record.first) for write in found]
+
+    assert claims(1, {0: 0, 1: 0, 2: 0}) == [(0, 0), (1, 0)]
+    assert claims(2, {0: 0, 1: 0, 2: 0}) == []
+    assert claims(3, {0: 0, 1: 0, 2: 5}) == [(2, 0)]
+    assert claims(4, {0: 5, 1: 0, 2: 5}) == [], "two have messages"
 
 
 def test_rc7_a_range_is_live_for_one_interval_from_before_the_write() -> None:

@@ -75,8 +75,8 @@ class Engine:
             OffsetAnswers(self._found, self._not_found, self._committed, self.refuse),
         )
         self._producer: IdempotentProducer | None = None
-        self._sessions: set[ClaimSession] = set()
-        self._dirty: set[ClaimSession] = set()
+        self._sessions: dict[ClaimSession, None] = {}  # in a fixed order
+        self._dirty: dict[ClaimSession, None] = {}
         self._by_place: dict[tuple[str, str, int], ClaimSession] = {}
         self._tickers: list[Ticker] = []
         self._under_way = 0  # writes without a report
@@ -145,7 +145,7 @@ class Engine:
     def add(self, session: ClaimSession) -> None:
         """Drive a claimant from now on, until it is over."""
         config = session.claimant.config
-        self._sessions.add(session)
+        self._sessions[session] = None
         self._by_place[config.group, config.topic, config.partition] = session
         self.drive(session)
 
@@ -171,7 +171,7 @@ class Engine:
 
     def drive(self, session: ClaimSession) -> None:
         """Plan and perform what a claimant has to do now."""
-        self._dirty.discard(session)
+        self._dirty.pop(session, None)
         claimant = session.claimant
         steps = claimant.plan(
             lease_clock_ms(),
@@ -270,11 +270,13 @@ class Engine:
         by_place, dirty = self._by_place, self._dirty
         for record in records:
             if not record.topic:  # ReleaseGroup
-                dirty.update(t for t in self._sessions if t.claimant.config.group == record.group)
+                dirty.update(
+                    (t, None) for t in self._sessions if t.claimant.config.group == record.group
+                )
                 continue
             session = by_place.get((record.group, record.topic, record.partition))
             if session is not None:
-                dirty.add(session)
+                dirty[session] = None
         self.changed.notify_all()
 
     def _turn(self) -> None:
@@ -340,7 +342,7 @@ class Engine:
 
     def _plan_soon(self, session: ClaimSession) -> None:
         if session in self._sessions:  # others are driven by whoever made them
-            self._dirty.add(session)
+            self._dirty[session] = None
 
     def _delivered(
         self, report: Callable[[int], None], error: KafkaError | None, message: Record
@@ -375,12 +377,12 @@ class Engine:
         if session in self._sessions:
             self.drive(session)
         else:
-            self._dirty.discard(session)
+            self._dirty.pop(session, None)
 
     def _finish(self, session: ClaimSession, step: Finish) -> None:
         config = session.claimant.config
-        self._sessions.discard(session)
-        self._dirty.discard(session)
+        self._sessions.pop(session, None)
+        self._dirty.pop(session, None)
         self.stats.ended[step.reason] = self.stats.ended.get(step.reason, 0) + 1
         key = (config.group, config.topic, config.partition)
         if self._by_place.get(key) is session:

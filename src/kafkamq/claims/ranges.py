@@ -18,9 +18,10 @@ from functools import partial
 from typing import Any, NoReturn
 
 from kafkamq.claims.broker_clock import BrokerClock, lease_clock_ms
-from kafkamq.claims.log_start import find_starts
+from kafkamq.claims.log_start import find_starts, group_starts
 from kafkamq.claims.member import check_id
 from kafkamq.claims.message import ClaimedMessage
+from kafkamq.claims.range_positions import RangePositions
 from kafkamq.claims.rules.range_log import HeldRange, RangeLog
 from kafkamq.claims.rules.range_member import RangeMember, RangeWrite
 from kafkamq.claims.topic import require_topic, require_work
@@ -39,7 +40,6 @@ from kafkamq.errors import (
 )
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import (
-    ErrorWatch,
     KafkaError,
     Meaning,
     broker_error,
@@ -47,7 +47,6 @@ from kafkamq.transport.errors import (
     meaning,
 )
 from kafkamq.transport.follower import Follower
-from kafkamq.transport.group_consumer import GroupOffsets
 from kafkamq.transport.producer import IdempotentProducer
 from kafkamq.transport.record import Record
 from kafkamq.transport.settings import producer_settings
@@ -80,6 +79,9 @@ class ClaimedRange:
     def __iter__(self) -> Iterator[ClaimedMessage]:
         """Its messages; waits for those that are not written yet, until ``stop``.
 
+        It ends early when it would wait and another range that is held has messages; this one is
+        given again when its next message is there.
+
         Raises:
             LeaseLostError: The range is not held any more.
             BrokerError: It cannot be read.
@@ -91,7 +93,7 @@ class ClaimedRange:
 
         Raises:
             LeaseLostError: The range is not held any more.
-            DeadlineExceededError: That could not be written.
+            DeadlineExceededError: That could not be written, or nobody knows; call it again.
         """
         if next is not None or self.position > self.first:
             self._claims.done(self, self.position if next is None else next)
@@ -106,6 +108,7 @@ class RangeClaims:
 
     _state: RangeLog
     _clock: BrokerClock
+    _reading: ClaimedRange | None = None
 
     def __init__(
         self,
@@ -156,9 +159,9 @@ class RangeClaims:
         self._error: KafkaMQError | None = None
         self._is_stopped = self._is_closed = False
         self._given: set[int] = set()  # tokens of ranges that the application has
+        self._waiting: dict[int, int] = {}  # by token: positions of those that it had so far
+        self._ending: dict[int, int] = {}  # by token: said to be done up to there, without answer
         self._under_way = 0
-        self._committed: dict[int, int] = {}
-        self._watch = ErrorWatch(bootstrap_servers)
         with Admin(self._config) as admin:
             self._open(admin, range_topic)
         self._member = RangeMember(
@@ -197,22 +200,28 @@ class RangeClaims:
         with self._changed:
             while not self._is_stopped:
                 self._check()
-                held = [
-                    (partition, each)
-                    for partition, each in self._member.held(range(self._count))
-                    if each.token not in self._given
-                    and each.first < self._ends.get(partition, 0)
-                    and self._member.is_live(partition, each, lease_clock_ms())
-                ]
-                if held:
+                if held := self._to_give():
                     partition, each = min(held, key=lambda found: found[1].token)
                     self._given.add(each.token)
-                    return ClaimedRange(self, partition, each)
+                    claimed = ClaimedRange(self, partition, each)
+                    claimed.position = max(each.first, self._waiting.pop(each.token, 0))
+                    return claimed
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return None
                 self._changed.wait(min(left_s, _SLICE_S))
         return None
+
+    def _to_give(self) -> list[tuple[int, HeldRange]]:
+        """What the application does not have, and has messages for it."""
+        with self._changed:
+            return [
+                (partition, each)
+                for partition, each in self._member.held(range(self._count))
+                if each.token not in self._given
+                and max(each.first, self._waiting.get(each.token, 0)) < self._ends.get(partition, 0)
+                and self._member.is_live(partition, each, lease_clock_ms())
+            ]
 
     def held(self) -> list[tuple[int, int, int]]:
         """Partition, first and next offset of everything that is held, claimed ahead or not."""
@@ -251,7 +260,7 @@ class RangeClaims:
         if not self._thread.is_alive():
             self._commit(is_last=True)
             self._reader.close()
-            self._offsets.close()
+            self._positions.close()
         self._data.close()
         self._producer.close()
 
@@ -267,13 +276,24 @@ class RangeClaims:
 
     def _read(self, claimed: ClaimedRange) -> Iterator[ClaimedMessage]:
         place = (self.topic, claimed.partition)
-        if self._skips:
-            self._skip_deleted(claimed)
-        else:
-            self._data.place({place: claimed.position})
+        self._reading = None
         while claimed.position < claimed.next and not self._is_stopped:
             self._require(claimed)
-            for record in self._data.poll(_BATCH, _SLICE_S):
+            if self._reading is not claimed:  # what is read of another one is not of this one
+                self._reading = claimed
+                self._data.drop(self._data.places - {place})
+                if self._skips:
+                    self._skip_deleted(claimed)
+                else:
+                    self._data.place({place: claimed.position})
+            records = self._data.poll(_BATCH, _SLICE_S)
+            is_at_end = claimed.position >= self._ends.get(claimed.partition, 0)
+            if not records and is_at_end and self._to_give():  # those have not to wait
+                with self._changed:
+                    self._given.discard(claimed.token)
+                    self._waiting[claimed.token] = claimed.position
+                return
+            for record in records:
                 message = ClaimedMessage(record, None)
                 if message.offset >= claimed.next:  # the rest was deleted, or aborted
                     claimed.position = claimed.next
@@ -308,6 +328,9 @@ class RangeClaims:
         if not claimed.first < next_offset <= claimed.next:
             raise StateError(f"{claimed!r} cannot be done up to {next_offset}")
         with self._changed:
+            if self._ending.pop(claimed.token, 0) == next_offset and not self._is_open(claimed):
+                claimed.first = next_offset  # what had no answer stands in the log
+                return
             self._require(claimed)
             place = (claimed.partition, claimed.first, next_offset)
             write = self._member.end(RangeType.DONE, place, lease_clock_ms(), self._clock.now_s())
@@ -319,11 +342,16 @@ class RangeClaims:
             while not 0 <= write.offset < self._next_offset:
                 self._check()
                 if time.monotonic() > deadline_s:
+                    self._ending[claimed.token] = next_offset
                     raise DeadlineExceededError(f"{claimed!r} could not be written as done")
                 self._changed.wait(_SLICE_S)
-            if self._state.is_open(self.group_id, self.topic, claimed.partition, claimed.first):
+            if self._is_open(claimed):
                 self._lost(claimed)  # it was another one's before that stood in the log
             claimed.first = next_offset
+
+    def _is_open(self, claimed: ClaimedRange) -> bool:
+        place = (self.group_id, self.topic, claimed.partition)
+        return self._state.is_open(*place, claimed.first)
 
     def _require(self, claimed: ClaimedRange) -> None:
         with self._changed:
@@ -412,7 +440,7 @@ class RangeClaims:
         """Check the topics, find out where to begin, and connect."""
         ranges = require_topic(admin, range_topic, rules="safe", interval_ms=self._interval_ms)
         self._count = require_work(admin, self.topic)
-        self._bases = self._first_offsets(admin)
+        self._bases = group_starts(admin, self.topic, self._count, self.group_id, skips=self._skips)
         self._number = coordination_partition(self.topic, ranges.partitions)
         self._range_topic = range_topic
         self._reader = self._follow(range_topic, isolation_level="read_uncommitted")
@@ -427,56 +455,22 @@ class RangeClaims:
         self._reader.place({(range_topic, self._number): start})
         # A fetch that waits at the log's end must not hold the next range back for long.
         self._data = self._follow(self.topic, group_id=self.group_id, fetch_wait_max_ms=20)
-        self._offsets = GroupOffsets(self._config, self.group_id)  # its polls read nothing
+        self._positions = RangePositions(self._config, self.topic, self.group_id)
         timeout_ms = max(1000, self._interval_ms // 2)
         settings = producer_settings(self._config, message_timeout_ms=timeout_ms, linger_ms=0)
         self._producer = IdempotentProducer(self._config, settings, owner="RangeClaims")
-
-    def _first_offsets(self, admin: Admin) -> dict[int, int]:
-        """Where to begin without any claim."""
-        bounds = admin.log_bounds(self.topic, range(self._count))
-        wanted = [(self.group_id, (self.topic, n)) for n in range(self._count)]
-        found = {}
-        for place in admin.committed(wanted, stable=False):
-            first, end = bounds[place.partition]
-            known = place.offset if place.offset >= 0 else first
-            found[place.partition] = min(max(known, first), end)
-            if found[place.partition] != known:
-                text = (
-                    f"the position of {self.topic}[{place.partition}] of group {self.group_id!r}"
-                    f" is {known}, and the log has {first} to {end}"
-                )
-                if not self._skips:
-                    raise DataLossError(f"{text}; set on_data_loss='skip' to go on")
-                _log.warning("%s; going on at %d", text, found[place.partition])
-        return found
 
     def _look(self, admin: Admin) -> None:
         bounds = admin.log_bounds(self.topic, range(self._count))
         self._ends = {number: end for number, (_, end) in bounds.items()}
 
     def _commit(self, *, is_last: bool = False) -> None:
-        """RC5: positions for a restart of the whole group, best effort."""
         with self._changed:
             positions = {
                 number: self._state.position(self.group_id, self.topic, number)
                 for number in range(self._count)
             }
-        news = {
-            number: at
-            for number, at in positions.items()
-            if at > (0 if is_last else self._committed.get(number, 0))
-        }
-        self._committed.update(news)
-        places = {(self.topic, number): at for number, at in news.items()}
-        try:
-            self._offsets.serve()  # its events must go somewhere
-            if places and is_last:
-                self._offsets.commit(places)
-            elif places:
-                self._offsets.commit_soon(places)
-        except (KafkaMQError, RuntimeError):
-            _log.debug("positions of ranges could not be committed")
+        self._positions.commit(positions, is_last=is_last)
 
     def _follow(self, topic: str, **settings: Any) -> Follower:
         return Follower(

@@ -12,6 +12,9 @@ One log orders all claims; its fold says who holds which range:
 - RC4 A RangeDone of the owner ends its range up to ``next``; RangeFree gives the rest to anybody.
   Members repeat the RangeFree of what is abandoned, whoever owned it: a reader that starts in the
   middle learns of it only so. Such a range it takes for free until a beat names its owner.
+  Its sender may have been late: what a record tells of a range that its reader does not know counts
+  only if the sender had read all that the reader has not, and each end of that range; who claimed
+  it meanwhile may hold it.
 - RC5 The position is the first offset that is not done: what a restart of the whole group needs.
 
 Source: Marshal PROTOCOL.md, "TODO" (an idea there, without rules).
@@ -42,6 +45,34 @@ class HeldRange:
     is_free: bool = False
     told_ms: int = 0  # when it was last told that it is free
     is_hearsay: bool = False  # its owner is not known: it was told to be free
+    unsure_at: int = -1  # hearsay: who has read further than this offset knows the owner
+
+
+class _Notes:
+    """Where the last record of some ranges stood, for as long as others may not have read it."""
+
+    def __init__(self) -> None:
+        self._noted: dict[
+            int, tuple[int, int]
+        ] = {}  # by first offset: place and time, oldest first
+        self._horizon = 0  # before it some are forgotten
+
+    def add(self, first: int, at: int, now_ms: int, keep_ms: int) -> None:
+        noted = self._noted
+        noted.pop(first, None)
+        noted[first] = (at, now_ms)
+        while len(noted) > 1:
+            oldest = next(iter(noted))
+            noted_at, noted_ms = noted[oldest]
+            if now_ms - noted_ms <= keep_ms and len(noted) <= MAX_RANGES:
+                break
+            self._horizon = max(self._horizon, noted_at + 1)
+            del noted[oldest]
+
+    def are_known_to(self, record: RangeRecord) -> bool:
+        """Whether the sender had read what is noted of its range, if something is."""
+        noted_at, _ = self._noted.get(record.first, (-1, 0))
+        return record.seen < 0 or (record.seen >= self._horizon and record.seen > noted_at)
 
 
 @dataclass(slots=True)
@@ -50,6 +81,10 @@ class _Place:
 
     frontier: int = -1
     ranges: dict[int, HeldRange] = field(default_factory=dict)  # by their first offset
+    ended: _Notes = field(default_factory=_Notes)  # ranges that are not known any more
+    claimed: _Notes = field(default_factory=_Notes)  # that were not known
+    # Claims that could not be judged: offset, first, next; None once the frontier is known.
+    claims: list[tuple[int, int, int]] | None = field(default_factory=list)
 
 
 class RangeLog:
@@ -60,6 +95,7 @@ class RangeLog:
         self._since_ms = None if since_s is None else round(since_s * 1000)
         self._clock = LogClock()
         self._places: dict[tuple[str, str, int], _Place] = {}
+        self._begin = -1  # the first offset that was read
         self.next_offset = 0
         self.refused = 0
         self.ignored = 0
@@ -67,10 +103,13 @@ class RangeLog:
     def apply(self, record: RangeRecord | None, *, offset: int, broker_time_s: float) -> None:
         self._clock.advance(max(0, round(broker_time_s * 1000)))  # RC1
         self.next_offset = offset + 1
+        self._begin = offset if self._begin < 0 else self._begin
         if record is None:
             return
         place = self._places.setdefault((record.group, record.topic, record.partition), _Place())
         owner = (record.client, record.instance)
+        if self._since_ms is not None:
+            self._hear_frontier(place, record)
         if record.type is RangeType.CLAIM:
             self.refused += not self._claim(place, record, owner, offset)
         elif record.type is RangeType.BEAT:
@@ -78,7 +117,7 @@ class RangeLog:
         elif record.type is RangeType.FREE:
             self._free(place, record, owner, offset)
         else:
-            self._done(place, record, owner)
+            self._done(place, record, owner, offset)
 
     # ---- views
 
@@ -151,11 +190,15 @@ class RangeLog:
         if not self.is_warm or not 0 < record.next - record.first <= MAX_RANGE:
             if known is not None and known.is_free and known.next == record.next:
                 known.is_hearsay = True  # it may be theirs: a beat or its end names its owner
+                known.unsure_at = at
+            elif known is None:
+                self._claimed_unjudged(place, record, at)
             return False
         if known is not None:
             if known.next != record.next or self._is_held(known):
                 return False
         elif place.frontier not in (-1, record.first) or len(place.ranges) >= MAX_RANGES:
+            self._note(place.claimed, record.first, at)
             return False
         place.ranges[record.first] = HeldRange(
             record.first, record.next, owner, at, self._clock.now_ms
@@ -163,19 +206,31 @@ class RangeLog:
         place.frontier = max(place.frontier, record.next)
         return True
 
+    def _claimed_unjudged(self, place: _Place, record: RangeRecord, at: int) -> None:
+        """By a reader that does not know all: the range, if it is one, is told by others."""
+        if not 0 < record.next - record.first <= MAX_RANGE:
+            return
+        self._note(place.claimed, record.first, at)
+        if place.claims is None:
+            place.frontier = record.next if place.frontier == record.first else place.frontier
+        elif len(place.claims) < MAX_RANGES:
+            place.claims.append((at, record.first, record.next))
+
     def _beat(self, place: _Place, record: RangeRecord, owner: _Owner, at: int) -> None:
         """RC3."""
         known = place.ranges.get(record.first)
         if known is not None and self._is_of(known, record, owner):
-            self._belongs(known, owner)
+            self._belongs(known, record, owner)
         elif record.next > record.first:
             if not self._was_claimed_before(place, record):
                 self.ignored += 1
                 return
+            is_known = place.claimed.are_known_to(record)
             place.ranges[record.first] = HeldRange(
-                record.first, record.next, owner, at, self._clock.now_ms
-            )
-        self._hear_frontier(place, record)
+                record.first, record.next, owner, at, self._clock.now_ms,
+                is_hearsay=not is_known, unsure_at=at,
+            )  # fmt: skip
+        place.frontier = max(place.frontier, record.frontier or -1, record.next or -1)
 
     def _free(self, place: _Place, record: RangeRecord, owner: _Owner, at: int) -> None:
         """RC4."""
@@ -186,37 +241,50 @@ class RangeLog:
         elif known is not None and known.next == record.next and not self._is_held(known):
             known.told_ms = now_ms
         elif known is None and self._was_claimed_before(place, record):
+            is_known = place.claimed.are_known_to(record)  # else who claimed it may hold it
             place.ranges[record.first] = HeldRange(
-                record.first, record.next, owner, at, now_ms,
-                is_free=True, told_ms=now_ms, is_hearsay=True,
+                record.first, record.next, owner, at, now_ms, is_free=is_known, told_ms=now_ms,
+                is_hearsay=True, unsure_at=record.seen if is_known else at,
             )  # fmt: skip
-            self._hear_frontier(place, record)
+            place.frontier = max(place.frontier, record.next)
         else:
             self.ignored += 1
 
-    def _done(self, place: _Place, record: RangeRecord, owner: _Owner) -> None:
+    def _done(self, place: _Place, record: RangeRecord, owner: _Owner, at: int) -> None:
         """RC4."""
         known = place.ranges.get(record.first)
+        if known is None:
+            self._note(place.ended, record.first, at)
         is_of = known is not None and (known.owner == owner or known.is_hearsay)
         if known is None or not is_of or not known.first < record.next <= known.next:
             self.ignored += 1
             return
         del place.ranges[record.first]
-        if record.next < known.next:
+        self._note(place.ended, record.first, at)
+        if record.next < known.next and self._is_sure(known, record):
             known.first = record.next
-            self._belongs(known, owner)
+            self._belongs(known, record, owner)
             place.ranges[known.first] = known
 
     def _is_of(self, known: HeldRange, record: RangeRecord, owner: _Owner) -> bool:
         is_theirs = known.owner == owner or known.is_hearsay
         return is_theirs and known.next == record.next
 
-    def _belongs(self, known: HeldRange, owner: _Owner) -> None:
+    def _is_sure(self, known: HeldRange, record: RangeRecord) -> bool:
+        """Whether nobody else has claimed it since its sender looked."""
+        return not known.is_hearsay or record.seen < 0 or record.seen > known.unsure_at
+
+    def _belongs(self, known: HeldRange, record: RangeRecord, owner: _Owner) -> None:
         """Its owner lives; who was only told that it is free knows better now."""
         if known.is_hearsay:
+            known.is_hearsay = not self._is_sure(known, record)
             known.owner = owner
-            known.is_hearsay = known.is_free = False
+            known.is_free = False
         known.beat_ms = self._clock.now_ms
+
+    def _note(self, notes: _Notes, first: int, at: int) -> None:
+        if self._since_ms is not None:
+            notes.add(first, at, self._clock.now_ms, self._stale_ms)
 
     def _was_claimed_before(self, place: _Place, record: RangeRecord) -> bool:
         """This reader began after the claim of a range that it does not know."""
@@ -225,11 +293,19 @@ class RangeLog:
             and 0 < record.next - record.first <= MAX_RANGE
             and not self._overlaps(place, record)
             and len(place.ranges) < MAX_RANGES
+            and (record.seen < 0 or record.seen >= self._begin)  # RC4
+            and place.ended.are_known_to(record)
         )
 
     def _hear_frontier(self, place: _Place, record: RangeRecord) -> None:
-        """0: its sender knows of no claim either."""
-        place.frontier = max(place.frontier, record.frontier or -1, record.next or -1)
+        """RC3: it only rises. 0: its sender knows of no claim either."""
+        frontier = record.frontier or -1
+        if place.claims is not None and record.seen >= max(0, self._begin):
+            for at, first, next_ in place.claims:
+                if at >= record.seen and first == frontier:
+                    frontier = next_
+            place.claims = None
+        place.frontier = max(place.frontier, frontier)
 
     def _overlaps(self, place: _Place, record: RangeRecord) -> bool:
         return any(

@@ -1,7 +1,8 @@
 """A member that works on offset ranges: what it writes, and what it may work on.
 
-- RC6 It holds one range to work on and ``ahead`` more, claimed before they are needed: abandoned
-  ranges first, then what begins at a frontier that is not beyond the log's end.
+- RC6 It holds one range to work on and ``ahead`` more, claimed before they are needed: what has
+  messages first, of that what is abandoned, then what begins at a frontier that is not beyond the
+  log's end. Ranges without messages keep it from no others that have some.
 - RC7 It believes nothing before it has read it back. A claim or beat counts for one interval from
   before it was sent, by the process's clock; then the range must not be worked on (as C2).
 """
@@ -107,14 +108,27 @@ class RangeMember:
             self._next_beat_ms = monotonic_ms + self._interval_ms // 3
             writes += self._beats(held, list(ends), monotonic_ms, now_s)
         claims = sum(each.record.type is RangeType.CLAIM for each in self._pending)
-        wanted = self._ahead + 1 - len(held) - claims
-        if wanted > 0 and not claims and not self._is_leaving and self._log.is_warm:
-            for partition, first, next_ in self._free(now_s, ends, bases)[:wanted]:
-                writes.append(
-                    self._write(RangeType.CLAIM, partition, first, next_, monotonic_ms, now_s)
-                )
+        if not claims and not self._is_leaving and self._log.is_warm:
+            for place in self._wanted(held, now_s, ends, bases):
+                writes.append(self._write(RangeType.CLAIM, *place, monotonic_ms, now_s))
         self._pending += writes
         return writes
+
+    def _wanted(
+        self,
+        held: Sequence[tuple[int, HeldRange]],
+        now_s: float,
+        ends: Mapping[int, int],
+        bases: Mapping[int, int],
+    ) -> list[RangePlace]:
+        """RC6: what to claim."""
+        most = self._ahead + 1
+        busy = sum(each.first < ends[partition] for partition, each in held)
+        if busy >= most:
+            return []
+        free = self._free(now_s, ends, bases)
+        full = sum(first < ends[partition] for partition, first, _ in free)  # they come first
+        return free[: max(min(full, most - busy), most - len(held))]
 
     def _beats(
         self,
@@ -175,7 +189,7 @@ class RangeMember:
             while first <= end and len(fresh) <= self._ahead:
                 fresh.append((partition, first, first + self._size))
                 first += self._size
-        return abandoned + sorted(fresh, key=lambda place: place[1] >= ends[place[0]])
+        return sorted(abandoned + fresh, key=lambda place: place[1] >= ends[place[0]])
 
     def _write(
         self, type: RangeType, partition: int, first: int, next: int, sent_ms: int, now_s: float
@@ -192,5 +206,6 @@ class RangeMember:
             first=first,
             next=next,
             frontier=max(0, self._log.frontier(group, topic, partition)),
+            seen=self._log.next_offset,
         )
         return RangeWrite(record, sent_ms)

@@ -5,6 +5,7 @@ its topic: an unknown type there misleads Go clients.
 
 ``first`` and ``next`` are the half-open range; ``frontier`` is the first offset that nobody has
 claimed yet, as the sender knows it. A RangeBeat of a member that holds nothing has the range 0-0.
+In version 2 ``time``, which nobody goes by, is the offset up to which the sender has read the log.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ _TYPES = {type.value.encode(): type for type in RangeType}
 def encode_range(record: RangeRecord) -> bytes:
     """The value of a Kafka record; its key is null."""
     ids = (record.instance, record.client, record.group, record.topic)
-    numbers = (record.time_s, record.partition, record.first, record.next, record.frontier)
+    version, second = (1, record.time_s) if record.seen < 0 else (2, record.seen)
+    numbers = (second, record.partition, record.first, record.next, record.frontier)
     if any("/" in text for text in ids):
         raise WireError("an id holds a '/', which separates the fields")
     if any(not 0 <= number < 10**18 for number in numbers):
         raise WireError("a number of a range record is negative or too large")
     fields = (
-        *(record.type.value, 1, record.time_s, *ids),
+        *(record.type.value, version, second, *ids),
         *(record.partition, record.first, record.next, record.frontier),
     )
     return "/".join(map(str, fields)).encode()
@@ -52,9 +54,10 @@ def decode_range(value: bytes | None) -> RangeRecord:
         instance, client, group, topic = (fields[at].decode() for at in (3, 4, 5, 6))
     except UnicodeDecodeError:
         raise WireError("a range record is not UTF-8") from None
+    has_seen = int(fields[1]) > 1
     return RangeRecord(
         type,
-        time_s=int(fields[2]),
+        time_s=0 if has_seen else int(fields[2]),
         instance=instance,
         client=client,
         group=group,
@@ -63,4 +66,5 @@ def decode_range(value: bytes | None) -> RangeRecord:
         first=int(fields[8]),
         next=int(fields[9]),
         frontier=int(fields[10]),
+        seen=int(fields[2]) if has_seen else -1,
     )

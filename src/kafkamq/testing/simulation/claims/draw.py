@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from kafkamq.testing.simulation.limits import Faults
@@ -51,14 +51,17 @@ def draw_claims(seed: int) -> ClaimLimits:
     """What a seed is like."""
     rng = random.Random(f"claim limits {seed}")
     calm = rng.random() < 0.15
-    use = rng.choice((ClaimUse.AT_LEAST_ONCE, ClaimUse.FENCED, ClaimUse.AT_MOST_ONCE))
+    use = rng.choice(tuple(ClaimUse))
     interval_ms = rng.choice((500, 1000, 2000))
     mode = rng.choice(("balanced", "balanced", "greedy", "topic"))
     partitions = rng.randint(1, 4)
     members = rng.choice((1, 2, 3))
+    faults = Faults() if calm else _draw_faults(rng, interval_ms)
+    if use is ClaimUse.RANGES and interval_ms < 2000:  # a request a record: beats come in time
+        faults = replace(faults, latency_ms=min(10, faults.latency_ms))
     may_limit = mode == "topic" or members >= partitions  # or nobody would claim the rest
     return ClaimLimits(
-        faults=Faults() if calm else _draw_faults(rng, interval_ms),
+        faults=faults,
         preempt_every=rng.choice((0, 5, 30, 200)),
         chaos_ms=rng.choice((4000, 8000, 12_000)),
         use=use,

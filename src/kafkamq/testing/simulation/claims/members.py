@@ -150,6 +150,7 @@ class ClaimMember:
 
         def done() -> None:
             first, end = claimed.first, claimed.position
+            ledger.says(waiting)
             while True:
                 try:
                     claimed.done()
