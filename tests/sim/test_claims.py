@@ -14,7 +14,7 @@ from kafkamq.testing.simulation.claims.draw import ClaimLimits, ClaimUse
 from kafkamq.testing.simulation.claims.run import ClaimSimulation, simulate_claims
 from kafkamq.testing.simulation.limits import Faults
 
-SEEDS = 80
+SEEDS = 100
 CHUNK = 20
 
 

@@ -6,7 +6,7 @@ import random
 import tracemalloc
 
 import pytest
-from tests.unit.core_fold import START_MS
+from tests.unit.core_fold import START_MS, Fold
 
 from kafkamq.markers.rules.delivery import DueCause, Settle, each_message
 from kafkamq.markers.rules.leaves import MAX_HOLDS, MIN_HOLDS
@@ -128,3 +128,13 @@ def test_r31_a_hold_takes_the_same_memory_however_far_apart_they_are(one_in: int
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert after - before < 210 * count
+
+
+def test_r31_what_is_due_is_planned_from_whichever_leaf_it_moves_to() -> None:
+    fold = Fold()
+    for number in range(MAX_HOLDS):
+        fold.start(START_MS, 128 * number, timeout=HOUR_MS)
+    last = 128 * (MAX_HOLDS - 1)
+    fold.end(START_MS, Outcome.REJECT, last)
+    fold.start(START_MS, 64, timeout=HOUR_MS)  # one too many: the leaf is cut
+    assert fold.due() == {last}
