@@ -88,7 +88,14 @@ class Committed:
         self.positions: list[tuple[int, int]] = []
 
     def settle(
-        self, _: object, actions: object, *, position: int, batch: int, source_hash: str
+        self,
+        _: object,
+        actions: object,
+        *,
+        position: int,
+        batch: int,
+        source_hash: str,
+        timeout_s: float,
     ) -> SettleReport:
         assert not actions
         assert source_hash
