@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import KafkaError
 
+from kafkamq.claims.session import Fence
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import BrokerError, DeadlineExceededError
+from kafkamq.errors import BrokerError, DeadlineExceededError, LeaseLostError
 from kafkamq.markers.positions import Positions
 from kafkamq.markers.tracker.message_lookup import MessageLookup
 from kafkamq.markers.tracker.ticker import Ticker
@@ -147,3 +148,24 @@ def test_positions_whose_writing_was_interrupted_are_written_by_the_next_call(
     positions.close()
     ends = [each.end for each in cluster.topics["n.ledger"].partitions]
     assert sum(ends) == 1
+
+
+def test_a_claim_that_ends_beside_its_outputs_ends_them_and_their_client(
+    cluster: MemoryKafka,
+) -> None:
+    """Its client was closed under the application."""
+    cluster.create_topic("outputs", 1)
+    fence = Fence(config_of(cluster), "group", "work", 0, b"")
+    fence.init(5.0)
+
+    def write() -> None:
+        with fence.transaction() as producer:
+            fence.close()
+            producer.produce(("outputs", 0, None, b"a former owner's", ()))
+
+    for _ in range(2):
+        with pytest.raises(LeaseLostError):
+            write()
+    assert not fence.is_usable
+    log = cluster.topics["outputs"].partitions[0]
+    assert log.read(0, 10, is_committed=True)[0] == []

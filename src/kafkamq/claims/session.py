@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kafkamq.claims.rules.claimant import Claimant
 from kafkamq.claims.rules.steps import Fetch, Finish, HandOut, Stop
 from kafkamq.config import ServiceConfig
+from kafkamq.errors import LeaseLostError
 from kafkamq.transport.record import TopicPartition
 from kafkamq.transport.transactions import TransactionalProducer
 
@@ -33,6 +34,7 @@ class Fence:
         self._is_initialised = False
         self._last_ticket = -1
         self._lock = threading.Lock()  # the application's transactions, and positions
+        self._is_over = False
 
     @property
     def is_usable(self) -> bool:
@@ -47,7 +49,7 @@ class Fence:
     def commit(self, offset: int, ticket: int) -> None:
         """Commit the partition's position for the group, unless a later ticket was."""
         topic, partition = self._place
-        with self._lock:
+        with self._in_turn():
             if ticket < self._last_ticket:  # its write did not wait for it, and it is old
                 return
             self._last_ticket = ticket
@@ -58,12 +60,41 @@ class Fence:
 
     @contextmanager
     def transaction(self) -> Iterator[TransactionalProducer]:
-        """A transaction: committed when the block ends normally, else aborted."""
-        with self._lock, self.producer.transaction(timeout_s=10.0):
-            yield self.producer
+        """A transaction: committed when the block ends normally, else aborted.
+
+        Raises:
+            LeaseLostError: The claim has ended, or ended before the commit.
+        """
+        with self._in_turn():
+            self._require()
+            with self.producer.transaction(timeout_s=10.0):
+                yield self.producer
+                self._require()
 
     def close(self) -> None:
-        self.producer.close()
+        """End the client, or let who uses it do so."""
+        self._is_over = True
+        self._close()
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        finally:
+            if self._is_over:
+                self._close()
+
+    def _close(self) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                self.producer.close()
+            finally:
+                self._lock.release()
+
+    def _require(self) -> None:
+        if self._is_over:
+            raise LeaseLostError(f"the claim of {self.producer.transactional_id} has ended")
 
 
 class Listener:
