@@ -56,6 +56,8 @@ class Table:
     rounds: int
     before: str  # the Python of the earlier revision; empty: none
     has_peer: bool
+    due: int = 1_000_000
+    engines: Sequence[str] = ("local", "spark")
 
     # ---- topics
 
@@ -174,6 +176,22 @@ class Table:
         wanted = {"topics": topics, "count": self.messages // 100 - 1500, "batch": 1000}
         yield self.gained("every 100th message is the queue's", "hand_out", 1.3, **wanted)
 
+    def due_at_once(self) -> Iterator[Row]:
+        """All leases end at one moment; in runs of 1,000, and for comparison of 10 and single."""
+        floor = self.ours("rewritten", servers=self.servers, messages=self.due)
+        for engine in self.engines:
+            for run in (1000, 10, 1):
+                wanted = {"servers": self.servers, "messages": self.due, "run": run}
+                name = f"{self.due:,} due at once, {run:,} a START, {engine}, beside a bare rewrite"
+                ours = self.ours("due_at_once", engine=engine, **wanted)
+                yield self.paired(name, ours, floor, 2.5, unit="s")
+
+    def outage(self) -> Iterator[Row]:
+        """Each message has its own reason and delay, twice."""
+        used = self.ours("outage_mb", servers=self.servers, messages=100_000)()
+        name = "an outage: 100,000 nacked with reasons and jitter, twice: memory of the tracker"
+        yield Row(name, used, None, None, "MB more", 60, used <= 60)
+
     # ---- how they are compared
 
     def gained(self, name: str, program: str, goal: float, **arguments: Any) -> Row:
@@ -235,6 +253,8 @@ def main() -> int:
     parser.add_argument("--before", default="", metavar="REV", help="an earlier revision beside it")
     parser.add_argument("--no-peer", action="store_true", help="without kmq's client")
     parser.add_argument("--messages", type=int, default=600_000, help="per round")
+    parser.add_argument("--due", type=int, default=1_000_000, help="messages due at once")
+    parser.add_argument("--engines", nargs="+", default=["local", "spark"], help="that settle them")
     parser.add_argument("--rounds", type=int, default=5, help="pairs")
     parser.add_argument("--bootstrap-servers", default="", help="use this cluster")
     parser.add_argument("--only", default="", help="run the rows whose names contain this")
@@ -242,7 +262,9 @@ def main() -> int:
     with ExitStack() as stack:
         servers = stack.enter_context(broker_at(args.bootstrap_servers))
         before = stack.enter_context(python_of(args.before)) if args.before else ""
-        table = Table(servers, args.messages, args.rounds, before, not args.no_peer)
+        has_peer = not args.no_peer
+        engines = args.engines
+        table = Table(servers, args.messages, args.rounds, before, has_peer, args.due, engines)
         rows: list[Row] = []
         for run in (
             table.hand_out,
@@ -254,6 +276,8 @@ def main() -> int:
             table.marker_bytes,
             table.behind_others,
             table.sparse,
+            table.due_at_once,
+            table.outage,
         ):
             if args.only in run.__name__:
                 for row in run():
