@@ -97,6 +97,28 @@ def behind(topics: dict[str, str]) -> float:
         return time.perf_counter() - began_s
 
 
+def end_to_end(topics: dict[str, str], count: int, percent: int) -> float:
+    """Seconds from ``send`` to ``receive`` of messages that come one by one: a percentile."""
+    took_s: list[float] = []
+    names = {name: topics[name] for name in ("message_topic", "marker_topic")}
+    queue_id = f"single-{uuid.uuid4().hex}"
+    with (
+        Service(topics["servers"], "sender", **names) as service,
+        _worker(topics, queue_id, batch_markers=True) as consumer,
+    ):
+        producer = service.queue(queue_id).producer()
+        producer.send(b"0").result(30)
+        _first(consumer, 1)[0].ack()
+        while len(took_s) < count:
+            producer.send(b"%r" % time.perf_counter())
+            message = consumer.receive(10)
+            if message is None or message.payload is None:
+                raise TimeoutError("no message came")
+            took_s.append(time.perf_counter() - float(message.payload))
+            message.ack()
+    return sorted(took_s)[count * percent // 100]
+
+
 def _first(consumer: Consumer, most: int) -> list[Any]:
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
@@ -291,6 +313,7 @@ PROGRAMS: dict[str, Callable[..., float]] = {
         hand_out,
         one_by_one,
         behind,
+        end_to_end,
         floor,
         floor_transactions,
         floor_behind,

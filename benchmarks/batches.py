@@ -192,12 +192,22 @@ class Table:
         name = "an outage: 100,000 nacked with reasons and jitter, twice: memory of the tracker"
         yield Row(name, used, None, None, "MB more", 60, used <= 60)
 
+    def end_to_end(self) -> Iterator[Row]:
+        """Single messages, from sender to worker."""
+        topics = Table(self.servers, 1, 1, "", False).topics()
+        for percent in (50, 99):
+            wanted = {"topics": topics, "count": 2000, "percent": percent}
+            name = f"send to receive of single messages, p{percent}"
+            yield self.gained(name, "end_to_end", 1.05, unit="s", **wanted)
+
     # ---- how they are compared
 
-    def gained(self, name: str, program: str, goal: float, **arguments: Any) -> Row:
+    def gained(
+        self, name: str, program: str, goal: float, unit: str = "messages/s", **arguments: Any
+    ) -> Row:
         """Ours beside the earlier revision."""
         earlier = self.earlier(program, **arguments)
-        return self.paired(name, self.ours(program, **arguments), earlier, goal)
+        return self.paired(name, self.ours(program, **arguments), earlier, goal, unit=unit)
 
     def paired(
         self,
@@ -278,6 +288,7 @@ def main() -> int:
             table.sparse,
             table.due_at_once,
             table.outage,
+            table.end_to_end,
         ):
             if args.only in run.__name__:
                 for row in run():

@@ -94,6 +94,11 @@ class _Reader:
         self._ack_writer = consumer._ack_writer
         self._writer = consumer._state.writer
         self.position = self.committed = 0
+        self.waits_to_commit = 0  # so often a commit is under way when it is asked for
+        self._committing: dict[int, int] | None = None
+        self.fails = False  # ... the next time, in the end
+        self._ahead = 0  # polls meanwhile: before and behind the STARTs of the next batch
+        self.has_begun_next = False
 
     def poll(self, wanted: int, _: float) -> None:
         if self._buffer.held:
@@ -119,10 +124,20 @@ class _Reader:
         )
 
     def poll_ahead(self, wanted: int) -> None:
+        self._ahead += self._committing is not None
+        self.has_begun_next |= self._ahead > 1
         self.poll(wanted, 0.0)
 
     def commit(self, _: float) -> Commit:
-        offsets = self._buffer.committable()
+        if self._committing is None:
+            self._committing = self._buffer.committable()
+            if self.waits_to_commit:
+                self.waits_to_commit -= 1
+                return Commit.PENDING
+        offsets, self._committing, self._ahead = self._committing, None, 0
+        if self.fails:
+            self.fails = False
+            return Commit.FAILED
         self.committed = offsets.get(0, self.committed)
         self._buffer.committed(offsets)
         return Commit.DONE
@@ -134,6 +149,9 @@ class _Reader:
     def hold(self, late: dict[int, int]) -> None:
         self._buffer.hold(late)
 
+    def give_up_commit(self) -> None:
+        self._committing = None
+
     def go_on(self, partitions: list[int]) -> None:
         for offset in self._buffer.go_on(partitions).values():
             self.position = offset
@@ -141,6 +159,7 @@ class _Reader:
     def read_again(self) -> None:
         self._buffer.revoked([0])
         self.position = self.committed
+        self._committing = None
 
     def tend(self) -> None:
         pass
@@ -218,15 +237,19 @@ def _run(
     at: int,
     late_waits: int = 0,
     again: int = -1,
+    waits_to_commit: int = 0,
+    calls: int = 1,
 ) -> bool:
     """``again``: the line of the next receive where it is interrupted once more."""
     consumer = _state()
+    consumer._reader.waits_to_commit = waits_to_commit  # type: ignore[attr-defined]
     consumer._state.writer.late_waits = late_waits  # type: ignore[attr-defined]
     writer, reader = consumer._state.writer, consumer._reader
     handed: list[Message] = []
 
     def call() -> None:
-        handed.extend(receive(consumer))
+        for _ in range(calls):
+            handed.extend(receive(consumer))
 
     was_hit = _interrupted(call, at)
     if was_hit and again >= 0:
@@ -292,6 +315,47 @@ def test_a_second_interrupt_leaves_nothing_behind_either() -> None:
     while _run(RECEIVES["iteration"], at, again=rng.randint(0, 60)):
         at += rng.randint(1, 4)
     assert at > 100
+
+
+def test_an_interrupt_as_the_next_batch_sets_out_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each batch is committed slowly, and the next one STARTed meanwhile."""
+    monkeypatch.setattr("kafkamq.markers.batches.AHEAD_COUNT", 1)
+    monkeypatch.setattr("kafkamq.markers.batches.AHEAD_MS", 1 << 40)
+    begun: list[bool] = []
+
+    def receive(consumer: MarkersConsumer) -> list[Message]:
+        found = consumer.receive_many(2, 0.0)
+        reader: Any = consumer._reader
+        begun.append(reader.has_begun_next)
+        return found
+
+    at = 0
+    rng = random.Random(3)
+    while _run(receive, at, waits_to_commit=9, calls=8):
+        at += rng.randint(1, 15)
+    assert at > 100
+    assert any(begun)
+
+
+def test_a_commit_that_fails_gives_up_what_was_started_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kafkamq.markers.batches.AHEAD_COUNT", 1)
+    monkeypatch.setattr("kafkamq.markers.batches.AHEAD_MS", 1 << 40)
+
+    def receive(consumer: MarkersConsumer) -> list[Message]:
+        found = consumer.receive_many(2, 0.0)
+        reader: Any = consumer._reader
+        if reader.has_begun_next and not failed:
+            reader.fails = True
+            failed.append(consumer)
+        return found
+
+    failed: list[MarkersConsumer] = []
+    _run(receive, 1 << 40, waits_to_commit=9, calls=8)
+    assert failed
 
 
 @pytest.mark.parametrize("name", RECEIVES)

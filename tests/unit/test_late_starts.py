@@ -48,6 +48,9 @@ class _Reader:
     def hold(self, late: Mapping[int, int]) -> None:
         self._buffer.hold(late)
 
+    def give_up_commit(self) -> None:
+        pass
+
     def go_on(self, partitions: Iterable[int]) -> None:
         self.sought.update(self._buffer.go_on(partitions))
 

@@ -131,7 +131,7 @@ def test_late_verdicts_keep_no_payloads_and_are_named_once() -> None:
         for offset in range(100):
             record = Record()
             records.append(weakref.ref(record))
-            late = MarkersMessage(ack_writer, cast("Any", record), offset, ())
+            late = MarkersMessage(ack_writer, cast("Any", record), offset)
             lease = late._lease = Lease(0, [offset], (b"t" * 16, 1), 0, "me")
             lease.log_begin_ms, lease.log_deadline_ms = 0, 10_000
             ack_writer.handed_out([late])

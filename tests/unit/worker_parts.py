@@ -93,7 +93,7 @@ def poll_into(
         partition, offset = each.partition() or 0, each.offset() or 0
         first.setdefault(partition, offset)
         following[partition] = offset + 1
-        message = MarkersMessage(ack_writer, each, offset, each.headers() or ())
+        message = MarkersMessage(ack_writer, each, offset)
         message.read()
         runs.append(Run(partition, [offset], [message], monotonic_ms(), is_plain=False))
     buffer.polled(runs, first_offsets=first, next_offsets=following, count=len(runs))

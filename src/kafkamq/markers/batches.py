@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 
 from kafkamq.errors import KafkaMQError
@@ -23,6 +24,9 @@ from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.offset_commits import Commit
 
 MAX_GATHERED = 1000  # messages for which a transaction waits no longer
+AHEAD_COUNT = 500  # so many that are handed out at once, and used up within AHEAD_MS,
+AHEAD_MS = 100  # let the next ones be STARTed while these are committed
+MIN_TIMEOUT_MS = 5000  # ... on queues with such a redelivery timeout, or a longer one
 _LATE_S = 0.05  # how often it is looked whether late STARTs are known
 _GATE_S = 0.02  # how often R6 is asked again
 _log = logging.getLogger(__name__)
@@ -50,6 +54,7 @@ class Batches:
         self._closing = closing
         self._recorder = ConsumerRecorder(state.queue.queue_id)
         self._batch: Batch | None = None
+        self._next: Batch | None = None  # STARTed behind it, while it is committed
         self._gather_until_s = 0.0  # monotonic; 0: no batch is being gathered
         self.ready: deque[MarkersMessage] = deque()  # STARTed and committed, not handed out
         self.ready_count = 0  # so many were there when the last ones came, at
@@ -58,14 +63,14 @@ class Batches:
     @property
     def is_open(self) -> bool:
         """Whether STARTs, or the commit behind them, are under way."""
-        return self._batch is not None
+        return self._batch is not None or self._next is not None
 
     def step(self, wanted: int, timeout_s: float) -> None:
         """One step from polling to messages that are ready; waits at most ``timeout_s``."""
-        if self._batch is None:
-            self._batch = self._handover.next_late(is_settled=True)
-        if self._batch is not None:
-            self._finish(self._batch, timeout_s)
+        batch = self._take_next() or self._handover.next_late(is_settled=True)
+        if batch is not None:
+            self._batch = batch
+            self._finish(batch, timeout_s, wanted if self._is_fast() else 0)
             return
         if self._state.namespace.facts() is not self._starter.facts:
             self._know_topics()
@@ -119,12 +124,55 @@ class Batches:
             self._give_up(batch)
             raise
 
-    def _finish(self, batch: Batch, timeout_s: float) -> None:
+    def tend(self) -> None:
+        """Nobody receives: what is under way comes to where its leases are renewed."""
+        batch = self._take_next()
+        if batch is not None:
+            self._finish(batch, 0.0)
+
+    def _take_next(self) -> Batch | None:
+        """The batch that is under way, the older one of two."""
+        if self._batch is None and self._next is not None:
+            self._batch, self._next = self._next, None
+        return self._batch
+
+    def _is_fast(self) -> bool:
+        """Whether what was ready was many, and is used up already."""
+        if self.ready_count < AHEAD_COUNT or self.ready:
+            return False
+        # Whoever stands still with it must not lose it before ``tend`` sees it through.
+        is_safe = self._queue.redelivery_timeout_ms >= MIN_TIMEOUT_MS
+        return is_safe and monotonic_ms() - self.ready_ms <= AHEAD_MS
+
+    def _begin_next(self, wanted: int) -> None:
+        """STARTs of the next batch, whose commit comes behind this one's (R5)."""
+        namespace, starter, buffer = self._state.namespace, self._starter, self._buffer
+        if self._next is not None or namespace.facts() is not starter.facts:
+            return
+        self._reader.poll_ahead(wanted)
+        room = self._queue.max_in_flight - self._state.leases.open_count
+        count = min(wanted, room, len(buffer))
+        if count < min(wanted, AHEAD_COUNT) or buffer.is_stale(monotonic_ms()):
+            return
+        try:
+            self._next = starter.plan(count)
+        except BaseException:  # as in ``_begin``; the batch before it is given up, too
+            self._reader.seek_back()
+            raise
+        if self._next is not None:
+            try:
+                self._handover.begin(self._next)
+            except KafkaMQError as error:  # found out when it is its turn: it is not reported
+                _log.info("STARTs were not queued", extra={"error": str(error)})
+
+    def _finish(self, batch: Batch, timeout_s: float, next_count: int = 0) -> None:
+        """``next_count``: so many may be STARTed behind it meanwhile."""
         if batch.is_committed:  # broken off behind that
             self._make_ready(batch)
             return
         try:
-            outcome = self._handover.advance(batch, timeout_s)
+            meanwhile = partial(self._begin_next, next_count) if next_count else None
+            outcome = self._handover.advance(batch, timeout_s, meanwhile)
         except BaseException:
             self._give_up(batch)
             raise
@@ -148,7 +196,14 @@ class Batches:
         self.ready_count, self.ready_ms = len(self.ready), monotonic_ms()
 
     def _give_up(self, batch: Batch) -> None:
-        """R5: read again from the committed offset; the next step works."""
+        """R5: read again from the committed offset; the next step works.
+
+        What was STARTed behind it goes, too: it may be of the same partitions.
+        """
+        self._batch = batch  # until both are given up
+        if self._next is not None:
+            self._handover.give_up(self._next)
+            self._next = None
         self._batch = None
         self._handover.give_up(batch)
 
@@ -174,6 +229,8 @@ class Batches:
             self._make_ready(batch)
         elif batch is not None:
             self._give_up(batch)
+        if self._next is not None:
+            self._give_up(self._next)
         self._handover.give_up_late()
         self._starter.sweep()
         self._reader.read_again()
@@ -187,11 +244,13 @@ class Batches:
                 extra={"queue": self._queue.queue_id, "partitions": list(partitions)},
             )
         self._handover.lost(batch, partitions)
+        if self._next is not None:
+            self._handover.lost(self._next, partitions)
 
     def end(self, deadline_s: float) -> None:
         """See what is under way through, and give up what is not in time (monotonic seconds)."""
         while time.monotonic() < deadline_s:
-            batch = self._batch or self._handover.next_late(is_settled=False)
+            batch = self._take_next() or self._handover.next_late(is_settled=False)
             if batch is None:
                 return
             self._batch = batch
@@ -202,8 +261,9 @@ class Batches:
                     "messages could not be released; they come back when their leases end",
                     extra={"queue": self._queue.queue_id, "error": str(error)},
                 )
-        if self._batch is not None:
-            self._give_up(self._batch)
+        batch = self._take_next()
+        if batch is not None:
+            self._give_up(batch)
         self._handover.give_up_late()
 
     def release(self, ack_writer: AckWriter) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kafkamq.markers.message import MarkersMessage
@@ -27,8 +27,17 @@ class Handover(Protocol):
     def begin(self, batch: Batch) -> None:
         """Set out; on an error, ``give_up``."""
 
-    def advance(self, batch: Batch, timeout_s: float) -> Commit:
-        """Wait for it; on ``FAILED`` or an error, ``give_up``."""
+    def advance(
+        self, batch: Batch, timeout_s: float, meanwhile: Callable[[], None] | None = None
+    ) -> Commit:
+        """Wait for it; on ``FAILED`` or an error, ``give_up``.
+
+        Args:
+            batch: The one that was begun first.
+            timeout_s: Of the wait.
+            meanwhile: Called when all its STARTs are in the log and its offsets on their way: the
+                next one may begin.
+        """
 
     def give_up(self, batch: Batch) -> None:
         """Forget the batch, and read again what it held."""
@@ -74,11 +83,18 @@ class PlainHandover:
         self._starter.write(batch)
         self._reader.poll_ahead(batch.count)
 
-    def advance(self, batch: Batch, timeout_s: float) -> Commit:
+    def advance(
+        self, batch: Batch, timeout_s: float, meanwhile: Callable[[], None] | None = None
+    ) -> Commit:
         """See the STARTs in the log, then commit the offsets."""
         began_s = time.monotonic()
         if not batch.is_started and not self._has_started(batch, timeout_s):
             return Commit.PENDING
+        if meanwhile is not None and not self._late:  # whose partitions stand still
+            outcome = self._reader.commit(0.0)
+            if outcome is not Commit.PENDING:
+                return outcome
+            meanwhile()
         return self._reader.commit(max(0.0, timeout_s - (time.monotonic() - began_s)))
 
     def _has_started(self, batch: Batch, timeout_s: float) -> bool:
@@ -118,6 +134,7 @@ class PlainHandover:
 
     def give_up(self, batch: Batch) -> None:
         """Seek back to the committed offset; with it goes what is behind it, or has failed, too."""
+        self._reader.give_up_commit()
         partitions = batch.partitions()
         also = [
             late
@@ -175,8 +192,10 @@ class ExactHandover:
         self._count = self._buffer.uncommitted_count
         self._committer.begin(batch.starts, self._offsets, self._reader.membership())
 
-    def advance(self, batch: Batch, timeout_s: float) -> Commit:
-        """Wait for its outcome, and stay in the group meanwhile."""
+    def advance(
+        self, batch: Batch, timeout_s: float, meanwhile: Callable[[], None] | None = None
+    ) -> Commit:
+        """Wait for its outcome, and stay in the group meanwhile; one transaction at a time."""
         outcome = self._committer.wait(min(timeout_s, _SLICE_S))
         if outcome is Commit.DONE:
             self._reader.committed(self._offsets, self._count)

@@ -8,7 +8,6 @@ from typing import Protocol
 from kafkamq.markers.rules.handout import expires_at_ms
 from kafkamq.markers.rules.lease import Lease
 from kafkamq.queue.message import Acknowledger, Message
-from kafkamq.queue.wire.headers import read_message_headers
 from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.clock import NS_PER_MS, now_ns, public_s
 from kafkamq.transport.errors import KafkaError
@@ -82,18 +81,12 @@ class MarkersMessage(Message):
     _record: Record
     _lease: Lease
 
-    def __init__(
-        self,
-        ack_writer: MarkersAcknowledger,
-        record: Record,
-        offset: int,
-        headers: Sequence[tuple[str, bytes | None]],
-    ) -> None:
+    def __init__(self, ack_writer: MarkersAcknowledger, record: Record, offset: int) -> None:
         """Made when the record was polled; ``read`` its headers if they are more than an id."""
         # As Message.__init__ does, whose call would take half as long as the rest.
         self._acknowledger = ack_writer
         self._record = record
-        self._headers = headers
+        self._headers = None  # read when they are asked for
         self._count = 1
         self._read = None
         self._expiry_ms = 0
@@ -101,7 +94,7 @@ class MarkersMessage(Message):
 
     def read(self) -> None:
         """Find the delivery count and, with a TTL, the broker time of its end (R10)."""
-        self._read = found = read_message_headers(self._headers)
+        found = self._own_headers()
         self._count = found.delivery_count
         if found.ttl_ms is not None:
             first = found.origin

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import groupby
-from operator import itemgetter
 from time import monotonic
 from typing import cast
 
@@ -24,7 +23,7 @@ from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import is_retriable
 from kafkamq.transport.group_consumer import COMMITTED
 from kafkamq.transport.offset_commits import Commit
-from kafkamq.transport.record import Place, Record, all_headers
+from kafkamq.transport.record import Place, Record, with_more_than
 
 __all__ = ["Membership", "MessageReader", "group_of"]
 
@@ -34,7 +33,6 @@ CLOSE_TIMEOUT_S = 10.0
 _WAIT_S = 0.25  # one blocking wait; between two, errors are looked at
 # In place of the position of a partition that is to be read from another place.
 _UNKNOWN = -1  # from what is committed
-_NAME = _FIRST = itemgetter(0)  # of a header; of headers
 _FROM_START = -10  # from its start, whatever is committed
 _log = logging.getLogger(__name__)
 
@@ -48,9 +46,9 @@ class MessageReader:
         queue: QueueConfig,
         buffer: FetchBuffer[MarkersMessage],
         member: Membership,
-        make: Callable[[Record, int, Sequence[tuple[str, bytes | None]]], MarkersMessage],
+        make: Callable[[Record, int], MarkersMessage],
     ) -> None:
-        """``make`` gets a record, its offset and its headers."""
+        """``make`` gets a record and its offset."""
         self._config = config
         self._queue = queue
         self._buffer = buffer
@@ -158,14 +156,12 @@ class MessageReader:
                 for record, key in zip(records, keys, strict=True)
                 if key == queue_key or (key is not None and key.startswith(prefix))
             ]
-        offsets, headers = list(map(_offset_of, records)), all_headers(records)
-        messages = list(map(self._make, records, offsets, headers))
-        sizes = set(map(len, headers))
-        if (sizes == {1} and set(map(_NAME, map(_FIRST, headers))) == {ID}) or sizes == {0}:
-            return Run(partition, offsets, messages, polled_ms)  # an id is read when asked for
-        for message in messages:
+        offsets = list(map(_offset_of, records))
+        messages = list(map(self._make, records, offsets))
+        special = [messages[at] for at in with_more_than(ID, records)]
+        for message in special:
             message.read()
-        is_plain = all(message._count == 1 and not message._expiry_ms for message in messages)
+        is_plain = all(message._count == 1 and not message._expiry_ms for message in special)
         return Run(partition, offsets, messages, polled_ms, is_plain)
 
     def _see_outside(self) -> None:
@@ -361,6 +357,10 @@ class MessageReader:
         if outcome is Commit.PENDING and (timeout_s > 0 or self.is_skipping):
             self.tend()  # the group may wait for us
         return outcome
+
+    def give_up_commit(self) -> None:
+        """Wait no more for what is being committed; what comes next is committed behind it."""
+        self._commits.give_up()
 
     def committed(self, offsets: dict[int, int], count: int) -> None:
         """These offsets are committed, which are those of ``count`` polled records."""

@@ -319,7 +319,7 @@ class Starter:
         encoder, record = self._state.encoder, message._record
         max_bytes = min(self.facts.max_marker_bytes, MAX_MARKER_BYTES)
         key, value = record.key() or b"", record.value()
-        known = message._count, message._headers, message._expiry_ms, message.timestamp_ms
+        known = message._count, message.raw_headers, message._expiry_ms, message.timestamp_ms
         if value is None or len(value) <= self._max_inline_bytes:
             start = encoder.encode_known(identity, key, value, *known, False)
             if len(start) <= max_bytes:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from kafkamq.config import milliseconds
 from kafkamq.errors import LeaseLostError, StateError
 from kafkamq.queue.wire.headers import MessageHeaders, read_message_headers, reason_of
-from kafkamq.transport.record import RecordLike
+from kafkamq.transport.record import RecordLike, headers_of
 from kafkamq.types import Headers, MessageId, Outcome
 
 _ACK = Outcome.ACK  # looking it up in its class takes long
@@ -61,7 +61,7 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
         """Made by a consumer alone."""
         self._acknowledger = acknowledger
         self._record = record
-        self._headers = headers
+        self._headers: Sequence[tuple[str, bytes | None]] | None = headers
         self._count = delivery_count
         self._read: MessageHeaders | None = None
 
@@ -87,6 +87,8 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
     @property
     def raw_headers(self) -> Headers:
         """All headers of the record in their order, the protocol's own among them."""
+        if self._headers is None:
+            self._headers = headers_of(self._record)
         return tuple(self._headers)
 
     @property
@@ -130,7 +132,7 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
 
     def _own_headers(self) -> MessageHeaders:
         if self._read is None:
-            self._read = read_message_headers(self._headers)
+            self._read = read_message_headers(self.raw_headers)
         return self._read
 
     def __repr__(self) -> str:

@@ -22,6 +22,7 @@ __all__ = [
     "headers_of",
     "headers_or_none",
     "place_of",
+    "with_more_than",
 ]
 
 Place = tuple[str, int]
@@ -92,6 +93,19 @@ def all_headers(records: Sequence[RecordLike]) -> list[Sequence[tuple[str, bytes
             record.set_headers([])
             found.append(_unreadable(record))
     return found if all(found) else [headers or () for headers in found]
+
+
+def with_more_than(name: str, records: Sequence[RecordLike]) -> list[int]:
+    """Which of the records have other headers than one of this name; keeps none of them."""
+    try:
+        are_alone = [
+            not found or (len(found) == 1 and found[0][0] == name) for found in map(_read, records)
+        ]
+    except (UnicodeDecodeError, SystemError):
+        return list(range(len(records)))  # ``headers_of`` finds out which
+    if all(are_alone):
+        return []
+    return [at for at, is_alone in enumerate(are_alone) if not is_alone]
 
 
 def _unreadable(record: RecordLike) -> Headers:

@@ -241,10 +241,10 @@ class Leases:
             del self._first_starts[next(iter(self._first_starts))]
 
     def _lose(self, lease: Lease) -> None:
-        lease.state = _LOST
-        lease.held.clear()
-        self._open.pop(lease, None)
         self._id_is_spent = True  # a KEEPALIVE of the consumer would keep it alive
+        self._open.pop(lease, None)
+        lease.held.clear()
+        lease.state = _LOST  # last: a call that is broken off before is repeated
 
     # Renewal (R7).
 
