@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,3 +88,27 @@ def test_a_position_of_spark_that_is_refused_for_one_partition_is_not_noted(
     with pytest.raises(raised):
         position.commit({0: 5, 1: 7}, b"t" * 16)
     assert not position.is_known
+
+
+def test_a_commit_that_waits_for_its_turn_leaves_out_what_was_revoked_meanwhile() -> None:
+    """Else it would set the new owner's position back, under a generation that is valid."""
+    asked: list[dict[int, int]] = []
+
+    class Client(Group):
+        def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> list[Any]:
+            asked.append({each.partition: each.offset for each in offsets})
+            return super().commit(offsets, asynchronous)
+
+    client: Any = Client({})
+    committer = Committer("t", "g")
+    for revoked, left in (([0], [{1: 3}]), ([0, 1], [])):
+        asked.clear()
+        turn = Event()
+        committer.ask(turn.wait)
+        committer.begin(client, {0: 7, 1: 3})
+        for partition in revoked:
+            committer.forget(partition)
+        turn.set()
+        assert committer.wait(10.0) is Commit.DONE
+        assert asked == left
+    assert committer.finish(lambda: None, 10.0)

@@ -124,6 +124,7 @@ class OffsetCommits:
     def forget(self, partition: int) -> None:
         """It is another member's, and may come back with that one's position."""
         self._committing.pop(partition, None)
+        self._committer.forget(partition)
 
     def give_up(self) -> None:
         """Wait no more for the commit that is pending."""

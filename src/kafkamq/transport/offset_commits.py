@@ -42,6 +42,7 @@ class Committer:
         self._topic = topic
         self._thread = ThreadPoolExecutor(1, f"kafkamq-commit-{group}")
         self._pending: Future[None] | None = None
+        self._wanted: dict[Place, int] = {}  # what it is to commit; read when its turn comes
         self._began_s = 0.0
         self._is_finished = False
 
@@ -52,10 +53,18 @@ class Committer:
 
     def begin(self, consumer: KafkaConsumer, offsets: Mapping[int, int]) -> None:
         """Commit these offsets (by partition); none may be pending."""
-        wanted = {(self._topic, number): at for number, at in offsets.items()}
+        self._wanted = {(self._topic, number): at for number, at in offsets.items()}
         self._began_s = time.monotonic()
         doing = f"committing offsets of {self._topic}"
-        self._pending = self._thread.submit(commit_all, consumer, wanted, doing)
+        self._pending = self._thread.submit(commit_all, consumer, self._wanted, doing)
+
+    def forget(self, partition: int) -> None:
+        """It was revoked: a commit whose turn has not come leaves it out.
+
+        Kafka takes offsets of any partition from a member of the present generation: those of a
+        commit that waited for its turn would set the new owner's position back.
+        """
+        self._wanted.pop((self._topic, partition), None)
 
     def wait(self, timeout_s: float) -> Commit:
         """What became of the pending commit, after waiting for it."""
@@ -108,7 +117,9 @@ def commit_offsets(
     consumer: KafkaConsumer, offsets: Mapping[Place, int]
 ) -> dict[Place, KafkaError]:
     """Commit, and wait for the answer: what was refused, by topic and partition."""
-    wanted = [TopicPartition(*place, offset) for place, offset in offsets.items()]
+    wanted = [TopicPartition(*place, offset) for place, offset in list(offsets.items())]
+    if not wanted:
+        return {}
     answers = consumer.commit(offsets=wanted, asynchronous=False) or ()
     return {
         (answer.topic, answer.partition): answer.error
