@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
-from tests.unit.test_parallel_work_queue import Room
+from tests.unit.test_parallel_work_queue import Placed, Room
 from tests.waiting import wait_until
 
-from kafkamq import Ack, Reject
+from kafkamq import Ack, DeadlineExceededError, Reject, StateError
 from kafkamq.config import Backoff
-from kafkamq.parallel.failure_policy import FailurePolicy
+from kafkamq.parallel.config import OnExhausted
+from kafkamq.parallel.failure_policy import FailurePolicy, Unwritten
 from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.results import OutgoingRecord, ProducePublisher, Publisher
 from kafkamq.parallel.streams import ResultStream
 from kafkamq.queue.sure_writer import Written
 from kafkamq.runtime.loop_executor import LoopExecutor
+from kafkamq.runtime.steps import take
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.work_queue import Executor, HandlerCall
 
@@ -37,16 +39,19 @@ class Message:
 
 
 class ResultProducer:
-    """Takes results; refuses those of a value as often as it is told to."""
+    """Takes results; refuses those of a value as often as told, for their size by default."""
 
     def __init__(self, refusals: dict[bytes, int]) -> None:
         self.refusals = refusals
+        self.why: KafkaError | StateError = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
         self.log: list[int] = []
 
     def send(self, topic: str, value: bytes, key: bytes, headers: Any, told: Any, _: int) -> None:
         if self.refusals.get(value, 0) > 0:
             self.refusals[value] -= 1
-            told(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND), Message())
+            if isinstance(self.why, StateError):
+                raise self.why
+            told(self.why, Message())
             return
         self.log.append(int(value))
         told(None, Message())
@@ -102,8 +107,16 @@ class Works:
             self.room.queue.stop()
             pool.join(30)
 
-    def produce(self, refusals: dict[bytes, int], keys: str, *, is_async: bool) -> list[int]:
+    def produce(
+        self,
+        refusals: dict[bytes, int],
+        keys: str,
+        *,
+        is_async: bool,
+        why: KafkaError | StateError | None = None,
+    ) -> list[int]:
         results = ResultProducer(refusals)
+        results.why = why or results.why
         publisher = ProducePublisher(
             self.room.queue, self.policy, results, timeout_s=5, on_produced=None
         )
@@ -149,6 +162,40 @@ def test_only_the_first_refusal_of_a_key_is_an_attempt() -> None:
     log = works.produce({b"%d" % number: 1 for number in range(4)}, "aaaa", is_async=False)
     assert works.letters == []
     assert log[-4:] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        KafkaError(KafkaError._MSG_TIMED_OUT),
+        KafkaError(KafkaError._PURGE_QUEUE),
+        KafkaError(KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND),
+        KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED),
+        KafkaError(KafkaError.UNKNOWN_PRODUCER_ID, "the client has ended", True),
+        StateError("the producer is closed"),
+    ],
+    ids=str,
+)
+def test_a_result_that_is_not_written_is_no_failure_of_its_handler(
+    why: KafkaError | StateError,
+) -> None:
+    """What is skipped then would be lost, though its handler ended well."""
+    works = Works(max_attempts=1, on_exhausted=OnExhausted.SKIP, retry_on=(ValueError,))
+    log = works.produce({b"1": 3}, "aaa", is_async=False, why=why)
+    assert log[-2:] == [1, 2]
+    assert works.room.stats.skipped == 0
+    assert works.room.stats.failed == 3
+
+
+def test_max_attempts_are_of_what_failed_by_itself() -> None:
+    works = Works(max_attempts=2, dead_letter_topic="dead")
+    record = Placed(0, "a")
+    late = Unwritten(DeadlineExceededError("no answer"))
+    due = [take(works.policy.apply(record, each)) for each in (late, late, ValueError("no"), late)]
+    assert None not in due
+    assert record.attempt == 5
+    assert take(works.policy.apply(record, ValueError("no"))) is None
+    assert works.letters == [0]
 
 
 def test_a_stream_waits_for_results_alone() -> None:

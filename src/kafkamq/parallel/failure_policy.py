@@ -34,6 +34,13 @@ Hold = Callable[[ParallelRecord, DeadLetterReason, Written], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Unwritten:
+    """The outcome of a handler that ended well, and whose result Kafka does not have."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
 class FailurePolicy:
     """Applies the retry policy; thread-safe."""
 
@@ -46,7 +53,7 @@ class FailurePolicy:
     def apply(self, record: ParallelRecord, outcome: object) -> Steps[int | None]:
         """When a record is due again (monotonic ms) whose handler raised or returned ``outcome``.
 
-        None: it is done.
+        None: it is done. One that is ``Unwritten`` is tried again, whatever the policy says.
         """
         decision, error = self._decide(record, outcome)
         if not isinstance(decision, GiveUp):
@@ -66,14 +73,20 @@ class FailurePolicy:
     def _decide(
         self, record: ParallelRecord, outcome: object
     ) -> tuple[Done | Retry | GiveUp, BaseException | None]:
+        attempt = record.attempt
+        unwritten = 0 if record._failure is None else record._failure.unwritten
+        if isinstance(outcome, Unwritten):
+            why = _error_text(outcome.error)
+            record._failure = Failure(attempt, outcome.error, why, unwritten + 1)
+            return Retry(), outcome.error
         verdict, error = understood(outcome, self.config.retry_on)
         if inspect.isawaitable(outcome):  # a plain handler that forgot async: so is each record
             self.fail(error or StateError("the handler returned an awaitable"))
             verdict = Nack(delay=_STOPPED_S)
         elif error is not None:
             verdict = self._verdict_on(record, error, verdict)
-        attempt = record.attempt
-        decision = judge(verdict, attempt=attempt, max_attempts=self.config.max_attempts)
+        own = attempt - unwritten
+        decision = judge(verdict, attempt=own, max_attempts=self.config.max_attempts)
         if isinstance(decision, GiveUp) and not self.config.gives_up:  # a default is no choice
             _log.error(
                 "a record is rejected and there is no place for it: it is tried again; set"
@@ -83,7 +96,7 @@ class FailurePolicy:
             decision = Retry()
         if not isinstance(decision, Done):
             reason = "" if isinstance(verdict, Ack) else verdict.reason
-            record._failure = Failure(attempt, error, reason or _error_text(error))
+            record._failure = Failure(attempt, error, reason or _error_text(error), unwritten)
         return decision, error
 
     def _verdict_on(

@@ -62,7 +62,8 @@ class ParallelOptions(TypedDict, total=False):
     batch_linger: float | timedelta
     """How long a list that is not full waits for more; 0."""
     max_attempts: int | None
-    """Then a record is given up; None (the default): it is tried forever."""
+    """Then a record is given up; None (the default): it is tried forever. A handler that ended
+    well, and whose result could not be written for want of brokers or rights, has not failed."""
     retry_on: type[BaseException] | Sequence[type[BaseException]] | None
     """Exceptions that are worth another attempt; any other one rejects its record. None (the
     default): all are. Time that has run out, and a process that has died, always are."""

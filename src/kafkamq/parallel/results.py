@@ -9,14 +9,20 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Protocol, TypeAlias
 
-from kafkamq.errors import ConfigError, DeadlineExceededError, KafkaMQError
+from kafkamq.errors import (
+    BrokerError,
+    ConfigError,
+    DeadlineExceededError,
+    KafkaMQError,
+    StateError,
+)
 from kafkamq.parallel.callbacks import tell
-from kafkamq.parallel.failure_policy import FailurePolicy
+from kafkamq.parallel.failure_policy import FailurePolicy, Unwritten
 from kafkamq.parallel.record import ParallelRecord
 from kafkamq.parallel.result_producer import ResultProducer
 from kafkamq.parallel.work_queue import FailedRun, ParallelWorkQueue, PoolWorker
 from kafkamq.runtime.steps import Steps
-from kafkamq.transport.errors import KafkaError, broker_error
+from kafkamq.transport.errors import REFUSALS, KafkaError, broker_error, is_retriable, meaning
 from kafkamq.transport.record import Record
 
 
@@ -113,14 +119,16 @@ class _Outstanding:
         self._lock = threading.Lock()
         self._count = 1  # the sender itself
         self.ended: Future[None] = Future()
-        self.failed: dict[ParallelRecord, BaseException] = {}
+        self.failed: dict[ParallelRecord, BaseException | Unwritten] = {}
 
     def add(self) -> None:
         with self._lock:
             self._count += 1
 
     def done(
-        self, record: ParallelRecord | None = None, error: BaseException | None = None
+        self,
+        record: ParallelRecord | None = None,
+        error: BaseException | Unwritten | None = None,
     ) -> None:
         with self._lock:
             self._count -= 1
@@ -149,9 +157,9 @@ class ProducePublisher:
         for outputs in _waves(worker, behind) if worker.outputs else ():
             sent = self._send(outputs)
             in_time = yield sent.ended, self.timeout_s
-            for record, error in self._failures(outputs, sent, in_time=in_time):
+            for record, outcome in self._failures(outputs, sent, in_time=in_time):
                 if record not in behind:
-                    due_ms = yield from self.policy.apply(record, error)
+                    due_ms = yield from self.policy.apply(record, outcome)
                     behind.update(put_off(worker, record, due_ms))
         worker.outputs = []
         self.work_queue.release_all(worker)
@@ -161,12 +169,17 @@ class ProducePublisher:
         for record, result in outputs:
             sent.add()
             try:
-                for out in outgoing(result):
+                outs = outgoing(result)
+            except Exception as error:  # noqa: BLE001 - also what a generator raises
+                sent.done(record, error)
+                continue
+            try:
+                for out in outs:
                     sent.add()
                     self._send_one(sent, record, out)
                 sent.done()
-            except Exception as error:  # noqa: BLE001 - also what a generator raises
-                sent.done(record, error)
+            except Exception as error:  # noqa: BLE001 - such as a partition that is no number
+                sent.done(record, _failed_send(error))
         sent.done()
         return sent
 
@@ -175,7 +188,7 @@ class ProducePublisher:
 
         def delivered(error: KafkaError | KafkaMQError | None, message: Record) -> None:
             if error is not None:
-                sent.done(record, broker_error(error, f"sending to {out.topic}"))
+                sent.done(record, _failed_send(broker_error(error, f"sending to {out.topic}")))
                 return
             if on_produced is not None:
                 place = (message.partition() or 0, message.offset() or 0)
@@ -192,12 +205,20 @@ class ProducePublisher:
 
     def _failures(
         self, outputs: Outputs, sent: _Outstanding, *, in_time: bool
-    ) -> list[tuple[ParallelRecord, BaseException]]:
+    ) -> list[tuple[ParallelRecord, BaseException | Unwritten]]:
         if in_time:
             failed = sent.failed
             return [(each, failed[each]) for each, _ in outputs if each in failed] if failed else []
         late = DeadlineExceededError(f"results were not confirmed within {self.timeout_s:g} s")
-        return [(record, late) for record, _ in outputs]
+        return [(record, Unwritten(late)) for record, _ in outputs]
+
+
+def _failed_send(error: Exception) -> Exception | Unwritten:
+    """Of a result; ``Unwritten``, unless it is refused for what it is, or for where it goes to."""
+    is_ours = isinstance(error, StateError)  # the producer is closed
+    is_over = isinstance(error, BrokerError) and error.is_fatal
+    is_kafkas = is_over or is_retriable(error) or meaning(error) in REFUSALS
+    return Unwritten(error) if is_ours or is_kafkas else error
 
 
 def put_off(
