@@ -46,3 +46,13 @@ def test_without_faults_every_message_is_handed_out_once(seed: int, use: ClaimUs
 def test_members_that_die_all_the_time_have_one_owner_at_a_time(use: ClaimUse) -> None:
     limits = replace(QUIET, use=use, members=3, faults=Faults(kill_every=150, freeze_every=1000))
     assert sum(check(simulate_claims(seed, limits)).deaths for seed in range(3)) > 3
+
+
+@pytest.mark.parametrize("seed", [3, 7])
+def test_a_whole_topic_of_which_messages_were_deleted_is_given_back_whole(seed: int) -> None:
+    """Who kept the other partitions left the key to others, and nobody had the topic again."""
+    limits = replace(
+        QUIET, mode="topic", members=3, partitions=3, interval_ms=500, slow_share=0.3, deletions=5,
+        releases_if_behind=True,
+    )  # fmt: skip
+    check(simulate_claims(seed, limits))

@@ -282,7 +282,7 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
                 self._lose(session, text, position)
             else:  # a new session begins at the log's start
                 _log.warning("%s; claiming it again", text)
-                self._claims.release(session)
+                self._claims.claim_again(session)
 
     def _lose(self, session: ClaimSession, text: str, offset: int) -> None:
         self._failure = DataLossError(

@@ -140,6 +140,13 @@ class PartitionClaims(Listener):
         )
         self._engine.drive(session)
 
+    def claim_again(self, session: ClaimSession) -> None:
+        """Give it back, to begin anew; G4: of a whole topic everything, or nobody gets it whole."""
+        if self.config.mode is ClaimMode.TOPIC:
+            self._break(session.place[0])
+        else:
+            self.release(session)
+
     # ---- rounds
 
     def _counted(self, counts: Mapping[str, int]) -> None:
