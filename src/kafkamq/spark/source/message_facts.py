@@ -12,7 +12,9 @@ from kafkamq.config import ServiceConfig
 from kafkamq.markers.rules.attempts import Attempt
 from kafkamq.markers.tracker.message_lookup import MessageLookup
 from kafkamq.queue.wire.headers import read_message_headers
+from kafkamq.transport.patience import Patience
 from kafkamq.transport.record import headers_of
+from kafkamq.transport.record_reader import END_GRACE_S
 
 _MAX_BYTES = 16 * 1024 * 1024
 TIMEOUT_S = 120.0
@@ -35,7 +37,9 @@ class MessageFacts:
         deadline_s = time.monotonic() + TIMEOUT_S
         while bare:
             if self._lookup is None:
-                self._lookup = MessageLookup(self._config, max_bytes=_MAX_BYTES)
+                self._lookup = MessageLookup(
+                    self._config, max_bytes=_MAX_BYTES, patience=Patience(END_GRACE_S)
+                )
             spans = [(each.message_id, 1) for each in bare]
             messages = self._lookup.read(spans, deadline_s=deadline_s)
             for attempt, (message,) in zip(bare, messages, strict=False):
