@@ -1,3 +1,5 @@
+"""R5: what was polled, what may be committed, where a failure seeks back to."""
+
 from __future__ import annotations
 
 from random import Random

@@ -101,7 +101,7 @@ class GroupOffsetService:
     """The threads and the client of one group.
 
     ``lookups`` finds the offsets of sessions' partitions; ``commits`` commits the offset of a
-    session's write, and keeps the turn of one without.
+    session's write. A write without an offset commits nothing, and waits for those before it.
     """
 
     def __init__(

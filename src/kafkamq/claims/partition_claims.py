@@ -141,7 +141,10 @@ class PartitionClaims(Listener):
         self._engine.drive(session)
 
     def claim_again(self, session: ClaimSession) -> None:
-        """Give it back, to begin anew; G4: of a whole topic everything, or nobody gets it whole."""
+        """Give it back, to begin anew; in topic mode with all other partitions of the topic (G4).
+
+        Else another member would take this one, and nobody could have the topic as a whole again.
+        """
         if self.config.mode is ClaimMode.TOPIC:
             self._break(session.place[0])
         else:

@@ -42,6 +42,7 @@ class Fence:
         return not self._is_initialised or self.producer.is_ready
 
     def init(self, timeout_s: float) -> None:
+        """Fence former owners."""
         if not self._is_initialised:
             self.producer.init(timeout_s=timeout_s)
             self._is_initialised = True
@@ -72,7 +73,7 @@ class Fence:
                 self._require()
 
     def close(self) -> None:
-        """End the client, or let who uses it do so."""
+        """End the client; while a thread uses it, that thread ends it when it is done."""
         self._is_over = True
         self._close()
 
@@ -131,4 +132,5 @@ class ClaimSession:
         return self.claimant.config.topic, self.claimant.config.partition
 
     def offsets(self, earliest: int, latest: int, committed: int, monotonic_ms: int) -> None:
+        """The answer to ``LookUp``."""
         self.claimant.on_offsets(earliest, latest, committed, monotonic_ms=monotonic_ms)

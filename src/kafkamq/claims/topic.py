@@ -119,6 +119,7 @@ def require_work(admin: Admin, topic: str) -> int:
 
 
 def find_topic(admin: Admin, topic: str) -> TopicInfo:
+    """A coordination topic as it is; ConfigError: there is none."""
     found = admin.topics([topic]).get(topic)
     if found is None:
         raise ConfigError(

@@ -149,6 +149,7 @@ class LocalKafka:
 
     @property
     def pid(self) -> int:
+        """Of the broker's Java."""
         return self._running().pid
 
     @property

@@ -56,6 +56,7 @@ class Host:
 
     @property
     def pid(self) -> int:
+        """Of the process that holds the namespaces."""
         return self._holder.pid
 
     @property

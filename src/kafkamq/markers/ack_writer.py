@@ -50,7 +50,7 @@ class AckWriter:
         self.has_news = threading.Event()  # something to tell, or to write again
         self._handed_out: dict[_Place, MarkersMessage] = {}  # if somebody wants to be told
         self.lost_leases = LostLeases(self.queue_id, on_lease_lost, state.queue.max_in_flight)
-        self._writing = threading.Lock()  # whoever takes verdicts or failed ENDs, until written
+        self._writing = threading.Lock()  # held from taking verdicts or failed ENDs to writing them
         self._noted_ms = 0  # when the first verdict came that was not taken since
         self._failed: deque[EndRecord] = deque()  # to write again
         self._unseen: dict[EndRecord, None] = {}  # of what nobody saw, and under way
@@ -344,7 +344,7 @@ class AckWriter:
             self.lost_leases.late(self._known(part, message_id.offset) or message_id)
         self.has_news.set()
 
-    # Served by the lease renewer and by whoever waits.
+    # Served by the lease renewer, and by every thread that waits for a report.
 
     def serve(self) -> None:
         """Write what was given, and what failed."""

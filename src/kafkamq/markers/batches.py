@@ -125,7 +125,7 @@ class Batches:
             raise
 
     def tend(self) -> None:
-        """Nobody receives: what is under way comes to where its leases are renewed."""
+        """Nobody receives: see what is under way through, so that its leases are renewed."""
         batch = self._take_next()
         if batch is not None:
             self._finish(batch, 0.0)
@@ -140,7 +140,7 @@ class Batches:
         """Whether what was ready was many, and is used up already."""
         if self.ready_count < AHEAD_COUNT or self.ready:
             return False
-        # Whoever stands still with it must not lose it before ``tend`` sees it through.
+        # A worker that stops receiving must not lose it before ``tend`` sees it through.
         is_safe = self._queue.redelivery_timeout_ms >= MIN_TIMEOUT_MS
         return is_safe and monotonic_ms() - self.ready_ms <= AHEAD_MS
 

@@ -84,7 +84,8 @@ class LeaseRenewer:
         gathering_s = self._ack_writer.gathering_s()
         if gathering_s:
             time.sleep(gathering_s)
-        if self._ack_writer.gathering_s():  # later ones: whoever receives has written the others
+        # A receive may have written those meanwhile; then younger ones gather.
+        if self._ack_writer.gathering_s():
             self._ack_writer.has_news.set()
         else:
             self._ack_writer.serve()

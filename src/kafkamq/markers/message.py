@@ -63,7 +63,7 @@ class EndRecord:
 
 
 class MarkersAcknowledger(Acknowledger, Protocol):
-    """Of these messages."""
+    """What a message of a ``markers`` queue needs of its consumer."""
 
     def check(self) -> None:
         """Refuse on a closed consumer, and in a forked child."""

@@ -319,6 +319,7 @@ class Engine:
     def hold_dead_letter(
         self, record: ParallelRecord, reason: DeadLetterReason, written: Written
     ) -> None:
+        """See ``ParallelDeadLetters.hold``; any thread."""
         assignment = self._assignments.get((record.topic, record.partition))
         if (
             assignment is not None

@@ -206,6 +206,7 @@ class ProducePublisher:
     def _failures(
         self, outputs: Outputs, sent: _Outstanding, *, in_time: bool
     ) -> list[tuple[ParallelRecord, BaseException | Unwritten]]:
+        """In the order of the results."""
         if in_time:
             failed = sent.failed
             return [(each, failed[each]) for each, _ in outputs if each in failed] if failed else []

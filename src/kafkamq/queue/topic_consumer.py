@@ -166,6 +166,7 @@ class TopicConsumer(Consumer, Generic[M]):
                 self._changed.wait(min(left_s, _SLICE_S))
 
     def _take(self, n: int) -> list[Message]:
+        """With ``_changed`` held."""
         taken: list[Message] = []
         room = min(n, self._queue.max_in_flight - len(self._held))
         if self._unwritten() >= MAX_UNWRITTEN:
@@ -288,6 +289,7 @@ class TopicConsumer(Consumer, Generic[M]):
         self._dead_letters.write(message, reason, error).add_done_callback(written)
 
     def _unwritten(self) -> int:
+        """Dead letters under way."""
         return self._unwritten_count
 
     def has_verdict(self, message: M) -> bool:

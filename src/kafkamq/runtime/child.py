@@ -168,6 +168,7 @@ class _Inbox(Inbox[_Run, _Item]):
     # What the parent is told.
 
     def _end(self, run: _Run, tried: int, spent_us: int) -> None:
+        """With the lock held."""
         run.is_over = True
         self._ends += (run.number, tried, spent_us)
         if not self._is_due.is_set():

@@ -128,6 +128,7 @@ class RemoteCalls(Inbox[_RemoteCall, _RemoteCall]):
             self._end(call, STOPPED)
 
     def _end(self, call: _RemoteCall, outcome: object) -> None:
+        """The first outcome counts."""
         with self.lock:
             is_open = call in self._open
             self._open.discard(call)

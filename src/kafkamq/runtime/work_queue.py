@@ -12,7 +12,8 @@
   that is no plain success. A queue of acknowledgements wants to know of every outcome.
 - A run that was not handled to its end, or of which records failed, goes back by ``done``; all
   others are put into ``finished``. ``publish`` follows when the slot has handled all that it took.
-- A handler that takes too long loses its *claim*: whoever takes the claim out gives the outcome.
+- A handler that takes too long loses its *claim*: the thread that takes the claim out gives the
+  outcome.
 - Executors live in this package and nowhere else: ``ThreadExecutor``, ``LoopExecutor``,
   ``ProcessExecutor``, which runs one of the first two in each process.
 """
@@ -78,7 +79,7 @@ class Slot(Generic[R]):
     # Of a process: asks for what it has not begun; from any thread, at once.
     give_back: Callable[[], None] | None = None
     is_parked: bool = False  # it waits for the queue to wake it
-    # The record, or list, that its handler is at: whoever takes it out gives the outcome.
+    # The record, or list, that its handler is at: the thread that takes it out gives the outcome.
     claim: list[Any] = field(default_factory=list)
     claimed_s: float = 0.0  # when that call began
     gate: Any = None  # where it waits; the executor's

@@ -76,6 +76,7 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
             self._add_members(min(first_members(concurrency), self._max_members))
 
     def _add_members(self, count: int) -> None:
+        """With ``_changed`` held."""
         for _ in range(count):
             number = len(self._members)
             member = Member(self._settings, self._queue.topic, self, number=number)

@@ -12,10 +12,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 GRACE_S = 60.0
-"""So long something is looked for; Kafka needs less for a change of leaders."""
+"""How long something is looked for; a change of leaders takes less."""
 
 _MEMORY_S = 120.0  # what nobody has looked for meanwhile is forgotten
-_MAX_KNOWN = 1000  # by then somebody invents what he names
+_MAX_KNOWN = 1000  # more than a lagging broker explains: somebody writes invented names
 
 
 @dataclass(slots=True)

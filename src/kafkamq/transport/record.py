@@ -96,7 +96,7 @@ def all_headers(records: Sequence[RecordLike]) -> list[Sequence[tuple[str, bytes
 
 
 def with_more_than(name: str, records: Sequence[RecordLike]) -> list[int]:
-    """Which of the records have other headers than one of this name; keeps none of them."""
+    """Indexes of the records that have other headers than one of this name."""
     try:
         are_alone = [
             not found or (len(found) == 1 and found[0][0] == name) for found in map(_read, records)

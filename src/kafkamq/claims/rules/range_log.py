@@ -12,9 +12,10 @@ One log orders all claims; its fold says who holds which range:
 - RC4 A RangeDone of the owner ends its range up to ``next``; RangeFree gives the rest to anybody.
   Members repeat the RangeFree of what is abandoned, whoever owned it: a reader that starts in the
   middle learns of it only so. Such a range it takes for free until a beat names its owner.
-  Its sender may have been late: what a record tells of a range that its reader does not know counts
-  only if the sender had read all that the reader has not, and each end of that range; who claimed
-  it meanwhile may hold it.
+  The sender of a record may have read less of the log than its reader: the record says how far
+  (``seen``). What it tells of a range that the reader does not know counts only if the sender had
+  read all that stands before the reader's first record, and every RangeDone of that range. If the
+  sender had not read a later ClaimRange of it, the claimer may hold the range: then it is not free.
 - RC5 The position is the first offset that is not done: what a restart of the whole group needs.
 
 Source: Marshal PROTOCOL.md, "TODO" (an idea there, without rules).
@@ -44,18 +45,23 @@ class HeldRange:
     beat_ms: int
     is_free: bool = False
     told_ms: int = 0  # when it was last told that it is free
-    is_hearsay: bool = False  # its owner is not known: it was told to be free
-    unsure_at: int = -1  # hearsay: who has read further than this offset knows the owner
+    # Its owner is not known: this reader has not read, or not judged, the claim. A record of a
+    # member that has read further than ``unsure_at`` names the owner.
+    is_hearsay: bool = False
+    unsure_at: int = -1
 
 
 class _Notes:
-    """Where the last record of some ranges stood, for as long as others may not have read it."""
+    """By range, the offset of its last record of one type, such as RangeDone.
+
+    A sender that had not read this record tells of the range as it was before. Records
+    older than two intervals are forgotten; a sender that had not read so far is not believed.
+    """
 
     def __init__(self) -> None:
-        self._noted: dict[
-            int, tuple[int, int]
-        ] = {}  # by first offset: place and time, oldest first
-        self._horizon = 0  # before it some are forgotten
+        # By the range's first offset: the record's offset, and when it came; oldest first.
+        self._noted: dict[int, tuple[int, int]] = {}
+        self._horizon = 0  # records before this offset may be forgotten
 
     def add(self, first: int, at: int, now_ms: int, keep_ms: int) -> None:
         noted = self._noted
@@ -70,7 +76,7 @@ class _Notes:
             del noted[oldest]
 
     def are_known_to(self, record: RangeRecord) -> bool:
-        """Whether the sender had read what is noted of its range, if something is."""
+        """Whether the sender had read what is noted of the range, or does not say how far."""
         noted_at, _ = self._noted.get(record.first, (-1, 0))
         return record.seen < 0 or (record.seen >= self._horizon and record.seen > noted_at)
 
@@ -81,9 +87,9 @@ class _Place:
 
     frontier: int = -1
     ranges: dict[int, HeldRange] = field(default_factory=dict)  # by their first offset
-    ended: _Notes = field(default_factory=_Notes)  # ranges that are not known any more
-    claimed: _Notes = field(default_factory=_Notes)  # that were not known
-    # Claims that could not be judged: offset, first, next; None once the frontier is known.
+    ended: _Notes = field(default_factory=_Notes)  # RangeDone
+    claimed: _Notes = field(default_factory=_Notes)  # ClaimRange of unknown ranges
+    # Claims from before a member told the frontier: offset, first, next; None afterwards.
     claims: list[tuple[int, int, int]] | None = field(default_factory=list)
 
 
@@ -207,7 +213,7 @@ class RangeLog:
         return True
 
     def _claimed_unjudged(self, place: _Place, record: RangeRecord, at: int) -> None:
-        """By a reader that does not know all: the range, if it is one, is told by others."""
+        """While not all is known (RC3): whether it was accepted is seen by what others tell."""
         if not 0 < record.next - record.first <= MAX_RANGE:
             return
         self._note(place.claimed, record.first, at)
@@ -271,11 +277,11 @@ class RangeLog:
         return is_theirs and known.next == record.next
 
     def _is_sure(self, known: HeldRange, record: RangeRecord) -> bool:
-        """Whether nobody else has claimed it since its sender looked."""
+        """Whether its sender had read the claim that made this its owner."""
         return not known.is_hearsay or record.seen < 0 or record.seen > known.unsure_at
 
     def _belongs(self, known: HeldRange, record: RangeRecord, owner: _Owner) -> None:
-        """Its owner lives; who was only told that it is free knows better now."""
+        """Its owner lives, so it is not free, whatever was told of it."""
         if known.is_hearsay:
             known.is_hearsay = not self._is_sure(known, record)
             known.owner = owner
@@ -287,7 +293,7 @@ class RangeLog:
             notes.add(first, at, self._clock.now_ms, self._stale_ms)
 
     def _was_claimed_before(self, place: _Place, record: RangeRecord) -> bool:
-        """This reader began after the claim of a range that it does not know."""
+        """Whether a range that this reader does not know was claimed before it began to read."""
         return (
             self._since_ms is not None
             and 0 < record.next - record.first <= MAX_RANGE
@@ -298,7 +304,11 @@ class RangeLog:
         )
 
     def _hear_frontier(self, place: _Place, record: RangeRecord) -> None:
-        """RC3: it only rises. 0: its sender knows of no claim either."""
+        """RC3: it only rises. 0: its sender knows of no claim either.
+
+        The first sender that had read all before this reader's first record says where the frontier
+        was at ``seen``. Of the claims behind that, those that begin at the frontier were accepted.
+        """
         frontier = record.frontier or -1
         if place.claims is not None and record.seen >= max(0, self._begin):
             for at, first, next_ in place.claims:

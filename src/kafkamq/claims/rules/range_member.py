@@ -1,8 +1,9 @@
 """A member that works on offset ranges: what it writes, and what it may work on.
 
-- RC6 It holds one range to work on and ``ahead`` more, claimed before they are needed: what has
-  messages first, of that what is abandoned, then what begins at a frontier that is not beyond the
-  log's end. Ranges without messages keep it from no others that have some.
+- RC6 It holds one range to work on and ``ahead`` more, claimed before they are needed. Ranges that
+  have messages come first; among these, and among those without, abandoned ranges come first, then
+  those that begin at a frontier which is not beyond the log's end. Held ranges without messages do
+  not count when it claims ranges that have some.
 - RC7 It believes nothing before it has read it back. A claim or beat counts for one interval from
   before it was sent, by the process's clock; then the range must not be worked on (as C2).
 """

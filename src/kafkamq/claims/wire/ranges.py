@@ -5,7 +5,8 @@ its topic: an unknown type there misleads Go clients.
 
 ``first`` and ``next`` are the half-open range; ``frontier`` is the first offset that nobody has
 claimed yet, as the sender knows it. A RangeBeat of a member that holds nothing has the range 0-0.
-In version 2 ``time``, which nobody goes by, is the offset up to which the sender has read the log.
+``time`` decides nothing. Version 2 has in its place the offset up to which the sender has read the
+log.
 """
 
 from __future__ import annotations

@@ -191,6 +191,7 @@ class Stage:
     # What happens.
 
     def follow(self) -> None:
+        """Read what workers have written."""
         for reader in self._readers:
             for event in reader.read():
                 self.events.append(event)

@@ -36,6 +36,7 @@ class Show:
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
+        """Around something that takes seconds."""
         self.say(text)
         if not self._console.is_terminal:
             yield
@@ -50,6 +51,7 @@ class Show:
 
     @contextmanager
     def live(self, planned: int) -> Iterator[None]:
+        """Around the time in which messages flow."""
         self._planned = planned
         self.say(f"Sending {planned:,} messages")
         if not self._console.is_terminal:

@@ -57,7 +57,7 @@ def gather(items: Iterable[Item]) -> list[tuple[tuple[MessageBatch, ...], list[I
 
 
 def join(named: Iterable[tuple[MessageBatch, T]]) -> list[tuple[tuple[MessageBatch, ...], list[T]]]:
-    """``gather`` of batches: those of one chunk become one; beside each marker, what it means."""
+    """As ``gather``, of batches: those of one chunk become one; each marker with its items."""
     chunks: dict[tuple[int, bytes, int, int], list[tuple[MessageBatch, T]]] = {}
     for batch, item in named:
         log = batch.topic_id, batch.leader_epoch

@@ -285,7 +285,7 @@ class Leases:
     def apart(self, lease: Lease, offset: int) -> Lease:
         """A lease of this message of ``lease`` alone, which still has it, too.
 
-        Whoever takes it out there uses this one, or else ``forget``s it.
+        The caller takes it out there and uses this one, or else ``forget``s it.
         """
         own = self._copy(lease, [offset])
         self._open[own] = None

@@ -50,7 +50,7 @@ def size_of(action: Settle | Carry) -> int:
 
 
 def cut(action: Settle | Carry, begin: int, end: int = PAGE_BITS) -> Settle | Carry:
-    """The same of these messages of it only (half-open; not none of them)."""
+    """The same of these messages of it only (half-open, one at least)."""
     if isinstance(action, Carry) or (begin == 0 and end >= action.bits.bit_count()):
         return action
     kept = lowest(action.bits, end)
@@ -61,7 +61,7 @@ def cut(action: Settle | Carry, begin: int, end: int = PAGE_BITS) -> Settle | Ca
 
 
 def _untangled(actions: list[Settle | Carry]) -> list[Settle | Carry]:
-    """Of one START. Two of one page may have messages between each other's: one for each then."""
+    """Actions of one START. Messages of two of one page may alternate: an action for each then."""
     if len(actions) == 1:
         return actions
     shared = Counter(map(_page, actions))

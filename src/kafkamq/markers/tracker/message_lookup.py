@@ -118,8 +118,9 @@ class MessageLookup:
     ) -> tuple[TopicInfo, Collection[_Log]]:
         """The topic, and which of these logs it has.
 
-        A topic loses no partitions, and a broker may not have heard of the one that has the name
-        now: what it does not know is asked for again, until that was in vain for long.
+        A topic loses no partitions. A broker that lags behind may not know a new one, or still
+        tell the id of the topic that had this name before. So what a broker does not know is asked
+        for again until ``patience`` is over.
 
         Raises:
             BrokerError: There was no time for that; ask again.

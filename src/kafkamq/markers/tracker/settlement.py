@@ -71,7 +71,7 @@ class Settler:
     """Settles actions of any marker partition of one namespace; one owner thread.
 
     Holds read_committed readers of the markers and messages topics, kept between calls. Settlers
-    may share ``patience`` for messages that are not there yet: whichever of them looks.
+    that share ``patience`` share their searches for messages that are not there yet.
     """
 
     def __init__(

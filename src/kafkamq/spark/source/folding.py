@@ -35,7 +35,7 @@ from kafkamq.types import MessageId, Outcome
 
 _log = logging.getLogger(__name__)
 _VERSION = 2
-_MAX_ENDED = 10_000  # attempts at a time, and what one record names beyond: rows take memory
+_MAX_ENDED = 10_000  # attempts at a time; one record may exceed it. Rows take memory
 _UNUSED_S = 7 * 86_400.0  # a stream that stood still for so long folds again
 
 

@@ -24,7 +24,7 @@ from kafkamq.spark.tracker.lateness import lateness_text
 from kafkamq.spark.tracker.partition_ledgers import PartitionLedgers
 from kafkamq.transport.patience import GRACE_S
 
-SETTLE_S = 2 * GRACE_S + 10.0  # one attempt sees the end of it: first logs, then offsets
+SETTLE_S = 2 * GRACE_S + 10.0  # for two searches in one attempt: for logs, then for offsets
 
 
 @dataclass(frozen=True, kw_only=True)
