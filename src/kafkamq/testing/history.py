@@ -11,11 +11,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from kafkamq.errors import UnsupportedVersionError, WireError
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.types import Headers, Marker, MarkerType, MessageId, Outcome, expand
+
+if TYPE_CHECKING:  # a checker runs no code of what it checks
+    from kafkamq.transport.log_reader import Record
 
 _BY_TRACKER = (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 _MAX_GRACE_MS = 3000
@@ -36,19 +39,7 @@ class LogRecord:
     headers: Headers = ()
 
 
-class _ConsumedMessage(Protocol):
-    """As much of ``confluent_kafka.Message`` as a record needs."""
-
-    def topic(self) -> str: ...
-    def partition(self) -> int: ...
-    def offset(self) -> int: ...
-    def timestamp(self) -> tuple[int, int]: ...
-    def key(self) -> bytes | None: ...
-    def value(self) -> bytes | None: ...
-    def headers(self) -> list[tuple[str, bytes | None]] | None: ...
-
-
-def record_of(message: _ConsumedMessage) -> LogRecord:
+def record_of(message: Record) -> LogRecord:
     """A record that was consumed with confluent-kafka, for `check_logs`."""
     kind, timestamp_ms = message.timestamp()
     return LogRecord(
