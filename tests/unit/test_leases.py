@@ -6,10 +6,12 @@ from typing import cast
 
 import pytest
 
+from kafkamq.markers.rules.hold import CHUNK_OFFSETS
 from kafkamq.markers.rules.lease import Lease, LeaseState, Refusal
 from kafkamq.markers.rules.leases import NEW_PARTITION_MS, Leases
+from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
-from kafkamq.types import Marker, MarkerType, MessageId
+from kafkamq.types import Marker, MarkerType, MessageBatch, MessageId
 
 T = 3000
 MAX_LEASE = 60_000
@@ -23,6 +25,13 @@ def make(timeout_ms: int = T, max_lease_ms: int = MAX_LEASE) -> Leases:
 def start(leases: Leases, message_id: MessageId, marker_partition: int) -> Lease:
     place = message_id.partition, [message_id.offset], message_id.log
     return leases.start(*place, marker_partition)
+
+
+def message_set(*batches: MessageBatch) -> MessageSet:
+    messages = MessageSet()
+    for batch in batches:
+        messages.add(batch)
+    return messages
 
 
 def held(leases: Leases, offset: int = 0, *, at_ms: int = 0, partition: int = 0) -> Lease:
@@ -313,10 +322,33 @@ class TestFirstStart:
 
     def test_what_another_worker_started_needs_no_second_start(self) -> None:
         leases = make()
-        leases.answered([MessageId(0, 7)])
+        leases.answered(message_set(MessageBatch(0, b"", 0, 7, 1)))
         assert leases.may_be_lapsed
         assert leases.is_lapsed(MessageId(0, 7), 0)
         assert not leases.is_lapsed(MessageId(0, 8), 10 * T)
+
+    def test_however_many_another_worker_started_all_are_remembered(self) -> None:
+        leases = make()
+        chunks = range(0, 50 * CHUNK_OFFSETS, CHUNK_OFFSETS)
+        every = (1 << CHUNK_OFFSETS) - 1
+        leases.answered(message_set(*(MessageBatch(0, b"", 0, first, every) for first in chunks)))
+        assert leases.is_lapsed(MessageId(0, 0), 0)
+        assert leases.is_lapsed(MessageId(0, 50 * CHUNK_OFFSETS - 1), 0)
+        assert not leases.is_lapsed(MessageId(0, 50 * CHUNK_OFFSETS), 0)
+
+    def test_what_lies_before_a_commit_is_asked_for_no_more(self) -> None:
+        leases = make()
+        leases.answered(message_set(MessageBatch(0, b"", 0, 7, 1), MessageBatch(1, b"", 0, 7, 1)))
+        for offset, of_both in ((8, True), (CHUNK_OFFSETS, False)):
+            lease = start(leases, MessageId(0, offset), 1)
+            leases.started(lease, 0, LOG)
+            leases.committed([lease], 0)
+            assert leases.is_lapsed(MessageId(0, 7), 0) is of_both
+            assert leases.is_lapsed(MessageId(1, 7), 0)
+        lease = start(leases, MessageId(1, CHUNK_OFFSETS), 1)
+        leases.started(lease, 0, LOG)
+        leases.committed([lease], 0)
+        assert not leases.may_be_lapsed  # and no message is looked up any more
 
     def test_a_lapsed_one_needs_no_second_start(self) -> None:
         leases, message_id = self.failed_batch()

@@ -74,7 +74,8 @@ def test_what_lies_between_the_times_of_two_positions_is_not_read(
     found = positions().started_since(
         {0: GroupPosition(TOPIC_ID, 7, old), 1: GroupPosition(TOPIC_ID, 9, new)}
     )
-    assert {(each.partition, each.offset) for each in found} == {(0, 7), (0, 8), (1, 9)}
+    assert all(MessageId(*each, TOPIC_ID, 1) in found for each in ((0, 7), (0, 8), (1, 9)))
+    assert len(found) == 3
     assert len(markers.read) <= 4
 
 
@@ -90,7 +91,7 @@ def test_a_partition_is_read_until_the_latest_start_that_is_known(
         [(end_ms - 1, start(0, 7)), (end_ms + MARGIN_MS, b""), (end_ms + MARGIN_MS, start(0, 8))],
     )
     found = positions().started_since({0: GroupPosition(TOPIC_ID, 7, at_ms)})
-    assert [each.offset for each in found] == [7, 8]
+    assert [offset for offset in range(10) if MessageId(0, offset, TOPIC_ID, 1) in found] == [7, 8]
 
 
 @pytest.mark.parametrize(("kept", "present"), [(TOPIC_ID, b""), (b"", TOPIC_ID), (b"", b"")])

@@ -26,6 +26,7 @@ from kafkamq.markers.message import MarkersMessage
 from kafkamq.markers.reader import MessageReader, group_of
 from kafkamq.markers.rules.fetch_buffer import FetchBuffer
 from kafkamq.markers.rules.handout import ReceiveAhead
+from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.markers.starts import Starter
 from kafkamq.markers.state import ConsumerState
 from kafkamq.markers.transactional_starts import ExactCommitter
@@ -35,7 +36,6 @@ from kafkamq.queue.ids import new_consumer_id
 from kafkamq.queue.message import Message
 from kafkamq.queue.namespace import Namespace
 from kafkamq.transport.clock import monotonic_ms
-from kafkamq.types import MessageId
 
 IDLE_MS = 1000  # without a receive for so long, the lease renewer looks after the group membership
 MAX_LEAVE_S = 1.0  # how long renewals wait for a batch, when the owner does not
@@ -215,10 +215,10 @@ class MarkersConsumer(Consumer):
         """Ask whether the messages' topic was recreated; ``Batches.step`` sees to the rest."""
         return self._state.namespace.ask_again() is not self._starter.facts
 
-    def _answered(self, message_ids: Sequence[MessageId]) -> None:
+    def _answered(self, messages: MessageSet) -> None:
         """STARTs of these are in the log: a tracker answers for them."""
         with self._state.lock:
-            self._state.leases.answered(message_ids)
+            self._state.leases.answered(messages)
 
     def _topic_id(self) -> bytes:
         return self._starter.facts.message_topic_id

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from kafkamq.config import QueueConfig, ServiceConfig
+from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.queue.names import group_of_workers
 from kafkamq.transport.group_consumer import COOPERATIVE, GroupConsumer, Owner
-from kafkamq.types import MessageId
 
 MAX_POLL_INTERVAL_MS = 300_000  # Kafka's default
 
@@ -22,7 +22,7 @@ class Membership(Protocol):
     def _lost(self, partitions: Sequence[int]) -> None:
         """These are another member's now, or nobody's."""
 
-    def _answered(self, message_ids: Sequence[MessageId]) -> None:
+    def _answered(self, messages: MessageSet) -> None:
         """STARTs of these are in the log, though no offset behind them is committed."""
 
     def _topic_id(self) -> bytes:

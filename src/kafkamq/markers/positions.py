@@ -19,6 +19,7 @@ from functools import partial
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, WireError
+from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.markers.wire.positions import (
     GroupPosition,
@@ -41,7 +42,7 @@ from kafkamq.transport.record import Record
 from kafkamq.transport.record_reader import RecordReader
 from kafkamq.transport.scan import scan
 from kafkamq.transport.settings import producer_settings
-from kafkamq.types import MarkerType, MessageId, expand
+from kafkamq.types import MarkerType, MessageBatch
 
 MARGIN_MS = 60_000  # brokers' clocks differ; STARTs come for so long after the latest one known
 REFUSED_S = 60.0  # after a refusal the next try waits so long
@@ -239,7 +240,7 @@ class Positions:
             )
             return None
 
-    def started_since(self, positions: Mapping[int, GroupPosition]) -> list[MessageId]:
+    def started_since(self, positions: Mapping[int, GroupPosition]) -> MessageSet:
         """Messages of the queue at or above these positions whose STARTs are in the log.
 
         Reads a minute or two of the markers for each time at which positions were written, or the
@@ -249,11 +250,11 @@ class Positions:
         Raises:
             BrokerError, DeadlineExceededError: No answer; ask again.
         """
-        started: list[MessageId] = []
+        started = MessageSet()
         try:
             above = self._with_messages(positions)
             for first_ms, last_ms in _times(above.values()):
-                started += self._started_between(first_ms, last_ms, above)
+                self._add_started(started, first_ms, last_ms, above)
         except BrokerError as error:
             if meaning(error) not in _WITHOUT:
                 raise
@@ -280,10 +281,13 @@ class Positions:
             reader.close()
         return above
 
-    def _started_between(
-        self, first_ms: int, last_ms: int, positions: Mapping[int, GroupPosition]
-    ) -> list[MessageId]:
-        started: list[MessageId] = []
+    def _add_started(
+        self,
+        started: MessageSet,
+        first_ms: int,
+        last_ms: int,
+        positions: Mapping[int, GroupPosition],
+    ) -> None:
         until_ms = last_ms + MARGIN_MS
         starts = self._markers_since(first_ms - MARGIN_MS)
         passed: dict[int | None, int] = {}  # marker partition -> a time in it behind until_ms
@@ -293,14 +297,12 @@ class Positions:
                 passed[record.partition()] = log_ms
                 if len(passed) == len(starts) and min(passed.values()) > until_ms:
                     break
-            for message_id in self._started_by(record):
-                position = positions.get(message_id.partition)
-                if position is not None and message_id.offset >= position.offset:
-                    started.append(message_id)
+            for batch in self._started_by(record):
+                position = positions.get(batch.partition)
+                if position is not None and started.add(batch, position.offset):
                     until_ms = max(until_ms, log_ms + MARGIN_MS)
-        return started
 
-    def _started_by(self, record: Record) -> Iterator[MessageId]:
+    def _started_by(self, record: Record) -> Iterator[MessageBatch]:
         try:
             marker = decode_marker(record.value())
         except WireError:  # the tracker's to count
@@ -310,9 +312,10 @@ class Positions:
         queue_key = split_key(marker.key)[0]
         if queue_key != self._queue_key and (queue_key or not marker.batches):
             return  # batches without a key are of several queues (R29)
-        for each in expand(marker):
-            if each.message_id is not None:
-                yield each.message_id
+        yield from marker.batches
+        one = marker.message_id
+        if one is not None:
+            yield MessageBatch(one.partition, *one.log, one.offset, 1)
 
     def _markers_since(self, since_ms: int) -> dict[int, int]:
         topic = self._config.marker_topic

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from kafkamq.markers.rules.batching import join
 from kafkamq.markers.rules.lease import ACKED, Lease, LeaseState, Refusal, Renewal, Verdict
+from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.types import MessageId
 
 NEW_PARTITION_MS = 60_000
@@ -69,6 +70,7 @@ class Leases:
         self._settled: list[Lease] = []  # parts whose ENDs are to be written
         self._number = 0  # of the last renewals
         self._first_starts: dict[MessageId, _FirstStart] = {}
+        self._answered = MessageSet()
         self._new_partitions: dict[int, int] = {}  # message partition -> renew by id until
         self._ended: list[Lease] = []  # found to be over, and not told yet
         self._look_ms = _NEVER_MS  # no HELD lease ends before that
@@ -115,26 +117,26 @@ class Leases:
 
     @property
     def may_be_lapsed(self) -> bool:
-        """Whether ``is_lapsed`` can be true of any message: False but after a failed batch."""
-        return bool(self._first_starts)
+        """Whether ``is_lapsed`` can be true of any message: seldom."""
+        return bool(self._first_starts or self._answered)
 
     def is_lapsed(self, message_id: MessageId, monotonic_ms: int) -> bool:
         """A message polled again whose first START is in the log and whose lease is over.
 
         Its START answers for it, so it needs no other one and must not be handed out.
         """
-        if not self._first_starts:
-            return False
+        if message_id in self._answered:
+            return True
         first = self._first_starts.get(message_id)
         return first is not None and monotonic_ms >= first.deadline_ms
 
-    def answered(self, message_ids: Iterable[MessageId]) -> None:
+    def answered(self, messages: MessageSet) -> None:
         """Their STARTs are in the log, by whoever; polled again, they are lapsed (R5).
 
-        For a worker that begins at an older position than the last one that was committed.
+        For a worker that begins at an older position than the last one that was committed. They
+        are remembered until what is behind them is committed.
         """
-        for message_id in message_ids:
-            self._keep_first(message_id, _FirstStart(-1, -1, -1, -1))
+        self._answered.update(messages)
 
     def start(
         self, partition: int, offsets: Sequence[int], log: tuple[bytes, int], marker_partition: int
@@ -186,6 +188,8 @@ class Leases:
             if self._first_starts:
                 for message_id in lease.message_ids():
                     self._first_starts.pop(message_id, None)
+            if self._answered:
+                self._answered.drop_before(lease.partition, lease.offsets[0])
             lease.state = _HELD
             if monotonic_ms >= lease.deadline_ms:
                 self._end(lease)
@@ -233,10 +237,7 @@ class Leases:
         )
         for message_id in lease.message_ids():
             if not (unless_known and message_id in self._first_starts):
-                self._keep_first(message_id, first)
-
-    def _keep_first(self, message_id: MessageId, first: _FirstStart) -> None:
-        self._first_starts[message_id] = first
+                self._first_starts[message_id] = first
         while len(self._first_starts) > MAX_REMEMBERED_STARTS:
             del self._first_starts[next(iter(self._first_starts))]
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, StateError
 from kafkamq.markers.positions import Positions
+from kafkamq.markers.rules.message_set import MessageSet
 from kafkamq.spark.queues.starting import identity_of
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.errors import Meaning, meaning
 from kafkamq.transport.group_consumer import GroupOffsets
 from kafkamq.transport.log_reader import LogRange, Record, log_reader
-from kafkamq.types import MessageId
 
 _log = logging.getLogger(__name__)
 _HAS_MEMBERS = (Meaning.NO_MEMBER, Meaning.STALE_MEMBER, Meaning.REBALANCING)
@@ -75,21 +75,19 @@ class QueuePosition:
             "the group's offsets are gone (offsets.retention.minutes); the ledger has them",
             extra={"queue": self._queue_id, "partitions": sorted(found)},
         )
-        started = frozenset(self._kept.started_since(found))
+        started = self._kept.started_since(found)
         return {
             number: self._behind(started, number, position.offset, topic_id)
             for number, position in found.items()
         }
 
-    def _behind(
-        self, started: Collection[MessageId], number: int, offset: int, topic_id: bytes
-    ) -> int:
+    def _behind(self, started: MessageSet, number: int, offset: int, topic_id: bytes) -> int:
         """Behind the messages that a killed worker had begun: they are the tracker's."""
-        ends = [each.offset + 1 for each in started if each.partition == number]
-        if not ends:
+        last = started.end(number)
+        if not last:
             return offset
         topic, reader = self._config.message_topic, log_reader(self._config)
-        end = min(max(ends), reader.log_ends(topic, [number])[number])
+        end = min(last, reader.log_ends(topic, [number])[number])
         for records in reader.read(LogRange(topic, number, offset, end), skips_lost=True):
             for record in records:
                 if self._is_own(record) and identity_of(record, topic_id) not in started:
