@@ -35,7 +35,7 @@ from benchmarks.spark_sink import sink_rates
 from benchmarks.spark_source import source_rates
 from benchmarks.spark_sparse import sparse_row
 from benchmarks.spark_sustained import in_flight_rows, rate_before, sustained_rows
-from benchmarks.spark_tracker import cpu_s, due_at_once_s, idle_cores, wait_until_live
+from benchmarks.spark_tracker import cpu_s, idle_cores, wait_until_live
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from kafkamq.config import ServiceConfig
@@ -181,41 +181,22 @@ def measure_lateness(servers: str, seconds: float, rate: int, trigger_s: float) 
     return rows
 
 
-def measure_ends(
+def measure_idle(
     servers: str, options: argparse.Namespace, trigger_s: float, broker: int | None
-) -> list[Row]:
-    """Many messages due at one moment; afterwards, with nothing in progress, what it costs."""
+) -> Row:
+    """What a tracker costs that has nothing in progress."""
     with (
         namespace(servers) as (config, checkpoint),
         tracker(config, checkpoint, trigger_s) as running,
     ):
         wait_until_live(running, MARKER_PARTITIONS)
-        took_s = due_at_once_s(
-            config,
-            running,
-            messages=options.due,
-            partitions=MARKER_PARTITIONS,
-            lead_s=10.0 + options.due / 25_000,
-        )
-        deadline_s = time.monotonic() + PATIENCE_S
-        while any(status.entries for status in running.statuses().values()):
-            assert time.monotonic() < deadline_s, "not all ENDs were read"
-            running.wait(0.1)
-        running.wait(5.0)  # what the last batch has left to do
-        cores = idle_cores(options.idle, without=broker)
-    copied = f"{options.due:,} due at once: all copies can be read after"
-    return [
-        Row(copied, round(took_s, 1), None, None, "s", 15.0, took_s <= 15.0),
-        Row(
-            "the tracker with nothing in progress",
-            round(cores, 3),
-            None,
-            None,
-            "cores",
-            0.1,
-            cores <= 0.1,
-        ),
-    ]
+        load = Load(config)
+        load.chunk()
+        load.flush()
+        running.wait(5.0)  # what its batches have left to do
+        cores = round(idle_cores(options.idle, without=broker), 3)
+    name = "the tracker with nothing in progress"
+    return Row(name, cores, None, None, "cores", 0.1, cores <= 0.1)
 
 
 def measure_in_flight(
@@ -412,7 +393,7 @@ def measure(servers: str, options: argparse.Namespace, broker: int | None) -> li
             add(measure_throughput(servers, options.markers, options.trigger))
             for rate in options.rate:
                 add(*measure_lateness(servers, options.seconds, rate, options.trigger))
-            add(*measure_ends(servers, options, options.trigger, broker))
+            add(measure_idle(servers, options, options.trigger, broker))
         if "in_flight" in options.parts:
             add(*measure_in_flight(servers, options))
             add(*measure_in_flight(servers, options, in_runs=True))
@@ -445,7 +426,7 @@ def main() -> int:
     parser.add_argument(
         "--rate", type=int, nargs="+", default=[5_000, 10_000], help="markers/s of that load"
     )
-    parser.add_argument("--due", type=int, default=1_000_000, help="messages due at once")
+    parser.add_argument("--due", type=int, default=1_000_000, help="messages held at once")
     parser.add_argument("--sparse", type=int, default=100_000, help="SCHEDULEs, far apart")
     parser.add_argument("--sparse-batches", type=int, default=15, help="of one record, to measure")
     parser.add_argument("--sustained", type=float, default=300.0, help="seconds of steady load")
