@@ -51,7 +51,6 @@ def _worker(topics: dict[str, str], queue_id: str, **options: Any) -> Iterator[C
     with Service(topics["servers"], f"bench-{uuid.uuid4().hex[:8]}", **names) as service:
         if "batch_markers" not in inspect.signature(service.queue).parameters:
             options.pop("batch_markers", None)
-        service.create_topics(partitions=_PARTITIONS, marker_partitions=_PARTITIONS)
         yield service.queue(queue_id, **options).consumer()
 
 

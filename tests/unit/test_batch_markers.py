@@ -112,6 +112,25 @@ def offsets(*markers: Marker) -> list[int]:
     ]
 
 
+def test_few_among_others_are_started_together(kafka: Kafka) -> None:
+    """A poll asks for what the caller can use, however few the poll before had found."""
+    consumer = kafka.consumer()
+    other = kafka.service.queue("other").producer()
+    for _ in range(100):
+        for _ in range(20):
+            other.send(b"not ours")
+        kafka.send(1)
+    other.flush(30)
+    taken = []
+    while sum(taken) < 100:
+        messages = consumer.receive_many(100)
+        for message in messages:
+            message.ack()
+        taken.append(len(messages))
+    assert len(taken) <= 5, taken
+    consumer.close()
+
+
 def test_a_run_of_messages_has_one_start_and_one_end(kafka: Kafka) -> None:
     consumer = kafka.consumer(max_deliveries=3)
     kafka.send(50)

@@ -69,7 +69,7 @@ class World:
         self.parts.poll(*(record(offset, partition=number) for number, offset in places))
         batch = self.parts.starter.plan(100)
         assert batch is not None
-        self.handover.begin(batch)
+        self.handover.begin(batch, batch.count)
         return batch
 
     def finish(self, batch: Batch) -> list[tuple[int, int]]:

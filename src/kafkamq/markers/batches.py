@@ -119,7 +119,7 @@ class Batches:
             return
         self._batch = batch
         try:
-            self._handover.begin(batch)
+            self._handover.begin(batch, wanted)
         except BaseException:
             self._give_up(batch)
             raise
@@ -161,7 +161,7 @@ class Batches:
             raise
         if self._next is not None:
             try:
-                self._handover.begin(self._next)
+                self._handover.begin(self._next, wanted)
             except KafkaMQError as error:  # found out when it is its turn: it is not reported
                 _log.info("STARTs were not queued", extra={"error": str(error)})
 

@@ -24,8 +24,8 @@ class Handover(Protocol):
     gather_s: float
     """How long a batch waits for more messages before it begins."""
 
-    def begin(self, batch: Batch) -> None:
-        """Set out; on an error, ``give_up``."""
+    def begin(self, batch: Batch, wanted: int) -> None:
+        """Set out; on an error, ``give_up``. Of the next messages ``wanted`` can be used."""
 
     def advance(
         self, batch: Batch, timeout_s: float, meanwhile: Callable[[], None] | None = None
@@ -78,10 +78,10 @@ class PlainHandover:
         self._reader = reader
         self._late: list[Batch] = []
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: Batch, wanted: int) -> None:
         """Write the STARTs, and read on while the brokers take them."""
         self._starter.write(batch)
-        self._reader.poll_ahead(batch.count)
+        self._reader.poll_ahead(wanted)
 
     def advance(
         self, batch: Batch, timeout_s: float, meanwhile: Callable[[], None] | None = None
@@ -185,7 +185,7 @@ class ExactHandover:
         self._count = 0  # polled records that they stand for
         reader.is_in_transaction = lambda: committer.is_under_way
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: Batch, wanted: int) -> None:
         """Set the transaction going."""
         self._buffer.started()  # the same transaction has the offsets behind these STARTs
         self._offsets = self._buffer.committable()

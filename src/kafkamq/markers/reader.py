@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from itertools import groupby
+from itertools import compress, groupby
 from time import monotonic
 from typing import cast
 
@@ -148,14 +148,9 @@ class MessageReader:
         self, partition: int, records: Sequence[Record], polled_ms: int
     ) -> Run[MarkersMessage]:
         """The queue's own of these."""
-        queue_key, prefix = self._key, self._prefix
         keys = list(map(Record.key, records))
-        if keys.count(queue_key) < len(keys):
-            records = [
-                record
-                for record, key in zip(records, keys, strict=True)
-                if key == queue_key or (key is not None and key.startswith(prefix))
-            ]
+        own = set(filter(self._is_own, set(keys)))  # few: most records have the key of a queue
+        records = list(compress(records, map(own.__contains__, keys)))
         offsets = list(map(_offset_of, records))
         messages = list(map(self._make, records, offsets))
         special = [messages[at] for at in with_more_than(ID, records)]
@@ -163,6 +158,9 @@ class MessageReader:
             message.read()
         is_plain = all(message._count == 1 and not message._expiry_ms for message in special)
         return Run(partition, offsets, messages, polled_ms, is_plain)
+
+    def _is_own(self, key: bytes | None) -> bool:
+        return key == self._key or (key is not None and key.startswith(self._prefix))
 
     def _see_outside(self) -> None:
         """Positions that are not in the log are found again."""
@@ -197,9 +195,14 @@ class MessageReader:
             self._ask_later(error)
             return
         kept = self._kept([number for (_, number), at in committed.items() if at < 0])
+        new: dict[int, int] = {}
         for (_, number), offset in committed.items():
-            if not self._place_one(number, offset, kept):
-                return
+            if not self._place_one(number, offset, kept, new):
+                break
+        if new and self._commits.commit_now(self._group.client, new):
+            for number, start in new.items():
+                self._buffer.placed(number, start)
+                self._read_from(number, start)
 
     def _ask_later(self, error: KafkaMQError) -> None:
         """The group moves on, or a broker is not ready: the next poll asks again.
@@ -211,8 +214,13 @@ class MessageReader:
             raise error
         _log.info("where to read is not known yet", extra={"error": str(error)})
 
-    def _place_one(self, partition: int, committed: int, kept: Mapping[int, int]) -> bool:
-        """Read a partition from where it is to be read; False: ask again later."""
+    def _place_one(
+        self, partition: int, committed: int, kept: Mapping[int, int], new: dict[int, int]
+    ) -> bool:
+        """Read a partition from where it is to be read; False: ask again later.
+
+        What is to be committed first is added to ``new``.
+        """
         position = self._unplaced[partition]
         try:
             low, high = self._group.bounds((self._topic, partition))
@@ -233,12 +241,14 @@ class MessageReader:
             start = low
             self._buffer.skipped_to(partition, low)
         elif is_new:
-            if not self._commits.commit_now(self._group.client, {partition: start}):
-                return False
-            self._buffer.placed(partition, start)
+            new[partition] = start
+            return True
+        self._read_from(partition, start)
+        return True
+
+    def _read_from(self, partition: int, start: int) -> None:
         self._group.place(self._at({partition: start}), others=self._at(self._buffer.positions()))
         self._unplaced.pop(partition, None)
-        return True
 
     def _kept(self, partitions: Sequence[int]) -> dict[int, int]:
         """Where the ledger has the group in partitions for which Kafka has nothing.
