@@ -57,6 +57,7 @@ MARKER_PARTITIONS = 4
 CHUNK = 500  # messages that a worker STARTs, then ENDs
 SILENT_EVERY = 100
 TIMEOUT_MS = 6_000
+SINGLE_RATE = 110_000  # markers/s for minutes: a bit more than the goal
 WARM_UP = 500_000  # markers; three batches
 PATIENCE_S = 300.0
 PARTS = ("tracker", "in_flight", "sparse", "sustained", "runs", "source", "sink", "executors")
@@ -241,7 +242,7 @@ def measure_sustained(
             config,
             running,
             seconds=options.sustained,
-            rate=options.run_rate if in_runs else 110_000,
+            rate=options.run_rate if in_runs else SINGLE_RATE,
             partitions=MARKER_PARTITIONS,
             without=broker,
             in_runs=in_runs,
@@ -375,7 +376,14 @@ def measure(servers: str, options: argparse.Namespace, broker: int | None) -> li
     """The chosen parts; the first query of a session is only there to warm it up."""
     before = None
     if "runs" in options.parts and options.before:
-        before = rate_before(options.before, options.sustained, servers)
+        before = rate_before(
+            options.before,
+            servers,
+            seconds=options.sustained,
+            rate=SINGLE_RATE,
+            partitions=MARKER_PARTITIONS,
+            trigger_s=options.trigger,
+        )
     spark = build_session(
         app_name="kafkamq benchmark",
         master=options.master,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import threading
 import time
@@ -26,6 +25,30 @@ _PATIENCE_S = 120.0
 _EVERY_S = 2.0
 _GROWTH = 1.1  # what counts as flat: the most of the last third, by the most of the middle one
 _LONG_MS = 3_600_000
+# Runs in the earlier revision's tree. Its own script may need what is not to be had any more.
+_EARLIER = """
+import sys, tempfile, threading, time, uuid
+from benchmarks.spark_tracker import wait_until_live
+from benchmarks.tracker_rows import write_pairs
+from kafkamq.config import ServiceConfig
+from kafkamq.queue.topics import create_topics
+from kafkamq.spark.tracker.tracker import SparkTracker
+servers, partitions = sys.argv[1], int(sys.argv[2])
+seconds, rate, trigger_s = map(float, sys.argv[3:])
+config = ServiceConfig(bootstrap_servers=servers, namespace=f"bench-{uuid.uuid4().hex[:8]}")
+create_topics(config, partitions=partitions, marker_partitions=partitions)
+with (
+    tempfile.TemporaryDirectory(prefix="kafkamq-bench-") as folder,
+    SparkTracker(config, checkpoint=f"{folder}/checkpoint", trigger_s=trigger_s) as running,
+):
+    wait_until_live(running, partitions)
+    folded = lambda: sum(status.position for status in running.statuses().values())
+    load = (config, round(seconds * rate / 2), partitions)
+    threading.Thread(target=write_pairs, args=load, kwargs={"rate": rate}, daemon=True).start()
+    before, began_s = folded(), time.monotonic()
+    running.wait(seconds)
+    print((folded() - before) / (time.monotonic() - began_s), flush=True)
+"""
 
 
 @dataclass(frozen=True)
@@ -105,16 +128,23 @@ def _grown(samples: list[_Sample]) -> list[Row]:
     return rows
 
 
-def rate_before(revision: str, seconds: float, servers: str) -> float:
-    """Messages per second that an earlier revision folds, by its own script: a START and an END."""
+def rate_before(
+    revision: str, servers: str, *, seconds: float, rate: int, partitions: int, trigger_s: float
+) -> float:
+    """Messages per second that an earlier revision folds: a START and an END each.
+
+    ``rate`` is that of the markers which are written; what is folded should be below it.
+    """
     with python_of(revision) as python:
-        script = Path(python).parents[2] / "benchmarks/spark.py"
-        command = [python, script, "--parts", "sustained", "--sustained", str(seconds), "--json"]
-        command += ["--bootstrap-servers", servers]
-        # It exits with 1 where a goal is missed.
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    rows = json.loads(done.stdout.splitlines()[-1])
-    return next(row["ours"] for row in rows if row["unit"] == "markers/s") / 2
+        values = map(str, (partitions, seconds, rate, trigger_s))
+        found = subprocess.run(
+            [python, "-c", _EARLIER, servers, *values],
+            cwd=Path(python).parents[2],
+            stdout=subprocess.PIPE,
+            check=True,
+            text=True,
+        )
+    return float(found.stdout.split()[-1]) / 2
 
 
 def _sample(running: SparkTracker, without: int | None) -> _Sample:
