@@ -282,6 +282,7 @@ class LeasesMachine(RuleBasedStateMachine):
             own = self.leases.apart(lease, offset)
             lease.uncollected.discard(offset)
             lease.held.remove(offset)
+            self.leases.keep(own)
             known.lease = own
         self.extended.add(id(known))
         renewal = self.leases.extend(known.lease, extension_ms, self.now_ms)

@@ -13,9 +13,10 @@ import dis
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
@@ -23,17 +24,20 @@ from confluent_kafka import Message as Record
 from tests.unit.worker_parts import LOG_APPEND_TIME, FixedNamespace, poll_into
 
 from kafkamq.config import QueueConfig
-from kafkamq.errors import StateError
+from kafkamq.errors import LeaseLostError, StateError
 from kafkamq.markers.consumer import MarkersConsumer
 from kafkamq.markers.last_delivery import process_gate
 from kafkamq.markers.rules.fetch_buffer import FetchBuffer
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.message import Message
+from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import ErrorWatch
 from kafkamq.transport.offset_commits import Commit
+from kafkamq.types import MarkerType, Outcome, expand
 
 COUNT = 7
 EXPIRED = 4
+NOW_MS = time.time_ns() // 1_000_000  # when all was sent, and a little later it is STARTed
 _with_exits: dict[CodeType, set[int]] = {}
 
 
@@ -71,7 +75,7 @@ class _Writer:
         while self._under_way:
             value, report = self._under_way.pop(0)
             self.log.append(value)
-            report(None, Record(value=value, timestamp=(LOG_APPEND_TIME, 1000 + len(self.log))))
+            report(None, Record(value=value, timestamp=(LOG_APPEND_TIME, NOW_MS + len(self.log))))
 
     poll = flush
 
@@ -119,7 +123,7 @@ class _Reader:
             key=b"q",
             value=b"payload",
             headers=headers,
-            timestamp=(LOG_APPEND_TIME, 900),
+            timestamp=(LOG_APPEND_TIME, NOW_MS - 100),
             leader_epoch=0,
         )
 
@@ -183,9 +187,11 @@ def _without_kafka(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 _made: list[MarkersConsumer] = []
 
 
-def _state() -> MarkersConsumer:
+def _state(is_batched: bool = True) -> MarkersConsumer:
     namespace = FixedNamespace()
-    consumer = MarkersConsumer(namespace, QueueConfig(queue_id="q"))  # type: ignore[arg-type]
+    namespace.broker_clock.reported(NOW_MS, monotonic_ms())
+    queue = QueueConfig(queue_id="q", batch_markers=is_batched)
+    consumer = MarkersConsumer(namespace, queue)  # type: ignore[arg-type]
     _made.append(consumer)
     return consumer
 
@@ -239,9 +245,10 @@ def _run(
     again: int = -1,
     waits_to_commit: int = 0,
     calls: int = 1,
+    is_batched: bool = True,  # several messages share their START and their lease
 ) -> bool:
     """``again``: the line of the next receive where it is interrupted once more."""
-    consumer = _state()
+    consumer = _state(is_batched)
     consumer._reader.waits_to_commit = waits_to_commit  # type: ignore[attr-defined]
     consumer._state.writer.late_waits = late_waits  # type: ignore[attr-defined]
     writer, reader = consumer._state.writer, consumer._reader
@@ -268,8 +275,9 @@ def _run(
     started: dict[int, set[str]] = {}
     for value in writer.log:  # type: ignore[attr-defined]
         marker = decode_marker(value)
-        if marker.type.name == "START" and marker.message_id is not None:
-            started.setdefault(marker.message_id.offset, set()).add(marker.consumer_id)
+        for one in expand(marker) if marker.type is MarkerType.START else ():
+            if one.message_id is not None:
+                started.setdefault(one.message_id.offset, set()).add(marker.consumer_id)
     assert set(started) == set(range(COUNT)), at
     assert reader.committed == COUNT, at  # type: ignore[attr-defined]
     ended = {EXPIRED}
@@ -278,6 +286,7 @@ def _run(
     for message in handed:
         message.ack()
     consumer._ack_writer.flush(1.0)
+    assert not leases.open_count, at
     return was_hit
 
 
@@ -290,28 +299,30 @@ RECEIVES: dict[str, Callable[[MarkersConsumer], list[Message]]] = {
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("is_batched", [False, True])
 @pytest.mark.parametrize("name", RECEIVES)
-def test_an_interrupt_at_any_line_of_a_receive_leaves_nothing_behind(name: str) -> None:
+def test_an_interrupt_at_any_line_of_a_receive_leaves_nothing_behind(
+    name: str, is_batched: bool
+) -> None:
     at = 0
-    while _run(RECEIVES[name], at):
+    while _run(RECEIVES[name], at, is_batched=is_batched):
         at += 1
     assert at > 100  # that many lines
 
 
+@pytest.mark.parametrize("is_batched", [False, True])
 @pytest.mark.parametrize("name", RECEIVES)
-def test_an_interrupt_of_a_receive_leaves_nothing_behind(name: str) -> None:
+def test_an_interrupt_of_a_receive_leaves_nothing_behind(name: str, is_batched: bool) -> None:
     """At one line of five, by chance."""
-    at = 0
-    rng = random.Random(name)
-    while _run(RECEIVES[name], at):
+    at, rng = 0, random.Random(name)
+    while _run(RECEIVES[name], at, is_batched=is_batched):
         at += rng.randint(1, 9)
     assert at > 100
 
 
 def test_a_second_interrupt_leaves_nothing_behind_either() -> None:
     """As the call that mends what the first one broke off is broken off."""
-    rng = random.Random(2)
-    at = 0
+    at, rng = 0, random.Random(2)
     while _run(RECEIVES["iteration"], at, again=rng.randint(0, 60)):
         at += rng.randint(1, 4)
     assert at > 100
@@ -389,31 +400,101 @@ def test_an_interrupt_as_an_iteration_goes_on_leaves_its_message_with_the_applic
     given.ack()
 
 
-@pytest.mark.parametrize("wait", [False, True])
-def test_an_interrupt_of_a_verdict_takes_it_or_leaves_it(wait: bool) -> None:
+VERDICTS: dict[str, tuple[Callable[[Message], object], Outcome]] = {
+    "ack": (lambda message: message.ack(), Outcome.ACK),
+    "ack and wait": (lambda message: message.ack(wait=True), Outcome.ACK),
+    "nack": (lambda message: message.nack(delay=1.0), Outcome.NACK),
+    "reject": (lambda message: message.reject("no"), Outcome.REJECT),
+}
+
+
+def _received_again(consumer: MarkersConsumer, count: int) -> list[Message]:
+    """The same messages from the log's start, whose markers are all that is written."""
+    reader, writer = cast("Any", (consumer._reader, consumer._state.writer))
+    reader.position = reader.committed = 0
+    consumer._buffer.revoked([0])
+    found = next(filter(None, iter(lambda: consumer.receive_many(count, 0.0), None)))
+    writer.log.clear()
+    assert len(found) == count
+    return found
+
+
+def _ends(consumer: MarkersConsumer) -> dict[int, set[Outcome]]:
+    """What was said of each message, once all verdicts are written."""
+    consumer._ack_writer.flush(1.0)
+    said: dict[int, set[Outcome]] = {}
+    log: list[bytes] = cast("Any", consumer._state.writer).log
+    for one in (one for value in log for one in expand(decode_marker(value))):
+        if one.type is MarkerType.END and one.message_id is not None:
+            said.setdefault(one.message_id.offset, set()).add(one.outcome)
+    return said
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", VERDICTS)
+def test_an_interrupt_of_a_verdict_takes_it_or_leaves_it(name: str, count: int) -> None:
+    """And leaves the others of its START alone."""
+    verdict, outcome = VERDICTS[name]
     consumer = _state()
-    at = 0
-    while True:
-        reader: Any = consumer._reader
-        reader.position = reader.committed = 0
-        consumer._buffer.revoked([0])
-        found: list[Message] = []
-        while not found:
-            found = consumer.receive_many(1, 0.0)
-        (message,) = found
-        writer: Any = consumer._state.writer
-        writer.log.clear()
-        was_hit = _interrupted(lambda m=message: m.ack(wait=wait), at)
+    at, was_hit = 0, True
+    while was_hit:
+        message, *others = _received_again(consumer, count)
+        was_hit = _interrupted(lambda m=message: verdict(m), at)
+        assert all(each._lease.holds(each.offset) for each in others), at
         if message._lease.holds(message.offset):
+            verdict(message)
+        with pytest.raises(StateError):
             message.ack()
-        else:
-            with pytest.raises(StateError):
-                message.ack()
-        consumer._ack_writer.flush(1.0)
-        ends = [m for m in map(decode_marker, writer.log) if m.type.name == "END"]
-        assert ends, at
-        assert not consumer._state.leases.open_count, at
-        if not was_hit:
-            break
+        assert _ends(consumer) == {message.offset: {outcome}}, at
+        for each in others:
+            each.ack()
+        assert _ends(consumer).keys() == {each.offset for each in (message, *others)}, at
+        assert not consumer._state.leases.open(), at
+        at += 1
+    assert at > 10
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_interrupt_of_an_extension_leaves_one_lease_of_the_message(count: int) -> None:
+    consumer = _state()
+    at, was_hit = 0, True
+    while was_hit:
+        found = _received_again(consumer, count)
+        was_hit = _interrupted(lambda m=found[0]: m.extend(60.0), at)
+        assert consumer._state.leases.open_count == count, at
+        found[0].extend(60.0)
+        assert not _ends(consumer), at
+        for each in found:
+            assert each._lease.holds(each.offset), at
+            each.ack()
+        assert _ends(consumer) == {each.offset: {Outcome.ACK} for each in found}, at
+        assert not consumer._state.leases.open(), at
+        at += 1
+    assert at > 10
+
+
+def _is_refused(message: Message) -> None:
+    with pytest.raises(LeaseLostError):
+        message.ack()
+
+
+def test_an_interrupt_as_a_lease_is_found_to_be_over_settles_nothing() -> None:
+    """What was acked before is, what was not comes back, and nobody keeps that alive (R7)."""
+    consumer = _state()
+    leases = consumer._state.leases
+    at, was_hit = 0, True
+    while was_hit:
+        acked, late, other = _received_again(consumer, 3)
+        acked.ack()
+        holder = leases.consumer_id
+        late._lease.deadline_ms = 0
+        was_hit = _interrupted(lambda m=late: _is_refused(m), at)
+        _is_refused(late)
+        _is_refused(other)
+        assert _ends(consumer) == {acked.offset: {Outcome.ACK}}, at
+        assert leases.id_is_spent or leases.consumer_id != holder, at
+        lost = {offset for lease in leases.expire(0) for offset in lease.lost}
+        assert lost == {late.offset, other.offset}, at
+        consumer._state.renew_id()
         at += 1
     assert at > 10

@@ -86,17 +86,22 @@ class Parts:
 def poll_into(
     buffer: FetchBuffer[MarkersMessage], ack_writer: AckWriter, records: Sequence[Record]
 ) -> None:
-    runs: list[Run[MarkersMessage]] = []
-    first: dict[int, int] = {}
-    following: dict[int, int] = {}
+    """As the reader does: a run for each partition."""
+    runs: dict[int, tuple[list[int], list[MarkersMessage]]] = {}
     for each in records:
         partition, offset = each.partition() or 0, each.offset() or 0
-        first.setdefault(partition, offset)
-        following[partition] = offset + 1
         message = MarkersMessage(ack_writer, each, offset)
         message.read()
-        runs.append(Run(partition, [offset], [message], monotonic_ms(), is_plain=False))
-    buffer.polled(runs, first_offsets=first, next_offsets=following, count=len(runs))
+        offsets, messages = runs.setdefault(partition, ([], []))
+        offsets.append(offset)
+        messages.append(message)
+    now_ms = monotonic_ms()
+    buffer.polled(
+        [Run(number, *run, now_ms, is_plain=False) for number, run in runs.items()],
+        first_offsets={number: offsets[0] for number, (offsets, _) in runs.items()},
+        next_offsets={number: offsets[-1] + 1 for number, (offsets, _) in runs.items()},
+        count=len(records),
+    )
 
 
 def deliver(route: Any, log_ms: int = 5000) -> None:

@@ -188,13 +188,14 @@ class AckWriter:
                 lease.uncollected.discard(offset)  # first: what only ``held`` lacks is acked
                 lease.held.remove(offset)
                 message._lease = own
+                leases.keep(own)
             except KeyError:  # acked by another thread, just now
-                leases.forget(own)
                 lease.uncollected.add(offset)
                 self._refuse(message, Refusal.ACKNOWLEDGED_BEFORE)
             except BaseException:
-                if message._lease is not own:
-                    leases.forget(own)
+                if message._lease is own:
+                    leases.keep(own)
+                else:
                     lease.held.add(offset)
                     lease.uncollected.add(offset)
                 raise

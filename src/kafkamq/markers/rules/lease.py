@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 
@@ -93,7 +92,7 @@ class Lease:
         self.oldest_ms = -1  # broker time of its oldest message, if its START has no payload
         self.held = set(offsets)  # offsets without a verdict
         self.uncollected = set(offsets)  # these, and those that ``collect`` will find missing
-        self.lost: Collection[int] = ()  # offsets that had no verdict when it ended
+        self.lost: Collection[int] = ()  # offsets that get no verdict any more: it has ended
         self.is_noted = False  # ``collect`` is going to look at it
         self.parts: list[Lease] = []  # what has split off with a verdict
         self.number = 0  # of a part: behind the renewals with smaller numbers
@@ -113,13 +112,18 @@ class Lease:
         """Those of its messages that have no verdict, of which there is one at least."""
         return batch_of(self.partition, self.log, sorted(self.held))
 
-    def take_held(self) -> list[int]:
-        """The messages without a verdict, which get none any more."""
-        taken = []
-        with suppress(KeyError):  # an ACK may take the last one
-            while self.held:
-                taken.append(self.held.pop())  # one by one: each goes here or to an ACK
-        return taken
+    def take_held(self) -> Collection[int]:
+        """The messages without a verdict, which get none any more; broken off, it is repeated."""
+        lost = self.lost = set(self.lost)
+        for offset in list(self.held):  # one by one: each goes here or to an ACK
+            lost.add(offset)
+            self.uncollected.discard(offset)  # first: what only ``held`` lacks is acked
+            try:
+                self.held.remove(offset)
+            except KeyError:  # by another thread, just now
+                self.uncollected.add(offset)
+                lost.discard(offset)
+        return lost
 
     def holds(self, offset: int) -> bool:
         """Whether this message was handed out, or may be, and has no verdict."""

@@ -223,13 +223,12 @@ class Leases:
         return False
 
     def _end(self, lease: Lease) -> None:
-        """Its time is over; the next ``expire`` tells of it."""
-        lost = lease.lost = lease.take_held()
-        lease.uncollected.difference_update(lost)
+        """Its time is over; the next ``expire`` tells of it. What is broken off is repeated."""
+        is_lost = bool(lease.take_held())
         self._collect(lease)  # what was acked before that
-        if lost:
-            self._lose(lease)
+        if is_lost:
             self._ended.append(lease)
+            self._lose(lease)
 
     def _remember(self, lease: Lease, *, unless_known: bool = False) -> None:
         first = _FirstStart(
@@ -286,15 +285,13 @@ class Leases:
     def apart(self, lease: Lease, offset: int) -> Lease:
         """A lease of this message of ``lease`` alone, which still has it, too.
 
-        The caller takes it out there and uses this one, or else ``forget``s it.
+        The caller takes it out there, uses this one, and then ``keep``s it.
         """
-        own = self._copy(lease, [offset])
-        self._open[own] = None
-        return own
+        return self._copy(lease, [offset])
 
-    def forget(self, lease: Lease) -> None:
-        """What ``apart`` gave is not used."""
-        self._open.pop(lease, None)
+    def keep(self, lease: Lease) -> None:
+        """What ``apart`` gave is in use."""
+        self._open[lease] = None
 
     def extend(self, lease: Lease, extension_ms: int, monotonic_ms: int) -> Renewal | None:
         """A KEEPALIVE of one message for at least ``extension_ms``, up to its max_lease.
@@ -340,7 +337,7 @@ class Leases:
         if monotonic_ms >= self._look_ms:
             self._look(monotonic_ms)
         ended, self._ended = self._ended, []
-        return ended
+        return list(dict.fromkeys(ended))
 
     def _look(self, monotonic_ms: int) -> None:
         held = [lease for lease in self._open if lease.state is _HELD]
@@ -443,9 +440,9 @@ class Leases:
         self._close(lease)
 
     def _close(self, lease: Lease) -> None:
-        if not lease.held and not lease.uncollected:
-            lease.state = _ACKNOWLEDGED
+        if not lease.held and not lease.uncollected and not lease.lost:
             self._open.pop(lease, None)
+            lease.state = _ACKNOWLEDGED  # last, as in ``_lose``
 
     def _part(self, lease: Lease, offsets: list[int], verdict: Verdict) -> Lease:
         """What has this verdict; of all messages it is the lease itself."""
