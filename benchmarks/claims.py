@@ -27,8 +27,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from benchmarks.load import LoadProducer
 from benchmarks.rows import Row, finish, show
-from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -83,12 +83,10 @@ class Bench:
 
     def fill(self, topic: str, count: int, partitions: int) -> None:
         """Messages that name themselves."""
-        producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 5})
+        producer = LoadProducer(self.servers, linger_ms=5)
         for number in range(count):
-            producer.produce(topic, b"%0100d" % number, partition=number % partitions)
-            if number % 1000 == 0:
-                producer.poll(0)
-        producer.flush()
+            producer.write(topic, b"%0100d" % number, partition=number % partitions)
+        producer.confirm()
 
     # The rows.
 
@@ -204,19 +202,14 @@ class Bench:
 
     def _records(self, topic: str, count: int, timestamp_ms: int | None) -> None:
         """Heartbeats of 1000 claims."""
-        producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 20})
+        producer = LoadProducer(self.servers)
         now = int(time.time())
         more = {} if timestamp_ms is None else {"timestamp": timestamp_ms}
         for number in range(count):
             group, partition = number % 10, number % 1000 // 10
             value = f"Heartbeat/1/{now}/i{group}/c/group{group}/work/{partition}/{number}"
-            while True:
-                try:
-                    producer.produce(topic, value, partition=0, **more)
-                    break
-                except BufferError:
-                    producer.poll(0.05)
-        producer.flush()
+            producer.write(topic, value, partition=0, **more)
+        producer.confirm()
 
     def at_most_once(self) -> Row:
         """Messages per second at most once, batches of 500, 100 B, 4 partitions, one thread."""

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from benchmarks.load import LoadProducer
 from benchmarks.tracker_rows import TrackerProcess, count, wait_until
 from confluent_kafka import Consumer, Producer, TopicPartition
 
@@ -38,9 +39,7 @@ def due_at_once(servers: str, messages: int, run: int, engine: str) -> float:
         due_s = time.time() + 10.0 + messages / 25_000
         left = lambda: round((due_s - time.time()) * 1000)  # noqa: E731
         _start(config, _ids(config, messages), run, left)
-        while entries() < messages:
-            assert time.time() < due_s, "not all were folded in time"
-            time.sleep(0.05)
+        wait_until(lambda: entries() >= messages, timeout_s=due_s - time.time())
         wait_until(
             lambda: count(config, config.message_topic) >= 2 * messages, timeout_s=_PATIENCE_S
         )
@@ -223,25 +222,9 @@ def _place(one: MessageId) -> tuple[bytes, int]:
 @contextmanager
 def _writer(config: ServiceConfig) -> Iterator[Callable[..., None]]:
     """Produces as fast as the queue takes it; all is in the log behind the block."""
-    producer = Producer(
-        {
-            "bootstrap.servers": config.bootstrap_servers,
-            "enable.idempotence": True,
-            "linger.ms": 20,
-            "compression.type": "lz4",
-        }
-    )
-
-    def produce(*record: object, **more: object) -> None:
-        while True:
-            try:
-                producer.produce(*record, **more)
-                return
-            except BufferError:  # noqa: PERF203 - seldom
-                producer.poll(0.05)
-
-    yield produce
-    assert producer.flush(60) == 0, "the broker did not take the load"
+    producer = LoadProducer(config.bootstrap_servers, compression_type="lz4")
+    yield producer.write
+    producer.confirm()
 
 
 def _plain(settings: dict[str, object]) -> dict[str, object]:

@@ -40,8 +40,8 @@ from typing import Any
 
 from benchmarks.broker import broker_at
 from benchmarks.java_peer import build_peer
+from benchmarks.load import LoadProducer
 from benchmarks.rows import Row, finish, show
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kafkamq import ParallelConsumer, ParallelRecord
@@ -157,19 +157,10 @@ def fill(servers: str, load: Load) -> None:
     if load.topic in admin.list_topics(timeout=10).topics:
         return
     admin.create_topics([NewTopic(load.topic, 1, 1)])[load.topic].result(30)
-    producer = Producer(
-        {
-            "bootstrap.servers": servers,
-            "enable.idempotence": True,
-            "linger.ms": 20,
-            "queue.buffering.max.messages": 2_000_000,
-        }
-    )
-    for number, (value, key) in enumerate(load.records()):
-        producer.produce(load.topic, value, key)
-        if number % 10_000 == 0:
-            producer.poll(0)
-    producer.flush()
+    producer = LoadProducer(servers)
+    for value, key in load.records():
+        producer.write(load.topic, value, key)
+    producer.confirm()
 
 
 # Ours.

@@ -30,13 +30,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from benchmarks.connector import connector_jars
+from benchmarks.load import LoadProducer
 from benchmarks.rows import Row, finish, show
 from benchmarks.spark_sink import sink_rates
 from benchmarks.spark_source import source_rates
 from benchmarks.spark_sparse import sparse_row
 from benchmarks.spark_sustained import in_flight_rows, rate_before, sustained_rows
 from benchmarks.spark_tracker import cpu_s, idle_cores, wait_until_live
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.dev import LocalKafka
@@ -68,15 +69,7 @@ class Load:
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
-        self._producer = Producer(
-            {
-                "bootstrap.servers": config.bootstrap_servers,
-                "enable.idempotence": True,
-                "linger.ms": 5,
-                "compression.type": "lz4",
-                "queue.buffering.max.messages": 1_000_000,
-            }
-        )
+        self._producer = LoadProducer(config.bootstrap_servers, linger_ms=5, compression_type="lz4")
         self._start = StartEncoder(
             redeliver_after_ms=TIMEOUT_MS, consumer_id="bench", max_deliveries=5
         )
@@ -98,15 +91,11 @@ class Load:
     def _write(self, one: MessageId, value: bytes) -> None:
         place = marker_partition(one.partition, one.offset, MARKER_PARTITIONS)
         topic, key = self._config.marker_topic, marker_key(one.partition, one.offset)
-        try:
-            self._producer.produce(topic, value, key, place)
-        except BufferError:
-            self._producer.flush()
-            self._producer.produce(topic, value, key, place)
+        self._producer.write(topic, value, key, place)
 
     def flush(self) -> None:
         """Everything is in the log."""
-        assert self._producer.flush(60) == 0, "the broker did not take the load"
+        self._producer.confirm()
 
 
 @contextmanager

@@ -22,8 +22,8 @@ import argparse
 import uuid
 from collections.abc import Iterator
 
+from benchmarks.load import LoadProducer
 from benchmarks.rows import Row, finish, show
-from confluent_kafka import Producer
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
@@ -45,7 +45,7 @@ class Batches:
     def __init__(self, servers: str, counts: list[int], *, last: int = 0) -> None:
         config = ServiceConfig(bootstrap_servers=servers, namespace=f"b{uuid.uuid4().hex[:8]}")
         create_topics(config, partitions=len(counts), marker_partitions=2)
-        producer = Producer({"bootstrap.servers": servers, "linger.ms": 20})
+        producer = LoadProducer(servers)
         for partition, count in enumerate(counts):
             for number in range(count):
                 headers = LAST if partition == 0 and number < last else None
@@ -53,7 +53,7 @@ class Batches:
                     config.message_topic, b"x" * 100, b"work", partition, headers=headers
                 )
                 producer.poll(0)
-        assert producer.flush(60) == 0, "the broker did not take the load"
+        producer.confirm()
         options = {"view": "messages", "queue": "work", "acknowledge": "true"}
         self.reader = QueueReader(parse_source_options(options, config), StructType())
         self.topic = config.message_topic

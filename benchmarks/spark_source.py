@@ -11,7 +11,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Producer
+from benchmarks.load import LoadProducer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from kafkamq.spark.formats import register_source
@@ -48,21 +48,16 @@ def _topic(servers: str, records: int, headers: bool) -> str:
     topic = f"bench-{uuid.uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": servers})
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
-    producer = Producer({"bootstrap.servers": servers, "linger.ms": 20, "batch.size": 500_000})
+    producer = LoadProducer(servers, batch_size=500_000)
     for number in range(records):
-        while True:
-            try:
-                producer.produce(
-                    topic,
-                    PAYLOAD,
-                    b"%d" % number,
-                    number % PARTITIONS,
-                    headers=HEADERS if headers else None,
-                )
-                break
-            except BufferError:
-                producer.poll(0.1)
-    assert producer.flush(60) == 0, "the broker did not take the load"
+        producer.write(
+            topic,
+            PAYLOAD,
+            b"%d" % number,
+            number % PARTITIONS,
+            headers=HEADERS if headers else None,
+        )
+    producer.confirm()
     return topic
 
 

@@ -6,9 +6,9 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
+from benchmarks.load import LoadProducer
 from benchmarks.rows import Row
 from benchmarks.spark_tracker import wait_until_live
-from confluent_kafka import Producer
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.rules.hold import CHUNK_OFFSETS
@@ -45,13 +45,7 @@ def sparse_row(
         schedules: How many, each in a chunk of the state of its own.
         batches: How many to measure of each partition.
     """
-    producer = Producer(
-        {
-            "bootstrap.servers": config.bootstrap_servers,
-            "linger.ms": 0,
-            "queue.buffering.max.messages": 1_000_000,
-        }
-    )
+    producer = LoadProducer(config.bootstrap_servers, linger_ms=0)
     wait_until_live(running, 2)
     _write_schedules(config, producer, schedules)
     deadline_s = time.monotonic() + _PATIENCE_S
@@ -70,7 +64,7 @@ def sparse_row(
     return Row(name, round(with_ms), round(without_ms), ratio, "ms", _GOAL, ratio <= _GOAL)
 
 
-def _write_schedules(config: ServiceConfig, producer: Producer, schedules: int) -> None:
+def _write_schedules(config: ServiceConfig, producer: LoadProducer, schedules: int) -> None:
     for number in range(schedules):
         # As one that was carried: it names the record that it was first.
         first = MessageId(0, number * CHUNK_OFFSETS)
@@ -78,14 +72,14 @@ def _write_schedules(config: ServiceConfig, producer: Producer, schedules: int) 
         value = encode_marker(Marker(MarkerType.SCHEDULE, first, delay_ms, b"bench", b"x" * 100))
         producer.produce(config.marker_topic, value, partition=0)
         producer.poll(0)
-    assert producer.flush(60) == 0, "the broker did not take the load"
+    producer.confirm()
 
 
 def _batch_ms(
     config: ServiceConfig,
     running: SparkTracker,
     spark: SparkSession,
-    producer: Producer,
+    producer: LoadProducer,
     partition: int,
 ) -> float:
     """How long the next batch takes, with one record, by Spark's own measure."""
@@ -93,7 +87,7 @@ def _batch_ms(
     last = max(each.batch for each in running.statuses().values())
     value = encode_marker(Marker(MarkerType.KEEPALIVE, None, 60_000, consumer_id="nobody"))
     producer.produce(config.marker_topic, value, partition=partition)
-    assert producer.flush(30) == 0
+    producer.confirm()
     deadline_s = time.monotonic() + _PATIENCE_S
     while True:
         for progress in query.recentProgress:

@@ -16,8 +16,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
+from benchmarks.load import LoadProducer
 from benchmarks.rows import Row
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.tracker.local import LocalTracker
@@ -143,20 +144,13 @@ def _write_apart(
     padding: list[dict[str, bytes]],
 ) -> list[int]:
     """Offsets of the due ones in partition 0 of a topic that was empty."""
-    producer = Producer(
-        {
-            "bootstrap.servers": config.bootstrap_servers,
-            "enable.idempotence": True,
-            "linger.ms": 20,
-            "queue.buffering.max.messages": 2_000_000,
-        }
-    )
+    producer = LoadProducer(config.bootstrap_servers)
     apart = 1 + len(padding)
     for number in range(count):
-        assert producer.produce_batch(topic, [due(number), *padding], 0) == apart
+        producer.write_batch(topic, [due(number), *padding], 0)
         if not number % (_CHUNK // apart):
-            assert producer.flush(60) == 0, "the broker did not take the load"
-    assert producer.flush(60) == 0, "the broker did not take the load"
+            producer.confirm()
+    producer.confirm()
     with Admin(config) as admin:
         assert admin.log_ends(topic)[0][1] == count * apart, "the topic was not empty"
     return list(range(0, count * apart, apart))

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from benchmarks.load import LoadProducer
 from benchmarks.rows import Row
-from confluent_kafka import Producer as KafkaProducer
 
 from kafkamq.config import ServiceConfig
 from kafkamq.markers.rules.redelivery import RedeliveryTracker
@@ -75,7 +75,7 @@ def write_runs(
     rate: float | None = None,
 ) -> None:
     """STARTs, and ENDs behind them, of ``RUN`` messages each; ``rate`` is that of the messages."""
-    producer = _producer(config)
+    producer = LoadProducer(config.bootstrap_servers)
     encoder = _encoder(_HOUR_MS)
     began_s = time.perf_counter()
     for number in range(messages // RUN):
@@ -90,18 +90,7 @@ def write_runs(
             end = Marker(MarkerType.END, consumer_id="c" * 24, batches=(batch,))
             producer.produce(config.marker_topic, encode_marker(end), key, route)
         producer.poll(0)
-    assert producer.flush(60) == 0
-
-
-def _producer(config: ServiceConfig) -> KafkaProducer:
-    return KafkaProducer(
-        {
-            "bootstrap.servers": config.bootstrap_servers,
-            "enable.idempotence": True,
-            "linger.ms": 20,
-            "queue.buffering.max.messages": 2_000_000,
-        }
-    )
+    producer.confirm()
 
 
 def _encoder(timeout_ms: int) -> StartEncoder:
@@ -122,7 +111,7 @@ def _write(
     ended: bool,
     rate: float | None = None,
 ) -> None:
-    producer, encoder = _producer(config), _encoder(timeout_ms)
+    producer, encoder = LoadProducer(config.bootstrap_servers), _encoder(timeout_ms)
     headers = (("kafkamq-id", b"0" * 36),)
     began_s = time.perf_counter()
     for first in range(0, messages, 1000):
@@ -141,11 +130,11 @@ def _write(
                 ends.setdefault(route, []).append({"value": end, "key": key})
         for batches in (starts, ends):
             for route, batch in batches.items():
-                assert producer.produce_batch(config.marker_topic, batch, route) == len(batch)
+                producer.write_batch(config.marker_topic, batch, route)
         producer.poll(0)
         if not first % _CHUNK:
             producer.flush()
-    assert producer.flush(60) == 0
+    producer.confirm()
 
 
 class TrackerProcess:
