@@ -260,7 +260,7 @@ class TrackerConfig:
     """How a redelivery tracker runs, whichever the engine; kafka-mq-go's names in the comments."""
 
     max_silence_ms: int = 1000  # use-now-if-no-marker-seen: longest silence before a TICK while due
-    max_offsets_per_commit: int = 50_000  # num-offsets-per-commit: actions in one transaction (R16)
+    max_offsets_per_commit: int = 50_000  # num-offsets-per-commit: messages of a transaction (R16)
     max_transaction_bytes: int = 16 * 1024 * 1024  # R16
     position_interval_ms: int = 10_000  # a position without actions is written this often (R22)
     max_deliveries: int = 5  # for STARTs that do not say (R14)
