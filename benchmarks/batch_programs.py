@@ -45,13 +45,24 @@ _CHUNK = 4096
 
 
 @contextmanager
-def _worker(topics: dict[str, str], queue_id: str, **options: Any) -> Iterator[Consumer]:
-    """A consumer of a fresh group over these topics."""
+def _service(topics: dict[str, str]) -> Iterator[Service]:
+    """A fresh group over these topics, and what else its namespace needs."""
     names = {name: topics[name] for name in ("message_topic", "marker_topic")}
     with Service(topics["servers"], f"bench-{uuid.uuid4().hex[:8]}", **names) as service:
-        if "batch_markers" not in inspect.signature(service.queue).parameters:
-            options.pop("batch_markers", None)
-        yield service.queue(queue_id, **options).consumer()
+        service.create_topics(partitions=_PARTITIONS, marker_partitions=_PARTITIONS)
+        yield service
+
+
+def _consumer(service: Service, queue_id: str, **options: Any) -> Consumer:
+    if "batch_markers" not in inspect.signature(service.queue).parameters:
+        options.pop("batch_markers", None)
+    return service.queue(queue_id, **options).consumer()
+
+
+@contextmanager
+def _worker(topics: dict[str, str], queue_id: str, **options: Any) -> Iterator[Consumer]:
+    with _service(topics) as service:
+        yield _consumer(service, queue_id, **options)
 
 
 def hand_out(topics: dict[str, str], count: int, batch: int, **options: Any) -> float:
@@ -90,9 +101,9 @@ def one_by_one(topics: dict[str, str], count: int) -> float:
 
 def behind(topics: dict[str, str]) -> float:
     """Seconds until the first message of a queue whose messages stand behind all others."""
-    began_s = time.perf_counter()
-    with _worker(topics, "mine", batch_markers=True) as consumer:
-        _first(consumer, 1)[0].ack()
+    with _service(topics) as service:
+        began_s = time.perf_counter()
+        _first(_consumer(service, "mine", batch_markers=True), 1)[0].ack()
         return time.perf_counter() - began_s
 
 
