@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafkamq.transport.record import with_more_than
 from kafkamq.transport.record_reader import MAX_READ_THROUGH, _Scan
 
 
@@ -72,3 +74,23 @@ def test_nothing_is_far_when_nothing_remains() -> None:
     scan = _Scan([0])
     take(scan, 0)
     assert not scan.is_far
+
+
+@pytest.mark.parametrize(
+    ("others", "special"),
+    [
+        ([], []),
+        ([None], []),
+        ([[]], []),
+        ([[("id", None)]], []),
+        ([[("ttl", b"1")]], [1]),
+        ([[], [("id", b"1"), ("ttl", b"1")]], [2]),
+        ([[("id", b"1"), ("id", b"2")], None, [("count", b"2")]], [1, 3]),
+    ],
+)
+def test_records_with_more_than_their_id_are_found(
+    others: list[list[tuple[str, bytes | None]] | None], special: list[int]
+) -> None:
+    plain = [("id", b"1")]
+    records = [Message(headers=each) for each in (plain, *others, plain)]  # type: ignore[arg-type]
+    assert with_more_than("id", records) == special

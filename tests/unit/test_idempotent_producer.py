@@ -68,6 +68,19 @@ def test_a_record_is_confirmed_by_its_own_report(kafka: Kafka) -> None:
     producer.close()
 
 
+def test_what_is_known_is_not_waited_for_with_other_records(kafka: Kafka) -> None:
+    producer = kafka.producer(message_timeout_ms=60_000)
+    kafka.write(producer)
+    producer.confirm(lambda: bool(kafka.told), "writing", 10.0)
+    kafka.cluster.faults.is_down = True
+    kafka.write(producer)  # under way for a minute
+    kafka.clients[0].flush = pytest.fail  # which would wait for it
+    assert producer.wait_for(lambda: bool(kafka.told), 60.0)
+    assert len(producer) == 1
+    del kafka.clients[0].flush
+    producer.close()
+
+
 def test_a_full_queue_is_an_error_or_a_wait_as_was_asked(kafka: Kafka) -> None:
     kafka.cluster.faults.is_down = True
     settings = {"queue_buffering_max_messages": 2, "message_timeout_ms": 60_000}

@@ -192,7 +192,7 @@ class Batches:
         ready = chain.from_iterable(messages for _, messages in held)
         with self._state.lock:  # in one statement: an interrupt leaves them in one of both
             self.ready, self._batch = deque([*self.ready, *ready]), None
-        self._recorder.received(held)
+        self._recorder.received(held, are_first=batch.is_plain)
         self.ready_count, self.ready_ms = len(self.ready), monotonic_ms()
 
     def _give_up(self, batch: Batch) -> None:

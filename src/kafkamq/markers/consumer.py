@@ -182,9 +182,14 @@ class MarkersConsumer(Consumer):
                 self._hand_out_one(handing, ready, now_ms)
             while ready and len(handing) < n:
                 taken = list(islice(ready, n - len(handing)))
+                are_whole = True  # each lease holds all of its messages
                 for lease in set(map(_LEASE, taken)):
                     may_hand_out(lease, now_ms)  # else it holds nothing any more
-                handing += [each for each in taken if each.offset in each._lease.held]
+                    are_whole = are_whole and len(lease.held) == len(lease.offsets)
+                if are_whole:
+                    handing += taken
+                else:
+                    handing += [each for each in taken if each.offset in each._lease.held]
                 for _ in taken:  # last: an interrupt in between leaves some in both, none in none
                     ready.popleft()
             state.renew_id()

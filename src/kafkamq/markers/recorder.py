@@ -23,11 +23,16 @@ class ConsumerRecorder:
     def __init__(self, queue_id: str) -> None:
         self._queue_id = queue_id
 
-    def received(self, held: Iterable[tuple[Lease, Sequence[MarkersMessage]]]) -> None:
-        """A batch is ready to be handed out: its messages by lease."""
+    def received(
+        self, held: Iterable[tuple[Lease, Sequence[MarkersMessage]]], *, are_first: bool
+    ) -> None:
+        """A batch is ready to be handed out: its messages by lease.
+
+        ``are_first``: all of them are first deliveries.
+        """
         for lease, messages in held:
             catalog.RECEIVED.add(len(messages), self._queue_id, lease.partition)
-            again = sum(message._count > 1 for message in messages)
+            again = 0 if are_first else sum(message._count > 1 for message in messages)
             if again:
                 catalog.RECEIVED_AGAIN.add(again, self._queue_id, lease.partition)
 

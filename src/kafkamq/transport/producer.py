@@ -287,6 +287,9 @@ class IdempotentProducer:
         is under way any more: then the report will never come.
         """
         deadline_s = time.monotonic() + timeout_s
+        self._raise(self._serve(methodcaller("poll", 0.0)))
+        if is_known():  # a flush would wait for other records, too
+            return True
         self.flush(min(timeout_s, _SET_OUT_S))
         while not is_known():
             left_s = deadline_s - time.monotonic()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from operator import methodcaller
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, AcknowledgeType, Message, TopicPartition
 
@@ -39,6 +40,7 @@ _log = logging.getLogger(__name__)
 # Through C: the interpreter's own fast path for calls does not look whether the client has set an
 # exception beside its result, and goes on with the null pointers in it.
 _read = methodcaller("headers")
+_read_each = cast("Callable[[RecordLike], Headers | None]", Message.headers)  # for ``map``, too
 
 
 class RecordLike(Protocol):
@@ -98,14 +100,14 @@ def all_headers(records: Sequence[RecordLike]) -> list[Sequence[tuple[str, bytes
 def with_more_than(name: str, records: Sequence[RecordLike]) -> list[int]:
     """Indexes of the records that have other headers than one of this name."""
     try:
-        are_alone = [
-            not found or (len(found) == 1 and found[0][0] == name) for found in map(_read, records)
-        ]
+        found = list(map(_read_each, records))
     except (UnicodeDecodeError, SystemError):
         return list(range(len(records)))  # ``headers_of`` finds out which
-    if all(are_alone):
-        return []
-    return [at for at, is_alone in enumerate(are_alone) if not is_alone]
+    with suppress(TypeError, ValueError):  # none, or several
+        names = [each for ((each, _),) in found]  # type: ignore[misc]  # None: see above
+        if names.count(name) == len(names):
+            return []
+    return [at for at, of in enumerate(found) if of and (len(of) > 1 or of[0][0] != name)]
 
 
 def _unreadable(record: RecordLike) -> Headers:

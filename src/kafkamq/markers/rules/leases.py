@@ -435,7 +435,9 @@ class Leases:
             return
         acked = lease.uncollected - lease.held
         if acked:
-            self._settled.append(self._part(lease, sorted(acked), ACKED))
+            are_all = len(acked) == len(lease.offsets)
+            offsets = lease.offsets if are_all else sorted(acked)
+            self._settled.append(self._part(lease, offsets, ACKED))
             lease.uncollected -= acked  # last: an interrupt lets it be written twice, not never
         self._close(lease)
 
@@ -444,7 +446,7 @@ class Leases:
             self._open.pop(lease, None)
             lease.state = _ACKNOWLEDGED  # last, as in ``_lose``
 
-    def _part(self, lease: Lease, offsets: list[int], verdict: Verdict) -> Lease:
+    def _part(self, lease: Lease, offsets: Sequence[int], verdict: Verdict) -> Lease:
         """What has this verdict; of all messages it is the lease itself."""
         if len(offsets) == len(lease.offsets):
             lease.verdict = verdict
@@ -456,7 +458,7 @@ class Leases:
         lease.parts = [each for each in lease.parts if not each.is_end_known] + [part]
         return part
 
-    def _copy(self, lease: Lease, offsets: list[int]) -> Lease:
+    def _copy(self, lease: Lease, offsets: Sequence[int]) -> Lease:
         of = lease.partition, offsets, lease.log, lease.marker_partition, lease.holder_id
         copy = Lease(*of)
         copy.state, copy.number = lease.state, self._number
