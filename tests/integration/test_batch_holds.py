@@ -197,8 +197,11 @@ def test_verdicts_of_several_threads_take_a_hold_apart(stage: Stage) -> None:
 
 
 @pytest.mark.faults
-def test_marker_partitions_that_are_added_below_holds(bootstrap: str, namespace: str) -> None:
+def test_marker_partitions_that_are_added_below_holds(
+    bootstrap: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """R7, R26: KEEPALIVEs and ENDs follow their START; what is STARTed later uses the new ones."""
+    monkeypatch.setattr("kafkamq.markers.lease_renewer.IDENTITY_AGE_S", 1.0)
     soon = {"topic_metadata_refresh_interval_ms": "500"}
     with make_service(bootstrap, namespace, **soon) as service, tracked(service.config) as tracker:
         stage = Stage(service)
@@ -207,8 +210,9 @@ def test_marker_partitions_that_are_added_below_holds(bootstrap: str, namespace:
         admin = AdminClient({"bootstrap.servers": bootstrap})
         admin.create_partitions([NewPartitions(topic, 5)])[topic].result(30)
         wait_until(lambda: 4 in tracker.assigned and tracker.is_live)
-        service._connections.namespace._asked_s = -1e9  # as if five minutes had passed
-        more = stage.hold(300)
+        more = stage.hold(50)
+        while max(record.partition for record in markers(service.config)) < 2:
+            more += stage.hold(50)
         for message in [*held[::3], *more[::3]]:
             message.ack()
         for message in [*held[1::3], *more[1::3]]:
@@ -217,7 +221,7 @@ def test_marker_partitions_that_are_added_below_holds(bootstrap: str, namespace:
         deadline = min(message.deadline for message in more[2::3])
         wait_until(lambda: time.time() > deadline)  # it was renewed meanwhile
         die(stage.worker)
-        stage.settle(400)
+        stage.settle(len(held[1::3]) + len(held[2::3]) + len(more[1::3]) + len(more[2::3]))
     stage.judge()
     known = {}
     for record in markers(service.config):
