@@ -231,6 +231,31 @@ def test_what_a_lagging_broker_does_not_know_is_waited_for(
             assert found == [None if number in lost else number for number in range(8)]
 
 
+def test_what_a_lagging_broker_does_not_know_is_waited_for_at_once(
+    cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R18: a minute for a plan, be it a partition or a log's end, or one after the other."""
+    began_s = time.monotonic()
+    passed = SimpleNamespace(monotonic=lambda: began_s)
+    monkeypatch.setattr(patience, "time", passed)
+    rows = write(cluster, 8)
+    topic = cluster.topics[CONFIG.message_topic]
+    show = hide(cluster, "partition")
+    first, second = (each.records for each in topic.partitions[:2])
+    del first[-2:]
+    with pytest.raises((BrokerError, DeadlineExceededError)):
+        read(rereader, rows, timeout_s=0.6)
+    second.clear()
+    show()
+    rereader.messages.topic(CONFIG.message_topic, max_age_s=0.0)
+    for after_s in (50, 61):
+        passed.monotonic = lambda now_s=began_s + after_s: now_s
+        if after_s == 50:
+            with pytest.raises((BrokerError, DeadlineExceededError)):
+                read(rereader, rows, timeout_s=0.6)
+    assert numbers(read(rereader, rows)) == [0, None, 2, None, None, None, None, None]
+
+
 def test_a_partition_that_cannot_be_read_loses_nothing(
     cluster: MemoryKafka, rereader: Rereader
 ) -> None:

@@ -304,12 +304,13 @@ def test_a_retry_goes_on_inside_of_a_batch(logs: Logs) -> None:
     ledger.close()
 
 
-def test_a_message_that_is_too_large_is_not_held_against_its_batch(logs: Logs) -> None:
-    """R11: it is a dead letter that names its payload's place, the others are copied."""
+def test_messages_that_are_too_large_are_not_held_against_their_batch(logs: Logs) -> None:
+    """R11: each is a dead letter that names its payload's place, the others are copied."""
     ids = logs.send(4)
     topic = logs.cluster.topics[CONFIG.message_topic]
-    (large,) = logs.send(1, headers=(("h", b"x" * 3000),))
-    logs.start([*ids, large])
+    large = logs.send(3, headers=(("h", b"x" * 3000),))
+    logs.start([*ids[:2], *large[:2]])
+    logs.start([*ids[2:], *large[2:]])
     logs.pass_time()
     ledger = Ledger(CONFIG, LedgerKey.of_markers(CONFIG, 0), engine="test", epoch=1)
     settler = Settler(CONFIG, TrackerConfig())
@@ -319,9 +320,9 @@ def test_a_message_that_is_too_large_is_not_held_against_its_batch(logs: Logs) -
     report = settler.settle(ledger, logs.fold().plan(), position=0, batch=0)
     settler.close()
     ledger.close()
-    assert (report.copies, report.dead_letters) == (4, 1)
-    ((_, _, headers),) = logs.letters()
-    assert headers["kafkamq-payload-at"] is not None
+    assert (report.copies, report.dead_letters) == (4, 3)
+    assert all(headers["kafkamq-payload-at"] is not None for _, _, headers in logs.letters())
+    assert Counter(logs.ends(Outcome.DEAD_LETTERED)) == Counter(large)
     assert logs.copies() == Counter(map(place, ids))
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import BrokerError, DeadlineExceededError, KafkaMQError
@@ -113,38 +113,32 @@ class MessageLookup:
             self._topics_s = now_s
         return self._topics[name]
 
-    def _known(
-        self, logs: Collection[_Log], deadline_s: float
-    ) -> tuple[TopicInfo, Collection[_Log]]:
-        """The topic, and which of these logs it has.
+    def _known(self, logs: Mapping[_Log, int]) -> tuple[TopicInfo, set[_Log], set[int | bytes]]:
+        """The topic, which of these logs it has, and what of the others is still looked for.
 
         A topic loses no partitions. A broker that lags behind may not know a new one, or still
         tell the id of the topic that had this name before. So what a broker does not know is asked
         for again until ``patience`` is over.
 
-        Raises:
-            BrokerError: There was no time for that; ask again.
+        ``logs``: With the first offset that is wanted of each.
         """
         name = self._config.message_topic
         source = self.topic(name)
-        while True:
+        unknown = {log for log in logs if not _is_in(log, source)}
+        # Never refused on the word of an old answer: the partition may be a new one.
+        if unknown and time.monotonic() - self._topics_s >= _FRESH_S:
+            source = self.topic(name, max_age_s=_FRESH_S)
             unknown = {log for log in logs if not _is_in(log, source)}
-            # Never refused on the word of an old answer: the partition may be a new one.
-            if unknown and time.monotonic() - self._topics_s >= _FRESH_S:
-                source = self.topic(name, max_age_s=_FRESH_S)
-                unknown = {log for log in logs if not _is_in(log, source)}
-            places = {each if _is_same(log_id, source) else log_id for each, log_id in unknown}
-            awaited = [each for each in places if not self._patience.is_over((name, each))]
-            if not awaited:
-                return source, set(logs) - unknown
-            if time.monotonic() + _FRESH_S > deadline_s:
-                raise BrokerError(
-                    f"what markers name of topic {name} is not known yet: partitions or topic ids "
-                    f"{sorted(map(str, awaited))}",
-                    code="UNKNOWN_PARTITION",
-                    is_retriable=True,
-                )
-            time.sleep(_FRESH_S)
+        searches: dict[int | bytes, int] = {}
+        for log in unknown:
+            partition, topic_id = log
+            if _is_same(topic_id, source):  # one search for it and for its end, as readers name it
+                searches[partition] = min(logs[log], searches.get(partition, logs[log]))
+            else:
+                searches[topic_id] = 0
+        over = self._patience.is_over
+        awaited = {each for each, offset in searches.items() if not over((name, each), offset)}
+        return source, logs.keys() - unknown, awaited
 
     def _asked(self, timeout_s: float = 10.0) -> Admin:
         if self._admin is None:
@@ -162,15 +156,29 @@ class MessageLookup:
         """
         name = self._config.message_topic
         wanted = spans[: self._fitting(spans)]
-        logs = {(each[0].partition, each[0].topic_id) for each in wanted if each is not None}
-        source, known = self._known(logs, deadline_s)
-        places: list[_Place | None] = [
-            None
-            if each is None or (each[0].partition, each[0].topic_id) not in known
-            else (each[0].partition, _offsets(each[0].offset, each[1]))
-            for each in wanted
-        ]
-        count, found = self._sweep(places, deadline_s)
+        logs = _logs(wanted)
+        known: set[_Log] | None = None
+        while True:
+            source, there, awaited = self._known(logs)
+            if there != known:  # what these lack is looked for while the others are
+                known = there
+                places: list[_Place | None] = [
+                    None
+                    if each is None or _log_of(each[0]) not in known
+                    else (each[0].partition, _offsets(each[0].offset, each[1]))
+                    for each in wanted
+                ]
+                count, found = self._sweep(places, deadline_s)
+            if not awaited:
+                break
+            if time.monotonic() + _FRESH_S > deadline_s:
+                raise BrokerError(
+                    f"what markers name of topic {name} is not known yet: partitions or topic ids "
+                    f"{sorted(map(str, awaited))}",
+                    code="UNKNOWN_PARTITION",
+                    is_retriable=True,
+                )
+            time.sleep(_FRESH_S)
         if found and not _is_same(self._asked().topic_id(name), source):
             self._topics.clear()  # they may be of the new one
             raise BrokerError(
@@ -222,6 +230,20 @@ class MessageLookup:
             full_s += window.most_s
             found = _only(found, places[:count])
             size_bytes = sum(_size(records.values()) for records in found.values())
+
+
+def _log_of(one: MessageId) -> _Log:
+    return one.partition, one.topic_id
+
+
+def _logs(spans: Iterable[Span | None]) -> dict[_Log, int]:
+    """Of these spans, each with the first offset that they name."""
+    logs: dict[_Log, int] = {}
+    for span in spans:
+        if span is not None:
+            log, offset = _log_of(span[0]), span[0].offset
+            logs[log] = min(offset, logs.get(log, offset))
+    return logs
 
 
 def _offsets(first: int, bits: int) -> Sequence[int]:

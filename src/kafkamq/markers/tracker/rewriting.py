@@ -50,6 +50,9 @@ _OVERHEAD_BYTES = 128  # of a record and its batch, beyond key, value and header
 _HEADER_BYTES = 8
 _COPY_BYTES = _OVERHEAD_BYTES + 400  # with an origin, which names a topic, and a count
 _PART_S = 2.0
+_Place = tuple[int, int, MessageId]
+"""Of a row: marker partition and offset of its START, and the message."""
+
 _NOTHING = Marker(MarkerType.START)  # stands for a START that is gone
 _LOST = DeadLetterReason.PAYLOAD_LOST
 
@@ -108,7 +111,9 @@ class Rewriter:
         )
         self._random = random.Random()  # spreads copies over partitions, decides nothing
         self._max_rows = tracker.max_offsets_per_commit
-        self._refused: dict[tuple[int, int, MessageId], int] = {}  # a row's place: how often
+        # The row that a broker refused last, by its place, and how often. It is the next one to be
+        # written; if another one's refusal is remembered instead, it is refused once more.
+        self._refused: tuple[_Place | None, int] = None, 0
 
     def prepare(self) -> None:
         """Connect before there is something to do."""
@@ -166,7 +171,8 @@ class Rewriter:
             self._max_rows = count // 2
             return
         place = _place(partition, rows.part(part.begin, part.begin + 1)[0])
-        self._refused[place] = self._refused.get(place, 0) + 1
+        refused, times = self._refused
+        self._refused = place, 1 + (times if place == refused else 0)
         self._max_rows = 1
 
     def _rewrite_action(self, part: Part, partition: int, found: FoundAction) -> None:
@@ -196,7 +202,8 @@ class Rewriter:
 
     def _is_refused(self, partition: int, start_offset: int) -> bool:
         """Whether one of the START's messages was too large."""
-        return any(place[:2] == (partition, start_offset) for place in self._refused)
+        place, _ = self._refused
+        return place is not None and place[:2] == (partition, start_offset)
 
     def _copy_all(
         self, part: Part, partition: int, found: FoundAction, row: Settle, usual: Copy
@@ -247,7 +254,9 @@ class Rewriter:
     def _rewrite(self, part: Part, partition: int, found: Found) -> None:
         """The records of one row."""
         row, start = found.row, found.start
-        refusals = self._refused.get(_place(partition, row), 0) if self._refused else 0
+        refused, refusals = self._refused
+        if refusals and _place(partition, row) != refused:
+            refusals = 0
         if start is None:
             where = f"{self._config.marker_topic}[{partition}]@{row.start_offset}"
             lost = DeadLetter(_LOST, f"the START at {where} is gone")
@@ -421,7 +430,7 @@ class Rewriter:
         return int(self._random.random() * partitions)
 
 
-def _place(partition: int, row: Settle | Carry) -> tuple[int, int, MessageId]:
+def _place(partition: int, row: Settle | Carry) -> _Place:
     return partition, row.start_offset, row.message_id
 
 
