@@ -21,7 +21,10 @@ FAULTS_spark := tests/spark tests/e2e $(wildcard tests/faults/test_spark*.py)
 NONE := 5# how pytest says that PYTEST_ARGS select nothing there
 ARGS ?=
 # Tests start hundreds of processes: none of them is to compile what another one has.
+export PYTHONDONTWRITEBYTECODE :=
 COMPILE := $(BIN)/python -m compileall -q src tests
+# Pytest's workers compile for themselves, with its own `assert`: this one leaves it to them.
+COLLECT := $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 
 UV_INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes \
@@ -42,11 +45,12 @@ check: lint ## lint, and the tests that need no JVM: rules, wire formats, simula
 	QUICK_TESTS=1 $(BIN)/python -m pytest -q -m "not faults and not slow and not spark" -n $(CORES) \
 		$(FAULTS_rules) $(PYTEST_ARGS)
 
-# One of the workers has Spark to itself (tests/scheduling.py), the others mostly wait for Kafka.
-test: JOBS := $(if $(filter file,$(origin JOBS)),4,$(JOBS))
+# Most of them wait for Kafka most of the time; tests/scheduling.py says who takes what.
+test: JOBS := $(if $(filter file,$(origin JOBS)),6,$(JOBS))
 test: lint ## lint, then all tests but the fault suite
 	@tools/check_machine java
 	@$(COMPILE)
+	@$(COLLECT)
 	$(BIN)/python -m pytest -m "not faults" -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 test-faults: $(VENV)/.installed ## kills, cuts and long runs; PART=rules, queues, brokers or spark, all without it
@@ -67,7 +71,8 @@ sim: $(VENV)/.installed ## seeds of the simulator: SEEDS=A..B
 mutants: $(VENV)/.installed ## break each rule on a copy of the tree: its tests must fail; ARGS="--only R15"
 	$(BIN)/python tools/run_mutants.py --jobs $(JOBS) $(ARGS)
 
-lint: format types imports sizes ## style, types, layers, sizes and what tests reach
+lint: $(VENV)/.installed ## style, types, layers, sizes and what tests reach
+	@$(MAKE) --no-print-directory --jobs=$(CORES) --output-sync format types imports sizes
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -31,9 +31,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Ours for ``--dist loadfile``."""
     if config.getvalue("dist") != "loadfile":
         return None
-    from tests.scheduling import OneForSpark
+    from tests.scheduling import ByKind
 
-    return OneForSpark(config, log)
+    return ByKind(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
