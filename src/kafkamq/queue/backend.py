@@ -2,9 +2,10 @@
 
 A new backend is a package beside ``kafkamq.markers``. Its module ``backend`` has an instance of
 ``QueueBackend``, named ``backend``. Besides that it needs a member of ``types.Backend``, a row in
-``queue/rules/capabilities.py``, which says what it can do, a line in ``_HOMES`` below, and its name
-in ``tests/contract/worlds.py``, whose tests say what every backend promises. If its queues have
-a topic of their own, it inherits from ``TopicBackend`` and its consumer from ``TopicConsumer``.
+``queue/rules/capabilities.py``, which says what it can do, a line in ``_HOMES`` below, one in
+``_CONSUMERS`` of ``testing/memory_backend.py`` for its double, and its name in
+``tests/contract/worlds.py``, whose tests say what every backend promises. If its queues have a
+topic of their own, it inherits from ``TopicBackend`` and its consumer from ``TopicConsumer``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What leaves a queue with a topic of its own: dead letters, and copies to the queue's tail.
 
 ``DeadLetterWriter`` is what consumers need of a place for dead letters; ``TopicDeadLetterWriter``
-is the one on Kafka. One for another place stands beside it, and ``topic_backend`` chooses. Queues
-of ``markers`` have no writer: their tracker writes dead letters in its own transactions.
+is the one on Kafka, which ``TopicBackend.open_consumer`` makes: one for another place would stand
+beside it and be chosen there. Two write their own, to Kafka alone: the tracker of ``markers``, in
+its transactions, and a ``ParallelConsumer`` without a queue (``parallel/dead_letters.py``).
 """
 
 from __future__ import annotations

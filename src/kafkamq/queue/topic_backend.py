@@ -8,7 +8,7 @@ from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.queue.backend import ConsumerPlan, StoredMessage
 from kafkamq.queue.connections import Connections
 from kafkamq.queue.consumer import Consumer
-from kafkamq.queue.dead_letter_writer import TopicDeadLetterWriter
+from kafkamq.queue.dead_letter_writer import RequeueWriter, TopicDeadLetterWriter
 from kafkamq.queue.producer import Producer
 from kafkamq.queue.queue_topic import create_queue_topics, require_dead_letters
 from kafkamq.queue.wire.keys import join_key
@@ -19,7 +19,7 @@ class TopicBackend:
     def __init__(
         self,
         make_consumer: Callable[
-            [ServiceConfig, QueueConfig, TopicDeadLetterWriter, ConsumerPlan], Consumer
+            [ServiceConfig, QueueConfig, RequeueWriter, ConsumerPlan], Consumer
         ],
     ) -> None:
         """What it makes owns the writer of dead letters."""
