@@ -42,7 +42,7 @@ from kafkamq.spark.queues.leasing import QueueReader
 from kafkamq.spark.queues.starting import VOID, QueuePartition, _Starter
 from kafkamq.spark.source.columns import columns_of
 from kafkamq.transport.log_reader import LogRange, log_reader
-from kafkamq.types import MarkerType, MessageId, Outcome
+from kafkamq.types import Headers, MarkerType, MessageId, Outcome
 
 pytestmark = pytest.mark.spark
 
@@ -414,6 +414,30 @@ def test_a_batch_is_a_few_markers(logs: Logs, reader: QueueReader) -> None:
     ends = [m for _, m in logs.markers() if m.type is MarkerType.END]
     assert Counter(m.outcome for m in ends) == {Outcome.ACK: 1, Outcome.NACK: 1}
     assert sorted(one.offset for one in logs.ends(Outcome.NACK)) == list(range(1, 40, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "headers"),
+    [
+        pytest.param({"maxLease": "302400"}, (), id="R28: half of the retention"),
+        pytest.param({}, (("kafkamq-delivery-count", b"5"),), id="R6: the last delivery"),
+    ],
+)
+def test_what_no_start_may_refer_to_has_its_own(
+    logs: Logs, options: dict[str, str], headers: Headers
+) -> None:
+    reader = QueueReader(parse_source_options({**OPTIONS, **options}, logs.config), SCHEMA)
+    try:
+        logs.send(key=b"emails")  # its START tells the time
+        begin, tasks = plan(reader)
+        assert offsets(rows(reader, tasks)) == [0]
+        logs.send(key=b"emails", headers=headers)
+        _, tasks = plan(reader, begin)
+        assert offsets(rows(reader, tasks)) == [1]
+    finally:
+        reader.stop()
+    started = [m for _, m in logs.markers() if m.type is MarkerType.START]
+    assert [(m.value, m.batches) for m in started] == [(b"payload", ())] * 2
 
 
 def test_without_batch_markers_each_message_has_its_own(logs: Logs) -> None:
