@@ -42,10 +42,9 @@ class AckWriter:
     def __init__(
         self, state: ConsumerState, on_lease_lost: Callable[[Message], None] | None
     ) -> None:
-        self._state = state
+        self.state = state
         self._on_lease_lost = on_lease_lost
         self.queue_id = state.queue.queue_id
-        self.check = state.check
         self._recorder = ConsumerRecorder(self.queue_id)
         self.has_news = threading.Event()  # something to tell, or to write again
         self._handed_out: dict[_Place, MarkersMessage] = {}  # if somebody wants to be told
@@ -70,7 +69,7 @@ class AckWriter:
         delay_ms: int | None = None,
     ) -> None:
         """Note a verdict; see ``Message.ack`` for the errors, and for what most ACKs do instead."""
-        state = self._state
+        state = self.state
         state.check()
         verdict = ACKED
         if outcome is not _ACK:
@@ -89,7 +88,7 @@ class AckWriter:
 
     def note(self, lease: Lease) -> None:
         """One of its messages was acked; from any thread, without a lock."""
-        self._state.leases.note(lease)
+        self.state.leases.note(lease)
         self._has_verdict()
 
     def _has_verdict(self) -> None:
@@ -108,10 +107,10 @@ class AckWriter:
             self._write_queued()
 
     def _write_queued(self) -> None:
-        leases, taken = self._state.leases, list[Lease]()
+        leases, taken = self.state.leases, list[Lease]()
         self._noted_ms = 0
         try:
-            with self._state.lock:
+            with self.state.lock:
                 taken = leases.collect()
                 leases.collected()  # last: after an interrupt it is written twice, not never
             ends = self._ends.of(taken)
@@ -133,7 +132,7 @@ class AckWriter:
             for end in ends
         ]
         try:
-            self._state.writer.write_many(route, records)
+            self.state.writer.write_many(route, records)
         except BrokerError as error:
             _log.warning("verdicts are written again", extra={"error": str(error)})
             refused = zip(ends, records, strict=True)
@@ -154,9 +153,7 @@ class AckWriter:
         first = end.parts[0]
         self._under_way[end] = None
         try:
-            self._state.writer.write(
-                end.value, _key_of(first), first.marker_partition, end.reported
-            )
+            self.state.writer.write(end.value, _key_of(first), first.marker_partition, end.reported)
         except BrokerError:
             self._under_way.pop(end, None)
             raise
@@ -168,7 +165,7 @@ class AckWriter:
 
     def extend(self, message: MarkersMessage, extension_ms: int) -> None:
         """A KEEPALIVE of one message (R7), which has a lease of its own from then on."""
-        state, now_ms = self._state, monotonic_ms()
+        state, now_ms = self.state, monotonic_ms()
         state.check()
         with state.lock:
             if self.has_verdict(message):
@@ -181,7 +178,7 @@ class AckWriter:
             self.renew(renewal)
 
     def _extended(self, message: MarkersMessage, extension_ms: int, now_ms: int) -> Renewal | None:
-        leases, lease, offset = self._state.leases, message._lease, message.offset
+        leases, lease, offset = self.state.leases, message._lease, message.offset
         if len(lease.offsets) > 1 and leases.may_hand_out(lease, now_ms):
             own = leases.apart(lease, offset)
             try:
@@ -203,7 +200,7 @@ class AckWriter:
 
     def renew(self, renewal: Renewal) -> None:
         """Queue a KEEPALIVE."""
-        state = self._state
+        state = self.state
 
         def reported(error: object, record: object) -> None:
             if error is None:
@@ -235,8 +232,8 @@ class AckWriter:
 
     def _end_unseen(self, messages: Sequence[MarkersMessage], verdict: Verdict) -> list[Lease]:
         parts: list[Lease] = []
-        with self._state.lock:
-            now_ms, take_back = monotonic_ms(), self._state.leases.take_back
+        with self.state.lock:
+            now_ms, take_back = monotonic_ms(), self.state.leases.take_back
             for lease, group in groupby(messages, _LEASE):
                 part = take_back(lease, [each.offset for each in group], now_ms, verdict)
                 if part is not None:
@@ -249,7 +246,7 @@ class AckWriter:
             self._unseen[end] = None
             try:
                 route = first.marker_partition
-                self._state.writer.write(end.value, _key_of(first), route, report)
+                self.state.writer.write(end.value, _key_of(first), route, report)
             except BrokerError as error:
                 _log.warning("an END could not be queued", extra={"error": str(error)})
                 report(error, None)
@@ -263,13 +260,13 @@ class AckWriter:
     def _let_run_out(self) -> None:
         """Their ENDs are not in the log: no KEEPALIVE may name their consumer any more (R7)."""
         count = 0
-        with self._state.lock:
+        with self.state.lock:
             while self._running_out:
                 for part in self._running_out[0].parts:
-                    self._state.leases.end_failed(part, monotonic_ms())
+                    self.state.leases.end_failed(part, monotonic_ms())
                     count += len(part.offsets)
                 self._running_out.popleft()
-            self._state.renew_id()
+            self.state.renew_id()
         self._warn_unreleased(count, "their ENDs are not in the log")
 
     def _warn_unreleased(self, count: int, error_text: str) -> None:
@@ -321,8 +318,8 @@ class AckWriter:
 
     def check_late(self, parts: Sequence[Lease], log_ms: int) -> None:
         """Their END is in the log, after their leases' ends as far as these were known (R9)."""
-        with self._state.lock:
-            late = [part for part in parts if not self._state.leases.ended(part, log_ms)]
+        with self.state.lock:
+            late = [part for part in parts if not self.state.leases.ended(part, log_ms)]
         for part in late:
             self._is_late(part)
 
@@ -332,7 +329,7 @@ class AckWriter:
         No lock is taken here: after a fatal error librdkafka serves reports while that error is
         raised already, so the lock's next line would fail and the lock stay taken forever.
         """
-        if self._state.is_closed:
+        if self.state.is_closed:
             for part in end.parts:
                 self._is_late(part)
             self._under_way.pop(end, None)
@@ -351,7 +348,7 @@ class AckWriter:
         """Write what was given, and what failed."""
         if self._running_out:
             self._let_run_out()
-        if self._state.leases.has_verdicts or self._failed or self._under_way:
+        if self.state.leases.has_verdicts or self._failed or self._under_way:
             with self._writing:
                 self._write_queued()
                 self._find_unreported()
@@ -362,7 +359,7 @@ class AckWriter:
 
         Their client is gone, or an interrupt took the report. No answer is no confirmation.
         """
-        if self._under_way and not len(self._state.writer) and self._state.writer.is_idle:
+        if self._under_way and not len(self.state.writer) and self.state.writer.is_idle:
             failed = set(self._failed)
             for end in [each for each in list(self._under_way) if each not in failed]:
                 if end.log_ms == UNREPORTED:
@@ -378,8 +375,8 @@ class AckWriter:
         for _ in range(len(self._failed)):
             failed = self._failed[0]  # stays there until it is written: flush looks
             now_ms = monotonic_ms()
-            with self._state.lock:
-                end_failed = self._state.leases.end_failed
+            with self.state.lock:
+                end_failed = self.state.leases.end_failed
                 again = [part for part in failed.parts if end_failed(part, now_ms)]
             if len(again) < len(failed.parts):
                 for part in failed.parts:
@@ -410,16 +407,16 @@ class AckWriter:
             raise late
 
     def _drain(self, timeout_s: float) -> None:
-        writer = self._state.writer
+        writer = self.state.writer
         deadline_s = time.monotonic() + timeout_s
         while True:
             left_s = deadline_s - time.monotonic()
-            with self._state.lock:
-                self._state.leases.look_again()
+            with self.state.lock:
+                self.state.leases.look_again()
             self.serve()
             writer.wait_for(self._is_all_reported, max(0.0, min(left_s, _SLICE_S)))
             with self._writing:  # or an END might be in another thread's hands
-                if not self._state.leases.has_verdicts and self._is_all_reported():
+                if not self.state.leases.has_verdicts and self._is_all_reported():
                     return
             writer.watch.check("writing verdicts")
             if left_s <= 0:
@@ -432,7 +429,7 @@ class AckWriter:
         return not self._under_way and not self._failed
 
     def _await(self, message: MarkersMessage, part: Lease) -> None:
-        writer = self._state.writer
+        writer = self.state.writer
         deadline_s = time.monotonic() + WAIT_TIMEOUT_S
         self.serve()
 
@@ -468,7 +465,7 @@ class AckWriter:
     def _confirm_unseen(self, timeout_s: float) -> None:
         """Wait for the ENDs of what nobody saw: the client's end drops what is still queued."""
         try:
-            self._state.writer.confirm(lambda: not self._unseen, "releasing messages", timeout_s)
+            self.state.writer.confirm(lambda: not self._unseen, "releasing messages", timeout_s)
         except KafkaMQError as error:
             self._warn_unreleased(len(self._unseen), str(error))
         self._let_run_out()

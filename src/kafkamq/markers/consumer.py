@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import islice
 from operator import attrgetter
 from typing import cast
@@ -64,9 +63,7 @@ class MarkersConsumer(Consumer):
         self._owner = threading.RLock()
         self._taken: list[Message] | None = None  # what an interrupted receive had taken
         self._received_ms = monotonic_ms()
-        self._reader = MessageReader(
-            namespace.config, queue, self._buffer, self, partial(MarkersMessage, ack_writer)
-        )
+        self._reader = MessageReader(namespace.config, queue, self._buffer, self, ack_writer)
         self._handover = self._new_handover(namespace.config)
         self._batches = Batches(
             self._state, self._buffer, self._starter, self._reader, self._handover, self._closing
@@ -190,7 +187,10 @@ class MarkersConsumer(Consumer):
                     handing += taken
                 else:
                     handing += [each for each in taken if each.offset in each._lease.held]
-                for _ in taken:  # last: an interrupt in between leaves some in both, none in none
+                if len(taken) == len(ready):
+                    ready.clear()  # last: an interrupt in between leaves some in both, none in none
+                    break
+                for _ in taken:
                     ready.popleft()
             state.renew_id()
         if not ready:

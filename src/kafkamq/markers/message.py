@@ -7,9 +7,10 @@ from typing import Protocol
 
 from kafkamq.markers.rules.handout import expires_at_ms
 from kafkamq.markers.rules.lease import Lease
+from kafkamq.markers.state import ConsumerState
 from kafkamq.queue.message import Acknowledger, Message
 from kafkamq.queue.wire.keys import split_key
-from kafkamq.transport.clock import NS_PER_MS, now_ns, public_s
+from kafkamq.transport.clock import now_ns, public_s
 from kafkamq.transport.errors import KafkaError
 from kafkamq.transport.record import Record
 from kafkamq.types import MessageId, Outcome
@@ -65,8 +66,7 @@ class EndRecord:
 class MarkersAcknowledger(Acknowledger, Protocol):
     """What a message of a ``markers`` queue needs of its consumer."""
 
-    def check(self) -> None:
-        """Refuse on a closed consumer, and in a forked child."""
+    state: ConsumerState
 
     def note(self, lease: Lease) -> None:
         """A message of it was acked."""
@@ -121,10 +121,11 @@ class MarkersMessage(Message):
         """See ``Message.ack``."""
         lease = self._lease
         acknowledger = self._acknowledger
-        if wait or now_ns() // NS_PER_MS >= lease.deadline_ms:
+        state = acknowledger.state
+        is_refused = state.is_closed or state.fork_check.is_forked  # a call would take longer
+        if wait or is_refused or now_ns() >= lease.deadline_ns:
             acknowledger.acknowledge(self, _ACK, wait=wait)
             return
-        acknowledger.check()
         try:
             lease.held.remove(self.offset)  # one step for all threads: one of them succeeds
         except KeyError:

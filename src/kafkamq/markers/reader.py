@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from itertools import compress, groupby
+from itertools import compress, groupby, repeat
 from time import monotonic
 from typing import cast
 
@@ -13,7 +13,7 @@ from kafkamq.config import QueueConfig, ServiceConfig
 from kafkamq.errors import BrokerError, KafkaMQError
 from kafkamq.markers.data_loss import report_loss
 from kafkamq.markers.membership import Membership, max_idle_ms, open_member
-from kafkamq.markers.message import MarkersMessage
+from kafkamq.markers.message import MarkersAcknowledger, MarkersMessage
 from kafkamq.markers.offset_commits import OffsetCommits
 from kafkamq.markers.positions import Positions
 from kafkamq.markers.rules.fetch_buffer import FetchBuffer, Run
@@ -46,14 +46,14 @@ class MessageReader:
         queue: QueueConfig,
         buffer: FetchBuffer[MarkersMessage],
         member: Membership,
-        make: Callable[[Record, int], MarkersMessage],
+        ack_writer: MarkersAcknowledger,
     ) -> None:
-        """``make`` gets a record and its offset."""
+        """``ack_writer`` is for the messages."""
         self._config = config
         self._queue = queue
         self._buffer = buffer
         self._member = member
-        self._make = make
+        self._ack_writer = ack_writer
         self._topic = config.message_topic
         self._key = queue.queue_id.encode()
         self._prefix = self._key + b"\0"
@@ -149,10 +149,11 @@ class MessageReader:
     ) -> Run[MarkersMessage]:
         """The queue's own of these."""
         keys = list(map(Record.key, records))
-        own = set(filter(self._is_own, set(keys)))  # few: most records have the key of a queue
-        records = list(compress(records, map(own.__contains__, keys)))
+        if keys.count(self._key) < len(keys):
+            own = set(filter(self._is_own, set(keys)))  # few: most records have the key of a queue
+            records = list(compress(records, map(own.__contains__, keys)))
         offsets = list(map(_offset_of, records))
-        messages = list(map(self._make, records, offsets))
+        messages = list(map(MarkersMessage, repeat(self._ack_writer), records, offsets))
         special = [messages[at] for at in with_more_than(ID, records)]
         for message in special:
             message.read()

@@ -37,7 +37,7 @@ class ConsumerState:
         self.encoder = self._new_encoder()
         self.writer = MarkerWriter(namespace)
         self.is_closed = False
-        self._fork_check = ForkCheck("Consumer")
+        self.fork_check = ForkCheck("Consumer")
 
     def check(self) -> None:
         """Refuse work on a closed consumer, and in a forked child.
@@ -45,15 +45,15 @@ class ConsumerState:
         Raises:
             StateError: As said.
         """
-        if self._fork_check.is_forked:
-            self._fork_check.check()
+        if self.fork_check.is_forked:
+            self.fork_check.check()
         if self.is_closed:
             raise StateError(f"the consumer of queue {self.queue.queue_id!r} is closed")
 
     @property
     def is_forked(self) -> bool:
         """Whether this is a forked child of the process that made the consumer."""
-        return self._fork_check.is_forked
+        return self.fork_check.is_forked
 
     def renew_id(self) -> None:
         """Take a fresh consumer_id if the old one is spent (R7); call with ``lock`` held."""

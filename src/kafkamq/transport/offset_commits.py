@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from concurrent.futures import wait as wait_for
 from enum import Enum
 from typing import TypeVar
 
@@ -70,8 +69,9 @@ class Committer:
         """What became of the pending commit, after waiting for it."""
         pending = self._pending
         assert pending is not None, "a commit was begun"
-        wait_for([pending], timeout_s)
-        if not pending.done():  # not by result(): its own failure may be a TimeoutError, too
+        try:
+            pending.exception(timeout_s)  # not result(): its own failure may be a TimeoutError, too
+        except FutureTimeoutError:
             if time.monotonic() - self._began_s < COMMIT_TIMEOUT_S:
                 return Commit.PENDING
             self.give_up()  # it may succeed later; the next commit waits for its end

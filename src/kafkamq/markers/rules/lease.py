@@ -38,6 +38,7 @@ class Verdict:
 
 
 ACKED = Verdict(Outcome.ACK)
+_NS_PER_MS = 1_000_000
 
 # Looking a member up in its class takes as long as the rest of a line.
 _STARTING, _, _HELD, _, _LOST = LeaseState
@@ -49,7 +50,7 @@ class Lease:
     __slots__ = (
         "asked_ms",
         "begin_ms",
-        "deadline_ms",
+        "deadline_ns",
         "end",
         "held",
         "holder_id",
@@ -85,7 +86,7 @@ class Lease:
         self.holder_id = holder_id  # whom trackers take for its holder; a RELEASE names it (R8)
         self.state = _STARTING
         self.begin_ms = -1  # its first START, which was delivered, was written
-        self.deadline_ms = -1
+        self.deadline_ms = -1  # kept as ``deadline_ns``, which an ACK compares with its clock
         self.asked_ms = -1  # until when ``extend`` asked to hold it, or a tracker may hold it
         self.log_begin_ms = -1
         self.log_deadline_ms = -1
@@ -99,6 +100,15 @@ class Lease:
         self.verdict = ACKED  # of a part
         self.end: object = None  # of a part: the last END of it that was written
         self.is_end_known = False  # its END is in the log, or nobody waits for that
+
+    @property
+    def deadline_ms(self) -> int:
+        """When it ends unless it is renewed; monotonic."""
+        return self.deadline_ns // _NS_PER_MS
+
+    @deadline_ms.setter
+    def deadline_ms(self, value_ms: int) -> None:
+        self.deadline_ns = value_ms * _NS_PER_MS
 
     def message_ids(self) -> list[MessageId]:
         """Of its messages."""

@@ -433,7 +433,7 @@ class Leases:
     def _collect(self, lease: Lease) -> None:
         if lease.state is not _HELD:
             return
-        acked = lease.uncollected - lease.held
+        acked = lease.uncollected - lease.held if lease.held else lease.uncollected
         if acked:
             are_all = len(acked) == len(lease.offsets)
             offsets = lease.offsets if are_all else sorted(acked)
