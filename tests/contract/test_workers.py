@@ -64,7 +64,7 @@ def test_bodies_and_verdicts(world: World) -> None:
 
 def test_a_handler_of_twice_the_lease_runs_once(world: World) -> None:
     """Or it is refused at once, where leases are not renewed."""
-    lease_s = 0.6
+    lease_s = 1.5
     queue = world.queue("long", redelivery_timeout=15.0 if world.backend == "share" else lease_s)
     runs = []
 

@@ -114,3 +114,11 @@ def test_a_broker_that_is_away_is_only_named_at_the_bound(code: int) -> None:
     assert "doing it did not end within 5 s at host:9092: no broker answers" in str(error)
     watch.forget()
     assert "no broker answers" not in str(watch.deadline("doing it", 5))
+
+
+@pytest.mark.parametrize("more", ["", ", 1 identical error(s) suppressed"])
+def test_what_librdkafka_says_of_itself_is_not_repeated(more: str) -> None:
+    watch = ErrorWatch("host:9092")
+    told = "host:9092/bootstrap: Connect to host:9092 failed: Connection refused"
+    watch(KafkaError(KafkaError._TRANSPORT, f"{told} (after 0ms in state CONNECT{more})"))
+    assert "(Connect to host:9092 failed: Connection refused);" in str(watch.silence())

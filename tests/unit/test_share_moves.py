@@ -128,11 +128,7 @@ def test_a_nack_in_the_last_delivery_but_one_costs_no_message(
         broker.send(b"x")
         consumer = open_share(broker)
         try:
-            for _ in range(3):
-                (message,) = take(consumer, 1)
-                with consumer._changed:
-                    consumer._held.clear()
-                    consumer._give_back(message)
+            give_back_unseen(consumer, 3)
             for delivery in range(1, 5):
                 (message,) = take(consumer, 1)
                 assert message.delivery_count == delivery
@@ -144,6 +140,27 @@ def test_a_nack_in_the_last_delivery_but_one_costs_no_message(
         (letter,) = broker.dead_letters
         assert dict(letter.headers)["kafkamq-error"] == b"again"
         assert dict(letter.headers)["kafkamq-delivery-count"] == b"4"
+
+
+def test_an_ack_that_came_too_late_does_not_make_unseen_deliveries_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its message would be a dead letter in its second delivery to a handler."""
+    with share_group(monkeypatch, lock_s=30.0) as broker:
+        broker.send(b"x")
+        consumer = open_share(broker)
+        try:
+            give_back_unseen(consumer, 3)
+            (message,) = take(consumer, 1)
+            broker.log[0].until_s = 0.0
+            message.ack()
+            (message,) = take(consumer, 1)
+            assert message.delivery_count == 2
+            message.ack()
+            wait_until(lambda: broker.is_done, "its end")
+        finally:
+            consumer.close()
+        assert (broker.dead_letters, broker.archived) == ([], [])
 
 
 def test_a_letter_that_is_too_large_refers_to_its_payload() -> None:
@@ -173,6 +190,15 @@ def test_a_letter_that_is_too_large_refers_to_its_payload() -> None:
     assert (bare.key, bare.value) == (None, None)
     assert "h" not in dict(bare.headers)
     assert dict(bare.headers)["kafkamq-queue-id"] == b"q"
+
+
+def give_back_unseen(consumer, times: int) -> None:
+    """A message that is there; the broker counts these deliveries."""
+    for _ in range(times):
+        (message,) = take(consumer, 1)
+        with consumer._changed:
+            consumer._held.clear()
+            consumer._give_back(message)
 
 
 def take(consumer, count: int) -> list:

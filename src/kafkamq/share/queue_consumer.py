@@ -56,9 +56,8 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
         self.limits, self._lock_ms = self._set_up(config, group_id)
         self._max_deliveries = self.limits.handed_out(queue.max_deliveries)
         self._margin_ms = max(MARGIN_MS, plan.handler_timeout_ms)
-        self._unseen: dict[
-            tuple[int, int, int], int
-        ] = {}  # given back without a handler, how often
+        # Given back without a handler, how often; kept after an ack, which may come too late.
+        self._unseen: dict[tuple[int, int, int], int] = {}
         self._moves = Moves(
             dead_letters,
             self._changed,
@@ -255,7 +254,6 @@ class ShareConsumer(TopicConsumer[ShareMessage]):
         return False
 
     def _done(self, message: ShareMessage) -> None:
-        self._unseen.pop(message.key_of_place, None)
         message.member.acknowledge(message, AcknowledgeType.ACCEPT)
 
     def _write_dead_letter(

@@ -195,7 +195,9 @@ _HINTS = {
 _TLS_ALERT = "tls alert"
 """The broker refuses our certificate, or its absence; with TLS 1.3 only after the handshake."""
 
-_NOISE = re.compile(r"^\S+/(bootstrap|\d+): | \(after \d+ms in state \w+\)")
+_NOISE = re.compile(
+    r"^\S+/(bootstrap|\d+): | \(after \d+ms in state \w+(, \d+ identical error\(s\) suppressed)?\)"
+)
 """What librdkafka says of itself around the cause."""
 
 _REFUSAL_S = 60.0
