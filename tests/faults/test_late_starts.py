@@ -30,19 +30,18 @@ PARTITIONS, MANY = 8, 20
 DEAD = {p for p in range(PARTITIONS) if marker_partition(p, 0, 2) == 0}
 LIVE = set(range(PARTITIONS)) - DEAD
 
+ALONE = {  # of a topic without copies: a partition dies with its broker
+    "message.timestamp.type": "LogAppendTime",
+    "min.insync.replicas": "1",
+    "retention.bytes": "-1",
+    "unclean.leader.election.enable": "false",
+}
+
 
 def make_markers(cluster: KafkaCluster, config: ServiceConfig, victim: int, other: int) -> None:
     """Two marker partitions of one replica each: the first dies with the victim."""
-    settings = {
-        "message.timestamp.type": "LogAppendTime",
-        "min.insync.replicas": "1",
-        "retention.bytes": "-1",
-        "unclean.leader.election.enable": "false",
-    }
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    topic = NewTopic(
-        config.marker_topic, 2, replica_assignment=[[victim], [other]], config=settings
-    )
+    topic = NewTopic(config.marker_topic, 2, replica_assignment=[[victim], [other]], config=ALONE)
     for future in admin.create_topics([topic]).values():
         future.result(30)
 
@@ -102,7 +101,7 @@ def test_messages_of_other_marker_partitions_go_on(
         send(kafka_cluster, config, 1)
         counts: Counter[int] = Counter()
         for message in received(consumer):
-            counts[message.partition] += 1
+            counts[message.message_id.partition] += 1
             if counts.total() == PARTITIONS:
                 break
         consumer.flush()
@@ -118,7 +117,7 @@ def test_messages_of_other_marker_partitions_go_on(
             send(kafka_cluster, config, MANY)
             wanted = len(LIVE) * round_ * MANY + PARTITIONS
             for message in received(consumer):
-                counts[message.partition] += 1
+                counts[message.message_id.partition] += 1
                 if counts.total() == wanted:
                     break
             assert counts == {p: 1 + (round_ * MANY if p in LIVE else 0) for p in counts}
@@ -127,7 +126,7 @@ def test_messages_of_other_marker_partitions_go_on(
 
         kafka_cluster.heal()
         for message in received(consumer):
-            counts[message.partition] += 1
+            counts[message.message_id.partition] += 1
             if counts.total() == PARTITIONS * (1 + 3 * MANY):
                 break
         assert set(counts.values()) == {1 + 3 * MANY}

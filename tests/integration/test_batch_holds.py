@@ -52,10 +52,11 @@ class Stage:
     """A queue whose worker holds messages in batches."""
 
     service: Service
+    timeout_s: float = TIMEOUT_S
     worker: Consumer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.worker = self.service.queue("a", redelivery_timeout=TIMEOUT_S).consumer()
+        self.worker = self.service.queue("a", redelivery_timeout=self.timeout_s).consumer()
         self.send(1)  # from its START on the worker knows the brokers' time (R28)
         receive_all(self.worker, 1)[0].ack(wait=True)
 

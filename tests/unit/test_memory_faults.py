@@ -155,6 +155,9 @@ def test_a_partition_without_a_leader(kafka: Kafka) -> None:
     kafka.fill(topic, 1, 1)
     consumer.assign(parts(topic, 0, 1))
     kafka.cluster.faults.offline.add((topic, 0))
+    with pytest.raises(KafkaException) as caught:
+        consumer.get_watermark_offsets(*parts(topic, 0), timeout=1.0)
+    assert caught.value.args[0].code() == KafkaError._UNKNOWN_PARTITION
     for number in (0, 1):
         producer.produce(topic, b"v", None, number, on_delivery=reports)
     assert producer.flush(0.1) == 1

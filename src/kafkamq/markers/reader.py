@@ -30,6 +30,7 @@ __all__ = ["Membership", "MessageReader", "group_of"]
 MIN_POLL = 100  # records of one consume() ...
 MAX_POLL = 10_000  # ... and at most: where few or none of them are our own
 CLOSE_TIMEOUT_S = 10.0
+_ASK_AGAIN_S = 0.1
 _WAIT_S = 0.25  # one blocking wait; between two, errors are looked at
 # In place of the position of a partition that is to be read from another place.
 _UNKNOWN = -1  # from what is committed
@@ -58,6 +59,7 @@ class MessageReader:
         self._key = queue.queue_id.encode()
         self._prefix = self._key + b"\0"
         self._unplaced: dict[int, int] = {}  # partition -> the position that is not in the log
+        self._place_s = 0.0  # monotonic: nobody is asked before
         self._gained_s: dict[int, float] = {}  # partition -> when it was assigned, monotonic
         self._polled_per_own = 1.0  # records of the last poll for each message of our own
         self._is_paused = False
@@ -188,7 +190,7 @@ class MessageReader:
             return
         for partition in self._unplaced.keys() - self.partitions:  # revoked meanwhile
             del self._unplaced[partition]
-        if not self._unplaced:
+        if not self._unplaced or monotonic() < self._place_s:
             return
         try:
             committed = self._group.committed(self._places(self._unplaced))
@@ -213,6 +215,7 @@ class MessageReader:
         """
         if not is_retriable(error):
             raise error
+        self._place_s = monotonic() + _ASK_AGAIN_S
         _log.info("where to read is not known yet", extra={"error": str(error)})
 
     def _place_one(
@@ -226,6 +229,7 @@ class MessageReader:
         try:
             low, high = self._group.bounds((self._topic, partition))
         except KafkaMQError as error:
+            self._unplaced[partition] = self._unplaced.pop(partition)  # the others come first then
             self._ask_later(error)
             return False
         if committed < 0 <= position and self._member._is_topic_another():

@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from kafkamq.config import ServiceConfig
-from kafkamq.errors import DataLossError, DeadlineExceededError
+from kafkamq.errors import BrokerError, DataLossError, DeadlineExceededError
 from kafkamq.transport.clients import open_consumer
 from kafkamq.transport.errors import (
     UNANSWERED,
@@ -252,12 +252,22 @@ class Follower:
     def bounds(self, place: Place, *, timeout_s: float = REQUEST_S) -> tuple[int, int]:
         """The first offset of a partition, and the one behind the last that it may read."""
         topic, number = place
-        low, high = self._answer(
-            lambda: self.client.get_watermark_offsets(TopicPartition(topic, number), timeout_s),
-            f"finding the ends of {topic}[{number}]",
-            timeout_s,
-        )
+        doing = f"finding the ends of {topic}[{number}]"
+        try:
+            low, high = self._answer(
+                lambda: self.client.get_watermark_offsets(TopicPartition(topic, number), timeout_s),
+                doing,
+                timeout_s,
+            )
+        except BrokerError as error:
+            # What librdkafka says of one without a leader, too, which has one again some time.
+            if meaning(error) is not Meaning.NO_PARTITION or not self._has(place, timeout_s):
+                raise
+            raise broker_error(KafkaError(KafkaError.LEADER_NOT_AVAILABLE), doing) from error
         return low, high
+
+    def _has(self, place: Place, timeout_s: float) -> bool:
+        return place[1] < self.partition_count(place[0], timeout_s=timeout_s)
 
     def known_end(self, place: Place) -> int:
         """Behind the last record, as the last fetch told; asks nobody. Negative: none was made."""

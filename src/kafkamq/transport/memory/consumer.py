@@ -30,6 +30,7 @@ _OUT_OF_RANGE = (
     "fetch failed due to requested offset not available on the broker: Broker: Offset out of range"
     f" (broker {BROKER_ID})"
 )
+_COMMITTED_ONES = (OFFSET_INVALID, OFFSET_STORED)  # where the group is
 _NO_COMMIT = "no previously committed offset available: Local: No offset stored"
 
 
@@ -223,22 +224,19 @@ class Consumer(Membership, Client):
 
     def _read_one(self, place: Place, reading: _Reading, found: list[Message], count: int) -> None:
         cluster = self.cluster
-        if cluster.faults.separates(self, place):
+        if cluster.faults.separates(self):
             return
         partition = cluster.partition(place)
         if partition is None or place[1] >= self.known.setdefault(
             place[0], len(partition.topic.partitions)
         ):
             return  # unknown: until the client hears of it
-        offset = reading.offset
-        if offset is None or (cluster.faults.plan is not None and not self._is_fetched(place)):
-            return
-        if offset < 0:
-            self._start(place, reading, partition)
-            offset = reading.offset
-            if offset is None:
+        if not self._is_placed(place, reading, partition):
+            if reading.offset is None:
                 found.append(self._events.popleft())
-                return
+            return
+        offset = reading.offset
+        assert offset is not None
         end = partition.stable if self._is_committed else partition.end
         self._bounds[place] = partition.start, end
         if not partition.start <= offset <= partition.end:
@@ -269,6 +267,17 @@ class Consumer(Membership, Client):
             reading.eof_at = end
             found.append(_event(place, end, KafkaError._PARTITION_EOF, _end_text(partition, end)))
 
+    def _is_placed(self, place: Place, reading: _Reading, partition: Partition) -> bool:
+        """Whether a leader is known, and where to read; without an offset an event says why not."""
+        faults = self.cluster.faults
+        is_led = place not in faults.offline
+        if is_led and faults.plan is not None and not self._is_fetched(place):
+            return False
+        # What the group has committed its coordinator tells.
+        if (reading.offset or 0) < 0 and (is_led or reading.offset in _COMMITTED_ONES):
+            self._start(place, reading, partition)
+        return is_led and reading.offset is not None
+
     def _is_fetched(self, place: Place) -> bool:
         """Whether the first fetch from there has come back; the later ones run ahead."""
         now_s, reading = time.monotonic(), self._readings[place]
@@ -286,7 +295,7 @@ class Consumer(Membership, Client):
             reading.offset = partition.start
         elif wanted == OFFSET_END:
             reading.offset = partition.stable if self._is_committed else partition.end
-        elif wanted in (OFFSET_INVALID, OFFSET_STORED):
+        elif wanted in _COMMITTED_ONES:
             committed = self.cluster.groups.committed(self._group, place)
             if committed is not None:
                 reading.offset = committed[0]
@@ -408,6 +417,10 @@ class Consumer(Membership, Client):
         if cached:
             return self._bounds.get(place, (OFFSET_INVALID, OFFSET_INVALID))
         prefix = "Failed to get watermark offsets: "
+
+        faults = self.cluster.faults
+        if place in faults.offline and not faults.separates(self):  # brokers tell of no leader
+            raise failure(KafkaError._UNKNOWN_PARTITION, prefix + "Local: Unknown partition")
 
         def ask() -> tuple[int, int]:
             found = self._known_partition(place, prefix)
