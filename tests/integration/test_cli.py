@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from tests.integration.cli_tools import Commands, run_program, wait_until
-from tests.integration.queue_logs import ends, set_topic, starts
+from tests.integration.queue_logs import ends, read_topic, set_topic, starts
 from typer.testing import CliRunner
 
 from kafkamq.cli.app import app
 from kafkamq.config import ServiceConfig
 from kafkamq.errors import ConfigError
 from kafkamq.markers.tracker.local import LocalTracker
+from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.transport.admin import Admin
 from kafkamq.types import Outcome
 
@@ -108,6 +109,22 @@ def test_a_file_of_lines(commands: Commands, tmp_path: Path) -> None:
     assert [item["id"] for item in sent] == [str(n) for n in range(2500)]
     received = commands.json("receive", "q", "-n", "2500")
     assert {item["payload"] for item in received} == {f'{{"n":{n}}}' for n in range(2500)}
+
+
+@pytest.mark.parametrize("option", ["--batch-markers", "--no-batch-markers"])
+def test_receive_writes_one_marker_for_many_unless_told_otherwise(
+    commands: Commands, option: str
+) -> None:
+    lines = "\n".join(json.dumps({"payload": str(number)}) for number in range(300))
+    commands.run("send", "q", "--file", "-", stdin=lines)
+    assert len(commands.json("receive", "q", "-n", "300", option)) == 300
+    records = read_topic(commands.bootstrap, f"{commands.namespace}.markers")
+    is_batched = [bool(decode_marker(record.value()).batches) for record in records]
+    if option == "--no-batch-markers":
+        assert is_batched == [False] * 600
+    else:  # the first hundred STARTs are single: nothing has told the brokers' time
+        assert any(is_batched)
+        assert len(records) < 400
 
 
 def test_a_bad_line_stops_and_what_went_before_is_sent(commands: Commands, tmp_path: Path) -> None:

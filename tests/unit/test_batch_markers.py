@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import KafkaError
 from tests.unit.worker_parts import FixedNamespace, Parts, record
 
+from kafkamq import aio
 from kafkamq.config import Backoff
 from kafkamq.errors import LeaseLostError
 from kafkamq.markers import starts
@@ -26,6 +27,7 @@ from kafkamq.queue.consumer import Consumer
 from kafkamq.queue.message import Message
 from kafkamq.queue.rules.broker_time import BrokerClock
 from kafkamq.queue.service import Service
+from kafkamq.runtime.worker import Worker
 from kafkamq.testing.naive import NaiveTracker
 from kafkamq.transport.memory.cluster import cluster_of, forget_cluster
 from kafkamq.transport.memory.faults import Fault
@@ -421,3 +423,21 @@ def test_keepalives_by_id_are_batches_but_for_what_was_extended() -> None:  # R3
     leases.renewed(again[1], 2100, 2100)
     assert [lease.holder_id for lease in held] == ["me again", "me again", "me", "me again"]
     assert held[0].deadline_ms == 2000 + 3000
+
+
+def test_a_queue_without_them_is_so_for_handlers_and_for_asyncio(kafka: Kafka) -> None:
+    queue = kafka.service.queue("q", batch_markers=False)
+    seen: list[Message] = []
+
+    @queue.handler()
+    def handle(message: Message) -> None:
+        seen.append(message)
+
+    kafka.send(200)
+    worker = Worker(kafka.service)
+    worker.start()
+    assert kafka.until(lambda: len(seen) == 200)
+    worker.stop(30)
+    assert len(kafka.markers(START, after=0)) == 200
+    assert not any(marker.batches for _, _, _, marker in kafka.records())
+    assert not aio.Service(kafka.name, "n").queue("q", batch_markers=False).config.batch_markers
