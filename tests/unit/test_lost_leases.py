@@ -117,8 +117,8 @@ class FakeNamespace:
 class Record:
     """What a message keeps of Kafka's."""
 
-    def __init__(self) -> None:
-        self.payload = bytes(1000)
+    def value(self) -> bytes:
+        return bytes(1000)
 
 
 def test_late_verdicts_keep_no_payloads_and_are_named_once() -> None:

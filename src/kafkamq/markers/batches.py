@@ -189,9 +189,9 @@ class Batches:
         held = self._starter.finish(batch)
         if held:
             self._reader.positions.started(held[-1][0].log_begin_ms)
-        ready = chain.from_iterable(messages for _, messages in held)
+        messages = [of for _, of in held]
         with self._state.lock:  # in one statement: an interrupt leaves them in one of both
-            self.ready, self._batch = deque([*self.ready, *ready]), None
+            self.ready, self._batch = deque(chain(self.ready, *messages)), None
         self._recorder.received(held, are_first=batch.is_plain)
         self.ready_count, self.ready_ms = len(self.ready), monotonic_ms()
 

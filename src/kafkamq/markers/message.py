@@ -75,11 +75,12 @@ class MarkersAcknowledger(Acknowledger, Protocol):
 class MarkersMessage(Message):
     """See ``Message``. Its START gives it its lease; a redelivered message is another copy."""
 
-    __slots__ = ("_expiry_ms", "_lease", "offset")
+    __slots__ = ("_expiry_ms", "_lease", "offset", "payload")
 
     _acknowledger: MarkersAcknowledger
     _record: Record
     _lease: Lease
+    payload: bytes | None
 
     def __init__(self, ack_writer: MarkersAcknowledger, record: Record, offset: int) -> None:
         """Made when the record was polled; ``read`` its headers if they are more than an id."""
@@ -91,6 +92,7 @@ class MarkersMessage(Message):
         self._read = None
         self._expiry_ms = 0
         self.offset = offset
+        self.payload = record.value()  # a property would take longer to read than this
 
     def read(self) -> None:
         """Find the delivery count and, with a TTL, the broker time of its end (R10)."""

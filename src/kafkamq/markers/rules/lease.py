@@ -92,7 +92,7 @@ class Lease:
         self.log_deadline_ms = -1
         self.oldest_ms = -1  # broker time of its oldest message, if its START has no payload
         self.held = set(offsets)  # offsets without a verdict
-        self.uncollected = set(offsets)  # these, and those that ``collect`` will find missing
+        self.uncollected = self.held.copy()  # these, and those that ``collect`` will find missing
         self.lost: Collection[int] = ()  # offsets that get no verdict any more: it has ended
         self.is_noted = False  # ``collect`` is going to look at it
         self.parts: list[Lease] = []  # what has split off with a verdict
