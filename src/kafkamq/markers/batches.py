@@ -161,7 +161,7 @@ class Batches:
             raise
         if self._next is not None:
             try:
-                self._handover.begin(self._next, wanted)
+                self._handover.begin(self._next, 0)  # ``_finish`` reads on
             except KafkaMQError as error:  # found out when it is its turn: it is not reported
                 _log.info("STARTs were not queued", extra={"error": str(error)})
 
@@ -184,6 +184,8 @@ class Batches:
             return
         batch.is_committed = True
         self._make_ready(batch)
+        if self._next is not None:  # not before: the client lets no poll in while it commits
+            self._reader.poll_ahead(next_count)
 
     def _make_ready(self, batch: Batch) -> None:
         held = self._starter.finish(batch)
