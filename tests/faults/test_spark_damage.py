@@ -18,7 +18,7 @@ from kafkamq.spark.tracker.tracker import SparkTracker
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def cut(file: Path) -> None:

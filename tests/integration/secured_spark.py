@@ -17,7 +17,7 @@ from kafkamq.spark.tracker.tracker import SparkTracker
 
 
 def main(bootstrap: str, namespace: str, folder: str) -> None:
-    logging.basicConfig(level=logging.DEBUG)
+    logging.basicConfig(level=logging.DEBUG, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.INFO)  # DEBUG: every byte to the JVM, by design
     kafka = {name[8:]: value for name, value in os.environ.items() if name.startswith("SECURED_")}
     config = ServiceConfig(bootstrap_servers=bootstrap, namespace=namespace, kafka=kafka)

@@ -74,7 +74,7 @@ def test_a_local_session_has_the_cores_of_its_master(spark: SparkSession) -> Non
     assert cores(spark) == 2
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 @pytest.mark.faults  # three starts of a tracker take long
 def test_a_tracker_follows_the_executors(
     spark: SparkSession,
@@ -138,7 +138,7 @@ def test_a_tracker_follows_the_executors(
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_a_queue_that_is_acknowledged_follows_the_executors(
     spark: SparkSession,

@@ -43,7 +43,7 @@ from kafkamq.types import Marker, MarkerType, MessageId, Outcome, expand
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 TRACE = (("trace", b"1"),)

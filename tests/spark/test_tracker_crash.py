@@ -16,7 +16,7 @@ from kafkamq.types import MessageId, Outcome
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(580)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 KILLS = 3
 BATCH = 2000
@@ -31,18 +31,21 @@ def test_a_driver_that_is_killed_while_it_fires(
     rejected: set[MessageId] = set()
     cut_short = 0
     for turn in range(KILLS):
-        with tracker_driver(logs, Path(checkpoint), max_actions=30) as process:
+        # Small transactions: on a busy machine, too, it is seen to fire long before it is done.
+        with tracker_driver(logs, Path(checkpoint), max_actions=10) as process:
             ids = logs.send(BATCH, partition=turn % 2)
             logs.start(*ids, timeout_ms=1500)
             logs.end(*ids[::4])
             logs.end(*ids[1::4], outcome=Outcome.REJECT, reason="no")
             rejected.update(ids[1::4])
             silent.update(set(ids) - set(ids[::4]) - set(ids[1::4]))
-            before = len(logs.copied())
+            own = {(one.partition, one.offset) for one in ids}
 
-            def fires(process: subprocess.Popen[bytes] = process, before: int = before) -> bool:
+            def fires(
+                process: subprocess.Popen[bytes] = process, own: set[tuple[int, int]] = own
+            ) -> bool:
                 assert process.poll() is None, "the driver ended by itself"
-                return len(logs.copied()) > before + 20
+                return len(own.intersection(logs.copied())) > 20
 
             wait_until(fires, timeout_s=PATIENCE_S)
         cut_short += len(logs.copied()) < len(silent)

@@ -16,7 +16,7 @@ from kafkamq.types import MessageId, Outcome
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PATIENCE_S = 120.0  # a first batch on a busy machine
+PATIENCE_S = 300.0  # a first batch on a busy machine
 
 __all__ = ["PATIENCE_S", "Logs", "settled", "tracking", "verdict", "wait_until", "wait_until_live"]
 
