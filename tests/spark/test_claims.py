@@ -125,3 +125,24 @@ def test_a_query_whose_guard_fails_is_stopped() -> None:
     with pytest.raises(ZeroDivisionError):
         guard.wait(30.0)
     assert not query.isActive
+
+
+def test_a_claim_that_ends_as_its_progress_is_committed_is_lost() -> None:
+    class Held:
+        claims: ClassVar = {("t", 0): 1}
+
+        def positions(self) -> dict[tuple[str, int], int]:
+            return {("t", 0): 5}
+
+        def is_held(self, topic: str, partition: int, token: int) -> bool:
+            return False
+
+        def commit_position(self, topic: str, partition: int, offset: int) -> None:
+            raise LeaseLostError("t[0] is not held any more")
+
+    class Query:
+        lastProgress: ClassVar = {"sources": [{"endOffset": {"t": {"0": 7}}}]}  # noqa: N815
+
+    assign = claimed_assign(Held(), "t")  # type: ignore[arg-type]
+    with pytest.raises(LeaseLostError, match=r"claims of t \[0\] are lost"):
+        assign.commit_progress(Query())  # type: ignore[arg-type]

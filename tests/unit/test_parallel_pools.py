@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.unit.test_parallel_work_queue import Room
@@ -10,10 +12,15 @@ from tests.unit.test_parallel_work_queue import Room
 from kafkamq.parallel.failure_policy import FailurePolicy
 from kafkamq.parallel.handling import Handling
 from kafkamq.parallel.work_queue import PoolWorker
+from kafkamq.runtime.calls import Calls
 from kafkamq.runtime.inside import enter, is_inside
 from kafkamq.runtime.loop_executor import LoopExecutor
 from kafkamq.runtime.thread_executor import ThreadExecutor
 from kafkamq.runtime.work_queue import HandlerCall
+from kafkamq.testing import MemoryService
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def handling(room: Room, failures: list[BaseException]) -> Handling:
@@ -101,6 +108,38 @@ def test_an_error_of_cancelling_is_an_attempt_unless_it_is_the_worker_that_is_ca
     with pytest.raises(asyncio.CancelledError):
         loop.run_until_complete(cancelled(pool))
     loop.close()
+
+
+@pytest.mark.parametrize("takes_lists", [False, True])
+def test_a_coroutine_that_is_collected_gives_no_verdict(takes_lists: bool) -> None:
+    """Its owner closed the loop under it: whoever reads the message next decides."""
+    service = MemoryService()
+
+    @service.queue("q").handler(batch_size=2 if takes_lists else 0)
+    async def handle(message) -> None:
+        await asyncio.sleep(60)
+
+    def swallows(message: object) -> Iterator[None]:
+        with contextlib.suppress(BaseException):
+            yield
+
+    (spec,) = service.handlers
+    run = Calls(spec, [swallows], None).run_async
+    room = Room(batch_size=2)
+    room.add("a")
+    loop = asyncio.new_event_loop()
+    pool = LoopExecutor(handling(room, []), HandlerCall(function=run), 1, loop)
+    one, _ = room.workers
+    assert room.queue.take(one)
+    step = pool._process_list(one, run) if takes_lists else pool._process(begun(one), run)
+    loop.call_soon(step.send, None)  # it waits in the handler
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    step.close()
+    loop.close()
+    assert one.failed is None
+    assert one.finished == []
+    assert room.committable == 0
 
 
 def test_inside_is_what_a_thread_or_its_tasks_were_called_for() -> None:

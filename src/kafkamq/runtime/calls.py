@@ -62,14 +62,14 @@ class Calls:
         return outcome
 
     async def run_async(self, given: Any) -> object:
-        """Await an ``async def`` handler; what it raises is returned, but for a cancellation."""
+        """Await an ``async def`` handler; what it raises is returned, but for its own end."""
         outcome: object = _NOT_CALLED
         try:
             with self._delivery(given) as told:
                 try:
                     awaitable: Awaitable[object] = self._chain(given)
                     outcome = await awaitable
-                except asyncio.CancelledError:
+                except (asyncio.CancelledError, GeneratorExit):
                     raise
                 except BaseException as error:  # noqa: BLE001 - an exception is a nack
                     outcome = error

@@ -201,6 +201,8 @@ class LoopExecutor(Generic[R]):
                 except asyncio.CancelledError as error:
                     self._raise_if_ended()
                     outcome = error
+                except GeneratorExit:  # the loop was closed, this coroutine is collected
+                    raise
                 except BaseException as error:  # noqa: BLE001 - the queue decides
                     outcome = error
                 if (outcome is not None or wants_all) and not await queue.acknowledge_async(
@@ -222,6 +224,8 @@ class LoopExecutor(Generic[R]):
         except asyncio.CancelledError as error:
             self._raise_if_ended()
             result = error
+        except GeneratorExit:  # as above
+            raise
         except BaseException as error:  # noqa: BLE001 - the queue decides
             result = error
         queue, wants_all = self._queue, self._call.wants_all
@@ -265,7 +269,7 @@ class LoopExecutor(Generic[R]):
         """What it raises is returned: some errors would end the loop that a task runs on."""
         try:
             outcome: object = await self._call.function(record)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 - the queue decides
             return error

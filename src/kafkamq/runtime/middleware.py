@@ -71,6 +71,9 @@ def _around_async(middleware: Middleware, call: _Call) -> _Call:
         awaitable: Awaitable[Any] = call(message)
         try:
             outcome = await awaitable
+        except GeneratorExit:  # the loop was closed: the middleware has no say in that
+            steps.close()
+            raise
         except BaseException as error:  # noqa: BLE001 - it is the middleware's now
             return _end_with(steps, error)
         return _end(steps, outcome)

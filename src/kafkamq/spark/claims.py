@@ -101,8 +101,19 @@ class ClaimedAssign:
             if not self._held.is_held(self.topic, number, token)
         ]
 
+    def check(self) -> None:
+        """Raise LeaseLostError when a partition is not held any more."""
+        if lost := self.lost():
+            raise LeaseLostError(
+                f"claims of {self.topic} {lost} are lost: another driver may read them"
+            )
+
     def commit_progress(self, query: StreamingQuery) -> None:
-        """Make the end of the query's last batch the position of the claims."""
+        """Make the end of the query's last batch the position of the claims.
+
+        Raises:
+            LeaseLostError: One of them is not held any more.
+        """
         progress = query.lastProgress
         if progress is None:
             return
@@ -111,7 +122,14 @@ class ClaimedAssign:
             found = json.loads(ends) if isinstance(ends, str) else ends
             for partition, offset in ((found or {}).get(self.topic) or {}).items():
                 if int(partition) in self.tokens:
-                    self._held.commit_position(self.topic, int(partition), int(offset))
+                    self._commit(int(partition), int(offset))
+
+    def _commit(self, partition: int, offset: int) -> None:
+        try:
+            self._held.commit_position(self.topic, partition, offset)
+        except LeaseLostError:
+            self.check()  # says of all what is lost
+            raise
 
     def guard(self, query: StreamingQuery) -> ClaimGuard:
         """Stop the query when a claim is lost, and commit its progress until then."""
@@ -158,11 +176,7 @@ class ClaimGuard:
         assign, query = self._assign, self._query
         try:
             while query.isActive:
-                lost = assign.lost()
-                if lost:
-                    raise LeaseLostError(
-                        f"claims of {assign.topic} {lost} are lost: another driver may read them"
-                    )
+                assign.check()
                 assign.commit_progress(query)
                 self._is_over.wait(_LOOK_S)
             assign.commit_progress(query)
