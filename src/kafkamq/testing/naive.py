@@ -328,5 +328,4 @@ class NaiveTracker:
 
 
 def _asked(action: Settle | Carry) -> Asked:
-    of_schedule = isinstance(action, Carry) or action.of_schedule
-    return (type(action), of_schedule, action.message_id, action.start_offset)
+    return (type(action), action.of_schedule, action.message_id, action.start_offset)

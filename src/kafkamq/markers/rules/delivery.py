@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import ClassVar
 
 from kafkamq.markers.rules.hold import CAUSE_SHIFT, DUE, PAGE_BITS, Hold
 from kafkamq.markers.rules.leaves import Leaf
@@ -50,6 +51,8 @@ class Carry:
     start_offset: int
     message_id: MessageId
     remaining_ms: int
+    bits: ClassVar[int] = 1  # it is of one message, as a Settle may be
+    of_schedule: ClassVar[bool] = True
 
 
 def action_of(leaf: Leaf, page: int, hold: Hold, now_ms: int) -> Settle | Carry:
@@ -94,7 +97,7 @@ def settled_of(
     """Settles of a plan, each with how many of its messages are not among the actions ``left``."""
     remaining: Counter[int] = Counter()
     for row in left:
-        remaining[row.start_offset] += 1 if isinstance(row, Carry) else row.bits.bit_count()
+        remaining[row.start_offset] += row.bits.bit_count()
     for action in reversed(actions):  # it was cut at its end
         if isinstance(action, Settle):
             count = action.bits.bit_count()

@@ -424,16 +424,13 @@ class RedeliveryTracker:
         What wants something else by now (a SCHEDULE that fell due while it was to be carried, a
         later START of the same message) was asked for by another transaction.
         """
-        # Rows are of one message; what is of one hold is taken out of it together.
+        # What is of one hold is taken out of it together.
         wanted: dict[tuple[LogKey, int, int, bool], int] = {}
         for action in actions:
-            if isinstance(action, Carry):
-                is_carry, of_schedule, bits = True, True, 1
-            else:
-                is_carry, of_schedule, bits = False, action.of_schedule, action.bits
             page, at = divmod(action.message_id.offset, PAGE_BITS)
-            key = log_key(action.message_id, of_schedule), page, action.start_offset, is_carry
-            wanted[key] = wanted.get(key, 0) | bits << at
+            log_of = log_key(action.message_id, action.of_schedule)
+            key = log_of, page, action.start_offset, isinstance(action, Carry)
+            wanted[key] = wanted.get(key, 0) | action.bits << at
         for (of_log, page, start_offset, is_carry), bits in wanted.items():
             log = self.table.find(of_log, page)
             leaf = None if log is None else log.leaf(page)

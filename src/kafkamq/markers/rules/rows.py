@@ -46,7 +46,7 @@ class Rows:
 
 def size_of(action: Settle | Carry) -> int:
     """How many messages it is about."""
-    return 1 if isinstance(action, Carry) else action.bits.bit_count()
+    return action.bits.bit_count()
 
 
 def cut(action: Settle | Carry, begin: int, end: int = PAGE_BITS) -> Settle | Carry:

@@ -162,7 +162,7 @@ class Rereader:
                     bool(start.batches) or start.by_reference or is_foreign_start(start)
                 )
             error = reasons.get(_reason_at(row), "") if reasons else ""
-            of_message = refers and isinstance(row, Settle) and not row.of_schedule
+            of_message = refers and not row.of_schedule
             yield FoundAction(row, start, timestamp_ms, error, of_message)
 
     def _with_messages(
@@ -256,7 +256,7 @@ def _completed(start: Marker, message: Record) -> Marker:
 
 
 def _span(row: Settle | Carry) -> Span:
-    return row.message_id, row.bits if isinstance(row, Settle) else 1
+    return row.message_id, row.bits
 
 
 def _reason_at(row: Settle | Carry) -> int:
