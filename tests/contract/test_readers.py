@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 from tests.sure_producer import write_records
 from tests.waiting import wait_until
 
@@ -58,6 +59,17 @@ def write(config: ServiceConfig, topic: str, count: int) -> None:
     records = [(b"%d" % number, None, number % PARTITIONS, ()) for number in numbers]
     write_records(producer, topic, records)
     producer.close()
+
+
+def add_partition(config: ServiceConfig, topic: str) -> None:
+    servers = config.bootstrap_servers
+    if servers.startswith("memory://"):
+        cluster_of(servers).add_partitions(topic, 1)
+        return
+    client = AdminClient({"bootstrap.servers": servers})
+    client.create_partitions([NewPartitions(topic, PARTITIONS + 1)])[topic].result(30)
+    with Admin(config) as admin:
+        wait_until(lambda: admin.require_topic(topic).partitions == PARTITIONS + 1)
 
 
 def write_in_transaction(config: ServiceConfig, topic: str, *, is_aborted: bool = False) -> None:
@@ -290,4 +302,21 @@ def test_the_end_of_a_log_lies_behind_control_records(
     found = reader.stream(0, range(end))
     assert [(at, record is not None) for at, record in found] == [(n, n == 0) for n in range(end)]
     assert reader.read(1, 0) is None
+    reader.close()
+
+
+def test_a_reader_finds_a_partition_that_was_added_meanwhile(
+    config: ServiceConfig, topic: str
+) -> None:
+    """Clients hear of it after minutes, and what is due there would wait for that."""
+    reader = RecordReader(config, topic)
+    write(config, topic, 1)
+    assert reader.read(0, 0) is not None
+    add_partition(config, topic)
+    producer = open_producer(producer_settings(config))
+    write_records(producer, topic, [(b"added", None, PARTITIONS, ())])
+    producer.close()
+    found = reader.read(PARTITIONS, 0, timeout_s=20)
+    assert found is not None
+    assert found.value() == b"added"
     reader.close()

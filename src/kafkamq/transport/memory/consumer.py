@@ -25,6 +25,7 @@ from kafkamq.transport.memory.failures import failure, kafka_error
 from kafkamq.transport.memory.log import Partition, Place
 from kafkamq.transport.memory.membership import Membership
 
+_ASK_S = 1.0
 _NO_TIMESTAMP = (0, -1)
 _OUT_OF_RANGE = (
     "fetch failed due to requested offset not available on the broker: Broker: Offset out of range"
@@ -43,10 +44,11 @@ class _Refused(TopicPartition):
 class _Reading:
     """One assigned partition."""
 
-    __slots__ = ("eof_at", "first", "offset", "position", "ready_s")
+    __slots__ = ("asks_s", "eof_at", "first", "offset", "position", "ready_s")
 
     def __init__(self, first: int) -> None:
         self.first = first  # as it was assigned
+        self.asks_s = -1.0  # when a broker is asked for the partition; negative: it is known
         self.ready_s = -1.0  # when the first fetch comes back; negative: none was sent
         self.offset: int | None = first  # None: it stands still
         self.position = OFFSET_INVALID
@@ -230,7 +232,8 @@ class Consumer(Membership, Client):
         if partition is None or place[1] >= self.known.setdefault(
             place[0], len(partition.topic.partitions)
         ):
-            return  # unknown: until the client hears of it
+            self._ask_for(place[0], reading)
+            return
         if not self._is_placed(place, reading, partition):
             if reading.offset is None:
                 found.append(self._events.popleft())
@@ -277,6 +280,17 @@ class Consumer(Membership, Client):
         if (reading.offset or 0) < 0 and (is_led or reading.offset in _COMMITTED_ONES):
             self._start(place, reading, partition)
         return is_led and reading.offset is not None
+
+    def _ask_for(self, topic: str, reading: _Reading) -> None:
+        """Of what is assigned and unknown the client asks a broker every second."""
+        now_s = time.monotonic()
+        is_asked = 0 <= reading.asks_s <= now_s
+        if is_asked and self._topic(topic) is not None:
+            self._learn(topic)
+            self.cluster.due(0.0)
+        elif is_asked or reading.asks_s < 0:
+            reading.asks_s = now_s + _ASK_S
+        self.cluster.due(max(now_s, reading.asks_s))
 
     def _is_fetched(self, place: Place) -> bool:
         """Whether the first fetch from there has come back; the later ones run ahead."""
