@@ -267,6 +267,30 @@ def test_a_partition_that_cannot_be_read_loses_nothing(
     assert numbers(read(rereader, rows)) == list(range(6))
 
 
+def test_reasons_that_were_read_in_vain_are_not_read_again(
+    cluster: MemoryKafka, rereader: Rereader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each costs a fetch one attempt has no time for all: no plan would ever be settled."""
+    rows = [replace(row, verdict_offset=row.start_offset + 4) for row in write(cluster, 8)[:4]]
+    asked: list[Sequence[int]] = []
+    stream = RecordReader.stream
+
+    def slow(
+        self: RecordReader, partition: int, offsets: Sequence[int], **bounds: Any
+    ) -> Iterator[tuple[int, Record | None]]:
+        asked.append(offsets)
+        for number, found in enumerate(stream(self, partition, offsets, **bounds)):
+            if len(asked) == 1 and number == 3:
+                raise DeadlineExceededError("reading did not end")
+            yield found
+
+    monkeypatch.setattr(RecordReader, "stream", slow)
+    with pytest.raises(DeadlineExceededError):
+        read(rereader, rows)
+    assert numbers(read(rereader, rows)) == list(range(4))
+    assert asked[:2] == [[4, 5, 6, 7], [7]]
+
+
 def test_a_topic_that_was_recreated_is_noticed(cluster: MemoryKafka) -> None:
     """Its messages stand where the old ones stood, in a first epoch as these were."""
     rereader = Rereader(CONFIG, max_ahead_bytes=10_000, patience=Patience(-1.0))

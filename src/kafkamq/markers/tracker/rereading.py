@@ -228,7 +228,8 @@ class Rereader:
         finally:
             if offsets:
                 self._reasons_window.took(len(reasons) - before, time.monotonic() - began_s)
-        self._known = {(partition, offset): reason for offset, reason in reasons.items()}
+            # Also where the time was too short: the next attempt goes on from here.
+            self._known = {(partition, offset): reason for offset, reason in reasons.items()}
         return reasons
 
 
