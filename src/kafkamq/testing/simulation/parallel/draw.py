@@ -45,6 +45,7 @@ class ParallelLimits:
     chaos_ms: int = 15_000
     restart_ms: int = 3000
     protocol: str = "cooperative"  # or eager, consumer (KIP-848)
+    heartbeat_ms: int = 5000  # of the group, in the consumer protocol
     partitions: int = 2
     members: int = 2
     records: int = 60
@@ -111,6 +112,7 @@ def draw_parallel(seed: int) -> ParallelLimits:
         preempt_every=rng.choice((0, 5, 30, 200)),
         chaos_ms=rng.choice((5000, 10_000, 20_000)),
         protocol=rng.choice(("eager", "cooperative", "cooperative", "consumer")),
+        heartbeat_ms=random.Random(f"heartbeat {seed}").choice((500, 5000)),
         partitions=rng.randint(1, 4),
         members=rng.choice((1, 1, 2, 3)),
         records=records,
