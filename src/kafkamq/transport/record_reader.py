@@ -16,7 +16,9 @@ from kafkamq.transport.record import Place, Record
 MAX_READ_THROUGH = 280
 """Records between two wanted ones that are read and dropped; a wider gap is sought (R18)."""
 
-_BATCH = 1000
+MAX_READ = 1000
+"""Records that are taken at once."""
+
 END_GRACE_S = 3.0  # where nothing is lost by taking what is not there yet for gone
 _WAIT_S = 0.5  # one wait for records
 _NONE = 1 << 63  # an offset that no record has
@@ -70,7 +72,7 @@ class RecordReader:
             while scans:
                 if time.monotonic() > deadline_s:  # each seek takes its time, all together much
                     raise follower.deadline(timeout_s)
-                for number, records in groupby(follower.poll(_BATCH, _WAIT_S), Record.partition):
+                for number, records in groupby(follower.poll(MAX_READ, _WAIT_S), Record.partition):
                     if number in scans and (found := scans[number].take(records)):
                         yield number, found
                 for number, scan in list(scans.items()):
@@ -115,7 +117,7 @@ class RecordReader:
                 f"reading {self._topic}",
                 group_id=self._group_id,
                 enable_partition_eof=True,
-                queued_min_messages=2 * _BATCH,
+                queued_min_messages=2 * MAX_READ,
                 queued_max_messages_kbytes=32_768,
             )
         return self._follower

@@ -111,7 +111,7 @@ class BatchTracker:
             token=token,
             trigger_ms=self._world.limits.tracker.trigger_ms,
         )
-        keeper.begin(range(self._world.limits.marker_partitions))
+        keeper.begin(range(self._count))
         query = self._world.threading.Thread(target=self._query, args=(epoch, token), name="query")
         query.start()
         while not self.is_closing and self._error is None:
@@ -124,13 +124,20 @@ class BatchTracker:
         keeper.close()
 
     def _claim(self) -> int:
-        count = self._world.limits.marker_partitions
+        self._count = count = self._partition_count()
         claimed: Claim = claim(self._config, engine=_ENGINE, partitions=count)
         if not self._checkpoint.starting:
             starts = log_reader(self._config).log_starts(self._config.marker_topic, range(count))
             found = {number: each.position for number, each in claimed.positions.items()}
             self._checkpoint.starting = {**starts, **found}
         return claimed.epoch
+
+    def _partition_count(self) -> int:
+        limits = self._world.limits
+        if not limits.new_marker_partitions:
+            return limits.marker_partitions
+        known = log_reader(self._config).partition_count(self._config.marker_topic)
+        return max(limits.marker_partitions, known)
 
     # ---- the query
 

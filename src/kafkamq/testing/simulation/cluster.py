@@ -168,6 +168,11 @@ class SimulatedKafka:
                         _log.debug("records died with a process", extra={"topics": waiting})
         self.cluster.due(0.0)
 
+    def is_writing(self, process: Process) -> bool:
+        """Whether a client of it has records that are not sent yet."""
+        own = [client for client, owner in self._owners.items() if owner is process]
+        return any(getattr(client, "waiting", None) for client in own)
+
     def factories(self) -> list[tuple[object, object]]:
         """What opens clients, and what stands for it: who opens one is its owner."""
 

@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Protocol
 
 from kafkamq.config import Backoff
-from kafkamq.transport.record_reader import MAX_READ_THROUGH
 
 
 class Behaviour(Enum):
@@ -22,6 +21,7 @@ class Behaviour(Enum):
     FAILS = "fails"  # raises, each time but the last
     POISON = "poison"  # kills the process that handles it
     HANGS = "hangs"  # the first delivery never ends
+    DELAYS = "delays"  # nacks the first delivery, with a delay
 
     def payload(self, number: int) -> bytes:
         """Of the message with that number."""
@@ -90,6 +90,7 @@ class WorkerSettings:
     receive_many: int = 1  # messages of one call
     exactly_once: bool = False
     batch_markers: bool = False
+    single_share: float = 0.0  # of workers that write single markers nevertheless
     backoff: Backoff = field(default_factory=lambda: Backoff(first=0.5, max=8.0))
     wait_share: float = 0.3  # of acks that wait for their confirmation
 
@@ -119,6 +120,7 @@ class Limits:
     messages: int = 40
     delayed_share: float = 0.1
     cancelled_share: float = 0.3  # of the delayed ones
+    is_due_together: bool = False  # the delayed ones are due at one time
     ttl_share: float = 0.0
     large_share: float = 0.0  # of messages: STARTs refer to them
     behaviours: tuple[tuple[Behaviour, float], ...] = ((Behaviour.QUICK, 1.0),)
@@ -127,27 +129,37 @@ class Limits:
     trackers: int = 1  # at a time
     tracker_starts: int = 1  # in all; the later ones join, or take over
     retention_ms: int = 604_800_000  # of markers
-    read_through: int = MAX_READ_THROUGH  # 0: each message that is due costs a fetch of its own
+    are_far_apart: bool = False  # each message that is due costs a fetch of its own
     restart_ms: int = 3000  # until a dead process is started again
     close_share: float = 0.0  # of workers that are closed and replaced in between
     deletions: int = 0  # times that messages are deleted that workers have STARTed
+    new_marker_partitions: int = 0
 
 
-_UNUSUAL = tuple(each for each in Behaviour if each is not Behaviour.QUICK)
+_OF_BATCHES = (Behaviour.DELAYS,)
+_UNUSUAL = tuple(each for each in Behaviour if each not in (Behaviour.QUICK, *_OF_BATCHES))
 
 
 def draw_limits(seed: int) -> Limits:
     """What a seed is like."""
     limits, rng = _draw_limits(seed), random.Random(f"batches {seed}")
-    if rng.random() < 0.5:
-        return limits
     faults, is_calm = limits.faults, limits.faults == Faults()
-    return replace(
-        limits,
-        worker=replace(limits.worker, batch_markers=True),
+    if rng.random() >= 0.5:
         # Positions that Kafka drops and the ledger has not yet may lie in what is deleted.
-        deletions=0 if is_calm or faults.lost_offsets else rng.choice((0, 0, 1, 5)),
-    )
+        deletions = 0 if is_calm or faults.lost_offsets else rng.choice((0, 0, 1, 5))
+        delays = Behaviour.DELAYS, rng.choice((0.0, 0.1, 0.5))
+        limits = replace(
+            limits,
+            worker=replace(
+                limits.worker, batch_markers=True, single_share=rng.choice((0.0, 0.0, 0.5))
+            ),
+            deletions=deletions,
+            behaviours=(*limits.behaviours, delays),
+            new_marker_partitions=0 if is_calm else rng.choice((0, 0, 0, 1)),
+        )
+    if limits.are_far_apart and rng.random() < 0.5:
+        limits = replace(limits, is_due_together=True, delayed_share=0.5, messages=30)
+    return limits
 
 
 def _draw_limits(seed: int) -> Limits:
@@ -191,7 +203,7 @@ def _draw_limits(seed: int) -> Limits:
         ),
         trackers=rng.choice((1, 1, 2)),
         tracker_starts=1 if calm else rng.randint(1, 3),
-        read_through=0 if faults.fetch_ms else MAX_READ_THROUGH,
+        are_far_apart=faults.fetch_ms > 0,
         retention_ms=rng.choice((604_800_000, 2 * max_lease_ms + 20_000)),
         close_share=rng.choice((0.5, 1.0) if faults.commit_ms else (0.0, 0.5, 1.0)),
     )

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kafkamq.queue.producer import Producer
 
 QUEUE = "queue"
+LATER = "later"  # reason of a NACK with a delay
 _LARGE = b" " * 65_536  # more than a START holds
 Place = tuple[str, int, int]
 
@@ -73,7 +74,7 @@ def send_all(world: QueueWorld) -> None:
         world.sleep(rng.uniform(0, 2 * pause_s))
         try:
             if producer is None:
-                producer = _queue(world, service).producer()
+                producer = _queue(world, service, is_batched=False).producer()
             _send(world, producer, number)
         except KafkaMQError:
             continue  # the sender does not know; what is in the log counts
@@ -88,7 +89,7 @@ def _send(world: QueueWorld, producer: Producer, number: int) -> None:
         _behaviour(world).payload(number) + _LARGE * (rng.random() < limits.large_share),
         id=f"m{number}",
         headers={"n": b"%d" % number},
-        delay=rng.uniform(0.001, limits.chaos_ms / 1000) if is_delayed else 0.0,
+        delay=_delay_s(world) if is_delayed else 0.0,
         ttl=20.0 if rng.random() < limits.ttl_share else None,
     )
     sent = delivery.result(60.0)
@@ -99,13 +100,20 @@ def _send(world: QueueWorld, producer: Producer, number: int) -> None:
         world.told.cancelled.append((sent.topic, sent.partition, sent.offset))
 
 
+def _delay_s(world: QueueWorld) -> float:
+    chaos_s = world.limits.chaos_ms / 1000
+    if world.limits.is_due_together:
+        return max(0.001, 0.6 * chaos_s - world.now_s())
+    return world.rng.uniform(0.001, chaos_s)
+
+
 def _behaviour(world: QueueWorld) -> Behaviour:
     behaviours = [behaviour for behaviour, _ in world.limits.behaviours]
     weights = [weight for _, weight in world.limits.behaviours]
     return world.rng.choices(behaviours, weights)[0]
 
 
-def _queue(world: QueueWorld, service: Service):  # type: ignore[no-untyped-def]
+def _queue(world: QueueWorld, service: Service, *, is_batched: bool):  # type: ignore[no-untyped-def]
     settings = world.limits.worker
     return service.queue(
         QUEUE,
@@ -115,7 +123,7 @@ def _queue(world: QueueWorld, service: Service):  # type: ignore[no-untyped-def]
         backoff=settings.backoff,
         max_in_flight=settings.max_in_flight,
         exactly_once=settings.exactly_once,
-        batch_markers=settings.batch_markers,
+        batch_markers=is_batched,
         receive_buffer=settings.receive_buffer,
     )
 
@@ -128,10 +136,13 @@ class Worker:
 
     def __init__(self, world: QueueWorld) -> None:
         self.is_closing = False
+        settings = world.limits.worker
+        is_single = settings.single_share > 0 and world.rng.random() < settings.single_share
+        self.is_batched = settings.batch_markers and not is_single
         self._world = world
         self._limits = world.limits
         self._messages = world.queues.Queue(max(1, world.limits.worker.handlers))
-        self._acked: dict[MessageId, None] = {}  # said, and not known yet
+        self.acked: dict[MessageId, None] = {}  # said, and not known yet
         self._process: Process | None = None
 
     def main(self, process: Process) -> None:
@@ -139,7 +150,7 @@ class Worker:
         self._process = process
         settings, threading = self._limits.worker, self._world.threading
         service = Service(self._world.servers, self._world.namespace)
-        consumer = _queue(self._world, service).consumer()
+        consumer = _queue(self._world, service, is_batched=self.is_batched).consumer()
         handlers = [
             threading.Thread(target=self._handle_all, name=f"handler-{number}")
             for number in range(settings.handlers)
@@ -176,31 +187,39 @@ class Worker:
                 self._flush(consumer)
 
     def _left(self, messages: Sequence[Message]) -> list[Message]:
-        """With batches, half of what came together and is quick is acked together."""
-        left = list(messages)
-        if self._limits.worker.batch_markers and self._world.rng.random() < 0.5:
-            for message in messages:
-                if Behaviour.of(message.payload) is Behaviour.QUICK:
-                    left.remove(message)
-                    with contextlib.suppress(LeaseLostError, BrokerError, DeadlineExceededError):
-                        message.ack()
-                        self._acked[message.message_id] = None
+        """With batches, of half of what came together verdicts are given together."""
+        if not self.is_batched or self._world.rng.random() >= 0.5:
+            return list(messages)
+        left = []
+        delay_s = self._world.rng.uniform(0, 2)
+        for message in messages:
+            behaviour = Behaviour.of(message.payload)
+            with contextlib.suppress(LeaseLostError, BrokerError, DeadlineExceededError):
+                if behaviour is Behaviour.QUICK:
+                    message.ack()
+                    self.acked[message.message_id] = None
+                elif behaviour is Behaviour.DELAYS and message.delivery_count == 1:
+                    message.nack(delay=delay_s, reason=LATER)
+                else:
+                    left.append(message)
+                    if behaviour is Behaviour.EXTENDS:
+                        message.extend(3 * self._limits.worker.redelivery_timeout_ms / 1000)
         return left
 
     def _flush(self, consumer: Consumer) -> None:
         """What was acked before it, and is not named by its error, is done."""
-        said = list(self._acked)
+        said = list(self.acked)
         try:
             consumer.flush(10.0)
         except LeaseLostError as error:
             late = set(error.messages)
             for each in [each for each in said if each in late]:
-                self._acked.pop(each)
+                self.acked.pop(each)
             said = [each for each in said if each not in late]
         except KafkaMQError:
             return
         for each in said:
-            self._acked.pop(each, None)
+            self.acked.pop(each, None)
         self._world.told.acked += said
 
     def _handle_all(self) -> None:
@@ -232,6 +251,8 @@ class Worker:
             self._process.kill()
         if behaviour is Behaviour.NACKS:
             message.nack(reason="again")
+        elif behaviour is Behaviour.DELAYS and message.delivery_count == 1:
+            message.nack(delay=rng.uniform(0, 2), reason=LATER)
         elif behaviour is Behaviour.REJECTS:
             message.reject("no good")
         elif behaviour is Behaviour.FAILS and message.delivery_count < 3:
@@ -247,7 +268,7 @@ class Worker:
             self._world.told.acked.append(message_id)
         else:
             message.ack()
-            self._acked[message_id] = None
+            self.acked[message_id] = None
 
 
 class _HandlerError(LeaseLostError):

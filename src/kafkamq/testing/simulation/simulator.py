@@ -10,6 +10,8 @@ were told::
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -28,9 +30,17 @@ from kafkamq.testing.simulation.limits import Limits, draw_limits
 from kafkamq.testing.simulation.processes import QUEUE, QueueWorld, Told, Tracker, Worker, send_all
 from kafkamq.testing.simulation.scheduler import Process
 from kafkamq.testing.simulation.stage import Report, Stage
-from kafkamq.testing.simulation.states import of_line, of_logs
+from kafkamq.testing.simulation.states import (
+    ADDED,
+    GATHERED,
+    MIXED,
+    acked,
+    holds_batches,
+    of_line,
+    of_logs,
+)
 from kafkamq.transport import record_reader
-from kafkamq.types import DeadLetterReason, MarkerType, Outcome, expand
+from kafkamq.types import DeadLetterReason, MarkerType, MessageId, Outcome, expand
 
 _ENDING = (Outcome.ACK, Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
 _NOWHERE = ("", 0, 0)
@@ -123,8 +133,11 @@ class _Run(Stage[_Actor]):
         simulation.told = self._world.told
         self.rng = self._world.rng
         self.grace_s = 2 * limits.worker.redelivery_timeout_ms / 1000
+        if limits.are_far_apart:
+            self.settle_s *= 2
         self.checkpoint = Checkpoint()
         self._progress = _Progress()
+        self._gathered: set[MessageId] = set()  # acked by who was killed then
         self._positions: dict[tuple[str, tuple[str, int]], int] = {}  # of groups
 
     @property
@@ -138,7 +151,9 @@ class _Run(Stage[_Actor]):
 
     def play(self) -> None:
         """With what lies between records, as far apart as in a log of many queues."""
-        with patch.object(record_reader, "MAX_READ_THROUGH", self.limits.read_through):
+        is_sparse = self.limits.are_far_apart
+        sparse = patch.multiple(record_reader, MAX_READ_THROUGH=0, MAX_READ=1)
+        with sparse if is_sparse else contextlib.nullcontext():
             super().play()
 
     def prepare(self) -> None:
@@ -164,6 +179,8 @@ class _Run(Stage[_Actor]):
             self.at(rng.uniform(0, self.chaos_s), self._close_worker)
         for _ in range(limits.deletions):
             self.at(rng.uniform(0, self.chaos_s), self._delete_messages)
+        for _ in range(limits.new_marker_partitions):
+            self.at(rng.uniform(0, self.chaos_s), self._add_marker_partition)
 
     def _kept(self, group: str, place: tuple[str, int], committed: tuple[int, str | None]) -> None:
         """A position of workers never goes back, unless Kafka has dropped it."""
@@ -183,7 +200,9 @@ class _Run(Stage[_Actor]):
     def keep(self) -> None:
         """The logs."""
         self._read_logs()
-        self.simulation.reached += of_logs(self.simulation.markers, self.simulation.dead_letters)
+        simulation = self.simulation
+        simulation.reached += of_logs(simulation.markers, simulation.dead_letters)
+        simulation.reached += Counter({GATHERED: len(self._gathered - acked(simulation.markers))})
 
     def _read_logs(self) -> None:
         simulation, config, kafka = self.simulation, self.world.config, self.kafka
@@ -202,6 +221,16 @@ class _Run(Stage[_Actor]):
             self.simulation.deleted += [each for each in records if each.offset < before]
             cluster.delete_records(topic, number, before)
 
+    def _add_marker_partition(self) -> None:
+        """Under what is held; who tracks in batches claims it with the next start."""
+        topic = self.world.config.marker_topic
+        if holds_batches(self.kafka.all_records(topic)):
+            self.simulation.reached[ADDED] += 1
+        self.kafka.cluster.add_partitions(topic, 1)
+        for each in self.actors.values():
+            if isinstance(each, BatchTracker):
+                each.is_closing = True
+
     # ---- processes
 
     @property
@@ -216,11 +245,15 @@ class _Run(Stage[_Actor]):
         name = f"w{self.simulation.started['worker']}"
         self.simulation.started["worker"] += 1
         worker = Worker(self.world)
+        kinds = {each.is_batched for each in [worker, *self._workers]}
+        self.simulation.reached[MIXED] += len(kinds) > 1
         process = self.world.start(name, worker.main, lambda: self._worker_ended(process))
         self.actors[process] = worker
 
     def _worker_ended(self, process: Process) -> None:
-        self.actors.pop(process, None)
+        worker = self.actors.pop(process, None)
+        if isinstance(worker, Worker) and not self.kafka.is_writing(process):
+            self._gathered.update(worker.acked)
         self.kafka.changed(process)
         self.later(self._start_worker)
 

@@ -30,7 +30,6 @@ from kafkamq.testing.simulation.swapping import swapped
 
 SWAPPED = "a client is replaced while another thread writes"
 
-_SETTLE_S = 400.0  # of simulated time; a poison message needs its deliveries
 _LOOK_S = 2.0
 _MAX_LINES = 200  # of the log, for a failure
 _log = logging.getLogger(__name__)
@@ -183,7 +182,7 @@ class Stage(ABC, Generic[Actor]):
         self.kafka.begin_faults(self.at)
         world.sleep(self.chaos_s)
         self._end_chaos()
-        deadline_s = world.now_s() + _SETTLE_S
+        deadline_s = world.now_s() + self.settle_s
         while world.now_s() < deadline_s and report.settled_s < 0:
             world.sleep(_LOOK_S)
             if world.is_sent and self.is_settled():
@@ -196,6 +195,7 @@ class Stage(ABC, Generic[Actor]):
             report.lines.append(self.scheduler.stacks())
 
     grace_s = 10.0
+    settle_s = 400.0  # of simulated time; a poison message needs its deliveries
 
     def at(self, after_s: float, call: Callable[[], None]) -> None:
         """Do something later."""

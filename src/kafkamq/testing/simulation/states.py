@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from kafkamq.markers.wire.markers import decode_marker
 from kafkamq.queue.wire.headers import REASON
 from kafkamq.testing.history import LogRecord, MessageHistory, Timeline, Why, read_timelines
+from kafkamq.testing.simulation.processes import LATER
 from kafkamq.types import MarkerType, MessageId, Outcome, expand
 
 _LINES = {
@@ -28,6 +29,11 @@ _LINES = {
     "a pause outlives its assignment": "a partition comes back that was paused",
     "stale metadata": "an answer was stale",
 }
+ADDED = "a marker partition is added while batches are held"
+MIXED = "workers that write batches beside one that does not"
+GATHERED = "killed between a gathered ACK and its END"
+_DELAYED = "messages of a batch are nacked with a delay"
+_EXTENDED = "a message of a batch is extended"
 _FENCED = "fenced while firing"
 _PART = "part of a plan retried"
 _STATUS = "a status was lost"
@@ -58,8 +64,8 @@ _OF_LOGS = (
     "a batch that ended in parts",
     "STARTs with and without the topic's id",
 )
-# _PART is counted, and seldom seen.
-STATES = frozenset([*_LINES, _FENCED, _STATUS, *_FULL, *_OF_LOGS])
+_OF_BATCHES = (ADDED, MIXED, GATHERED, _DELAYED, _EXTENDED)
+STATES = frozenset([*_LINES, _FENCED, _PART, _STATUS, *_FULL, *_OF_LOGS, *_OF_BATCHES])
 
 
 def of_line(message: str, extra: Mapping[str, object]) -> list[str]:
@@ -108,23 +114,53 @@ def of_logs(markers: Sequence[LogRecord], dead_letters: Sequence[LogRecord]) -> 
 
 
 def _of_batches(timeline: Timeline) -> Iterator[str]:
-    """Of records of more than one message; in parts: by more than one END of a tracker."""
+    """Of records of several messages, and what becomes of these; in parts: by several ENDs."""
     parts: Counter[int] = Counter()  # by START: such ENDs
     starts: dict[MessageId, int] = {}
     for at, marker in enumerate(timeline.records):
-        if marker is None or not marker.batches:
+        if marker is None:
+            continue
+        if not marker.batches:
+            if marker.type is MarkerType.KEEPALIVE and marker.message_id in starts:
+                yield _EXTENDED
             continue
         ids = [each.message_id for each in expand(marker) if each.message_id is not None]
         is_end = marker.type is MarkerType.END
         is_tracker = is_end and marker.outcome in (Outcome.REDELIVERED, Outcome.DEAD_LETTERED)
-        if marker.type is MarkerType.START:
+        if marker.type is MarkerType.START and len(ids) > 1:
             starts.update(dict.fromkeys(ids, at))
         elif is_tracker:
             parts.update({starts[each] for each in ids if each in starts})
+        if is_end and marker.reason == LATER and any(each in starts for each in ids):
+            yield _DELAYED
         if len(ids) > 1 and marker.type is not MarkerType.KEEPALIVE:
             writer = "a tracker" if is_tracker else "a worker"
             yield f"a batch of ENDs of {writer}" if is_end else "a batch of STARTs"
     yield from ("a batch that ended in parts" for count in parts.values() if count > 1)
+
+
+def holds_batches(markers: Sequence[LogRecord]) -> bool:
+    """Whether some message of a START of several has no END."""
+    is_open: dict[MessageId | None, bool] = {}
+    for record in markers:
+        marker = decode_marker(record.value)
+        ids = [each.message_id for each in expand(marker)]
+        if marker.type is MarkerType.START and len(ids) > 1:
+            is_open.update({each: is_open.get(each, True) for each in ids})
+        elif marker.type is MarkerType.END:
+            is_open.update(dict.fromkeys(ids, False))
+    return any(is_open.values())
+
+
+def acked(markers: Sequence[LogRecord]) -> set[MessageId | None]:
+    """Messages with an ACK in the logs, in time or not."""
+    decoded = [decode_marker(record.value) for record in markers]
+    return {
+        each.message_id
+        for marker in decoded
+        if marker.type is MarkerType.END and marker.outcome is Outcome.ACK
+        for each in expand(marker)
+    }
 
 
 def _of_history(timeline: Timeline, history: MessageHistory) -> Counter[str]:
