@@ -320,3 +320,23 @@ def test_a_reader_finds_a_partition_that_was_added_meanwhile(
     assert found is not None
     assert found.value() == b"added"
     reader.close()
+
+
+@pytest.mark.parametrize("is_many", [False, True])
+def test_a_transaction_finds_a_partition_that_was_added_meanwhile(
+    config: ServiceConfig, topic: str, is_many: bool
+) -> None:
+    producer = TransactionalProducer(config, f"{topic}-writer")
+    producer.init()
+    for partition in (0, PARTITIONS):  # the first one makes the client know the topic
+        if partition:
+            add_partition(config, topic)
+        with producer.transaction():
+            if is_many:
+                producer.produce_many(topic, partition, [{"value": b"x"}, {"value": b"y"}])
+            else:
+                producer.produce((topic, partition, None, b"x", ()))
+    producer.close()
+    reader = RecordReader(config, topic)
+    assert reader.read(PARTITIONS, int(is_many)) is not None
+    reader.close()

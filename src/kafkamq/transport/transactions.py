@@ -34,6 +34,7 @@ Delivered: TypeAlias = "Callable[[KafkaError | None, Message], None]"
 
 _SLICE_S = 0.5  # one blocking call; between two of them errors of the connection are looked at
 _CLOSE_S = 5.0
+_METADATA_S = 5.0  # a question after a partition that the client does not know
 _OVERDUE_S = 12.0  # a call of one slice that has not returned by then never will
 
 
@@ -108,7 +109,7 @@ class TransactionalProducer:
         """Queue records of one partition; quicker than one by one."""
         doing = f"producing to {topic}"
         deadline_s = time.monotonic() + timeout_s
-        left = list(messages)
+        left, may_ask = list(messages), True
         while left:
             try:
                 self._ready().produce_batch(topic, left, partition)
@@ -117,6 +118,9 @@ class TransactionalProducer:
             refused = [each for each in left if "_error" in each]
             refusals = [message.pop("_error") for message in refused]
             self.too_large += sum(meaning(each) is Meaning.TOO_LARGE for each in refusals)
+            if may_ask and any(self._is_known_now(topic, each) for each in refusals):
+                left, may_ask = refused, False
+                continue
             for refusal in refusals:
                 if meaning(refusal) is not Meaning.QUEUE_FULL:
                     raise self._failed(KafkaException(refusal), doing)
@@ -135,6 +139,7 @@ class TransactionalProducer:
     ) -> None:
         """Queue many records of any topic, with headers; each waits while the queue is full."""
         produce, report = self._ready().produce, on_delivery or self._on_delivery
+        may_ask = True
         for topic, partition, key, value, headers in records:
             own = list(headers) if headers else None
             deadline_s = 0.0
@@ -150,9 +155,21 @@ class TransactionalProducer:
                         raise self._watch.deadline(doing, timeout_s) from None
                     self._serve("producing in a transaction", 0.1)
                 except KafkaException as error:
+                    if may_ask and self._is_known_now(topic, kafka_error(error)):
+                        may_ask = False
+                        continue
                     if meaning(error) is Meaning.TOO_LARGE:
                         self.too_large += 1  # refused here, before it reached the broker
                     raise self._failed(error, f"producing to {topic}[{partition}]") from error
+
+    def _is_known_now(self, topic: str, error: KafkaError) -> bool:
+        """Whether a partition that is new to the client may be known now; it looks seldom (R26)."""
+        if meaning(error) is not Meaning.NO_PARTITION:
+            return False
+        with suppress(KafkaException):
+            self._ready().list_topics(topic, timeout=_METADATA_S)
+            return True
+        return False
 
     def flush(self, *, timeout_s: float = 10.0) -> None:
         """Wait until the queued records are confirmed or refused; ``commit`` does so by itself."""

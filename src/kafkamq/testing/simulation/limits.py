@@ -91,6 +91,7 @@ class WorkerSettings:
     exactly_once: bool = False
     batch_markers: bool = False
     single_share: float = 0.0  # of workers that write single markers nevertheless
+    deadly_share: float = 0.0  # of verdicts given together, behind which the process is killed
     backoff: Backoff = field(default_factory=lambda: Backoff(first=0.5, max=8.0))
     wait_share: float = 0.3  # of acks that wait for their confirmation
 
@@ -151,7 +152,10 @@ def draw_limits(seed: int) -> Limits:
         limits = replace(
             limits,
             worker=replace(
-                limits.worker, batch_markers=True, single_share=rng.choice((0.0, 0.0, 0.5))
+                limits.worker,
+                batch_markers=True,
+                single_share=rng.choice((0.0, 0.0, 0.5)),
+                deadly_share=0.0 if is_calm else rng.choice((0.0, 0.1)),
             ),
             deletions=deletions,
             behaviours=(*limits.behaviours, delays),

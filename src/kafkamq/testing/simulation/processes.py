@@ -190,7 +190,7 @@ class Worker:
         """With batches, of half of what came together verdicts are given together."""
         if not self.is_batched or self._world.rng.random() >= 0.5:
             return list(messages)
-        left = []
+        left: list[Message] = []
         delay_s = self._world.rng.uniform(0, 2)
         for message in messages:
             behaviour = Behaviour.of(message.payload)
@@ -204,6 +204,10 @@ class Worker:
                     left.append(message)
                     if behaviour is Behaviour.EXTENDS:
                         message.extend(3 * self._limits.worker.redelivery_timeout_ms / 1000)
+        deadly_share = self._limits.worker.deadly_share
+        if len(left) < len(messages) and self._world.rng.random() < deadly_share:
+            assert self._process is not None
+            self._process.kill()
         return left
 
     def _flush(self, consumer: Consumer) -> None:

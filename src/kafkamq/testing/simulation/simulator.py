@@ -224,8 +224,11 @@ class _Run(Stage[_Actor]):
     def _add_marker_partition(self) -> None:
         """Under what is held; who tracks in batches claims it with the next start."""
         topic = self.world.config.marker_topic
-        if holds_batches(self.kafka.all_records(topic)):
-            self.simulation.reached[ADDED] += 1
+        is_under_holds = holds_batches(self.kafka.all_records(topic))
+        if self.is_chaos and not is_under_holds:
+            self.at(0.1, self._add_marker_partition)
+            return
+        self.simulation.reached[ADDED] += is_under_holds
         self.kafka.cluster.add_partitions(topic, 1)
         for each in self.actors.values():
             if isinstance(each, BatchTracker):
