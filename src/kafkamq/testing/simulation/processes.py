@@ -30,6 +30,7 @@ from kafkamq.types import MessageId
 
 if TYPE_CHECKING:
     from kafkamq.queue.producer import Producer
+    from kafkamq.queue.queue import Queue
 
 QUEUE = "queue"
 LATER = "later"  # reason of a NACK with a delay
@@ -113,7 +114,7 @@ def _behaviour(world: QueueWorld) -> Behaviour:
     return world.rng.choices(behaviours, weights)[0]
 
 
-def _queue(world: QueueWorld, service: Service, *, is_batched: bool):  # type: ignore[no-untyped-def]
+def _queue(world: QueueWorld, service: Service, *, is_batched: bool) -> Queue:
     settings = world.limits.worker
     return service.queue(
         QUEUE,
