@@ -64,6 +64,7 @@ class Ledger:
         self._kafka = kafka
         self._limits = limits
         self._assignments: dict[tuple[str, int], int] = {}  # by process and partition
+        self._assigned: Counter[int] = Counter()  # by partition: how often
         self._count = 0
         self._orders: dict[tuple[int, _Shard], _Order] = {}
         self._undecided: list[LogRecord] = []  # results in open transactions
@@ -132,6 +133,7 @@ class Ledger:
         for _, partition in partitions:
             self._count += 1
             self._assignments[process, partition] = self._count
+            self._assigned[partition] += 1
             known = self._kafka.cluster.groups.committed(GROUP, (TOPIC, partition))
             self.reached["a restart with a map"] += bool(known is not None and known[1])
 
@@ -263,12 +265,14 @@ class Ledger:
         if missing:
             self._wrong(f"{len(missing)} records are not done: {missing[:10]}")
         for number, count in self.dead_letters.items():
-            assignments = self.given_up.get(number, set())
-            if not assignments and number not in self.large and not self._limits.parks_stalled:
+            assignments = len(self.given_up.get(number, ()))
+            if self._limits.parks_stalled:  # those of a stalled order, called or not, in each
+                assignments = max(self._assigned.values())
+            if not assignments and number not in self.large:
                 self._wrong(f"record {number} is a dead letter, and nobody gave it up")
-            elif is_certain and count > max(1, len(assignments)) and number not in self.large:
+            elif is_certain and count > max(1, assignments) and number not in self.large:
                 self._wrong(
-                    f"record {number} has {count} dead letters of {len(assignments)} assignments"
+                    f"record {number} has {count} dead letters of {assignments} assignments"
                 )
         if is_calm:
             twice = sorted(number for number, count in self.done_well.items() if count > 1)
