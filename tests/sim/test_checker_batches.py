@@ -66,6 +66,10 @@ class Log:
         value = encode_marker(replace(marker, batches=batches_of(ids)))
         self.markers.append(LogRecord("markers", 0, len(self.markers), at_ms, None, value, ()))
 
+    def mark_one(self, at_ms: int, marker: Marker) -> None:
+        value = encode_marker(marker)
+        self.markers.append(LogRecord("markers", 0, len(self.markers), at_ms, None, value, ()))
+
     def tick(self, at_ms: int) -> None:
         value = encode_marker(Marker(MarkerType.TICK))
         self.markers.append(LogRecord("markers", 0, len(self.markers), at_ms, None, value, ()))
@@ -160,6 +164,28 @@ def test_limits_are_judged_on_the_message() -> None:
     log.letters.clear()
     log.bury(IDS[0], DeadLetterReason.EXPIRED, count=3)
     assert kinds(log.verdict()) == {"reason"}
+
+
+def test_two_dead_letters_of_one_message_are_matched_whatever_their_order() -> None:
+    """STARTed twice: one END may say expired or the limit, the other one the limit alone."""
+    last = replace(START, batches=(), message_id=IDS[0], max_deliveries=1)
+    dead = replace(END, message_id=IDS[0], outcome=Outcome.DEAD_LETTERED)
+    for letters in (
+        (DeadLetterReason.MAX_DELIVERIES, DeadLetterReason.EXPIRED),
+        (DeadLetterReason.EXPIRED, DeadLetterReason.MAX_DELIVERIES),
+    ):
+        log = Log()
+        log.markers.clear()
+        log.mark(100, START_OF_THE_OTHERS, *IDS[1:])
+        log.mark(200, END, *IDS[1:])
+        for begin_ms, expires_at_ms in ((300, 8500), (100_000, 0)):
+            log.mark_one(begin_ms, replace(last, expires_at_ms=expires_at_ms))
+            log.tick(begin_ms + 5000)  # it is due
+            log.tick(begin_ms + 9000)
+            log.mark_one(begin_ms + 9001, dead)
+        for reason in letters:
+            log.bury(IDS[0], reason)
+        log.verdict().require_ok()
 
 
 def test_a_payload_is_lost_only_where_the_message_is_gone() -> None:

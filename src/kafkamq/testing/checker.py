@@ -400,16 +400,13 @@ class Checker:
         for letter in self._buried.get(place, ()):
             reason = _reason_of(letter)
             count = _count_of(letter)
-            match = next(
-                (
-                    one
-                    for one in due
-                    if one[0] == count and reason in {allowed.value for allowed in one[1]}
-                ),
-                None,
-            )
-            if match is not None:
-                due.remove(match)
+            fitting = [
+                one
+                for one in due
+                if one[0] == count and reason in {allowed.value for allowed in one[1]}
+            ]
+            if fitting:
+                due.remove(min(fitting, key=lambda one: len(one[1])))  # others need the wider one
             elif any(one[0] == count for one in due):
                 due.remove(next(one for one in due if one[0] == count))
                 text = f"a dead letter with reason {reason!r} that the log does not bear out"
