@@ -178,11 +178,11 @@ def test_two_dead_letters_of_one_message_are_matched_whatever_their_order() -> N
         log.markers.clear()
         log.mark(100, START_OF_THE_OTHERS, *IDS[1:])
         log.mark(200, END, *IDS[1:])
-        for begin_ms, expires_at_ms in ((300, 8500), (100_000, 0)):
+        for begin_ms, expires_at_ms in ((300, 9500), (100_000, 0)):
             log.mark_one(begin_ms, replace(last, expires_at_ms=expires_at_ms))
-            log.tick(begin_ms + 5000)  # it is due
-            log.tick(begin_ms + 9000)
-            log.mark_one(begin_ms + 9001, dead)
+            for after_ms in (5000, 9000, 9900):  # it is due at the second, and expires then
+                log.tick(begin_ms + after_ms)
+            log.mark_one(begin_ms + 9901, dead)
         for reason in letters:
             log.bury(IDS[0], reason)
         log.verdict().require_ok()
