@@ -9,7 +9,7 @@ from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkamq.transport.record import with_more_than
+from kafkamq.transport.record import headers_of, take_only
 from kafkamq.transport.record_reader import MAX_READ_THROUGH, _Scan
 
 
@@ -82,15 +82,20 @@ def test_nothing_is_far_when_nothing_remains() -> None:
         ([], []),
         ([None], []),
         ([[]], []),
-        ([[("id", None)]], []),
+        ([[("id", None)]], [1]),
         ([[("ttl", b"1")]], [1]),
         ([[], [("id", b"1"), ("ttl", b"1")]], [2]),
         ([[("id", b"1"), ("id", b"2")], None, [("count", b"2")]], [1, 3]),
     ],
 )
-def test_records_with_more_than_their_id_are_found(
+def test_of_records_with_their_id_alone_it_is_taken(
     others: list[list[tuple[str, bytes | None]] | None], special: list[int]
 ) -> None:
     plain = [("id", b"1")]
-    records = [Message(headers=each) for each in (plain, *others, plain)]  # type: ignore[arg-type]
-    assert with_more_than("id", records) == special
+    written = (plain, *others, plain)
+    records = [Message(headers=each) for each in written]  # type: ignore[arg-type]
+    taken, found = take_only("id", records)
+    assert found == [at for at, value in enumerate(taken) if value is None] == special
+    assert [value for value in taken if value not in (None, ())] == [b"1", b"1"]
+    left = [tuple(written[at] or ()) if at in special else () for at in range(len(written))]
+    assert list(map(headers_of, records)) == left

@@ -13,7 +13,7 @@ from kafkamq.queue.wire.keys import split_key
 from kafkamq.transport.clock import now_ns, public_s
 from kafkamq.transport.errors import KafkaError
 from kafkamq.transport.record import Record
-from kafkamq.types import MessageId, Outcome
+from kafkamq.types import Headers, MessageId, Outcome
 
 UNREPORTED = -2  # log time of an END without a delivery report; -1: Kafka gave none
 _ACK = Outcome.ACK
@@ -82,12 +82,18 @@ class MarkersMessage(Message):
     _lease: Lease
     payload: bytes | None
 
-    def __init__(self, ack_writer: MarkersAcknowledger, record: Record, offset: int) -> None:
+    def __init__(
+        self,
+        ack_writer: MarkersAcknowledger,
+        record: Record,
+        offset: int,
+        headers: bytes | Headers | None = None,
+    ) -> None:
         """Made when the record was polled; ``read`` its headers if they are more than an id."""
         # As Message.__init__ does, whose call would take half as long as the rest.
         self._acknowledger = ack_writer
         self._record = record
-        self._headers = None  # read when they are asked for
+        self._headers = headers  # None: read when they are asked for
         self._count = 1
         self._read = None
         self._expiry_ms = 0

@@ -23,7 +23,7 @@ from kafkamq.transport.clock import monotonic_ms
 from kafkamq.transport.errors import is_retriable
 from kafkamq.transport.group_consumer import COMMITTED
 from kafkamq.transport.offset_commits import Commit
-from kafkamq.transport.record import Place, Record, with_more_than
+from kafkamq.transport.record import Place, Record, take_only
 
 __all__ = ["Membership", "MessageReader", "group_of"]
 
@@ -155,8 +155,11 @@ class MessageReader:
             own = set(filter(self._is_own, set(keys)))  # few: most records have the key of a queue
             records = list(compress(records, map(own.__contains__, keys)))
         offsets = list(map(_offset_of, records))
-        messages = list(map(MarkersMessage, repeat(self._ack_writer), records, offsets))
-        special = [messages[at] for at in with_more_than(ID, records)]
+        headers, others = take_only(ID, records)
+        messages = list(
+            map(MarkersMessage, repeat(self._ack_writer), records, offsets, headers),
+        )
+        special = [messages[at] for at in others]
         for message in special:
             message.read()
         is_plain = all(message._count == 1 and not message._expiry_ms for message in special)

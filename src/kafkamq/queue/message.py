@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from kafkamq.config import milliseconds
 from kafkamq.errors import LeaseLostError, StateError
-from kafkamq.queue.wire.headers import MessageHeaders, read_message_headers, reason_of
+from kafkamq.queue.wire.headers import ID, MessageHeaders, read_message_headers, reason_of
 from kafkamq.transport.record import RecordLike, headers_of
 from kafkamq.types import Headers, MessageId, Outcome
 
@@ -61,7 +61,8 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
         """Made by a consumer alone."""
         self._acknowledger = acknowledger
         self._record = record
-        self._headers: Sequence[tuple[str, bytes | None]] | None = headers
+        # None: as its record has them; bytes: its id, which is its only one.
+        self._headers: Sequence[tuple[str, bytes | None]] | bytes | None = headers
         self._count = delivery_count
         self._read: MessageHeaders | None = None
 
@@ -89,6 +90,8 @@ class Message:  # no ABC: isinstance would cost several times as much, for every
         """All headers of the record in their order, the protocol's own among them."""
         if self._headers is None:
             self._headers = headers_of(self._record)
+        if isinstance(self._headers, bytes):
+            self._headers = ((ID, self._headers),)
         return tuple(self._headers)
 
     @property

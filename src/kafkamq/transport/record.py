@@ -23,7 +23,7 @@ __all__ = [
     "headers_of",
     "headers_or_none",
     "place_of",
-    "with_more_than",
+    "take_only",
 ]
 
 Place = tuple[str, int]
@@ -97,17 +97,35 @@ def all_headers(records: Sequence[RecordLike]) -> list[Sequence[tuple[str, bytes
     return found if all(found) else [headers or () for headers in found]
 
 
-def with_more_than(name: str, records: Sequence[RecordLike]) -> list[int]:
-    """Indexes of the records that have other headers than one of this name."""
-    try:
-        found = list(map(_read_each, records))
-    except (UnicodeDecodeError, SystemError):
-        return list(range(len(records)))  # ``headers_of`` finds out which
-    with suppress(TypeError, ValueError):  # none, or several
-        names = [each for ((each, _),) in found]  # type: ignore[misc]  # None: see above
-        if names.count(name) == len(names):
-            return []
-    return [at for at, of in enumerate(found) if of and (len(of) > 1 or of[0][0] != name)]
+def take_only(
+    name: str, records: Sequence[RecordLike]
+) -> tuple[list[bytes | Headers | None], list[int]]:
+    """Take the headers of those records that have one of this name, or none.
+
+    A record keeps what was read of it for as long as it lives, which is more memory than the rest
+    of a small one, and slower than to read the next one's where the last one's were.
+
+    Returns:
+        For each record the value of its one header, which it has no more; ``()``: it had none;
+        None: it has others, or they cannot be read. And the indexes of the latter.
+    """
+    taken: list[bytes | Headers | None] = []
+    others: list[int] = []
+    with suppress(UnicodeDecodeError, SystemError):  # ``headers_of`` finds out which
+        for record, headers in zip(records, map(_read_each, records), strict=True):
+            if not headers:
+                taken.append(())
+                continue
+            found, value = headers[0]
+            if found == name and value is not None and len(headers) == 1:
+                record.set_headers(())
+                taken.append(value)
+            else:
+                others.append(len(taken))
+                taken.append(None)
+    others.extend(range(len(taken), len(records)))
+    taken.extend([None] * (len(records) - len(taken)))
+    return taken, others
 
 
 def _unreadable(record: RecordLike) -> Headers:
