@@ -24,6 +24,7 @@ from tests.integration.queue_logs import (
     tracked,
     wait_until,
 )
+from tests.integration.raw_producer import write_raw
 
 from kafkamq.config import Backoff
 from kafkamq.errors import BrokerError, ConfigError, StateError
@@ -378,3 +379,26 @@ def test_31_the_limit_of_deliveries(tracked_service: Service) -> None:
         assert headers["kafkamq-error"] == b"again and again"
         assert headers["kafkamq-delivery-count"] == b"3"
         assert headers["kafkamq-queue-id"] == b"a"
+
+
+def test_a_header_whose_name_is_no_text_costs_no_other_message_its_id(
+    service: Service, bootstrap: str
+) -> None:
+    """Kafka allows any bytes as a name, and the client decodes all of a record's or none."""
+    producer = service.queue("a").producer()
+    topic = service.config.message_topic
+    for number in range(3):  # of several partitions, the hostile one between two others
+        producer.send(b"%d" % number, id=f"id-{number}", headers={"h": b"1"} if number else None)
+        producer.flush()
+        write_raw(bootstrap, topic, key=b"a", value=b"h", headers={b"\xff\xfe": b"1"})
+        write_raw(bootstrap, topic, key=b"a", value=b"none", headers={})
+        producer.send(b"%d" % number, id=f"id-{number}")
+        producer.flush()
+    with service.queue("a").consumer() as consumer:
+        messages = receive_all(consumer, 12)
+        for message in messages:
+            message.ack()
+    assert Counter(each.id for each in messages) == {"": 6, "id-0": 2, "id-1": 2, "id-2": 2}
+    assert sum("h" in message.headers for message in messages) == 2
+    for message in messages:
+        assert message.id == dict(message.raw_headers).get("kafkamq-id", b"").decode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from operator import methodcaller
 from typing import Any, Protocol, cast
 
@@ -106,25 +105,29 @@ def take_only(
     of a small one, and slower than to read the next one's where the last one's were.
 
     Returns:
-        For each record the value of its one header, which it has no more; ``()``: it had none;
-        None: it has others, or they cannot be read. And the indexes of the latter.
+        For each record the value of its one header, which it has no more; ``()``: it had none, or
+        they cannot be read; None: it has others. And the indexes of the latter.
     """
     taken: list[bytes | Headers | None] = []
     others: list[int] = []
-    with suppress(UnicodeDecodeError, SystemError):  # ``headers_of`` finds out which
-        for record, headers in zip(records, map(_read_each, records), strict=True):
-            if not headers:
-                taken.append(())
-                continue
-            found, value = headers[0]
-            if found == name and value is not None and len(headers) == 1:
-                record.set_headers(())
-                taken.append(value)
-            else:
-                others.append(len(taken))
-                taken.append(None)
-    others.extend(range(len(taken), len(records)))
-    taken.extend([None] * (len(records) - len(taken)))
+    rest = iter(records)
+    while len(taken) < len(records):
+        try:
+            for headers in map(_read_each, rest):
+                if not headers:
+                    taken.append(())
+                    continue
+                found, value = headers[0]
+                if found == name and value is not None and len(headers) == 1:
+                    records[len(taken)].set_headers(())
+                    taken.append(value)
+                else:
+                    others.append(len(taken))
+                    taken.append(None)
+        except (UnicodeDecodeError, SystemError):
+            record = records[len(taken)]  # `rest` is behind it
+            record.set_headers([])  # asked again, it would give null pointers
+            taken.append(_unreadable(record))
     return taken, others
 
 
