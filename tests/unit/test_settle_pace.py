@@ -176,3 +176,13 @@ def test_one_row_that_costs_all_the_time_is_done(settler: Settler, world: World)
     reports = settle_all(world, settler, sparse(3), timeout_s=10.0)
     assert sum(report.copies for report in reports) == 3
     assert min(world.bounds) >= 8.0
+
+
+def test_a_look_that_read_nothing_does_not_make_the_next_one_small() -> None:
+    window = message_lookup.ReadingWindow(10_000, 5.0)
+    window.took(256, 1.0)
+    rows = window.rows
+    window.took(0, 60.0)  # a partition did not answer
+    assert window.rows == rows
+    window.took(rows, 50.0)
+    assert window.rows == rows // 10

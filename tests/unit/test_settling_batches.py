@@ -223,6 +223,7 @@ def test_each_message_is_judged_by_itself(logs: Logs) -> None:
     reasons = [headers["kafkamq-reason"] for _, _, headers in logs.letters()]
     assert Counter(reasons) == {b"max-deliveries": 2, b"expired": 2}
     assert Counter(map(place, logs.ends(Outcome.DEAD_LETTERED))) == Counter(map(place, worn + old))
+    assert len(logs.markers()) == 5, "START, two TICKs, an END for each outcome"
 
 
 def test_what_workers_have_ended_of_a_batch_is_not_copied(logs: Logs) -> None:

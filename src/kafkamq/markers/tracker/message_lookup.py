@@ -50,6 +50,8 @@ class ReadingWindow:
 
     def took(self, rows: int, seconds: float, size_bytes: int = 0) -> None:
         """So many were read: the next ones may be as many as fit at this rate."""
+        if not rows:  # a partition that does not answer says nothing of those that do
+            return
         share = max(seconds / self.most_s, size_bytes / self.most_bytes, 1e-9)
         fitting = min(int(rows / share), 4 * self.rows, self._most)
         self.rows = max(_MIN_ROWS, fitting)

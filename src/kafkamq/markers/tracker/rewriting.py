@@ -390,7 +390,7 @@ class Rewriter:
             message_id,
             outcome,
             reason=reason,
-            of_schedule=isinstance(row, Carry) or row.of_schedule,
+            of_schedule=row.of_schedule,
         )
         key = marker_key(message_id.partition, message_id.offset)
         size_bytes = _OVERHEAD_BYTES + len(key) + len(value)
@@ -408,7 +408,7 @@ class Rewriter:
         """Where the message stands, for headers of one that names no first copy."""
         row, start = found.row, found.start
         first = row.message_id
-        if isinstance(row, Carry) or row.of_schedule:
+        if row.of_schedule:
             timestamp_ms = max(0, found.timestamp_ms)
             return Origin(self._config.marker_topic, first.partition, first.offset, timestamp_ms)
         timestamp_ms = start.message_timestamp_ms if start is not None else 0
@@ -417,7 +417,7 @@ class Rewriter:
     def _payload_at(self, partition: int, found: Found) -> Origin:
         """The record that still has the payload."""
         row = found.row
-        if isinstance(row, Carry) or row.of_schedule:
+        if row.of_schedule:
             return Origin(
                 self._config.marker_topic, partition, row.start_offset, max(0, found.timestamp_ms)
             )
