@@ -201,8 +201,10 @@ class LoopExecutor(Generic[R]):
                 except asyncio.CancelledError as error:
                     self._raise_if_ended()
                     outcome = error
-                except GeneratorExit:  # the loop was closed, this coroutine is collected
-                    raise
+                except GeneratorExit as error:
+                    if not self._loop.is_running():  # it was closed, this coroutine is collected
+                        raise
+                    outcome = error
                 except BaseException as error:  # noqa: BLE001 - the queue decides
                     outcome = error
                 if (outcome is not None or wants_all) and not await queue.acknowledge_async(
@@ -224,8 +226,10 @@ class LoopExecutor(Generic[R]):
         except asyncio.CancelledError as error:
             self._raise_if_ended()
             result = error
-        except GeneratorExit:  # as above
-            raise
+        except GeneratorExit as error:
+            if not self._loop.is_running():  # as above
+                raise
+            result = error
         except BaseException as error:  # noqa: BLE001 - the queue decides
             result = error
         queue, wants_all = self._queue, self._call.wants_all
