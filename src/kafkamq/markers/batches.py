@@ -184,8 +184,18 @@ class Batches:
             return
         batch.is_committed = True
         self._make_ready(batch)
+        if next_count and not self._handover.late_count:  # this commit was done at once
+            self._begin_next(next_count)
         if self._next is not None:  # not before: the client lets no poll in while it commits
             self._reader.poll_ahead(next_count)
+            self._commit_next()
+
+    def _commit_next(self) -> None:
+        """Commit it while the application works, if its STARTs are known to be in the log (R5)."""
+        batch = self._next
+        if batch is not None and self._starter.is_in_log(batch):
+            self._next, self._batch = None, batch
+            self._finish(batch, 0.0)
 
     def _make_ready(self, batch: Batch) -> None:
         held = self._starter.finish(batch)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from kafkamq.errors import KafkaMQError
 from kafkamq.markers.ack_writer import AckWriter
 from kafkamq.markers.last_delivery import process_gate
 from kafkamq.markers.message import MarkersMessage
@@ -339,6 +341,12 @@ class Starter:
         """Whether ``wait`` says at once what became of its STARTs."""
         is_known = batch.is_reported or batch.error() is not None
         return is_known or self._state.writer.is_idle
+
+    def is_in_log(self, batch: Batch) -> bool:
+        """Whether all its STARTs are known to be in the log by now; waits for nothing."""
+        with suppress(KafkaMQError):  # ``wait`` raises it
+            self._state.writer.wait_for(lambda: batch.is_reported, 0.0)
+        return batch.is_reported and batch.error() is None
 
     def wait(self, batch: Batch, timeout_s: float, known: Collection[int] = ()) -> bool:
         """Whether all that was written is in the log, by its own reports; waits for it.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from enum import Enum
+from threading import Lock
 from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -23,6 +24,7 @@ from kafkamq.transport.port import Consumer as KafkaConsumer
 from kafkamq.transport.record import Place
 
 Answer = TypeVar("Answer")
+_TURN_S = 0.001
 COMMIT_TIMEOUT_S = 10.0  # then the batch is given up (R5: bounded)
 
 
@@ -55,7 +57,11 @@ class Committer:
         self._wanted = {(self._topic, number): at for number, at in offsets.items()}
         self._began_s = time.monotonic()
         doing = f"committing offsets of {self._topic}"
-        self._pending = self._thread.submit(commit_all, consumer, self._wanted, doing)
+        turn = Lock()
+        turn.acquire()
+        self._pending = self._thread.submit(_commit_all, turn, consumer, self._wanted, doing)
+        # It needs the interpreter to set out, and the application may keep that for milliseconds.
+        turn.acquire(timeout=_TURN_S)
 
     def forget(self, partition: int) -> None:
         """It was revoked: a commit whose turn has not come leaves it out.
@@ -126,6 +132,13 @@ def commit_offsets(
         for answer in answers
         if answer.error is not None
     }
+
+
+def _commit_all(
+    turn: Lock, consumer: KafkaConsumer, offsets: Mapping[Place, int], doing: str
+) -> None:
+    turn.release()
+    commit_all(consumer, offsets, doing)
 
 
 def commit_all(consumer: KafkaConsumer, offsets: Mapping[Place, int], doing: str) -> None:
