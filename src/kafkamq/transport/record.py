@@ -110,22 +110,22 @@ def take_only(
     """
     taken: list[bytes | Headers | None] = []
     others: list[int] = []
-    rest = iter(records)
+    each, rest = iter(records), iter(records)  # side by side, also where one is broken off
     while len(taken) < len(records):
         try:
-            for headers in map(_read_each, rest):
+            for record, headers in zip(each, map(_read_each, rest), strict=True):
                 if not headers:
                     taken.append(())
                     continue
                 found, value = headers[0]
                 if found == name and value is not None and len(headers) == 1:
-                    records[len(taken)].set_headers(())
+                    record.set_headers(())
                     taken.append(value)
                 else:
                     others.append(len(taken))
                     taken.append(None)
         except (UnicodeDecodeError, SystemError):
-            record = records[len(taken)]  # `rest` is behind it
+            record = records[len(taken)]  # both are behind it
             record.set_headers([])  # asked again, it would give null pointers
             taken.append(_unreadable(record))
     return taken, others
