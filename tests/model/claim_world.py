@@ -211,10 +211,11 @@ class World:
                 self.check_token(member, claimant)
             elif isinstance(step, HandOut):
                 assert monotonic_ms < claimant.lease_until_ms
-                self.batches.append((step.first_offset, step.next_offset))
-                self.handed.extend(range(step.first_offset, step.next_offset))
-                member.fetch_offset = step.next_offset
-                member.has_batch = False
+                if claimant.take_batch(monotonic_ms):
+                    self.batches.append((step.first_offset, step.next_offset))
+                    self.handed.extend(range(step.first_offset, step.next_offset))
+                    member.fetch_offset = step.next_offset
+                    member.has_batch = False
             elif isinstance(step, Stop):
                 if step.is_lost:
                     member.held.clear()

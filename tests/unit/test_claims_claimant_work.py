@@ -148,6 +148,22 @@ def test_c6_a_batch_is_announced_committed_and_then_handed_out() -> None:
     assert world.claimant.wants_batch
 
 
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_c6_a_release_gives_back_what_nobody_took(is_taken: bool) -> None:
+    """Whatever it is released for: no crash, no loss."""
+    world = at_most_once()
+    world.claimant.offer(0, 10, world.ms)
+    assert HandOut(0, 10) in world.go()
+    if is_taken:
+        assert world.claimant.take_batch(world.ms)
+    world.claimant.release(world.ms, reason=End.BEHIND)
+    assert not world.claimant.take_batch(world.ms)
+    (release,) = [step for step in world.go() if isinstance(step, Write)]
+    offset = 10 if is_taken else 0
+    assert (release.record.offset, release.commit_offset) == (offset, offset)
+    assert release.must_commit is not is_taken, "the group's position goes back, too"
+
+
 def test_c6_batches_follow_each_other_and_may_leave_gaps() -> None:
     world = at_most_once()
     for first, following in ((0, 10), (10, 20), (25, 30)):
@@ -221,7 +237,8 @@ def test_c6_a_release_waits_for_the_batch_under_way() -> None:
     world.claimant.release(world.ms, drain_ms=5000)
     steps = world.go()
     assert HandOut(0, 10) in steps
-    assert world.written(steps) == ["Heartbeat 10", "ReleasingPartition 10"]
+    written = ["Heartbeat 10", "ReleasingPartition 0"]
+    assert world.written(steps) == written, "nobody takes it any more: it is given back"
     world = at_most_once()
     world.claimant.offer(0, 10, world.ms)
     world.plan()

@@ -50,14 +50,6 @@ class AtMostOnceBatches:
         if buffer is not None and buffer.offered and buffer.offered[0].offset == step.first_offset:
             buffer.is_handed_out = True
 
-    def untaken(self) -> dict[ClaimSession, int]:
-        """First offsets of batches that were committed, and that nobody has asked for since."""
-        return {
-            buffer.session: buffer.offered[0].offset
-            for buffer in self._buffers.values()
-            if buffer.is_handed_out
-        }
-
     # ---- the application's thread
 
     def next_batch(self, timeout_s: float) -> Batch | None:
@@ -89,10 +81,8 @@ class AtMostOnceBatches:
             buffer.offered, buffer.is_handed_out, buffer.is_wanted = (), False, False
             self._buffers[buffer.session] = self._buffers.pop(buffer.session)  # its turn is over
             self._offer(is_idle=False)
-            if not claimant.is_live(
-                lease_clock_ms()
-            ):  # the last thing: what came before takes time
-                continue  # it is dropped: the lease ended before it reached the application
+            if not claimant.take_batch(lease_clock_ms()):  # last: what came before takes time
+                continue
             self._engine.stats.handed_out += len(messages)
             return Batch(*buffer.session.place, claimant.token, messages)
         return None

@@ -301,9 +301,5 @@ class Consumer(HeldPartitions, PartitionClaimsListener):
         """As ``HeldPartitions.close``; messages that were not handed out are dropped."""
         if not self.is_closed:
             self._is_stopped = True
-            if self._batches is not None:  # what the application never saw is not lost
-                with self._engine.lock:
-                    for session, offset in self._batches.untaken().items():
-                        self._claims.release(session, offset=offset, keeps_claim=not release)
             super().close(release=release, drain=drain, timeout=timeout)
             self._reader.close()

@@ -15,7 +15,8 @@ asks for one write at a time. It believes nothing before it has read it back:
   begins where the log says at that point, however far the former instance came meanwhile.
 - C5 At least once: the heartbeat's offset is the first one that is not committed.
 - C6 At most once: write ClaimingMessages, read it back under a claim that still holds, heartbeat
-  with the position behind the batch, read that back, and only then hand the batch out.
+  with the position behind the batch, read that back, and only then hand the batch out. A release
+  gives back what was not taken by then.
 - C7 It gives the claim up when its group is paused, when it falls behind, and, beside clients that
   go by other rules, when one of these heartbeats on the partition.
 
@@ -188,6 +189,13 @@ class Claimant:
     def want_batch(self) -> bool:
         """At most once: the application waits for the offered batch; False: there is none."""
         return self._work.want_batch()
+
+    def take_batch(self, monotonic_ms: int) -> bool:
+        """At most once: what ``HandOut`` named goes to the application now; False: it may not."""
+        if not self.is_live(monotonic_ms):
+            return False
+        self._work.untaken_offset = None
+        return True
 
     def beat_soon(self, monotonic_ms: int) -> None:
         """Write the position at the next ``plan``, rather than at the next heartbeat's turn."""
@@ -447,7 +455,9 @@ class Claimant:
             self._finish(self._end)
         elif self._writer.can_write(monotonic_ms):
             position = self._work.advance()
-            offset = position if self._release_offset is None else self._release_offset
+            given = self._release_offset  # C6: nobody saw what was committed, and not taken
+            given = self._work.untaken_offset if given is None else given
+            offset = position if given is None else given
             # After its lease another may hold it, whose commits must not be undone.
             commits = offset >= 0 and monotonic_ms < self.lease_until_ms
             type = MarshalType.HEARTBEAT if self._keeps_claim else MarshalType.RELEASING_PARTITION
@@ -457,7 +467,7 @@ class Claimant:
                 now_s,
                 offset=claim.offset if offset < 0 else offset,
                 commit_offset=offset if commits else -1,
-                must_commit=commits and self._release_offset is not None,
+                must_commit=commits and given is not None,
             )
 
     def _finish(self, reason: End, *, is_confirmed: bool = False) -> None:

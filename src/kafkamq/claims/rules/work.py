@@ -36,12 +36,13 @@ class ClaimBatch:
 class ClaimWork:
     """The messages of one session; whether any may be handed out is the claimant's to say."""
 
-    __slots__ = ("_config", "_health", "_offsets", "batch", "start")
+    __slots__ = ("_config", "_health", "_offsets", "batch", "start", "untaken_offset")
 
     def __init__(self, config: ClaimantConfig) -> None:
         self._config = config
         self._health: HealthMonitor | None = None
         self._offsets = DeliveredOffsets(0)
+        self.untaken_offset: int | None = None  # of what C6 let be handed out, and nobody took
         self.start: StartPosition | None = None
         self.batch: ClaimBatch | None = None
 
@@ -148,6 +149,7 @@ class ClaimWork:
             return None
         self.batch = None
         self._offsets = DeliveredOffsets(batch.next_offset)
+        self.untaken_offset = batch.first_offset
         return HandOut(batch.first_offset, batch.next_offset)
 
     def _saw_messages(self, monotonic_ms: int) -> None:
