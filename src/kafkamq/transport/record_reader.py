@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -137,16 +138,21 @@ class _Scan:
     """The wanted offsets of one stream against what the log gives."""
 
     def __init__(self, offsets: Sequence[int]) -> None:
-        self._rest = iter(offsets)
-        self.target = next(self._rest)
+        self._offsets = offsets
+        self._at = 0  # the first one that is not known
         self.position = self.target  # the log is known up to here
         self.behind = 0  # the last record that was read
         self.is_at_end = False  # the log ends before the target
 
     @property
+    def target(self) -> int:
+        """The next offset that is wanted."""
+        return self._offsets[self._at] if self.remains else _NONE
+
+    @property
     def remains(self) -> bool:
         """Whether more is wanted."""
-        return self.target < _NONE
+        return self._at < len(self._offsets)
 
     @property
     def is_far(self) -> bool:
@@ -155,30 +161,27 @@ class _Scan:
 
     def take(self, records: Iterable[Record]) -> dict[int, Record | None]:
         """What is wanted of these records; they also show which offsets before them are gone."""
-        target, rest = self.target, self._rest
-        found: dict[int, Record | None] = {}
-        offset: int | None = None
-        for record in records:
-            offset = record.offset()
-            assert offset is not None, "records have an offset"
-            while target < offset:
-                found[target] = None
-                target = next(rest, _NONE)
-            if target == offset:
-                found[target] = record
-                target = next(rest, _NONE)
-        if offset is not None:
-            self.is_at_end = False
-            self.position = self.behind = offset + 1
-        self.target = target
-        return found
+        records = list(records)
+        offsets: list[int] = [each.offset() for each in records]  # type: ignore[misc]  # they have one
+        if not offsets:
+            return {}
+        self.is_at_end = False
+        self.position = self.behind = offsets[-1] + 1
+        wanted = self._wanted_to(self.position)
+        if wanted == offsets:  # most often: nothing between them, and nothing gone
+            return dict(zip(wanted, records, strict=True))
+        there = dict(zip(offsets, records, strict=True))
+        return {offset: there.get(offset) for offset in wanted}
+
+    def _wanted_to(self, position: int) -> list[int]:
+        """Take what is wanted before ``position``."""
+        begin = self._at
+        self._at = bisect_left(self._offsets, position, begin)
+        return list(self._offsets[begin : self._at])
 
     def pass_to(self, position: int, *, is_end: bool) -> list[int]:
         """The log has nothing wanted before ``position``, which may be its end."""
         self.position = position
-        passed = []
-        while self.target < position:
-            passed.append(self.target)
-            self.target = next(self._rest, _NONE)
+        passed = self._wanted_to(position)
         self.is_at_end = is_end and self.remains
         return passed
