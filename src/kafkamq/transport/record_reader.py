@@ -162,7 +162,7 @@ class _Scan:
     def take(self, records: Iterable[Record]) -> dict[int, Record | None]:
         """What is wanted of these records; they also show which offsets before them are gone."""
         records = list(records)
-        offsets: list[int] = [each.offset() for each in records]  # type: ignore[misc]  # they have one
+        offsets = [each.offset() or 0 for each in records]  # None: of events alone
         if not offsets:
             return {}
         self.is_at_end = False
