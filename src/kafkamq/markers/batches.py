@@ -195,7 +195,10 @@ class Batches:
         batch = self._next
         if batch is not None and self._starter.is_in_log(batch):
             self._next, self._batch = None, batch
-            self._finish(batch, 0.0)
+            try:
+                self._finish(batch, 0.0)
+            except KafkaMQError as error:  # given up; what is ready goes out all the same
+                _log.info("a commit failed and is made again", extra={"error": str(error)})
 
     def _make_ready(self, batch: Batch) -> None:
         held = self._starter.finish(batch)
