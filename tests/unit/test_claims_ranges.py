@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kafkamq.claims.rules.range_log import RangeLog
-from kafkamq.claims.rules.range_member import RangeMember
+from kafkamq.claims.rules.range_member import RangeMember, RangeWrite
 from kafkamq.claims.wire.ranges import decode_range, encode_range
 from kafkamq.errors import WireError
 from kafkamq.types import RangeRecord, RangeType
@@ -312,6 +312,27 @@ def test_rc6_abandoned_ranges_come_first_and_claims_are_awaited() -> None:
 
     assert claims(20) == [(0, 10), (10, 20)]
     assert claims(20.1) == [], "they are not read back yet"
+
+
+def test_rc2_the_second_claim_of_a_partition_waits_for_the_first() -> None:
+    """Any first claim is accepted: were the first one lost, nobody would do what it names."""
+    told = Told()
+    member = a_member(told, "me", ahead=1)
+
+    def claims(at_s: float) -> list[tuple[int, int]]:
+        writes = member.plan(round(at_s * 1000), at_s, ends={0: 100}, bases={0: 5})
+        found = [write for write in writes if write.record.type is CLAIM]
+        for write in found:
+            member.on_written(write, told.add(at_s, CLAIM, "me", *_range(write)))
+        member.observe([0])
+        return [_range(write) for write in found]
+
+    assert claims(1) == [(5, 15)]
+    assert claims(2) == [(15, 25)]
+
+
+def _range(write: RangeWrite) -> tuple[int, int]:
+    return write.record.first, write.record.next
 
 
 def test_rc6_what_has_no_messages_keeps_it_from_nothing_that_has_some() -> None:

@@ -58,7 +58,7 @@ _ENDS_S = 0.5  # how often the log's ends are asked for
 _SLICE_S = 0.1
 _RECORDS = 5000  # of one poll
 _BATCH = 200  # messages of one poll
-_WINDOW_INTERVALS = 6  # what is abandoned is told every interval, by members that may be slow
+_WINDOW_INTERVALS = 20  # what is abandoned is told by members, of which there may be none a while
 
 
 class ClaimedRange:

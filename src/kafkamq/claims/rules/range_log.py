@@ -5,7 +5,8 @@ One log orders all claims; its fold says who holds which range:
 - RC1 Time is log time, as in S1: no sender's clock takes part.
 - RC2 A ClaimRange is accepted when it begins at the frontier, the first offset that nobody has
   claimed, which moves to its end; or when it is exactly a range that was freed, or whose owner was
-  last heard two intervals ago or more. So ranges never overlap. Its offset is the token.
+  last heard two intervals ago or more. So ranges never overlap. Its offset is the token. The first
+  claim may begin anywhere, so no member writes a second one before it has read a first one.
 - RC3 A RangeBeat renews the sender's range and tells its frontier. Everybody who takes part beats,
   with a range or without, so that a reader that starts in the middle of the log knows, two
   intervals later, every living range and the frontier; before that it accepts nothing.

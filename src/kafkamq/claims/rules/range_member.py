@@ -190,6 +190,8 @@ class RangeMember:
             while first <= end and len(fresh) <= self._ahead:
                 fresh.append((partition, first, first + self._size))
                 first += self._size
+                if frontier < 0:  # RC2 takes any first claim: no second one before it is read back
+                    break
         return sorted(abandoned + fresh, key=lambda place: place[1] >= ends[place[0]])
 
     def _write(
