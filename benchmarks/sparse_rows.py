@@ -24,18 +24,17 @@ from kafkamq.config import ServiceConfig
 from kafkamq.markers.tracker.local import LocalTracker
 from kafkamq.markers.wire.markers import encode_end, encode_start
 from kafkamq.queue.service import Service
-from kafkamq.transport import record_reader as reader
 from kafkamq.transport.admin import Admin
 from kafkamq.transport.follower import Follower
 from kafkamq.transport.record import Place
-from kafkamq.transport.record_reader import MAX_READ_THROUGH, RecordReader
+from kafkamq.transport.record_reader import MAX_READ, MAX_READ_THROUGH, RecordReader
 from kafkamq.types import MessageId, Outcome
 
 __all__ = ["sparse"]
 
 _SEEK_S = 0.005
 # What comes with a wanted record is read, too; only what lies behind it and the gap is sought.
-_APART = reader._BATCH + MAX_READ_THROUGH + 20  # so that each is sought
+_APART = MAX_READ + MAX_READ_THROUGH + 20  # so that each is sought
 _PAYLOAD = b"x" * 100
 _CHUNK = 200_000  # records
 _MAX_RATIO = 1.2
