@@ -36,6 +36,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return ByKind(config, log)
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Leave the exit status in pytest's cache, where ``.ci/run`` reads it: make hides it."""
+    if not hasattr(session.config, "workerinput") and session.config.cache is not None:
+        session.config.cache.set("kafkamq/exit_status", int(exitstatus))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Repeat the figures of fault tests, also of those that passed."""
     found = [
